@@ -1,0 +1,1 @@
+"""Model card templates, one Markdown file per method."""

@@ -1,0 +1,1 @@
+"""Diffusers pipelines; importing this package registers their names with diffusers."""
