@@ -1,0 +1,207 @@
+"""What PSNR and SSIM share: the checks on a pair of images, rounding to 8 bits, the border and the channel.
+
+The order is the usual one for image restoration: clip and round to 8 bits, crop the border, take the channel.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import datasets
+import evaluate
+import numpy as np
+from PIL import Image
+
+Channel = Literal["gray", "rgb", "y"]
+
+INPUTS_DESCRIPTION = """
+Args:
+    predictions (`list` of `PIL.Image.Image` or `numpy.ndarray`):
+        Restored images: PIL images of mode "RGB" or "L", or uint8 arrays `[height, width, 3]` or `[height, width]`.
+    references (`list` of `PIL.Image.Image` or `numpy.ndarray`):
+        Clean images of the same sizes.
+    channel (`str`):
+        "rgb": all three channels; "y": the luma of an RGB image (ITU-R BT.601); "gray": a single-channel image.
+    border (`int`, *optional*, defaults to 0):
+        Pixels to leave out on each side, for super-resolution usually the scale.
+"""
+
+
+def to_uint8_values(image: np.ndarray, data_range: float | None, name: str) -> np.ndarray:
+    """
+    Clips and rounds an image to the 256 levels that a stored picture has.
+
+    Args:
+        image (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
+            The image.
+        data_range (`float`, *optional*):
+            The value that means white: required for floating images (1.0 or 255.0, for instance), not given or 255
+            for uint8 images.
+        name (`str`):
+            What to call the image in messages.
+
+    Returns:
+        `numpy.ndarray` of shape `[height, width, channels]`, float64: Whole numbers from 0 to 255.
+
+    Raises:
+        TypeError: If the image is not an array of uint8 or floating values.
+        ValueError: If its shape, its values or `data_range` make no sense.
+    """
+    if not isinstance(image, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(image).__name__}: convert it with numpy.asarray")
+    if image.ndim not in (2, 3) or image.size == 0:
+        raise ValueError(f"{name} must have the shape [height, width] or [height, width, channels], got {image.shape}")
+    if image.dtype == np.uint8:
+        if data_range not in (None, 255):
+            raise ValueError(f"{name} is uint8, so data_range must be 255 or left out, got {data_range}")
+        values = image.astype(np.float64)
+    elif np.issubdtype(image.dtype, np.floating):
+        if data_range is None or not np.isfinite(data_range) or data_range <= 0:
+            raise ValueError(
+                f"{name} is {image.dtype}, so data_range must say which value means white (1.0 or 255.0, for "
+                f"instance), got {data_range}"
+            )
+        if not np.isfinite(image).all():
+            raise ValueError(f"{name} has NaN or infinite values: {np.count_nonzero(~np.isfinite(image))} of them")
+        values = np.rint(np.clip(image.astype(np.float64) / data_range, 0.0, 1.0) * 255.0)
+    else:
+        raise TypeError(f"{name} must hold uint8 or floating values, got {image.dtype}: convert it explicitly")
+    return values if image.ndim == 3 else values[:, :, None]
+
+
+def luma(image: np.ndarray) -> np.ndarray:
+    """
+    The luma of an RGB image by ITU-R BT.601 in its 8-bit range of 16 to 235, not rounded:
+    `Y = 16 + 65.481 R + 128.553 G + 24.966 B` with R, G and B from 0 to 1.
+
+    Args:
+        image (`numpy.ndarray` of shape `[height, width, 3]`):
+            Red, green and blue, from 0 to 255.
+
+    Returns:
+        `numpy.ndarray` of shape `[height, width, 1]`: The luma.
+    """
+    return 16.0 + (image @ np.array([[65.481], [128.553], [24.966]])) / 255.0
+
+
+def prepare_pair(
+    prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int, data_range: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Checks two images and brings them into the form in which they are compared.
+
+    Args:
+        prediction (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
+            The restored image; values outside `[0, data_range]` are clipped, as storing the picture would do.
+        reference (`numpy.ndarray` of the same shape):
+            The clean image; values outside `[0, data_range]` are refused, because they mean a wrong `data_range`.
+        channel (`str`):
+            `"rgb"`: three channels; `"y"`: the luma of an RGB image; `"gray"`: a single-channel image.
+        border (`int`):
+            Pixels to leave out on each side.
+        data_range (`float`, *optional*):
+            The value that means white, for floating images.
+
+    Returns:
+        `tuple` of two `numpy.ndarray` of shape `[height, width, channels]`, float64: The compared values, 0 to 255.
+
+    Raises:
+        TypeError: If an image is not an array of uint8 or floating values, or `border` is not a whole number.
+        ValueError: If shapes, values, channel or border do not fit.
+    """
+    if channel not in get_args(Channel):
+        raise ValueError(f"channel must be one of {', '.join(get_args(Channel))}, got {channel!r}")
+    if isinstance(border, bool) or not isinstance(border, (int, np.integer)):
+        raise TypeError(f"border must be a whole number of pixels, got {border!r}")
+    pair = (to_uint8_values(prediction, data_range, "prediction"), to_uint8_values(reference, data_range, "reference"))
+    shape = pair[1].shape
+    if pair[0].shape != shape:
+        raise ValueError(
+            f"prediction and reference must have the same shape, got {prediction.shape} and {reference.shape}"
+        )
+    white = 255.0 if data_range is None else data_range
+    if reference.min() < 0 or reference.max() > white:
+        raise ValueError(
+            f"reference has values from {reference.min()} to {reference.max()}, outside 0 to {white}: data_range must "
+            f"be the value that means white"
+        )
+    expected = 1 if channel == "gray" else 3
+    if shape[2] != expected:
+        raise ValueError(
+            f"channel={channel!r} needs images with {expected} channel(s), got {shape[2]}: pass channel='gray' for "
+            f"one channel, 'rgb' or 'y' for three"
+        )
+    if border < 0 or 2 * border >= min(shape[:2]):
+        raise ValueError(
+            f"border must be at least 0 and leave something of {shape[0]}x{shape[1]} pixels, got {border}"
+        )
+    inside = (slice(border, shape[0] - border), slice(border, shape[1] - border))
+    cropped = (pair[0][inside], pair[1][inside])
+    return (luma(cropped[0]), luma(cropped[1])) if channel == "y" else cropped
+
+
+def check_images(images: Sequence[Any] | None, name: str) -> None:
+    """
+    Refuses what `evaluate` would turn into other pixels without a word: arrays of other types than uint8 are cast
+    (65535 becomes 255, 256 becomes 0), palette indices would be taken for grey levels.
+
+    Args:
+        images (sequence of `PIL.Image.Image` or `numpy.ndarray`, *optional*):
+            What was given to `add_batch`.
+        name (`str`):
+            What to call it in messages.
+
+    Raises:
+        TypeError: If an entry is neither a PIL image nor a uint8 array.
+        ValueError: If a PIL image is not of mode RGB or L, or an array not of shape [height, width(, 3)].
+    """
+    for index, image in enumerate(images if images is not None else ()):
+        if isinstance(image, Image.Image):
+            if image.mode not in ("RGB", "L"):
+                raise ValueError(f"{name}[{index}] is a PIL image of mode {image.mode}: convert it to RGB or L")
+        elif not isinstance(image, np.ndarray) or image.dtype != np.uint8:
+            what = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
+            raise TypeError(f"{name}[{index}] must be a PIL image or a uint8 array, got {what}")
+        elif image.ndim != 2 and (image.ndim != 3 or image.shape[2] != 3):
+            raise ValueError(
+                f"{name}[{index}] must have the shape [height, width] or [height, width, 3], got {image.shape}"
+            )
+
+
+class ImageMetric(evaluate.Metric, ABC):
+    """
+    A metric of image pairs whose value over a set is the mean of the images' values. It is abstract, which is also
+    how `evaluate.load` tells it from the metric in the script that imports it.
+    """
+
+    # One sentence for `evaluate`; each metric sets its own.
+    summary: str
+
+    @abstractmethod
+    def score(self, prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int) -> float:
+        """The value of one pair of uint8 images."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        features = datasets.Features({"predictions": datasets.Image(), "references": datasets.Image()})
+        return evaluate.MetricInfo(
+            description=self.summary, citation="", inputs_description=INPUTS_DESCRIPTION, features=features
+        )
+
+    def add_batch(self, *, predictions=None, references=None, **kwargs):
+        """Adds images and their references."""
+        check_images(predictions, "predictions")
+        check_images(references, "references")
+        super().add_batch(predictions=predictions, references=references, **kwargs)
+
+    def add(self, *, prediction=None, reference=None, **kwargs):
+        """Adds one image and its reference."""
+        self.add_batch(predictions=[prediction], references=[reference], **kwargs)
+
+    def _compute(
+        self, predictions, references, *, channel: Channel, border: int = 0
+    ) -> dict[str, float | list[float]]:
+        values = [
+            self.score(np.asarray(prediction), np.asarray(reference), channel=channel, border=border)
+            for prediction, reference in zip(predictions, references, strict=True)
+        ]
+        return {self.name: float(np.mean(values)), f"{self.name}_per_image": values}

@@ -1,0 +1,86 @@
+"""Structural similarity over the valid region, as a function and as an `evaluate` module.
+
+Wang, Bovik, Sheikh and Simoncelli, "Image quality assessment: from error visibility to structural similarity", IEEE
+Transactions on Image Processing 13(4), 2004, equation 13 with the paper's constants and its 11x11 Gaussian window.
+"""
+
+import numpy as np
+
+from .images import Channel, ImageMetric, prepare_pair
+
+WINDOW = 11
+SIGMA = 1.5
+LUMINANCE_CONSTANT = (0.01 * 255.0) ** 2
+CONTRAST_CONSTANT = (0.03 * 255.0) ** 2
+
+
+def _smooth(image: np.ndarray) -> np.ndarray:
+    """Gaussian means of all windows that lie wholly inside: [height, width, c] to [height - 10, width - 10, c]."""
+    offsets = np.arange(WINDOW) - WINDOW // 2
+    weights = np.exp(-0.5 * np.square(offsets / SIGMA))
+    weights /= weights.sum()
+    height, width = (size - WINDOW + 1 for size in image.shape[:2])
+    rows = sum(weight * image[start : start + height] for start, weight in enumerate(weights))
+    return sum(weight * rows[:, start : start + width] for start, weight in enumerate(weights))
+
+
+def ssim(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    *,
+    channel: Channel,
+    border: int = 0,
+    data_range: float | None = None,
+) -> float:
+    """
+    Structural similarity of one image (equation 13 of the paper): 11x11 Gaussian window of standard deviation 1.5,
+    population statistics, each channel on its own, averaged over the windows that lie wholly inside the image. Zero
+    padding at the image's edge, which some published numbers contain, would raise the value.
+
+    Args:
+        prediction (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
+            The restored image; values outside `[0, data_range]` are clipped. At least 11x11 after the crop.
+        reference (`numpy.ndarray` of the same shape):
+            The clean image.
+        channel (`str`):
+            `"rgb"`: three channels; `"y"`: the luma `16 + 65.481 R + 128.553 G + 24.966 B` (ITU-R BT.601, R, G and B
+            from 0 to 1) of an RGB image; `"gray"`: a single-channel image.
+        border (`int`, *optional*, defaults to 0):
+            Pixels to leave out on each side.
+        data_range (`float`, *optional*):
+            The value that means white; required for floating images.
+
+    Returns:
+        `float`: From -1 to 1; 1 where both images are equal.
+
+    Raises:
+        TypeError: If an image is not a numpy array of uint8 or floating values.
+        ValueError: If shapes, values, channel or border do not fit.
+    """
+    first, second = prepare_pair(prediction, reference, channel=channel, border=border, data_range=data_range)
+    if min(first.shape[:2]) < WINDOW:
+        raise ValueError(
+            f"SSIM needs at least {WINDOW}x{WINDOW} pixels after the border is cropped, got "
+            f"{first.shape[0]}x{first.shape[1]} with border {border}"
+        )
+    mean_first, mean_second = _smooth(first), _smooth(second)
+    variance_first = _smooth(first * first) - mean_first**2
+    variance_second = _smooth(second * second) - mean_second**2
+    covariance = _smooth(first * second) - mean_first * mean_second
+    luminance = (2 * mean_first * mean_second + LUMINANCE_CONSTANT) / (
+        mean_first**2 + mean_second**2 + LUMINANCE_CONSTANT
+    )
+    structure = (2 * covariance + CONTRAST_CONSTANT) / (variance_first + variance_second + CONTRAST_CONSTANT)
+    return float(np.mean(luminance * structure))
+
+
+class SSIM(ImageMetric):
+    """
+    [`ssim`] over a set of images. `compute` returns `ssim`, the mean of the images' values, and `ssim_per_image`.
+    """
+
+    summary = "Structural similarity of 8-bit images: 11x11 Gaussian window, valid region."
+
+    def score(self, prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int) -> float:
+        """[`ssim`] of one pair."""
+        return ssim(prediction, reference, channel=channel, border=border)

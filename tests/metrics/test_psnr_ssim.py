@@ -1,0 +1,255 @@
+"""PSNR and SSIM against scikit-image, against values worked out by hand, and as `evaluate` modules."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+from PIL import Image
+from skimage import data
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+
+from hf_ext.metrics import PSNR, SSIM, metric_path
+from hf_ext.metrics.images import luma
+from hf_ext.metrics.psnr import psnr
+from hf_ext.metrics.ssim import ssim
+
+
+def photograph_and_noisy(shape: tuple[int, int] = (61, 47)) -> tuple[np.ndarray, np.ndarray]:
+    clean = data.astronaut()[: shape[0], 100 : 100 + shape[1]]
+    noise = np.random.default_rng(0).normal(0.0, 20.0, clean.shape)
+    return clean, np.clip(np.rint(clean + noise), 0, 255).astype(np.uint8)
+
+
+def skimage_ssim(prediction: np.ndarray, reference: np.ndarray, channel_axis: int | None) -> float:
+    # scikit-image averages over the windows that lie wholly inside, which is the valid region.
+    options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255.0}
+    return float(
+        structural_similarity(
+            prediction.astype(np.float64), reference.astype(np.float64), channel_axis=channel_axis, **options
+        )
+    )
+
+
+@pytest.mark.parametrize("border", [0, 4])
+def test_rgb_agrees_with_scikit_image(border):
+    clean, noisy = photograph_and_noisy()
+    inside = (slice(border, clean.shape[0] - border), slice(border, clean.shape[1] - border))
+    expected = peak_signal_noise_ratio(clean[inside], noisy[inside], data_range=255)
+    assert psnr(noisy, clean, channel="rgb", border=border) == pytest.approx(expected, abs=1e-10)
+    expected = skimage_ssim(noisy[inside], clean[inside], channel_axis=2)
+    assert ssim(noisy, clean, channel="rgb", border=border) == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("border", [0, 3])
+def test_gray_agrees_with_scikit_image(border):
+    clean, noisy = (image[:, :, 1] for image in photograph_and_noisy())
+    inside = (slice(border, clean.shape[0] - border), slice(border, clean.shape[1] - border))
+    expected = peak_signal_noise_ratio(clean[inside], noisy[inside], data_range=255)
+    assert psnr(noisy, clean, channel="gray", border=border) == pytest.approx(expected, abs=1e-10)
+    expected = skimage_ssim(noisy[inside], clean[inside], channel_axis=None)
+    assert ssim(noisy, clean, channel="gray", border=border) == pytest.approx(expected, abs=1e-10)
+    assert ssim(noisy[:, :, None], clean[:, :, None], channel="gray", border=border) == pytest.approx(
+        expected, abs=1e-10
+    )
+
+
+def test_luma_agrees_with_scikit_image():
+    from skimage.color import rgb2ycbcr
+
+    clean, noisy = photograph_and_noisy()
+    luma_clean, luma_noisy = rgb2ycbcr(clean)[:, :, 0], rgb2ycbcr(noisy)[:, :, 0]
+    np.testing.assert_allclose(luma(clean.astype(np.float64))[:, :, 0], luma_clean, atol=1e-9)
+    expected = peak_signal_noise_ratio(luma_clean, luma_noisy, data_range=255)
+    assert psnr(noisy, clean, channel="y") == pytest.approx(expected, abs=1e-9)
+    assert ssim(noisy, clean, channel="y") == pytest.approx(skimage_ssim(luma_noisy, luma_clean, None), abs=1e-9)
+
+
+def test_luma_of_black_white_and_the_primaries():
+    colours = np.array([[[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255]]], dtype=np.float64)
+    np.testing.assert_allclose(luma(colours)[0, :, 0], [16.0, 235.0, 81.481, 144.553, 40.966], atol=1e-12)
+
+
+def test_a_constant_error_has_the_psnr_of_its_formula():
+    clean = np.full((12, 13, 3), 100, dtype=np.uint8)
+    assert psnr(clean + 5, clean, channel="rgb") == pytest.approx(20 * math.log10(255 / 5), abs=1e-12)
+    # The luma of grey g is 16 + 219 g / 255.
+    expected = 20 * math.log10(255 / (5 * 219 / 255))
+    assert psnr(clean + 5, clean, channel="y") == pytest.approx(expected, abs=1e-9)
+
+
+def test_ssim_of_constant_images_is_its_luminance_term():
+    first, second = np.full((11, 11), 100, dtype=np.uint8), np.full((11, 11), 150, dtype=np.uint8)
+    constant = (0.01 * 255) ** 2
+    expected = (2 * 100 * 150 + constant) / (100**2 + 150**2 + constant)
+    assert ssim(first, second, channel="gray") == pytest.approx(expected, abs=1e-9)
+
+
+def test_equal_images():
+    clean, _ = photograph_and_noisy()
+    assert psnr(clean, clean, channel="rgb") == math.inf
+    assert ssim(clean, clean, channel="rgb") == pytest.approx(1.0, abs=1e-12)
+
+
+def test_the_border_is_left_out():
+    clean, _ = photograph_and_noisy()
+    spoiled = clean.copy()
+    spoiled[:2], spoiled[:, -2:] = 255 - spoiled[:2], 255 - spoiled[:, -2:]
+    assert psnr(spoiled, clean, channel="rgb", border=2) == math.inf
+    assert psnr(spoiled, clean, channel="rgb", border=1) < 40
+
+
+@pytest.mark.parametrize("white", [1.0, 255.0])
+@pytest.mark.parametrize("metric", [psnr, ssim])
+def test_floating_images_are_clipped_and_rounded_to_8_bits_first(metric, white):
+    clean, noisy = photograph_and_noisy()
+    # Less than half a level away from the stored value, and beyond white: rounding and clipping undo both.
+    shifted = noisy + np.random.default_rng(1).uniform(-0.49, 0.49, noisy.shape)
+    shifted[noisy == 255] = 300.0
+    value = metric(shifted / 255 * white, clean / 255 * white, channel="rgb", data_range=white)
+    assert value == metric(noisy, clean, channel="rgb")
+
+
+def test_float32_is_accepted():
+    clean, noisy = (image.astype(np.float32) / np.float32(255) for image in photograph_and_noisy())
+    expected = psnr(*reversed(photograph_and_noisy()), channel="rgb")
+    assert psnr(noisy, clean, channel="rgb", data_range=1.0) == expected
+
+
+IMAGE = np.zeros((16, 16, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "options", "error", "message"),
+    [
+        (IMAGE, IMAGE[:15], {}, ValueError, "same shape"),
+        (IMAGE, IMAGE, {"channel": "Y"}, ValueError, "channel must be one of gray, rgb, y"),
+        (IMAGE, IMAGE, {"channel": "gray"}, ValueError, "needs images with 1 channel"),
+        (IMAGE[:, :, 0], IMAGE[:, :, 0], {"channel": "y"}, ValueError, "needs images with 3 channel"),
+        (IMAGE, IMAGE, {"border": 8}, ValueError, "border must be at least 0"),
+        (IMAGE, IMAGE, {"border": -1}, ValueError, "border must be at least 0"),
+        (IMAGE, IMAGE, {"border": 1.0}, TypeError, "whole number"),
+        (IMAGE, IMAGE, {"data_range": 1.0}, ValueError, "data_range must be 255"),
+        (IMAGE.astype(float), IMAGE.astype(float), {}, ValueError, "data_range must say"),
+        (IMAGE.astype(float), IMAGE + 200.0, {"data_range": 1.0}, ValueError, "values from 200.0 to 200.0"),
+        (IMAGE + np.nan, IMAGE, {"data_range": 255}, ValueError, "NaN"),
+        (IMAGE.astype(np.int64), IMAGE, {}, TypeError, "uint8 or floating"),
+        (IMAGE.astype(np.uint16), IMAGE, {}, TypeError, "uint8 or floating"),
+        (IMAGE.tolist(), IMAGE, {}, TypeError, "numpy array, got list"),
+        (IMAGE[0, 0], IMAGE[0, 0], {}, ValueError, r"\[height, width\]"),
+        (IMAGE[:0], IMAGE[:0], {}, ValueError, r"\[height, width\]"),
+    ],
+)
+@pytest.mark.parametrize("metric", [psnr, ssim])
+def test_what_makes_no_sense_is_refused(metric, prediction, reference, options, error, message):
+    with pytest.raises(error, match=message):
+        metric(prediction, reference, **{"channel": "rgb", **options})
+
+
+def test_ssim_needs_a_whole_window():
+    with pytest.raises(ValueError, match="at least 11x11"):
+        ssim(IMAGE, IMAGE, channel="rgb", border=3)
+
+
+@pytest.fixture
+def metrics(tmp_path) -> dict[str, evaluate.Metric]:
+    return {"psnr": PSNR(cache_dir=str(tmp_path)), "ssim": SSIM(cache_dir=str(tmp_path))}
+
+
+@pytest.mark.parametrize(("name", "function"), [("psnr", psnr), ("ssim", ssim)])
+def test_a_metric_object_gives_the_mean_and_each_value(metrics, name, function):
+    pairs = [photograph_and_noisy((30, 20)), photograph_and_noisy((21, 40))]
+    values = [function(noisy, clean, channel="y", border=1) for clean, noisy in pairs]
+    references, predictions = [clean for clean, _ in pairs], [noisy for _, noisy in pairs]
+    result = metrics[name].compute(predictions=predictions, references=references, channel="y", border=1)
+    assert result == {name: np.mean(values), f"{name}_per_image": values}
+
+    metrics[name].add(prediction=Image.fromarray(predictions[0]), reference=references[0])
+    metrics[name].add_batch(predictions=predictions[1:], references=references[1:])
+    assert metrics[name].compute(channel="y", border=1) == result
+
+
+def test_gray_images_pass_through_a_metric_object(metrics):
+    clean, noisy = (image[:, :, 0] for image in photograph_and_noisy())
+    result = metrics["psnr"].compute(predictions=[noisy], references=[clean], channel="gray")
+    assert result["psnr"] == psnr(noisy, clean, channel="gray")
+
+
+def test_one_equal_pair_makes_the_mean_infinite_and_can_be_found(metrics):
+    clean, noisy = photograph_and_noisy()
+    result = metrics["psnr"].compute(predictions=[noisy, clean], references=[clean, clean], channel="rgb")
+    assert result["psnr"] == math.inf
+    assert math.isfinite(result["psnr_per_image"][0])
+    assert result["psnr_per_image"][1] == math.inf
+
+
+def test_metric_objects_combine(metrics):
+    clean, noisy = photograph_and_noisy()
+    combined = evaluate.combine(list(metrics.values()))
+    result = combined.compute(predictions=[noisy], references=[clean], channel="rgb")
+    assert result["psnr"] == psnr(noisy, clean, channel="rgb")
+    assert result["ssim"] == ssim(noisy, clean, channel="rgb")
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "message"),
+    [
+        (IMAGE.astype(np.uint16), TypeError, "an array of uint16"),
+        (IMAGE / 255.0, TypeError, "an array of float64"),
+        ("picture.png", TypeError, "got str"),
+        (IMAGE[:, :, :1], ValueError, r"\[height, width, 3\]"),
+        (Image.new("P", (16, 16)), ValueError, "mode P"),
+        (Image.new("RGBA", (16, 16)), ValueError, "mode RGBA"),
+    ],
+)
+def test_a_metric_object_refuses_what_evaluate_would_change(metrics, image, error, message):
+    for images in ({"predictions": [IMAGE], "references": [image]}, {"predictions": [image], "references": [IMAGE]}):
+        with pytest.raises(error, match=message):
+            metrics["psnr"].compute(**images, channel="rgb")
+
+
+def test_an_unknown_metric_name_is_refused():
+    with pytest.raises(ValueError, match="unknown metric 'lpips': choose one of psnr, ssim"):
+        metric_path("lpips")
+
+
+LOAD_PROGRAM = """
+import json
+import socket
+import sys
+
+
+def refuse(*args, **kwargs):
+    raise AssertionError(f"the network was used: {args}")
+
+
+socket.socket.connect = refuse
+socket.getaddrinfo = refuse
+
+import evaluate
+import numpy as np
+
+clean = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
+noisy = clean[::-1].copy()
+loaded = [evaluate.load(path) for path in sys.argv[1:]]
+assert "hf_ext" not in sys.modules
+result = evaluate.combine(loaded).compute(predictions=[noisy], references=[clean], channel="rgb")
+print(json.dumps([result["psnr"], result["ssim"]]))
+"""
+
+
+def test_evaluate_loads_the_scripts_without_a_network_and_without_the_package(tmp_path):
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
+    command = [sys.executable, "-c", LOAD_PROGRAM, metric_path("psnr"), metric_path("ssim")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    clean = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
+    noisy = clean[::-1].copy()
+    expected = [psnr(noisy, clean, channel="rgb"), ssim(noisy, clean, channel="rgb")]
+    assert json.loads(done.stdout) == expected
+    assert Path(metric_path("psnr")).is_absolute()
