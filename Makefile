@@ -1,0 +1,81 @@
+# Everything a developer runs. A fresh machine needs Python >= 3.10 and make: `make quickstart` or `make test`.
+# Another interpreter: `make test PYTHON=python3.12`.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip
+# A stamp is touched when its installation has succeeded, so that a second run installs nothing.
+TORCH := $(VENV)/.installed-torch
+QUICKSTART := $(VENV)/.installed-quickstart
+DEV := $(VENV)/.installed-dev
+# The tests start processes of their own: one thread each is faster than all of them fighting for the cores.
+TEST_ENVIRONMENT := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
+# Options for pytest, for instance `make test PYTEST="tests/cli -x"`.
+PYTEST ?=
+
+.PHONY: help quickstart test slow conformance lint format typecheck build smoke clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make quickstart    train a small model, push it to a local Hub, restore a photograph with it"
+	@echo "make test          the test suite (PYTEST='options' are passed on)"
+	@echo "make slow          the slow tests: transformers' own test suite against our classes, long runs"
+	@echo "make conformance   only transformers' own test suite"
+	@echo "make lint          ruff: rules and format        make format   let ruff rewrite the files"
+	@echo "make typecheck     mypy"
+	@echo "make build         sdist and wheel in dist/      make smoke    build, install elsewhere, try the wheel"
+	@echo "make clean         remove what the commands above wrote, but not .venv"
+
+quickstart: $(QUICKSTART)
+	$(PY) examples/quickstart.py
+
+test: $(DEV)
+	$(TEST_ENVIRONMENT) $(PY) -m pytest $(PYTEST)
+
+slow: $(DEV)
+	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow $(PYTEST)
+
+conformance: $(DEV)
+	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow tests/conformance $(PYTEST)
+
+lint: $(DEV)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(DEV)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+typecheck: $(DEV)
+	$(PY) -m mypy
+
+build: $(DEV)
+	rm -rf build dist
+	$(PY) -m build
+
+smoke: build
+	$(PY) tests/smoke_wheel.py dist/*.whl
+
+clean:
+	rm -rf build dist quickstart .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+
+# A half-made environment (no venv module, an interrupt) must not look like a finished one: pip has to run first.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf-ext needs Python >= 3.10, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=/path/to/a/newer/python")'
+	test -x $(PY) && $(PIP) --version || $(PYTHON) -m venv --clear $(VENV)
+	touch $@
+
+# torch first and pinned: whatever comes after finds it there and cannot pull another build of it.
+$(TORCH): constraints.txt | $(VENV)/.created
+	$(PIP) install -c constraints.txt torch
+	touch $@
+
+$(QUICKSTART): pyproject.toml constraints.txt $(TORCH)
+	$(PIP) install -c constraints.txt -e '.[quickstart]'
+	touch $@
+
+# The dev extra contains the quickstart one.
+$(DEV): pyproject.toml constraints.txt $(TORCH)
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch $(QUICKSTART) $@
