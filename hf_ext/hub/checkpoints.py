@@ -1,0 +1,335 @@
+"""Checkpoints as lazy mappings from name to tensor: a folder, the Hugging Face cache, or a Hub by range reads.
+
+Opening reads the headers only. A tensor is read when it is asked for, and then exactly its bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import httpx2
+import torch
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    RevisionResolutionError,
+)
+from huggingface_hub.hf_api import RepoFile
+
+from .range_readers import LocalFile, RangeReader, RemoteFile
+from .safetensors_headers import (
+    MAX_HEADER_BYTES,
+    CheckpointError,
+    TensorInfo,
+    header_length,
+    parse_header,
+    parse_json_object,
+)
+
+# In this order, the single file before the sharded form, as transformers looks for them.
+_STEMS = ("model", "diffusion_pytorch_model", "adapter_model")
+_SUFFIX = ".safetensors"
+_INDEX_SUFFIX = ".safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+class Checkpoint(Mapping[str, torch.Tensor]):
+    """
+    A lazy, read-only mapping from tensor name to `torch.Tensor`. Made by [`open_checkpoint`].
+
+    `checkpoint[name]` reads the tensor's bytes into a new CPU tensor; nothing is kept. Use it as a context manager,
+    or call [`~Checkpoint.close`].
+
+    Attributes:
+        commit (`str` or `None`): Resolved commit sha, `None` for a local folder or file.
+        metadata (`dict[str, str]`): The `__metadata__` of the file; for shards, what all of them say alike.
+        bytes_read (`int`): Bytes that were read so far: headers, indexes and tensors.
+    """
+
+    def __init__(self, open_file: Callable[[str], RangeReader], entry: str, commit: str | None) -> None:
+        self.commit = commit
+        self.metadata: dict[str, str] = {}
+        self.bytes_read = 0
+        self._open_file = open_file
+        self._readers: dict[str, RangeReader] = {}
+        self._tensors: dict[str, TensorInfo] = {}
+        self._closed = False
+        try:
+            if entry.endswith(_INDEX_SUFFIX):
+                self._read_index(entry)
+            else:
+                self._tensors, self.metadata = self._read_header(entry)
+        except BaseException:
+            self.close()
+            raise
+
+    def info(self, name: str) -> TensorInfo:
+        """
+        Describes a tensor without reading it.
+
+        Args:
+            name (`str`): Name of the tensor.
+
+        Returns:
+            [`TensorInfo`]: dtype, shape, nbytes, file and offset.
+
+        Raises:
+            KeyError: There is no such tensor.
+        """
+        return self._tensors[name]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        info = self._tensors[name]
+        return self._read_elements(info, 0, info.nbytes // info.dtype.itemsize).reshape(info.shape)
+
+    def read_block(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """
+        Reads a run of elements of a tensor in row-major order, and no other byte.
+
+        Args:
+            name (`str`): Name of the tensor.
+            start (`int`): First element.
+            stop (`int`): One past the last element.
+
+        Returns:
+            `torch.Tensor`: `[stop - start]`, of the dtype of the tensor.
+
+        Raises:
+            KeyError: There is no such tensor.
+            ValueError: The run is not inside the tensor.
+        """
+        info = self._tensors[name]
+        length = info.nbytes // info.dtype.itemsize
+        if not 0 <= start <= stop <= length:
+            raise ValueError(f"block [{start}, {stop}) is not inside tensor {name!r} of {length} elements")
+        return self._read_elements(info, start, stop)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def close(self) -> None:
+        """Closes the files. Reading a tensor afterwards is an error."""
+        self._closed = True
+        for reader in self._readers.values():
+            reader.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read_elements(self, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
+        if self._closed:
+            raise ValueError("the checkpoint is closed; open it again to read from it")
+        size = info.dtype.itemsize
+        data = torch.empty((stop - start) * size, dtype=torch.uint8)
+        self._fill(info.file, data.numpy().data, info.offset + start * size)
+        return data.view(info.dtype)
+
+    def _fill(self, file: str, buffer: memoryview, start: int) -> None:
+        if len(buffer):
+            self._readers[file].read_into(buffer, start)
+            self.bytes_read += len(buffer)
+
+    def _read_bytes(self, file: str, start: int, length: int) -> bytearray:
+        data = bytearray(length)
+        self._fill(file, memoryview(data), start)
+        return data
+
+    def _open(self, file: str) -> int:
+        self._readers[file] = self._open_file(file)
+        return self._readers[file].size
+
+    def _read_header(self, file: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+        size = self._open(file)
+        if size < 8:
+            raise CheckpointError(f"{file}: {size} bytes are too few for a safetensors file; fetch or save it again.")
+        length = header_length(self._read_bytes(file, 0, 8), size, file)
+        return parse_header(self._read_bytes(file, 8, length), size, file)
+
+    def _read_index(self, index: str) -> None:
+        size = self._open(index)
+        if size > MAX_HEADER_BYTES:
+            raise CheckpointError(f"{index}: {size} bytes, at most {MAX_HEADER_BYTES} are allowed; save it again.")
+        weight_map = parse_json_object(self._read_bytes(index, 0, size), index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index}: no `weight_map` object in it; fetch or save it again.")
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or not re.fullmatch(r"[\w\-][\w.\- ]*\.safetensors", file):
+                raise CheckpointError(
+                    f"{index}: tensor {name!r} is said to be in {file!r}; only the name of a .safetensors file beside "
+                    "the index is allowed, without folders: do not use this checkpoint unless you trust its author."
+                )
+        metadata: list[set[tuple[str, str]]] = []
+        found: dict[str, TensorInfo] = {}
+        for file in dict.fromkeys(weight_map.values()):
+            tensors, strings = self._read_header(file)
+            metadata.append(set(strings.items()))
+            named = {name for name, holder in weight_map.items() if holder == file}
+            if named != set(tensors):
+                missing, extra = sorted(named - set(tensors)), sorted(set(tensors) - named)
+                raise CheckpointError(
+                    f"{file}: does not hold what {index} says: missing {missing[:3]}, not in the index {extra[:3]}; "
+                    "the files are of different saves: fetch or save them all again."
+                )
+            found.update(tensors)
+        self._tensors = {name: found[name] for name in weight_map}
+        self.metadata = dict(set.intersection(*metadata))
+
+
+def open_checkpoint(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+) -> Checkpoint:
+    """
+    Opens a safetensors checkpoint, wherever it is, without reading its tensors.
+
+    Looked for, in this order: `model`, `diffusion_pytorch_model`, `adapter_model`, each as one `.safetensors` file and
+    then as `.safetensors.index.json` with shards; else the only `.safetensors` file, or the only index, that there is.
+    Files of the resolved commit that are in the Hugging Face cache are read from there, the others by HTTP Range
+    requests. Pickles are refused.
+
+    Args:
+        source (`str` or `Path`): A folder, a `.safetensors` file, a `.safetensors.index.json` file, or `org/name` or
+            `org/name@revision` on a Hub. What exists on disk is taken from disk.
+        revision (`str`, *optional*): Branch, tag or commit; another way to write `@revision`. Defaults to `main`.
+        token (`str` or `bool`, *optional*): Token of the Hub; `None` uses the one that was logged in with, `False`
+            none. It is never sent to another host that the Hub redirects to.
+        endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
+
+    Returns:
+        [`Checkpoint`]: Mapping from tensor name to tensor.
+
+    Raises:
+        CheckpointError: Nothing to read there, a pickle, a missing shard, a malformed header or index, a file of the
+            wrong length, a repository or revision that does not exist, a Hub that cannot be reached. It is a
+            `ValueError` and names the file.
+        ValueError: `revision` with a local path, or two different revisions.
+    """
+    path = Path(source).expanduser()
+    if path.exists():
+        if revision is not None:
+            raise ValueError(f"revision={revision!r} has no meaning for the local path {path}; leave it out")
+        return _open_local(path)
+    repo_id, _, written = str(source).partition("@")
+    if written and revision is not None and written != revision:
+        raise ValueError(f"two revisions for {repo_id}: {written!r} and {revision!r}; give one")
+    if isinstance(source, Path) or not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", repo_id) or repo_id.startswith("."):
+        raise CheckpointError(f"{source}: no such file or folder, and not of the form org/name or org/name@revision.")
+    return _open_repository(repo_id, written or revision, token, endpoint)
+
+
+def _open_local(path: Path, commit: str | None = None) -> Checkpoint:
+    if path.is_dir():
+        entry = _find_entry([item.name for item in path.iterdir() if item.is_file()], str(path))
+        return Checkpoint(lambda name: LocalFile(_inside(path, name), str(path / name)), entry, commit)
+    if path.name.endswith(_INDEX_SUFFIX):
+        return Checkpoint(
+            lambda name: LocalFile(_inside(path.parent, name), str(path.parent / name)), path.name, commit
+        )
+    entry = _find_entry([path.name], str(path))
+    return Checkpoint(lambda name: LocalFile(path, str(path)), entry, commit)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a file of the folder, refused when it is a link to somewhere else."""
+    path = folder / name
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path}: there is no such file; a shard is missing: fetch or save the checkpoint again."
+        )
+    folder = folder.resolve()
+    allowed = [folder]
+    # in the cache of huggingface_hub, models--org--name/snapshots/<commit>/ links to blobs/, and that to shared blobs
+    if folder.parent.name == "snapshots":
+        allowed += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
+    if not any(path.resolve().is_relative_to(root) for root in allowed):
+        raise CheckpointError(
+            f"{path}: a link that leaves the folder; copy the file into it, or open the file itself."
+        )
+    return path
+
+
+def _find_entry(names: list[str], where: str) -> str:
+    """The file to start from: the weights themselves or the index of their shards."""
+    for stem in _STEMS:
+        for name in (stem + _SUFFIX, stem + _INDEX_SUFFIX):
+            if name in names:
+                return name
+    for suffix in (_INDEX_SUFFIX, _SUFFIX):
+        found = sorted(name for name in names if name.endswith(suffix))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise CheckpointError(f"{where}: which of {found[:5]}? Download the folder and open one of the files.")
+    pickles = sorted(name for name in names if name.endswith(_PICKLES))
+    if pickles:
+        raise CheckpointError(
+            f"{where}: {pickles[0]} is a pickle, which can run code when it is read, and is refused. Load it where "
+            "you trust it and save it as safetensors: model.save_pretrained(folder)."
+        )
+    raise CheckpointError(f"{where}: no .safetensors file here; found {sorted(names)[:5]}. Is it a checkpoint?")
+
+
+def _open_repository(repo_id: str, revision: str | None, token: str | bool | None, endpoint: str | None) -> Checkpoint:
+    api = HfApi(endpoint=endpoint, token=token)
+    where = f"{repo_id}@{revision or constants.DEFAULT_REVISION}"
+    try:
+        # falls back on the cache when the Hub cannot be reached
+        commit = api.resolve_revision(repo_id, revision=revision).resolved
+        listing = _list_files(api, repo_id, commit)
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise CheckpointError(
+            f"{where}: no such repository or revision on {api.endpoint}, or no access to it; check the name, and pass "
+            f"a token if it is private ({str(error).splitlines()[0]})"
+        ) from error
+    except (RevisionResolutionError, httpx2.TransportError) as error:
+        raise CheckpointError(f"{where}: {api.endpoint} cannot be reached and this is not in the cache.") from error
+    except HfHubHTTPError as error:
+        raise CheckpointError(f"{where}: {str(error).splitlines()[0]}") from error
+    if listing is None:
+        snapshot = Path(constants.HF_HUB_CACHE, f"models--{repo_id.replace('/', '--')}", "snapshots", commit)
+        if not snapshot.is_dir():
+            raise CheckpointError(f"{where}: {api.endpoint} cannot be reached and this is not in the cache.")
+        return _open_local(snapshot, commit)
+    where = f"{repo_id}@{commit[:12]}"
+    sizes = listing
+
+    def open_file(name: str) -> RangeReader:
+        if name not in sizes:
+            raise CheckpointError(f"{where}: there is no {name}; the checkpoint is incomplete, ask its owner.")
+        cached = try_to_load_from_cache(repo_id, name, revision=commit)
+        if isinstance(cached, str) and Path(cached).stat().st_size == sizes[name]:
+            return LocalFile(Path(cached), f"{where}/{name} (cached)")
+        return RemoteFile(repo_id, name, commit, sizes[name], token, endpoint)
+
+    return Checkpoint(open_file, _find_entry(list(sizes), where), commit)
+
+
+def _list_files(api: HfApi, repo_id: str, commit: str) -> dict[str, int] | None:
+    """Sizes of the files at the root of a repository, or `None` when the Hub cannot be reached."""
+    try:
+        return {
+            item.path: item.size for item in api.list_repo_tree(repo_id, revision=commit) if isinstance(item, RepoFile)
+        }
+    except (OfflineModeIsEnabled, httpx2.TransportError):
+        return None

@@ -1,0 +1,309 @@
+"""open_checkpoint on local files: bit for bit, exact bytes, and every malformed file refused by name."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
+
+from .checkpoint_files import assert_same, sharded, some_tensors
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def write_raw(path: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
+    """A safetensors file with any header whatsoever."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return path
+
+
+def entry(shape: list[object], start: object, stop: object, dtype: object = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+def test_every_dtype_comes_back_bit_for_bit(tmp_path):
+    tensors = some_tensors()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt", "step": "3"})
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert_same(checkpoint, tensors)
+        assert checkpoint.metadata == {"format": "pt", "step": "3"}
+        assert checkpoint.commit is None
+        info = checkpoint.info("brain")
+        assert (info.dtype, info.shape, info.nbytes, info.file) == (torch.bfloat16, (6, 2), 24, "model.safetensors")
+
+
+def test_opening_reads_the_header_and_a_tensor_reads_its_bytes_only(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(some_tensors(), path)
+    header = 8 + struct.unpack("<Q", path.read_bytes()[:8])[0]
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.bytes_read == header
+        checkpoint["single"]
+        assert checkpoint.bytes_read == header + 2 * 3 * 4 * 4
+        assert "double" in checkpoint and checkpoint.info("double").shape == (3, 5)
+        assert checkpoint.bytes_read == header + 96
+
+
+def test_a_tensor_is_new_memory_each_time(tmp_path):
+    save_file({"w": torch.ones(4)}, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        checkpoint["w"].zero_()
+        assert checkpoint["w"].equal(torch.ones(4))
+    assert load_file(tmp_path / "model.safetensors")["w"].equal(torch.ones(4))
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_blocks_are_slices_of_the_flat_tensor(tmp_path, data):
+    tensors = {name: tensor for name, tensor in some_tensors().items() if name != "eighth"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        name = data.draw(st.sampled_from(sorted(tensors)))
+        start = data.draw(st.integers(0, tensors[name].numel()))
+        stop = data.draw(st.integers(start, tensors[name].numel()))
+        before = checkpoint.bytes_read
+        block = checkpoint.read_block(name, start, stop)
+        assert block.equal(tensors[name].reshape(-1)[start:stop])
+        assert checkpoint.bytes_read - before == (stop - start) * tensors[name].element_size()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11)])
+def test_a_block_outside_the_tensor_is_refused(tmp_path, start, stop):
+    save_file({"w": torch.arange(10)}, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint, pytest.raises(ValueError, match=r"not inside tensor 'w' of 10"):
+        checkpoint.read_block("w", start, stop)
+
+
+def test_shards_read_as_one_checkpoint(tmp_path):
+    tensors = sharded(tmp_path)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert_same(checkpoint, tensors)
+        assert checkpoint.metadata == {"format": "pt"}
+        assert {checkpoint.info(name).file for name in checkpoint} == {p.name for p in tmp_path.glob("*.safetensors")}
+    with open_checkpoint(tmp_path / "model.safetensors.index.json") as checkpoint:
+        assert_same(checkpoint, tensors)
+
+
+@pytest.mark.parametrize("name", ["diffusion_pytorch_model", "adapter_model", "diffusion_pytorch_model.fp16", "other"])
+def test_other_libraries_names(tmp_path, name):
+    save_file({"w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    with open_checkpoint(str(tmp_path)) as checkpoint:
+        assert_same(checkpoint, {"w": torch.ones(2)})
+
+
+def test_the_model_is_preferred_and_a_choice_between_strangers_is_refused(tmp_path):
+    for name in ("adapter_model", "b"):
+        save_file({name: torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert list(checkpoint) == ["adapter_model"]
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match=r"which of \['a.safetensors', 'b.safetensors'\]"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt", "weights.pkl"])
+@pytest.mark.parametrize("as_file", [True, False])
+def test_pickles_are_refused_by_name(tmp_path, name, as_file):
+    torch.save({"w": torch.ones(1)}, tmp_path / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is a pickle.*save_pretrained"):
+        open_checkpoint(tmp_path / name if as_file else tmp_path)
+
+
+def test_nothing_to_open(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(CheckpointError, match=r"no .safetensors file here; found \['notes.txt'\]"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        open_checkpoint(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match="not of the form org/name"):
+        open_checkpoint("a/b/c")
+    with pytest.raises(ValueError, match="no meaning for the local path"):
+        open_checkpoint(tmp_path, revision="main")
+    with pytest.raises(ValueError, match="two revisions"):
+        open_checkpoint("org/name@v1", revision="v2")
+
+
+def test_a_closed_checkpoint_says_so(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        pass
+    with pytest.raises(ValueError, match="closed"):
+        checkpoint["w"]
+
+
+MALFORMED = {
+    "not JSON": (b"{nonsense", b"", "not valid JSON"),
+    "not UTF-8": (b'{"\xff": 1}', b"", "not valid JSON"),
+    "deep": (b"[" * 100_000, b"", "not valid JSON"),
+    "not an object": ([1], b"", "expected a JSON object, got list"),
+    "repeated name": (
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        b"x",
+        "repeats",
+    ),
+    "metadata": ({"__metadata__": {"a": 1}}, b"", "must map strings to strings"),
+    "entry is no object": ({"a": 3}, b"", "must have dtype, shape and data_offsets"),
+    "missing key": ({"a": {"dtype": "F32", "shape": [1]}}, b"", "must have dtype, shape and data_offsets"),
+    "extra key": ({"a": entry([1], 0, 4) | {"x": 1}}, b"abcd", "must have dtype, shape and data_offsets"),
+    "unknown dtype": ({"a": entry([1], 0, 4, "F99")}, b"abcd", "has dtype 'F99'"),
+    "dtype is a list": ({"a": entry([1], 0, 4, ["F32"])}, b"abcd", "has dtype"),
+    "negative size": ({"a": entry([-1], 0, 4)}, b"abcd", "non-negative"),
+    "float size": ({"a": entry([1.0], 0, 4)}, b"abcd", "non-negative"),
+    "bool size": ({"a": entry([True], 0, 4)}, b"abcd", "non-negative"),
+    "huge size": ({"a": entry([2**64, 0], 0, 0)}, b"", "non-negative"),
+    "one offset": ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, b"", "two offsets"),
+    "wrong length": ({"a": entry([2], 0, 4)}, b"abcd", "needs 8 bytes, its offsets give 4"),
+    "reversed offsets": ({"a": entry([1], 4, 0)}, b"abcd", "offsets give -4"),
+    "gap": ({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, b"x" * 12, "leaves a gap"),
+    "late start": ({"a": entry([1], 4, 8)}, b"x" * 8, "leaves a gap"),
+    "overlap": ({"a": entry([2], 0, 8), "b": entry([1], 4, 8)}, b"x" * 8, "overlaps"),
+    "file too short": ({"a": entry([2], 0, 8)}, b"x" * 7, "the file has"),
+    "file too long": ({"a": entry([2], 0, 8)}, b"x" * 9, "the file has"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_header_is_an_error_that_names_the_file(tmp_path, case):
+    header, data, message = MALFORMED[case]
+    write_raw(tmp_path / "model.safetensors", header, data)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: .*{message}"):
+        open_checkpoint(tmp_path)
+
+
+def test_header_lengths(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"1234")
+    with pytest.raises(CheckpointError, match="4 bytes are too few"):
+        open_checkpoint(path)
+    write_raw(path, {}, length=100_000_001)
+    with pytest.raises(CheckpointError, match="at most 100000000"):
+        open_checkpoint(path)
+    write_raw(path, {}, length=3)
+    with pytest.raises(CheckpointError, match="it was cut"):
+        open_checkpoint(path)
+
+
+@given(st.binary(max_size=200), st.booleans())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_arbitrary_bytes_are_never_anything_but_a_checkpoint_error(tmp_path, content, framed):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(content)) + content if framed else content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        open_checkpoint(path)
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path):
+    whole, cut = tmp_path / "whole.safetensors", tmp_path / "model.safetensors"
+    save_file({"a": torch.randn(3), "b": torch.randn(2, 2)}, whole)
+    content = whole.read_bytes()
+    for length in range(len(content)):
+        cut.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            open_checkpoint(cut)
+
+
+def test_a_file_cut_after_opening_is_a_short_read(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(100)}, path)
+    with open_checkpoint(path) as checkpoint:
+        with open(path, "r+b") as file:
+            file.truncate(path.stat().st_size - 10)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: short read, 390 of 400 bytes"):
+            checkpoint["w"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../evil.safetensors", "/etc/x.safetensors", "sub/a.safetensors", "a\\b.safetensors", "..", "a.bin", 7, ""],
+)
+def test_shard_names_never_leave_the_folder(tmp_path, name):
+    folder = tmp_path / "checkpoint"
+    (folder / "sub").mkdir(parents=True)
+    for place in (tmp_path / "evil.safetensors", folder / "sub" / "a.safetensors"):
+        save_file({"w": torch.ones(1)}, place)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+    with pytest.raises(CheckpointError, match=r"index\.json: tensor 'w' is said to be in"):
+        open_checkpoint(folder)
+
+
+def test_links_that_leave_the_folder_are_refused(tmp_path):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_file({"w": torch.ones(1)}, tmp_path / "secret.safetensors")
+    (folder / "model-1.safetensors").symlink_to(tmp_path / "secret.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "model-1.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors: a link that leaves the folder"):
+        open_checkpoint(folder)
+    with open_checkpoint(folder / "model-1.safetensors") as checkpoint:
+        assert checkpoint["w"].item() == 1
+
+
+def test_the_snapshot_folder_of_the_hub_cache_is_a_folder_of_links(tmp_path):
+    snapshot = tmp_path / "models--org--name" / "snapshots" / COMMIT
+    blobs = tmp_path / "models--org--name" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file({"w": torch.ones(1)}, blobs / "abc")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/abc")
+    with open_checkpoint(snapshot) as checkpoint:
+        assert checkpoint["w"].item() == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "expected a JSON object"),
+        ("{", "not valid JSON"),
+        ("{}", "no `weight_map`"),
+        ('{"weight_map": {}}', "no `weight_map`"),
+        ('{"weight_map": [1]}', "no `weight_map`"),
+    ],
+)
+def test_malformed_indexes(tmp_path, text, message):
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"index\.json: .*{message}"):
+        open_checkpoint(tmp_path)
+
+
+def test_shards_must_hold_what_the_index_says(tmp_path):
+    sharded(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    original = json.loads(index.read_text())
+
+    changed = json.loads(index.read_text())
+    del changed["weight_map"]["layer.0.weight"]
+    index.write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match=r"00001-of-00003.*not in the index \['layer.0.weight'\]"):
+        open_checkpoint(tmp_path)
+
+    changed["weight_map"] |= {
+        "layer.0.weight": original["weight_map"]["layer.0.weight"],
+        "ghost": "model-9.safetensors",
+    }
+    index.write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match=r"model-9\.safetensors: .*a shard is missing"):
+        open_checkpoint(tmp_path)
+
+    changed["weight_map"]["ghost"] = original["weight_map"]["layer.0.weight"]
+    index.write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match=r"missing \['ghost'\]"):
+        open_checkpoint(tmp_path)
+
+
+def test_every_byte_of_a_checkpoint_is_accounted_for(tmp_path):
+    save_file(some_tensors(), tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        header = checkpoint.bytes_read
+        for name in checkpoint:
+            assert checkpoint.info(name).nbytes == checkpoint[name].nbytes
+        assert checkpoint.bytes_read == (tmp_path / "model.safetensors").stat().st_size
+        assert header < checkpoint.bytes_read
