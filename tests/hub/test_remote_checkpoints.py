@@ -17,7 +17,7 @@ from hf_ext.hub.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from hf_ext.hub.range_readers import RemoteFile
 
 from .checkpoint_files import assert_same, sharded, some_tensors
-from .misbehaving_hub import COMMIT, Handler, MisbehavingHub
+from .misbehaving_hub import COMMIT, MisbehavingHub
 
 OTHER_COMMIT = "f" * 40
 
