@@ -1,0 +1,27 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""SemanIR: key-semantic attention for image restoration. Importing it registers the Auto classes."""
+
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
+
+from .configuration_semanir import SemanIRConfig
+from .image_processing_semanir import SemanIRImageProcessor
+from .modeling_semanir import SemanIRForImageRestoration, SemanIRModel, SemanIRPreTrainedModel
+
+AutoConfig.register("semanir", SemanIRConfig)
+AutoModel.register(SemanIRConfig, SemanIRModel)
+AutoModelForImageToImage.register(SemanIRConfig, SemanIRForImageRestoration)
+AutoImageProcessor.register(SemanIRConfig, image_processor_classes={"pil": SemanIRImageProcessor})
+
+# With these, save_pretrained copies the code, and the folder loads where hf_ext is not installed.
+SemanIRConfig.register_for_auto_class()
+SemanIRModel.register_for_auto_class("AutoModel")
+SemanIRForImageRestoration.register_for_auto_class("AutoModelForImageToImage")
+SemanIRImageProcessor.register_for_auto_class()
+
+__all__ = [
+    "SemanIRConfig",
+    "SemanIRForImageRestoration",
+    "SemanIRImageProcessor",
+    "SemanIRModel",
+    "SemanIRPreTrainedModel",
+]

@@ -1,0 +1,201 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Configuration of SemanIR (Ren et al., NeurIPS 2024, arXiv 2405.20008): both architectures and their presets."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+# Every head, whichever class is saved: a folder must load through each of them without hf_ext installed.
+AUTO_MAP = {
+    "AutoConfig": "configuration_semanir.SemanIRConfig",
+    "AutoModel": "modeling_semanir.SemanIRModel",
+    "AutoModelForImageToImage": "modeling_semanir.SemanIRForImageRestoration",
+}
+
+# The layouts of the paper (S, B: calibrated on the published counts; denoiser: on 25.82 M) and two for small machines.
+# fmt: off
+PRESETS: dict[str, dict[str, Any]] = {
+    "columnar-s":    {"architecture": "columnar", "embed_dim": 180, "depths": (6,) * 6, "num_heads": (6,) * 6,
+                      "mlp_ratio": 2.0, "window_size": 32, "top_k": 512, "train_top_k": (64, 128, 192, 256, 384, 512)},
+    "columnar-b":    {"architecture": "columnar", "embed_dim": 180, "depths": (8,) * 8, "num_heads": (6,) * 8,
+                      "mlp_ratio": 2.0, "window_size": 32, "top_k": 512, "train_top_k": (64, 128, 192, 256, 384, 512)},
+    "columnar-tiny": {"architecture": "columnar", "embed_dim": 48,  "depths": (4,) * 3, "num_heads": (4,) * 3,
+                      "mlp_ratio": 2.0, "window_size": 8,  "top_k": 32,  "train_top_k": ()},
+    "u-shaped":      {"architecture": "u-shaped", "embed_dim": 48,  "depths": (6,) * 4, "num_heads": (1, 3, 6, 12),
+                      "mlp_ratio": 4.0, "window_size": 32, "top_k": 512, "train_top_k": (64, 128, 192, 256, 384, 512),
+                      "refinement_depth": 6, "downsampling": "strided", "reduce_top_skip": False},
+    "u-shaped-small": {"architecture": "u-shaped", "embed_dim": 48, "depths": (4,) * 3, "num_heads": (3, 6, 12),
+                      "mlp_ratio": 2.0, "window_size": 8,  "top_k": 32,  "train_top_k": (),
+                      "refinement_depth": 4, "downsampling": "unshuffle", "reduce_top_skip": True},
+}
+# fmt: on
+
+
+def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"`{name}` is {value!r}; allowed: {', '.join(map(repr, allowed))}.")
+
+
+@strict
+class SemanIRConfig(PreTrainedConfig):
+    """
+    Configuration of [`SemanIRModel`] and [`SemanIRForImageRestoration`]. The default is the columnar S model of the
+    paper without upscaling; `PRESETS` holds the named layouts: `SemanIRConfig(**PRESETS["u-shaped"])`.
+
+    Args:
+        num_channels (`int`, *optional*, defaults to 3):
+            Channels of the input image: 3 for RGB, 1 for grey, 4 for a packed Bayer mosaic.
+        num_channels_out (`int`, *optional*):
+            Channels of the restored image; as many as the input has when not given.
+        architecture (`str`, *optional*, defaults to `"columnar"`):
+            `"columnar"` keeps one resolution and width (super-resolution in the paper); `"u-shaped"` halves the
+            resolution and doubles the width at each level (every other task).
+        embed_dim (`int`, *optional*, defaults to 180):
+            Width C of the stages; of the first level in the U.
+        depths (`list[int]`, *optional*, defaults to six stages of 6):
+            Layers of each stage (columnar), or of each level on the way down, mirrored on the way up (U-shaped).
+        num_heads (`list[int]`, *optional*, defaults to 6 in each stage):
+            Attention heads of each stage (columnar) or level (U-shaped); each divides the width of its level.
+        refinement_depth (`int`, *optional*, defaults to 0):
+            Layers of the final stage of the U, at full resolution.
+        downsampling (`str`, *optional*, defaults to `"strided"`):
+            How the U halves the resolution: `"strided"` convolution, or convolution and pixel `"unshuffle"`.
+        reduce_top_skip (`bool`, *optional*, defaults to `True`):
+            Whether the U reduces its last, full-resolution concatenation to `embed_dim`. If not, the stages after it
+            are `2 * embed_dim` wide.
+        mlp_ratio (`float`, *optional*, defaults to 2.0):
+            Width of the MLP hidden layer as a multiple of the stage's width.
+        window_size (`int`, *optional*, defaults to 32):
+            Side w of the attention window in feature pixels; a window holds N = w * w tokens.
+        top_k (`int`, *optional*, defaults to 512):
+            Keys k that each token attends to, when the call names none. From N on, attention is dense.
+        train_top_k (`list[int]`, *optional*, defaults to `()`):
+            Values from which training draws one k per optimizer step. Empty: training uses `top_k`.
+        similarity (`str`, *optional*, defaults to `"dot"`):
+            Similarity that selects the keys: `"dot"` (paper) or `"cosine"`.
+        include_self (`bool`, *optional*, defaults to `True`):
+            Whether every token is one of its own k keys.
+        shift_policy (`str`, *optional*, defaults to `"layer"`):
+            Which windows are shifted by half: `"none"`, every second `"stage"` (one dictionary a stage), or every
+            second `"layer"` (two dictionaries a stage, as there are two partitions).
+        scale (`int`, *optional*, defaults to 1):
+            Upscaling factor: 1, 2, 3 or 4.
+        upsampler (`str`, *optional*, defaults to `"pixelshuffle"`):
+            Head for `scale` above 1: `"pixelshuffle"` (64 channels, steps of 2 or 3) or one `"direct"` step.
+        image_mean (`list[float]`, *optional*):
+            Mean of each input channel, subtracted from the input and added to the output; zero when not given.
+        reconstruction_loss (`str`, *optional*, defaults to `"l1"`):
+            Loss of [`SemanIRForImageRestoration`] when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
+        initializer_range (`float`, *optional*, defaults to 0.02):
+            Standard deviation of the truncated normal that initialises linear layers.
+    """
+
+    model_type = "semanir"
+    attribute_map = {"hidden_size": "embed_dim"}
+
+    num_channels: int = 3
+    num_channels_out: int | None = None
+    architecture: str = "columnar"
+    embed_dim: int = 180
+    depths: list[int] | tuple[int, ...] = (6, 6, 6, 6, 6, 6)
+    num_heads: list[int] | tuple[int, ...] = (6, 6, 6, 6, 6, 6)
+    refinement_depth: int = 0
+    downsampling: str = "strided"
+    reduce_top_skip: bool = True
+    mlp_ratio: float = 2.0
+    window_size: int = 32
+    top_k: int = 512
+    train_top_k: list[int] | tuple[int, ...] = ()
+    similarity: str = "dot"
+    include_self: bool = True
+    shift_policy: str = "layer"
+    scale: int = 1
+    upsampler: str = "pixelshuffle"
+    image_mean: list[float] | tuple[float, ...] | None = None
+    reconstruction_loss: str = "l1"
+    initializer_range: float = 0.02
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.num_channels_out is None:
+            self.num_channels_out = self.num_channels
+        # A folder that came from the Hub carries "org/name--" references; written again, it must name its own files.
+        kwargs["auto_map"] = dict(AUTO_MAP)
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """`int`: Stages, hence hidden states after the first."""
+        if self.architecture == "columnar":
+            return len(self.depths)
+        return 2 * len(self.depths) - 1 + (self.refinement_depth > 0)
+
+    @property
+    def top_k_range(self) -> tuple[int, int]:
+        """`tuple[int, int]`: Smallest and largest k that training sees."""
+        values = self.train_top_k or (self.top_k,)
+        return min(values), max(values)
+
+    def validate_choices(self) -> None:
+        """Check the fields that name one of several behaviours."""
+        _require_choice("architecture", self.architecture, ("columnar", "u-shaped"))
+        _require_choice("downsampling", self.downsampling, ("strided", "unshuffle"))
+        _require_choice("similarity", self.similarity, ("dot", "cosine"))
+        _require_choice("shift_policy", self.shift_policy, ("none", "stage", "layer"))
+        _require_choice("upsampler", self.upsampler, ("pixelshuffle", "direct"))
+        _require_choice("reconstruction_loss", self.reconstruction_loss, ("l1", "charbonnier"))
+        if self.scale not in (1, 2, 3, 4):
+            raise ValueError(f"`scale` is {self.scale}; allowed: 1, 2, 3, 4.")
+
+    def validate_sizes(self) -> None:
+        """Check that every size is positive."""
+        for name in ("num_channels", "num_channels_out", "embed_dim", "window_size", "top_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be at least 1.")
+        for name in ("depths", "num_heads", "train_top_k"):
+            if any(value < 1 for value in getattr(self, name)):
+                raise ValueError(f"`{name}` is {getattr(self, name)}; each value must be at least 1.")
+        if self.refinement_depth < 0:
+            raise ValueError(f"`refinement_depth` is {self.refinement_depth}; it must be 0 or more.")
+        if self.mlp_ratio <= 0:
+            raise ValueError(f"`mlp_ratio` is {self.mlp_ratio}; it must be positive.")
+        if self.initializer_range <= 0:
+            raise ValueError(f"`initializer_range` is {self.initializer_range}; it must be positive.")
+
+    def validate_stages(self) -> None:
+        """Check that depths, heads and widths fit each other and the architecture."""
+        if not self.depths or len(self.depths) != len(self.num_heads):
+            raise ValueError(
+                f"`depths` has {len(self.depths)} values and `num_heads` {len(self.num_heads)}; give one of each for "
+                "every stage (columnar) or level (u-shaped), and at least one."
+            )
+        doubling = 2 if self.architecture == "u-shaped" else 1
+        for level, heads in enumerate(self.num_heads):
+            width = self.embed_dim * doubling**level
+            if width % heads:
+                raise ValueError(f"`num_heads[{level}]` is {heads}; it must divide the width {width} of that stage.")
+        if self.architecture == "columnar" and self.refinement_depth:
+            raise ValueError(
+                f"`refinement_depth` is {self.refinement_depth}; a columnar model has no refinement stage, give 0."
+            )
+        if self.architecture == "u-shaped" and len(self.depths) < 2:
+            raise ValueError(f"`depths` is {self.depths}; a u-shaped model needs at least two levels.")
+        if self.architecture == "u-shaped" and self.embed_dim % 2:
+            raise ValueError(f"`embed_dim` is {self.embed_dim}; a u-shaped model needs an even width.")
+
+    def validate_image_mean(self) -> None:
+        """Check that the mean fits the input and that it can be added to the output."""
+        if self.image_mean is None:
+            return
+        if len(self.image_mean) != self.num_channels:
+            raise ValueError(
+                f"`image_mean` has {len(self.image_mean)} values; give one for each of {self.num_channels} channels."
+            )
+        if self.num_channels_out != self.num_channels:
+            raise ValueError(
+                f"`image_mean` needs as many output as input channels, got {self.num_channels_out} and "
+                f"{self.num_channels}; leave it out."
+            )
+
+
+__all__ = ["PRESETS", "SemanIRConfig"]
