@@ -1,0 +1,210 @@
+"""What the embedded Hub tells about repositories, as the Hub's JSON: files, cards, refs, commits, pull requests."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import yaml
+
+from .objects import OWNER, Commit, Snapshot, hub_time
+from .repository import Repository
+from .storage import BlobStore, lfs_pointer
+
+_FRONT_MATTER = re.compile(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n(.*?)\r?\n?---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+_MAXIMUM_CARD_BYTES = 4 << 20
+_MAXIMUM_HEADER_BYTES = 25 << 20
+# Card fields that the Hub turns into tags, with the prefix of the tag.
+_TAGGED_FIELDS = {"license": "license:", "language": "", "datasets": "dataset:", "base_model": "base_model:"}
+
+
+def read_front_matter(card: str) -> dict[str, Any]:
+    """The YAML metadata at the head of a README.md; empty when there is none.
+
+    Raises:
+        ValueError: when it is not a YAML mapping, or uses aliases (which can grow without bound).
+    """
+    match = _FRONT_MATTER.match(card)
+    if match is None:
+        return {}
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(match[1])):
+            raise ValueError("YAML aliases are not supported in the metadata of a card")
+        metadata = yaml.safe_load(match[1])
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"the metadata of the card is not valid YAML: {error}") from error
+    if not isinstance(metadata or {}, dict):
+        raise ValueError(f"the metadata of the card must be a mapping, got {type(metadata).__name__}")
+    return metadata or {}
+
+
+def repository_url(repository: Repository, base_url: str = "") -> str:
+    """Where a browser would find a repository."""
+    prefix = "" if repository.kind == "model" else f"{repository.kind}s/"
+    return f"{base_url}/{prefix}{repository.id}"
+
+
+def repository_api_url(repository: Repository, base_url: str) -> str:
+    """Where the API endpoints of a repository are."""
+    return f"{base_url}/api/{repository.kind}s/{repository.id}"
+
+
+def describe_entry(snapshot: Snapshot, path: str, last: Commit | None = None) -> dict[str, Any]:
+    """A file or folder as in a tree listing."""
+    entry = snapshot.files.get(path)
+    if entry is None:
+        described: dict[str, Any] = {"type": "directory", "oid": snapshot.folders[path], "size": 0, "path": path}
+    else:
+        described = {"type": "file", "oid": entry.oid, "size": entry.size, "path": path}
+        if entry.lfs:
+            pointer = lfs_pointer(entry.sha256, entry.size)
+            described["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": len(pointer)}
+    if last is not None:
+        described["lastCommit"] = {"id": last.oid, "title": last.title, "date": hub_time(last.date)}
+    return described
+
+
+def describe_commit(commit: Commit, formatted: bool) -> dict[str, Any]:
+    """A commit as in a commit listing."""
+    described: dict[str, Any] = {
+        "id": commit.oid,
+        "title": commit.title,
+        "message": commit.description,
+        "authors": [{"user": OWNER}],
+        "date": hub_time(commit.date),
+    }
+    if formatted:
+        described["formatted"] = {"title": html.escape(commit.title), "message": html.escape(commit.description)}
+    return described
+
+
+def describe_refs(repository: Repository, pulls: bool) -> dict[str, Any]:
+    """All branches and tags, and pull requests if asked for."""
+    described: dict[str, list[dict[str, str]]] = {"branches": [], "converts": [], "tags": []}
+    lists = {"refs/heads/": "branches", "refs/tags/": "tags", "refs/pr/": "pullRequests"}
+    if pulls:
+        described["pullRequests"] = []
+    for ref, commit in sorted(repository.refs.items()):
+        prefix = next(prefix for prefix in lists if ref.startswith(prefix))
+        if lists[prefix] in described:
+            described[lists[prefix]].append({"name": ref[len(prefix) :], "ref": ref, "targetCommit": commit})
+    return described
+
+
+def describe_pull(repository: Repository, pull: dict[str, Any]) -> dict[str, Any]:
+    """A pull request with its history."""
+    author = {"name": OWNER}
+    events = [
+        {"id": f"{pull['num']:08x}{order:08x}", "author": author, **event}
+        for order, event in enumerate(pull["events"])
+    ]
+    changes = {"base": f"refs/heads/{pull['branch']}"}
+    if pull["merge_commit"]:
+        changes["mergeCommitId"] = pull["merge_commit"]
+    return {
+        "num": pull["num"],
+        "title": pull["title"],
+        "author": author,
+        "createdAt": pull["created"],
+        "status": pull["status"],
+        "repo": {"name": repository.id, "type": repository.kind},
+        "isPullRequest": True,
+        "filesWithConflicts": [],
+        "changes": changes,
+        "events": events,
+    }
+
+
+def describe_repository(repository: Repository, commit: str, blobs: BlobStore, sizes: bool) -> dict[str, Any]:
+    """A repository at a commit: files, card metadata, tags, and the parameters of its safetensors files."""
+    snapshot = repository.snapshot(commit)
+    card = _card(snapshot, blobs)
+    siblings: list[dict[str, Any]] = [{"rfilename": path} for path in sorted(snapshot.files)]
+    for sibling in siblings if sizes else ():
+        entry = snapshot.files[sibling["rfilename"]]
+        sibling |= {"size": entry.size, "blobId": entry.oid}
+        if entry.lfs:
+            pointer = lfs_pointer(entry.sha256, entry.size)
+            sibling["lfs"] = {"sha256": entry.sha256, "size": entry.size, "pointerSize": len(pointer)}
+    described: dict[str, Any] = {
+        "_id": commit[:24],
+        "id": repository.id,
+        "author": repository.id.partition("/")[0],
+        "sha": commit,
+        "createdAt": repository.created,
+        "lastModified": hub_time(repository.commit(commit).date),
+        "private": repository.private,
+        "gated": False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": _tags(card),
+        "siblings": siblings,
+    }
+    if card:
+        described["cardData"] = card
+    if repository.kind == "model":
+        described |= {"modelId": repository.id, "spaces": []}
+        described |= {key: card[key] for key in ("pipeline_tag", "library_name", "model-index") if key in card}
+        parameters = count_parameters(snapshot, blobs)
+        if parameters:
+            described["safetensors"] = {"parameters": parameters, "total": sum(parameters.values())}
+    return described
+
+
+def count_parameters(snapshot: Snapshot, blobs: BlobStore) -> dict[str, int]:
+    """Number of parameters of each data type in `model.safetensors`, or in the shards that its index names."""
+    names = ["model.safetensors"]
+    index = snapshot.files.get("model.safetensors.index.json")
+    if index is not None and index.size <= _MAXIMUM_HEADER_BYTES:
+        with blobs.open(index.sha256) as file:
+            try:
+                names = sorted(set(json.load(file)["weight_map"].values()))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                return {}
+    counts: Counter[str] = Counter()
+    for name in names:
+        entry = snapshot.files.get(name) if isinstance(name, str) else None
+        if entry is not None:
+            with blobs.open(entry.sha256) as file:
+                length = int.from_bytes(file.read(8), "little")
+                try:
+                    header = json.loads(file.read(min(length, _MAXIMUM_HEADER_BYTES)))
+                    header.pop("__metadata__", None)
+                    for tensor in header.values():
+                        counts[tensor["dtype"]] += prod(tensor["shape"])
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    # What is no safetensors file has no parameters to count.
+                    return {}
+    return dict(counts)
+
+
+def _card(snapshot: Snapshot, blobs: BlobStore) -> dict[str, Any]:
+    """Metadata of README.md; empty when it has none that can be read."""
+    entry = snapshot.files.get("README.md")
+    if entry is None or entry.size > _MAXIMUM_CARD_BYTES:
+        return {}
+    with blobs.open(entry.sha256) as file:
+        try:
+            return read_front_matter(file.read().decode())
+        except ValueError:
+            return {}
+
+
+def _tags(card: dict[str, Any]) -> list[str]:
+    """The tags that the Hub derives from a card."""
+    tags = [*_strings(card.get("library_name")), *_strings(card.get("pipeline_tag")), *_strings(card.get("tags"))]
+    for field, prefix in _TAGGED_FIELDS.items():
+        tags += [prefix + value for value in _strings(card.get(field))]
+    return list(dict.fromkeys(tags))
+
+
+def _strings(value: Any) -> Sequence[str]:
+    """The strings of a card field that is one string or a list."""
+    values = value if isinstance(value, list) else [value]
+    return [each for each in values if isinstance(each, str)]

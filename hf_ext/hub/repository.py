@@ -1,0 +1,355 @@
+"""One repository of the embedded Hub on disk: immutable snapshots and commits, and one state file that is replaced.
+
+    repository.json     everything that changes: refs, pull requests, visibility; replaced atomically
+    commits/<oid>       git commit objects
+    trees/<oid>.json    snapshots, named by their git tree id
+
+A commit is written before the state that names it, so it becomes visible in the one step that moves its ref.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import json
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .errors import HubError, revision_not_found
+from .names import check_ref_name
+from .objects import Commit, Operation, Snapshot, hub_time
+from .storage import inside, sync_directory, write_atomically
+
+_STATE = "repository.json"
+_SNAPSHOTS_IN_MEMORY = 8
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a client asks to commit; `parent` is the commit that it believes to be the latest."""
+
+    title: str
+    description: str
+    operations: Sequence[Operation]
+    parent: str | None = None
+
+
+class Repository:
+    """A repository with branches, tags and pull requests. Writers are serialised; readers never wait.
+
+    Args:
+        folder (`Path`):
+            Folder that [`Repository.initialise`] filled.
+        incoming (`Path`):
+            Folder on the same file system for files that are being written.
+    """
+
+    def __init__(self, folder: Path, incoming: Path):
+        self.folder = folder
+        self._incoming = incoming
+        self._lock = threading.RLock()
+        self._state: dict[str, Any] = json.loads(inside(folder, _STATE).read_bytes())
+        self._deleted = False
+        self._snapshot = lru_cache(maxsize=_SNAPSHOTS_IN_MEMORY)(self._read_snapshot)
+        # A commit that a crash left without a ref is not in here, and so cannot be named by its hash.
+        self._visible = {commit.oid for commit in self._walk([*self.refs.values(), *self._state["kept"]])}
+
+    @classmethod
+    def initialise(
+        cls, folder: Path, incoming: Path, identity: dict[str, Any], operations: Sequence[Operation]
+    ) -> None:
+        """Fill an empty folder: the state `identity` and a first commit on `main`."""
+        for name in ("commits", "trees"):
+            (folder / name).mkdir()
+        state = {**identity, "created": hub_time(datetime.now(timezone.utc)), "refs": {}, "kept": [], "pulls": []}
+        write_atomically(folder / _STATE, json.dumps(state).encode(), incoming)
+        repository = cls(folder, incoming)
+        with repository._changing() as draft:
+            first = repository._write_commit(Snapshot({}).apply(operations), (), "initial commit", "")
+            draft["refs"]["refs/heads/main"] = first.oid
+        sync_directory(folder)
+
+    # Reading.
+
+    @property
+    def id(self) -> str:
+        """`owner/name`."""
+        return str(self._state["id"])
+
+    @property
+    def kind(self) -> str:
+        """`model`, `dataset` or `space`."""
+        return str(self._state["kind"])
+
+    @property
+    def private(self) -> bool:
+        """Whether only who may write may read."""
+        return bool(self._state["private"])
+
+    @property
+    def created(self) -> str:
+        """Time of creation."""
+        return str(self._state["created"])
+
+    @property
+    def refs(self) -> dict[str, str]:
+        """Commit of each ref by its full name: `refs/heads/main`, `refs/tags/v1`, `refs/pr/1`."""
+        return dict(self._state["refs"])
+
+    @property
+    def pulls(self) -> list[dict[str, Any]]:
+        """The pull requests in the order of their numbers, which start at 1."""
+        return copy.deepcopy(self._state["pulls"])
+
+    def pull(self, number: int) -> dict[str, Any]:
+        """One pull request."""
+        return _pull(self.pulls, number)
+
+    def resolve(self, revision: str) -> str:
+        """Commit hash of a branch, tag, full ref name or visible commit.
+
+        Raises:
+            [`HubError`]: `RevisionNotFound` when it is none of them.
+        """
+        refs = self._state["refs"]
+        for name in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
+            if name in refs:
+                return str(refs[name])
+        if revision in self._visible:
+            return revision
+        raise revision_not_found(revision)
+
+    def commit(self, oid: str) -> Commit:
+        """The commit of that hash, which is checked against its bytes."""
+        commit = Commit.decode(inside(self.folder, "commits", oid).read_bytes())
+        if commit.oid != oid:
+            raise HubError(500, f"commit {oid} of {self.id!r} is damaged on disk")
+        return commit
+
+    def snapshot(self, commit: str) -> Snapshot:
+        """All files of a commit, by its hash."""
+        return self._snapshot(self.commit(commit).tree)
+
+    def history(self, commit: str) -> Iterator[Commit]:
+        """A commit and its ancestors, latest first."""
+        return self._walk([commit])
+
+    def last_changes(self, commit: str, paths: Iterable[str]) -> dict[str, Commit]:
+        """For each path, the latest commit that gave the file or folder its present content."""
+        wanted, found, snapshot = set(paths), {}, self.snapshot(commit)
+        for entry in self.history(commit):
+            before = [self.snapshot(parent) for parent in entry.parents]
+            here = self.snapshot(entry.oid)
+            for path in list(wanted):
+                present = snapshot.id_of(path)
+                if here.id_of(path) == present and all(parent.id_of(path) != present for parent in before):
+                    found[path] = entry
+                    wanted.remove(path)
+            if not wanted:
+                break
+        return found
+
+    # Writing.
+
+    def append(self, revision: str, change: Change) -> Commit:
+        """Commit to a branch or an open pull request.
+
+        Args:
+            revision (`str`):
+                Branch, or `refs/pr/N`.
+            change ([`Change`]):
+                What to commit. Its `parent` must be the head.
+
+        Returns:
+            [`Commit`]: the new commit.
+
+        Raises:
+            [`HubError`]: status 412 when the parent is not the head, 404 when there is no such branch, 400 when the
+                revision is a tag or a commit.
+        """
+        with self._changing() as state:
+            ref = f"refs/heads/{revision}" if f"refs/heads/{revision}" in state["refs"] else revision
+            if ref not in state["refs"] or ref.startswith("refs/tags/"):
+                # It names a tag or a commit, which cannot move, or nothing.
+                self.resolve(revision)
+                raise HubError(400, f"{revision!r} is not a branch or pull request: only these can be committed to")
+            commit = self._apply(state["refs"][ref], change)
+            state["refs"][ref] = commit.oid
+            if ref.startswith("refs/pr/"):
+                pull = _open_pull(state["pulls"], int(ref.rpartition("/")[2]))
+                pull["events"].append(_event("commit", {"subject": commit.title, "oid": commit.oid}))
+            return commit
+
+    def open_pull(self, revision: str, title: str, description: str, change: Change | None) -> dict[str, Any]:
+        """Open a pull request against a branch, with a first commit if there is a change."""
+        with self._changing() as state:
+            if f"refs/heads/{revision}" not in state["refs"]:
+                raise revision_not_found(revision)
+            base = state["refs"][f"refs/heads/{revision}"]
+            head = self._apply(base, change) if change else self.commit(base)
+            number = len(state["pulls"]) + 1
+            pull = {
+                "num": number,
+                "title": title,
+                "branch": revision,
+                "base": base,
+                "created": hub_time(datetime.now(timezone.utc)),
+            }
+            pull |= {"status": "open" if change else "draft", "merge_commit": None, "conflicts": []}
+            text = {"edited": False, "hidden": False, "latest": {"raw": description}}
+            pull["events"] = [_event("comment", text)]
+            if change:
+                pull["events"].append(_event("commit", {"subject": head.title, "oid": head.oid}))
+            state["pulls"].append(pull)
+            state["refs"][f"refs/pr/{number}"] = head.oid
+            return copy.deepcopy(pull)
+
+    def merge_pull(self, number: int) -> Commit:
+        """Merge a pull request into its branch.
+
+        Raises:
+            [`HubError`]: status 409 when both changed the same file, or when it is not open.
+        """
+        with self._changing() as state:
+            pull = _open_pull(state["pulls"], number)
+            ref, head = f"refs/heads/{pull['branch']}", state["refs"][f"refs/pr/{number}"]
+            if ref not in state["refs"]:
+                raise revision_not_found(pull["branch"])
+            target = state["refs"][ref]
+            before, ours, theirs = (self.snapshot(oid).files for oid in (pull["base"], target, head))
+            changed = sorted(path for path in before.keys() | theirs.keys() if before.get(path) != theirs.get(path))
+            conflicts = [path for path in changed if ours.get(path) not in (before.get(path), theirs.get(path))]
+            if conflicts:
+                raise HubError(409, f"pull request {number} conflicts with {pull['branch']!r} in {conflicts}")
+            merged = {path: entry for path, entry in ours.items() if path not in changed}
+            merged |= {path: theirs[path] for path in changed if path in theirs}
+            commit = self._write_commit(Snapshot(merged), (target, head), f"{pull['title']} (#{number})", "")
+            state["refs"][ref] = commit.oid
+            pull |= {"status": "merged", "merge_commit": commit.oid}
+            pull["events"].append(_event("status-change", {"status": "merged"}))
+            return commit
+
+    def set_pull_status(self, number: int, status: str) -> dict[str, Any]:
+        """Open or close a pull request that is not merged; returns the event."""
+        if status not in ("open", "closed"):
+            raise HubError(400, f"status must be 'open' or 'closed', got {status!r}")
+        with self._changing() as state:
+            pull = _pull(state["pulls"], number)
+            if pull["status"] == "merged":
+                raise HubError(409, f"pull request {number} is merged already")
+            pull["status"] = status
+            pull["events"].append(_event("status-change", {"status": status}))
+            return copy.deepcopy(pull["events"][-1])
+
+    def create_ref(self, namespace: str, name: str, revision: str) -> None:
+        """Create a branch (`refs/heads`) or tag (`refs/tags`) at a revision; status 409 when it exists."""
+        ref = f"{namespace}/{check_ref_name(name)}"
+        with self._changing() as state:
+            if ref in state["refs"]:
+                raise HubError(409, f"Reference already exists: {ref}")
+            state["refs"][ref] = self.resolve(revision)
+
+    def delete_ref(self, namespace: str, name: str) -> None:
+        """Delete a branch or tag. Its commits stay readable by their hashes."""
+        ref = f"{namespace}/{name}"
+        if ref == "refs/heads/main":
+            raise HubError(403, "the branch 'main' cannot be deleted")
+        with self._changing() as state:
+            if ref not in state["refs"]:
+                raise revision_not_found(name)
+            state["kept"].append(state["refs"].pop(ref))
+
+    def set_private(self, private: bool) -> None:
+        """Make the repository private or public."""
+        with self._changing() as state:
+            state["private"] = private
+
+    @contextmanager
+    def retiring(self) -> Iterator[None]:
+        """Hold back all writers while the folder is taken away, and refuse them afterwards."""
+        with self._lock:
+            self._check_present()
+            yield
+            self._deleted = True
+
+    # Private.
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        """Give a draft of the state; publish it atomically unless the block raises."""
+        with self._lock:
+            self._check_present()
+            draft = copy.deepcopy(self._state)
+            yield draft
+            write_atomically(inside(self.folder, _STATE), json.dumps(draft).encode(), self._incoming)
+            self._state = draft
+            self._visible.update(draft["refs"].values())
+
+    def _check_present(self) -> None:
+        """Refuse to write to a repository that was deleted while the request was on its way."""
+        if self._deleted:
+            raise HubError(404, f"repository {self.id!r} was deleted", "RepoNotFound")
+
+    def _apply(self, head: str, change: Change) -> Commit:
+        """Write the commit that a change makes of a head."""
+        if change.parent is not None and change.parent != head:
+            raise HubError(412, f"A commit has happened since: the parent is {change.parent}, but the head is {head}")
+        return self._write_commit(
+            self.snapshot(head).apply(change.operations), (head,), change.title, change.description
+        )
+
+    def _write_commit(self, snapshot: Snapshot, parents: tuple[str, ...], title: str, description: str) -> Commit:
+        """Put a snapshot and its commit on disk; no ref names them yet."""
+        tree = snapshot.folders[""]
+        data = Commit.encode(tree, parents, title, description, datetime.now(timezone.utc))
+        commit = Commit.decode(data)
+        write_atomically(inside(self.folder, "trees", f"{tree}.json"), snapshot.dump(), self._incoming)
+        write_atomically(inside(self.folder, "commits", commit.oid), data, self._incoming)
+        return commit
+
+    def _read_snapshot(self, tree: str) -> Snapshot:
+        """The snapshot of a git tree id."""
+        return Snapshot.load(inside(self.folder, "trees", f"{tree}.json").read_bytes())
+
+    def _walk(self, starts: Sequence[str]) -> Iterator[Commit]:
+        """Commits reachable from some, each once, latest first and never before a child that led to it."""
+        seen: set[str] = set()
+        queue: list[tuple[float, int, Commit]] = []
+        pending = list(starts)
+        while pending or queue:
+            for oid in pending:
+                if oid not in seen:
+                    seen.add(oid)
+                    commit = self.commit(oid)
+                    # The count breaks ties, so that commits are never compared.
+                    heapq.heappush(queue, (-commit.date.timestamp(), len(seen), commit))
+            if queue:
+                latest = heapq.heappop(queue)[2]
+                pending = list(latest.parents)
+                yield latest
+
+
+def _pull(pulls: list[dict[str, Any]], number: int) -> dict[str, Any]:
+    """The pull request of that number."""
+    if not 1 <= number <= len(pulls):
+        raise HubError(404, f"there is no pull request {number}")
+    return pulls[number - 1]
+
+
+def _open_pull(pulls: list[dict[str, Any]], number: int) -> dict[str, Any]:
+    """The pull request of that number, which must be neither merged nor closed."""
+    pull = _pull(pulls, number)
+    if pull["status"] not in ("open", "draft"):
+        raise HubError(409, f"pull request {number} is {pull['status']}, not open")
+    return pull
+
+
+def _event(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """An entry of a pull request's history."""
+    return {"type": kind, "createdAt": hub_time(datetime.now(timezone.utc)), "data": data}

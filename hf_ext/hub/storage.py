@@ -1,0 +1,160 @@
+"""Files that survive a crash: atomic writes, and blobs named by the SHA-256 of their content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from .errors import HubError
+
+CHUNK_BYTES = 1 << 20
+
+
+class Readable(Protocol):
+    """Anything that bytes can be read from: a request body, a file."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes, and none at the end."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Content that is stored: its SHA-256 and its length in bytes."""
+
+    sha256: str
+    size: int
+
+
+def git_oid(kind: str, data: bytes) -> str:
+    """SHA-1 that git gives an object: of its kind, its length and its content."""
+    return hashlib.sha1(f"{kind} {len(data)}\0".encode() + data, usedforsecurity=False).hexdigest()
+
+
+def lfs_pointer(sha256: str, size: int) -> bytes:
+    """The text that git stores in place of a large file."""
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+
+
+def inside(root: Path, *parts: str) -> Path:
+    """Join validated names below a root that is already resolved; refuse when a symbolic link is on the way."""
+    path = root.joinpath(*parts)
+    if os.path.realpath(path) != str(path):
+        raise HubError(500, f"{'/'.join(parts)!r} is reached through a symbolic link, which is never followed")
+    return path
+
+
+def sync_directory(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(folder: Path) -> None:
+    """Create a folder, and its parents, durably."""
+    if not folder.is_dir():
+        make_directory(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_directory(folder.parent)
+
+
+def write_atomically(path: Path, data: bytes, incoming: Path) -> None:
+    """Replace a file in one step: readers, and a restart after a crash, see the old or the new content."""
+    descriptor, temporary = tempfile.mkstemp(dir=incoming)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+class BlobStore:
+    """Content-addressed files, shared by all repositories of a Hub.
+
+    A blob appears under its name only when it is complete, hashed and on disk.
+
+    Args:
+        folder (`Path`):
+            Where the blobs are, as `ab/<64 hexadecimal digits>`.
+        incoming (`Path`):
+            Folder on the same file system for uploads that are not complete.
+    """
+
+    def __init__(self, folder: Path, incoming: Path):
+        self.folder = folder
+        self.incoming = incoming
+
+    def path(self, sha256: str) -> Path:
+        """Where the blob of that hash is, or would be."""
+        return inside(self.folder, sha256[:2], sha256)
+
+    def size(self, sha256: str) -> int | None:
+        """Length in bytes of a stored blob, or None when there is none."""
+        path = self.path(sha256)
+        return path.stat().st_size if path.is_file() else None
+
+    def open(self, sha256: str) -> BinaryIO:
+        """Open a stored blob for reading."""
+        return os.fdopen(os.open(self.path(sha256), os.O_RDONLY | os.O_NOFOLLOW), "rb")
+
+    def receive(self, source: Readable, expected: Blob | None = None) -> Blob:
+        """Store what a stream holds, in constant memory.
+
+        Args:
+            source (`Readable`):
+                The stream, read to its end. It enforces the limit on its length.
+            expected (`Blob`, *optional*):
+                The hash and length that the client announced.
+
+        Returns:
+            [`Blob`]: what was stored.
+
+        Raises:
+            [`HubError`]: status 400 when the content is not what was announced; nothing is kept then.
+        """
+        descriptor, temporary = tempfile.mkstemp(dir=self.incoming)
+        try:
+            with open(descriptor, "wb") as file:
+                digest, size = hashlib.sha256(), 0
+                while chunk := source.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    file.write(chunk)
+                    size += len(chunk)
+                blob = Blob(digest.hexdigest(), size)
+                if expected is not None and blob != expected:
+                    raise HubError(
+                        400,
+                        f"the upload has {blob.size} bytes with SHA-256 {blob.sha256}, "
+                        f"but {expected.size} bytes with SHA-256 {expected.sha256} were announced",
+                    )
+                file.flush()
+                os.fsync(file.fileno())
+            path = self.path(blob.sha256)
+            make_directory(path.parent)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+        return blob
+
+    def fault(self, blob: Blob) -> str | None:
+        """What is wrong with a stored blob after reading all of it, or None."""
+        if self.size(blob.sha256) != blob.size:
+            return f"blob {blob.sha256} has {self.size(blob.sha256)} bytes, not {blob.size}"
+        digest = hashlib.sha256()
+        with self.open(blob.sha256) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+        return None if digest.hexdigest() == blob.sha256 else f"blob {blob.sha256} has other content"

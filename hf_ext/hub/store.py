@@ -1,0 +1,164 @@
+"""The folder of an embedded Hub: its repositories, the blobs they share, and the rules that keep it whole.
+
+hub-format-1                    marks the folder as ours; locked while a process serves it
+incoming/                       what is being written; emptied on start
+blobs/ab/<sha256>               contents of all files
+models|datasets|spaces/owner/name/     one folder per repository, see `repository.py`
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from .errors import HubError
+from .names import check_repository_id
+from .objects import Operation
+from .repository import Repository
+from .storage import BlobStore, git_oid, inside, make_directory, sync_directory
+
+KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
+_MARKER = "hub-format-1"
+
+
+class HubStore:
+    """All repositories below one folder. One process at a time may have it open.
+
+    Args:
+        root (`str` or `Path`):
+            A folder that is new, empty, or of an embedded Hub.
+
+    Raises:
+        ValueError: when the folder holds something else, or another process serves it.
+    """
+
+    def __init__(self, root: str | Path):
+        Path(root).mkdir(parents=True, exist_ok=True)
+        self.root = Path(os.path.realpath(root))
+        present = set(os.listdir(self.root))
+        if present and _MARKER not in present:
+            raise ValueError(
+                f"{self.root} is not empty and is not the folder of an embedded Hub (it has no {_MARKER!r}): "
+                "give a new or empty folder"
+            )
+        self._marker = os.open(self.root / _MARKER, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._marker)
+            raise ValueError(f"{self.root} is served by another process: stop it or give another folder") from error
+        sync_directory(self.root)
+        for name in ("incoming", "blobs", *KINDS):
+            make_directory(inside(self.root, name))
+        self.incoming = self.root / "incoming"
+        self._clean_incoming()
+        self.blobs = BlobStore(self.root / "blobs", self.incoming)
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, str], Repository] = {}
+
+    def close(self) -> None:
+        """Let another process open the folder."""
+        os.close(self._marker)
+
+    def repository(self, kind: str, repository_id: str) -> Repository | None:
+        """The repository of that kind (`models`, `datasets`, `spaces`) and id, or None."""
+        key = (kind, check_repository_id(repository_id))
+        with self._lock:
+            if key not in self._open:
+                folder = self._folder(*key)
+                if not folder.is_dir():
+                    return None
+                self._open[key] = Repository(folder, self.incoming)
+            return self._open[key]
+
+    def create(self, kind: str, repository_id: str, private: bool, operations: Sequence[Operation]) -> Repository:
+        """Create a repository whose first commit makes the operations.
+
+        Args:
+            kind (`str`):
+                `models`, `datasets` or `spaces`.
+            repository_id (`str`):
+                `owner/name`.
+            private (`bool`):
+                Whether reading needs the token.
+            operations (`Sequence[Operation]`):
+                The files of the first commit.
+
+        Returns:
+            [`Repository`]: the new repository.
+
+        Raises:
+            [`HubError`]: status 409 when it exists, 400 when the id is not allowed.
+        """
+        folder = self._folder(kind, check_repository_id(repository_id))
+        with tempfile.TemporaryDirectory(dir=self.incoming) as temporary:
+            identity = {"id": repository_id, "kind": KINDS[kind], "private": private}
+            draft = Path(temporary, "repository")
+            draft.mkdir()
+            Repository.initialise(draft, self.incoming, identity, operations)
+            make_directory(folder.parent)
+            with self._lock:
+                if folder.exists():
+                    raise HubError(409, f"You already created this {KINDS[kind]} repo: {repository_id}")
+                os.rename(draft, folder)
+                sync_directory(folder.parent)
+                self._open[kind, repository_id] = Repository(folder, self.incoming)
+                return self._open[kind, repository_id]
+
+    def delete(self, kind: str, repository: Repository) -> None:
+        """Delete a repository in one step. Blobs stay: other repositories may share them."""
+        with repository.retiring(), self._lock, tempfile.TemporaryDirectory(dir=self.incoming) as temporary:
+            os.rename(repository.folder, Path(temporary, "repository"))
+            sync_directory(repository.folder.parent)
+            del self._open[kind, repository.id]
+
+    def repositories(self, kind: str) -> list[Repository]:
+        """All repositories of a kind, by their ids."""
+        identifiers = sorted(f"{folder.parent.name}/{folder.name}" for folder in (self.root / kind).glob("*/*"))
+        found = (self.repository(kind, identifier) for identifier in identifiers)
+        return [repository for repository in found if repository is not None]
+
+    def verify(self) -> list[str]:
+        """Read everything that a ref can reach and recompute every hash.
+
+        Returns:
+            `list[str]`: what is wrong, one line each; empty when all is whole.
+        """
+        repositories = [each for kind in KINDS for each in self.repositories(kind)]
+        return [fault for repository in repositories for fault in self._faults(repository)]
+
+    def _faults(self, repository: Repository) -> Iterator[str]:
+        """What is wrong in one repository."""
+        for ref, head in repository.refs.items():
+            try:
+                for commit in repository.history(head):
+                    where = f"{repository.kind} {repository.id}, {ref}, commit {commit.oid}"
+                    snapshot = repository.snapshot(commit.oid)
+                    if snapshot.folders[""] != commit.tree:
+                        yield f"{where}: the snapshot is not {commit.tree}"
+                    for path, entry in snapshot.files.items():
+                        fault = self.blobs.fault(entry.blob)
+                        if fault is None and not entry.lfs:
+                            with self.blobs.open(entry.sha256) as file:
+                                fault = None if git_oid("blob", file.read()) == entry.oid else "other git id"
+                        if fault:
+                            yield f"{where}, {path}: {fault}"
+            except (HubError, OSError) as error:
+                yield f"{repository.kind} {repository.id}, {ref}: {error}"
+
+    def _folder(self, kind: str, repository_id: str) -> Path:
+        """Where a repository of a checked id is."""
+        return inside(self.root, kind, *repository_id.split("/"))
+
+    def _clean_incoming(self) -> None:
+        """Drop what a killed process was writing; only ever our own folder, and never through a link."""
+        for entry in os.scandir(self.incoming):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)

@@ -1,0 +1,268 @@
+"""What the embedded Hub decides about an upload: regular file or LFS, ignored or not, and who may send a large file.
+
+The rules are those of `.gitattributes` (only `filter=lfs`) and `.gitignore`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import io
+import re
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .errors import HubError
+from .names import check_file_path, check_sha256
+from .objects import Entry, Operation, Snapshot
+from .repository import Change
+from .storage import Blob, BlobStore, git_oid
+from .transport import BodyReader, parse_object, text, whole_number
+
+# Larger files always go through LFS, as on the Hub.
+MAXIMUM_REGULAR_BYTES = 10 << 20
+# A line of a commit holds one such file in base64, and its path.
+_MAXIMUM_LINE_BYTES = MAXIMUM_REGULAR_BYTES * 4 // 3 + (64 << 10)
+_MAXIMUM_OPERATIONS = 100_000
+_MAXIMUM_RULES_BYTES = 1 << 20
+_TICKET_SECONDS = 6 * 3600
+
+DEFAULT_GITATTRIBUTES = "".join(
+    f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n"
+    for suffix in ("7z", "arrow", "bin", "ckpt", "gz", "h5", "msgpack", "npy", "npz", "onnx", "parquet", "pt", "pth")
+    + ("safetensors", "tar", "tgz", "xz", "zip", "zst")
+)
+
+
+class UploadTickets:
+    """Signed permissions to send one file. The client sends LFS content without its token, so the URL carries them.
+
+    Args:
+        key (`bytes`):
+            Secret of this process: tickets end with it.
+    """
+
+    def __init__(self, key: bytes):
+        self._key = key
+
+    def issue(self, blob: Blob) -> dict[str, str]:
+        """Query parameters that allow to upload this content, for some hours."""
+        expires = str(int(time.time()) + _TICKET_SECONDS)
+        return {"size": str(blob.size), "expires": expires, "signature": self._sign(blob, expires)}
+
+    def check(self, blob: Blob, expires: str, signature: str) -> None:
+        """Refuse a ticket that is not ours or too old, with status 403."""
+        valid = hmac.compare_digest(self._sign(blob, expires).encode(), signature.encode("utf-8", "replace"))
+        if not valid or int(expires) < time.time():
+            raise HubError(403, "the upload URL is not valid any more: ask the LFS batch endpoint for a new one")
+
+    def _sign(self, blob: Blob, expires: str) -> str:
+        message = f"{blob.sha256}:{blob.size}:{expires}".encode("utf-8", "replace")
+        return hmac.new(self._key, message, hashlib.sha256).hexdigest()
+
+
+def read_change(body: BodyReader, blobs: BlobStore) -> Change:
+    """Read a commit, a JSON object a line, and store the regular files in it as they come.
+
+    Args:
+        body ([`BodyReader`]):
+            The request body, which enforces its limit.
+        blobs ([`BlobStore`]):
+            Where the contents go. What no commit names stays invisible.
+
+    Returns:
+        [`Change`]: the commit to make.
+
+    Raises:
+        [`HubError`]: status 413 for a file too large to be inline, 400 for what is malformed or was not uploaded.
+    """
+    header: dict[str, Any] | None = None
+    operations: list[Operation] = []
+    for line in _lines(body):
+        item = parse_object(line)
+        key, value = text(item, "key"), item.get("value")
+        if not isinstance(value, dict):
+            raise HubError(400, f"field 'value' of a {key!r} line must be an object, got {type(value).__name__}")
+        if key == "header":
+            header = value
+        else:
+            operations.append(_read_operation(key, value, blobs))
+        if len(operations) > _MAXIMUM_OPERATIONS:
+            raise HubError(413, f"a commit may have at most {_MAXIMUM_OPERATIONS} operations")
+    if header is None:
+        raise HubError(400, "a commit must have a 'header' line")
+    # The title of a commit is one line.
+    title, _, rest = text(header, "summary").strip().partition("\n")
+    if not title.strip():
+        raise HubError(400, "the summary of a commit must not be empty")
+    description = "\n".join(part for part in (rest.strip(), text(header, "description", "").strip()) if part)
+    return Change(title.strip(), description, operations, text(header, "parentCommit", "") or None)
+
+
+def _lines(body: BodyReader) -> Iterator[bytes]:
+    """Lines of a body that are not empty, each of bounded length."""
+    reader = io.BufferedReader(body, 1 << 16)
+    while line := reader.readline(_MAXIMUM_LINE_BYTES):
+        if len(line) == _MAXIMUM_LINE_BYTES:
+            raise HubError(413, f"a regular file may have at most {MAXIMUM_REGULAR_BYTES} bytes: use LFS")
+        if line.strip():
+            yield line
+
+
+def _read_operation(key: str, value: dict[str, Any], blobs: BlobStore) -> Operation:
+    """One operation of a commit."""
+    if key == "deletedFolder":
+        return Operation(check_file_path(text(value, "path").rstrip("/")), None, folder=True)
+    path = check_file_path(text(value, "path"))
+    if key == "deletedFile":
+        return Operation(path, None)
+    if key == "file":
+        return Operation(path, store_regular(_decode(path, value), blobs))
+    if key == "lfsFile":
+        sha256 = check_sha256(value.get("oid"))
+        size = blobs.size(sha256)
+        if size is None or value.get("size", size) != size:
+            raise HubError(400, f"{path!r} points to an LFS object that was not uploaded: {sha256} of that size")
+        return Operation(path, Entry.of_lfs(Blob(sha256, size)))
+    raise HubError(400, f"unknown operation {key!r}: use file, lfsFile, deletedFile or deletedFolder")
+
+
+def _decode(path: str, value: dict[str, Any]) -> bytes:
+    """The content of a regular file."""
+    content, encoding = text(value, "content"), text(value, "encoding", "utf-8")
+    if encoding not in ("base64", "utf-8"):
+        raise HubError(400, f"encoding of {path!r} must be 'base64' or 'utf-8', got {encoding!r}")
+    try:
+        data = base64.b64decode(content, validate=True) if encoding == "base64" else content.encode()
+    except (binascii.Error, ValueError) as error:
+        raise HubError(400, f"the content of {path!r} is not valid base64: {error}") from error
+    if len(data) > MAXIMUM_REGULAR_BYTES:
+        raise HubError(413, f"a regular file may have at most {MAXIMUM_REGULAR_BYTES} bytes: use LFS")
+    return data
+
+
+def store_regular(data: bytes, blobs: BlobStore) -> Entry:
+    """Store a small file; its id is that of git's blob."""
+    blob = blobs.receive(io.BytesIO(data))
+    return Entry(git_oid("blob", data), blob.size, blob.sha256, lfs=False)
+
+
+def plan_uploads(payload: dict[str, Any], snapshot: Snapshot, blobs: BlobStore) -> list[dict[str, Any]]:
+    """Answer the preupload question: how to send each file, whether to ignore it, and what is there already."""
+    files = payload.get("files")
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        raise HubError(400, "field 'files' must be a list of objects")
+    attributes = _rules(snapshot, ".gitattributes", blobs)
+    patterns = [line.split()[0] for line in attributes.splitlines() if "filter=lfs" in line.split()[1:]]
+    ignored = IgnoreRules(text(payload, "gitIgnore", "") or _rules(snapshot, ".gitignore", blobs))
+    planned = []
+    for file in files:
+        path, size, sample = check_file_path(text(file, "path")), whole_number(file, "size"), text(file, "sample", "")
+        name, present = path.rpartition("/")[2], snapshot.files.get(path)
+        matches = any(fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)
+        large = size > 0 and (size > MAXIMUM_REGULAR_BYTES or matches or _is_binary(sample))
+        plan = {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": ignored.match(path)}
+        planned.append({**plan, "oid": present.etag if present else None})
+    return planned
+
+
+def _is_binary(sample: str) -> bool:
+    """Whether the first bytes of a file, in base64, look binary to git: it has a NUL."""
+    try:
+        return b"\0" in base64.b64decode(sample, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise HubError(400, f"field 'sample' is not valid base64: {error}") from error
+
+
+def _rules(snapshot: Snapshot, path: str, blobs: BlobStore) -> str:
+    """Text of a rules file of git in a snapshot; empty when there is none."""
+    entry = snapshot.files.get(path)
+    if entry is None or entry.size > _MAXIMUM_RULES_BYTES:
+        return ""
+    with blobs.open(entry.sha256) as file:
+        return file.read().decode(errors="replace")
+
+
+class IgnoreRules:
+    """The patterns of a `.gitignore`: the last one that matches decides, and an ignored folder hides all below it.
+
+    Args:
+        content (`str`):
+            Text of the file.
+    """
+
+    def __init__(self, content: str):
+        self._rules: list[tuple[re.Pattern[str], bool, bool]] = []
+        for line in content.splitlines():
+            pattern = line.rstrip()
+            if not pattern or pattern.startswith("#"):
+                continue
+            negated = pattern.startswith("!")
+            pattern = pattern[1:] if negated or pattern.startswith(("\\#", "\\!")) else pattern
+            folders_only = pattern.endswith("/")
+            self._rules.append((_ignore_expression(pattern.rstrip("/")), negated, folders_only))
+
+    def match(self, path: str) -> bool:
+        """Whether a file is ignored."""
+        parts = path.split("/")
+        return any(self._decide("/".join(parts[:end]), end < len(parts)) for end in range(1, len(parts) + 1))
+
+    def _decide(self, path: str, is_folder: bool) -> bool:
+        for expression, negated, folders_only in reversed(self._rules):
+            if (is_folder or not folders_only) and expression.fullmatch(path):
+                return not negated
+        return False
+
+
+def _ignore_expression(pattern: str) -> re.Pattern[str]:
+    """Translate a `.gitignore` pattern; one with a slash inside is anchored at the root."""
+    anchored = "/" in pattern
+    translated = "" if anchored else "(?:.*/)?"
+    rest = pattern.lstrip("/")
+    while rest:
+        if rest.startswith("**/"):
+            translated, rest = translated + "(?:.*/)?", rest[3:]
+        elif rest == "**":
+            translated, rest = translated + ".*", ""
+        elif rest[0] == "*":
+            translated, rest = translated + "[^/]*", rest.lstrip("*")
+        elif rest[0] == "?":
+            translated, rest = translated + "[^/]", rest[1:]
+        elif rest[0] == "[" and "]" in rest[2:]:
+            end = rest.index("]", 2)
+            negated = rest[1] in "!^"
+            members = rest[2 if negated else 1 : end].replace("\\", "\\\\").replace("[", "\\[")
+            translated, rest = f"{translated}[{'^' if negated else ''}{members}]", rest[end + 1 :]
+        else:
+            rest = rest[1:] if rest[0] == "\\" and len(rest) > 1 else rest
+            translated, rest = translated + re.escape(rest[0]), rest[1:]
+    return re.compile(translated)
+
+
+def plan_lfs(
+    payload: dict[str, Any], blobs: BlobStore, tickets: UploadTickets, href: str, limit: int
+) -> dict[str, Any]:
+    """Answer an LFS batch request: where to send the objects that are not there yet."""
+    if payload.get("operation") != "upload" or payload.get("hash_algo", "sha256") != "sha256":
+        raise HubError(400, "only LFS uploads with hash_algo 'sha256' are supported")
+    objects = payload.get("objects")
+    if not isinstance(objects, list) or not all(isinstance(each, dict) for each in objects):
+        raise HubError(400, "field 'objects' must be a list of objects")
+    planned = []
+    for each in objects:
+        wanted = Blob(check_sha256(each.get("oid")), whole_number(each, "size"))
+        plan: dict[str, Any] = {"oid": wanted.sha256, "size": wanted.size}
+        present = blobs.size(wanted.sha256)
+        if wanted.size > limit:
+            plan["error"] = {"code": 413, "message": f"{wanted.size} bytes are more than this server allows: {limit}"}
+        elif present is None:
+            query = "&".join(f"{key}={value}" for key, value in tickets.issue(wanted).items())
+            plan["actions"] = {"upload": {"href": f"{href}/{wanted.sha256}?{query}"}}
+        elif present != wanted.size:
+            plan["error"] = {"code": 422, "message": f"the stored object has {present} bytes, not {wanted.size}"}
+        planned.append(plan)
+    return {"transfer": "basic", "objects": planned}

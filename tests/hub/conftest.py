@@ -1,0 +1,29 @@
+"""Fixtures of the Hub tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from hf_ext.hub.server import EmbeddedHub
+from tests.hub.hub_testing import run_python
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[EmbeddedHub]:
+    """A running embedded Hub without a token, on a folder of its own."""
+    with EmbeddedHub(tmp_path / "hub") as running:
+        yield running
+
+
+@pytest.fixture
+def run_client(hub: EmbeddedHub, tmp_path: Path) -> Callable[..., str]:
+    """`run_client(script, *arguments)`: run a Python script in a process whose Hugging Face libraries use `hub`."""
+    return partial(_run, hub.url, tmp_path / "home")
+
+
+def _run(url: str, home: Path, script: str, *arguments: str) -> str:
+    return run_python(script, url, home, *arguments)

@@ -1,0 +1,165 @@
+"""The client libraries use the embedded Hub unchanged: each in a process of its own, since they read HF_ENDPOINT once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hf_ext.hub.server import EmbeddedHub
+
+HUGGINGFACE_HUB = """
+import json, os, sys
+from pathlib import Path
+import huggingface_hub as hub
+from huggingface_hub import errors
+
+api = hub.HfApi()
+def raises(kind, function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except kind as error:
+        assert type(error) is kind or issubclass(type(error), kind)
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+# Repositories.
+url = api.create_repo("me/model")
+assert (url.repo_id, url.repo_type) == ("me/model", "model"), url
+assert api.create_repo("unowned").repo_id == "local/unowned"
+assert api.create_repo("me/model", exist_ok=True) == url
+assert raises(errors.HfHubHTTPError, api.create_repo, "me/model").response.status_code == 409
+assert api.create_repo("me/data", repo_type="dataset").repo_type == "dataset"
+api.create_repo("me/space", repo_type="space", space_sdk="static")
+assert [each.id for each in api.list_models(author="me")] == ["me/model"]
+first = api.model_info("me/model").sha
+
+# A folder with regular, binary, empty and nested files; what has not changed is not committed again.
+folder = Path("folder"); (folder / "nested/deeper").mkdir(parents=True)
+weights = os.urandom(25 << 20)
+(folder / "weights.bin").write_bytes(weights)
+(folder / "config.json").write_text('{"a": 1}')
+(folder / "empty.txt").write_text("")
+(folder / "nested/deeper/caf\\u00e9 & more #1?.txt").write_text("accents")
+(folder / "secret.env").write_text("x"); (folder / ".gitignore").write_text("*.env\\n")
+commit = api.upload_folder(repo_id="me/model", folder_path=folder, commit_message="all", commit_description="text")
+names = [".gitattributes", ".gitignore", "config.json", "empty.txt", "nested/deeper/caf\\u00e9 & more #1?.txt", "weights.bin"]
+assert api.list_repo_files("me/model") == names, api.list_repo_files("me/model")
+assert api.upload_folder(repo_id="me/model", folder_path=folder).oid == commit.oid
+assert [c.title for c in api.list_repo_commits("me/model", formatted=True)] == ["all", "initial commit"]
+assert api.list_repo_commits("me/model")[0].message == "text"
+
+# Listing.
+info = {file.path: file for file in api.list_repo_tree("me/model", recursive=True, expand=True)}
+assert info["weights.bin"].lfs.size == len(weights) and info["config.json"].lfs is None
+assert info["nested/deeper"].last_commit.title == "all" and info[".gitattributes"].last_commit.oid == first
+assert [each.path for each in api.list_repo_tree("me/model", "nested")] == ["nested/deeper"]
+assert [each.path for each in api.get_paths_info("me/model", ["nested", "empty.txt", "none"])] == ["nested", "empty.txt"]
+raises(errors.EntryNotFoundError, lambda: list(api.list_repo_tree("me/model", "none")))
+siblings = {s.rfilename: s for s in api.model_info("me/model", files_metadata=True).siblings}
+assert siblings["weights.bin"].lfs.sha256 == info["weights.bin"].lfs.sha256
+
+# Downloads: content, cache, snapshots, errors.
+path = hub.hf_hub_download("me/model", "weights.bin")
+assert Path(path).read_bytes() == weights
+assert hub.hf_hub_download("me/model", "weights.bin") == path
+hub.hf_hub_download("me/model", names[4], revision=commit.oid)
+local = Path(hub.snapshot_download("me/model", local_dir="local", allow_patterns=["*.json", "nested/*"]))
+found = sorted(str(p.relative_to(local)) for p in local.rglob("*") if p.is_file() and ".cache" not in p.parts)
+assert found == [names[2], names[4]], found
+snapshot = Path(hub.snapshot_download("me/model"))
+assert snapshot.name == commit.oid and (snapshot / "empty.txt").read_bytes() == b""
+assert hub.try_to_load_from_cache("me/model", "config.json") == str(snapshot / "config.json")
+raises(errors.RepositoryNotFoundError, api.model_info, "me/absent")
+raises(errors.RepositoryNotFoundError, hub.hf_hub_download, "me/absent", "config.json")
+raises(errors.RevisionNotFoundError, hub.hf_hub_download, "me/model", "config.json", revision="absent")
+raises(errors.EntryNotFoundError, hub.hf_hub_download, "me/model", "absent.json")
+assert api.file_exists("me/model", "config.json") and not api.file_exists("me/model", "absent.json")
+assert api.repo_exists("me/model") and not api.revision_exists("me/model", "absent")
+
+# Branches and tags.
+api.create_branch("me/model", branch="feature/x")
+assert raises(errors.HfHubHTTPError, api.create_branch, "me/model", branch="feature/x").response.status_code == 409
+api.create_branch("me/model", branch="feature/x", exist_ok=True)
+api.create_branch("me/model", branch="old", revision=first)
+api.create_tag("me/model", tag="v1", revision=first, tag_message="note")
+api.create_tag("me/model", tag="v1", exist_ok=True)
+side = api.upload_file(path_or_fileobj=b"side", path_in_repo="side.txt", repo_id="me/model", revision="feature/x")
+refs = api.list_repo_refs("me/model")
+assert {b.name: b.target_commit for b in refs.branches} == {"feature/x": side.oid, "main": commit.oid, "old": first}
+assert [(t.name, t.target_commit) for t in refs.tags] == [("v1", first)]
+assert Path(hub.hf_hub_download("me/model", "side.txt", revision="feature/x")).read_bytes() == b"side"
+assert api.list_repo_files("me/model", revision="v1") == [".gitattributes"]
+api.delete_branch("me/model", branch="feature/x"); api.delete_tag("me/model", tag="v1")
+assert api.list_repo_files("me/model", revision=side.oid)[-2:] == ["side.txt", "weights.bin"]
+raises(errors.RevisionNotFoundError, api.delete_tag, "me/model", tag="v1")
+raises(errors.HfHubHTTPError, api.delete_branch, "me/model", branch="main")
+
+# Copy, delete, and a stale parent.
+operations = [hub.CommitOperationCopy("weights.bin", "copy/weights.bin"), hub.CommitOperationDelete("nested/"),
+              hub.CommitOperationCopy("config.json", "copy/config.json"), hub.CommitOperationDelete("empty.txt")]
+copied = api.create_commit("me/model", operations, commit_message="copy", parent_commit=commit.oid)
+wanted = [".gitattributes", ".gitignore", "config.json", "copy/config.json", "copy/weights.bin", "weights.bin"]
+assert api.list_repo_files("me/model") == wanted
+stale = raises(errors.HfHubHTTPError, api.upload_file, path_or_fileobj=b"1", path_in_repo="late.txt",
+               repo_id="me/model", parent_commit=commit.oid)
+assert stale.response.status_code == 412
+raises(errors.EntryNotFoundError, api.delete_file, "none.txt", "me/model")
+raises(errors.EntryNotFoundError, api.delete_folder, "none", "me/model")
+
+# Pull requests.
+pull = api.upload_file(path_or_fileobj=b"new", path_in_repo="new.txt", repo_id="me/model", create_pr=True,
+                       commit_message="add new.txt", commit_description="why")
+assert pull.pr_num == 1 and pull.pr_revision == "refs/pr/1"
+assert "new.txt" not in api.list_repo_files("me/model")
+assert Path(hub.hf_hub_download("me/model", "new.txt", revision="refs/pr/1")).read_bytes() == b"new"
+api.upload_file(path_or_fileobj=b"{}", path_in_repo="config.json", repo_id="me/model", revision="refs/pr/1")
+details = api.get_discussion_details("me/model", 1)
+assert (details.status, details.is_pull_request, details.title) == ("open", True, "add new.txt")
+assert [e.type for e in details.events] == ["comment", "commit", "commit"] and details.events[0].content == "why"
+api.upload_file(path_or_fileobj=b"meanwhile", path_in_repo="other.txt", repo_id="me/model")
+api.merge_pull_request("me/model", 1)
+assert {"new.txt", "other.txt"} < set(api.list_repo_files("me/model"))
+assert Path(hub.hf_hub_download("me/model", "config.json")).read_bytes() == b"{}"
+assert api.get_discussion_details("me/model", 1).status == "merged"
+assert len(api.list_repo_commits("me/model")) == 7
+draft = api.create_pull_request("me/model", title="draft")
+api.upload_file(path_or_fileobj=b"theirs", path_in_repo="other.txt", repo_id="me/model", revision="refs/pr/2")
+api.upload_file(path_or_fileobj=b"ours", path_in_repo="other.txt", repo_id="me/model")
+assert raises(errors.HfHubHTTPError, api.merge_pull_request, "me/model", 2).response.status_code == 409
+api.change_discussion_status("me/model", 2, "closed")
+assert [d.status for d in api.get_repo_discussions("me/model")] == ["closed", "merged"]
+assert len(api.list_repo_refs("me/model", include_pull_requests=True).pull_requests) == 2
+
+# Cards.
+card = hub.ModelCard("---\\nlicense: mit\\ntags: [one]\\nbase_model: me/base\\npipeline_tag: text-generation\\n---\\n# Title\\n")
+card.push_to_hub("me/model")
+assert hub.ModelCard.load("me/model").data.license == "mit"
+described = api.model_info("me/model")
+assert described.pipeline_tag == "text-generation" and described.card_data.base_model == "me/base"
+assert {"one", "license:mit", "base_model:me/base"} < set(described.tags)
+raises(ValueError, hub.ModelCard("---\\nlicense: [\\n---\\n").validate)
+
+# The file system reads ranges.
+fs = hub.HfFileSystem()
+assert sorted(fs.ls("me/model/copy", detail=False)) == ["me/model/copy/config.json", "me/model/copy/weights.bin"]
+assert fs.cat_file("me/model/weights.bin", start=1000, end=1064) == weights[1000:1064]
+with fs.open("me/model/weights.bin", cache_type="none") as file:
+    file.seek(-16, 2)
+    assert file.read() == weights[-16:]
+with fs.open("me/model/written.txt", "wb") as file:
+    file.write(b"written")
+assert fs.cat_file("me/model/written.txt") == b"written"
+
+# Private and gone: without a token on the server everybody local is the owner.
+api.update_repo_settings("me/model", private=True)
+assert api.model_info("me/model").private is True
+api.delete_repo("local/unowned")
+raises(errors.RepositoryNotFoundError, api.model_info, "local/unowned")
+raises(errors.RepositoryNotFoundError, api.delete_repo, "local/unowned")
+api.delete_repo("local/unowned", missing_ok=True)
+print("passed")
+"""
+
+
+def test_huggingface_hub(hub: EmbeddedHub, run_client: Callable[..., str]) -> None:
+    assert run_client(HUGGINGFACE_HUB).endswith("passed\n")
+    assert hub.store.verify() == []
