@@ -297,12 +297,13 @@ class Repository:
             raise HubError(404, f"repository {self.id!r} was deleted", "RepoNotFound")
 
     def _apply(self, head: str, change: Change) -> Commit:
-        """Write the commit that a change makes of a head."""
+        """Write the commit that a change makes of a head; the head itself when nothing changes."""
         if change.parent is not None and change.parent != head:
             raise HubError(412, f"A commit has happened since: the parent is {change.parent}, but the head is {head}")
-        return self._write_commit(
-            self.snapshot(head).apply(change.operations), (head,), change.title, change.description
-        )
+        before, after = self.snapshot(head), self.snapshot(head).apply(change.operations)
+        if after.files == before.files:
+            return self.commit(head)
+        return self._write_commit(after, (head,), change.title, change.description)
 
     def _write_commit(self, snapshot: Snapshot, parents: tuple[str, ...], title: str, description: str) -> Commit:
         """Put a snapshot and its commit on disk; no ref names them yet."""

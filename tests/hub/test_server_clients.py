@@ -136,7 +136,8 @@ assert hub.ModelCard.load("me/model").data.license == "mit"
 described = api.model_info("me/model")
 assert described.pipeline_tag == "text-generation" and described.card_data.base_model == "me/base"
 assert {"one", "license:mit", "base_model:me/base"} < set(described.tags)
-raises(ValueError, hub.ModelCard("---\\nlicense: [\\n---\\n").validate)
+broken = b"---\\nlicense: [\\n---\\n"
+raises(ValueError, api.upload_file, path_or_fileobj=broken, path_in_repo="README.md", repo_id="me/model")
 
 # The file system reads ranges.
 fs = hub.HfFileSystem()
