@@ -1,0 +1,195 @@
+"""The parts of the style contract (CONTRIBUTING.md) that a machine can check."""
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = sorted(
+    path for folder in ("hf_ext", "pipelines", "model_cards", "examples") for path in (ROOT / folder).rglob("*.py")
+)
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+MODULES = {str(path.relative_to(ROOT)): path for path in [*CODE, *TESTS]}
+
+# A file's role is the prefix of its name. These travel with checkpoints: the Hub's loaders copy them one by one.
+SHIPPED_PREFIXES = (
+    "configuration_",
+    "modeling_",
+    "ops_",
+    "image_processing_",
+    "processing_",
+    "kernels_",
+    "streaming_",
+)
+SHIPPED = sorted(
+    [path for path in (ROOT / "hf_ext").glob("*/*.py") if path.name.startswith(SHIPPED_PREFIXES)]
+    + [path for path in (ROOT / "pipelines").glob("*/*.py") if path.name.startswith(("pipeline", "transformer_"))]
+)
+REFERENCES = sorted([*(ROOT / "hf_ext").glob("*/reference_*.py"), *(ROOT / "pipelines").glob("*/reference_*.py")])
+
+
+def named(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def line_limit(path: Path) -> int:
+    """400 lines; a model 600; the two self-contained files of a diffusers pipeline 900."""
+    if path.is_relative_to(ROOT / "pipelines") and path.name.startswith(("pipeline", "transformer_")):
+        return 900
+    return 600 if path.name.startswith("modeling_") else 400
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def length_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = function.body[0]
+    docstring = first if ast.get_docstring(function, clean=False) is not None else None
+    documented = 0 if docstring is None else (docstring.end_lineno or 0) - docstring.lineno + 1
+    return (function.end_lineno or 0) - function.lineno + 1 - documented
+
+
+def options(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    arguments = function.args
+    return [
+        item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if item.arg != "self"
+    ]
+
+
+def is_configuration(node: ast.ClassDef) -> bool:
+    """A dataclass, or a configuration of transformers, whose annotated fields are its options."""
+    marks = [ast.unparse(part) for part in (*node.decorator_list, *node.bases)]
+    return any(mark.startswith("dataclass") or mark == "PreTrainedConfig" for mark in marks)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_and_functions_are_short_and_options_few(name):
+    path = MODULES[name]
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= line_limit(path), (
+        f"{name} is longer than {line_limit(path)} lines: split it by role"
+    )
+    tree = ast.parse(text)
+    for function in functions(tree):
+        assert length_without_docstring(function) <= 60, f"{name}: {function.name} is longer than 60 lines"
+        # A command of the command line takes its options as parameters.
+        limit = {"__init__": 20}.get(function.name, 25)
+        assert len(options(function)) <= limit, f"{name}: {function.name} takes more than {limit} options"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and is_configuration(node):
+            fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+            assert len(fields) <= 25, f"{name}: {node.name} has more than 25 fields"
+
+
+def dependencies() -> set[str]:
+    """Top-level modules that a shipped file may import: the standard library and what the project depends on."""
+    required = [item for item in requires("hf-ext") or [] if "extra ==" not in item]
+    distributions = {re.split(r"[^\w-]", item)[0].lower().replace("-", "_") for item in required}
+    # The one whose module has another name.
+    return distributions | {"PIL"} | set(sys.stdlib_module_names)
+
+
+def guarded(tree: ast.Module) -> set[ast.AST]:
+    """Everything inside a `try`: what is optional may be imported there."""
+    return {inner for node in ast.walk(tree) if isinstance(node, ast.Try) for inner in ast.walk(node)}
+
+
+@pytest.mark.parametrize("name", named(SHIPPED))
+def test_shipped_files_import_only_siblings_and_installed_libraries(name):
+    path = ROOT / name
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    optional, allowed = guarded(tree), dependencies()
+    siblings = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level > 0:
+            where = f"{name}:{node.lineno}"
+            assert node.level == 1 and node.module and "." not in node.module, (
+                f"{where}: only `from .sibling import x`"
+            )
+            siblings.append(node.module)
+            assert path.with_name(f"{node.module}.py") in SHIPPED, f"{where}: .{node.module} is no shipped sibling"
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [item.name for item in node.names]
+            for module in {module.split(".")[0] for module in modules}:
+                assert module in allowed or node in optional, f"{name}:{node.lineno}: {module} is not a dependency"
+    # The loaders find siblings by this expression, in comments and docstrings too: it must find the same ones.
+    assert sorted(re.findall(r"^\s*from\s+\.(\S+)\s+import", text, re.MULTILINE)) == sorted(siblings)
+
+
+def public_functions(module) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(value)
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+@pytest.mark.parametrize("name", named(REFERENCES))
+def test_each_fast_operation_has_a_reference_of_the_same_name_and_signature(name):
+    package = ".".join(("hf_ext", *Path(name).parent.parts[(1 if name.startswith("hf_ext") else 0) :]))
+    stem = Path(name).stem
+    reference = importlib.import_module(f"{package}.{stem}")
+    operations = importlib.import_module(f"{package}.{stem.replace('reference_', 'ops_')}")
+    assert public_functions(reference)
+    assert public_functions(reference) == public_functions(operations)
+
+
+def test_every_room_with_operations_has_a_reference():
+    expected = {
+        path.with_name(path.name.replace("ops_", "reference_")) for path in SHIPPED if path.name.startswith("ops_")
+    }
+    assert expected
+    assert expected <= set(REFERENCES)
+
+
+def project_files() -> list[Path]:
+    """What git tracks, or would if it were added."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listing.returncode != 0:
+        pytest.skip(f"not a git checkout: {listing.stderr.strip()}")
+    paths = [ROOT / name for name in listing.stdout.split("\0") if name]
+    # A file that is tracked but deleted in the working tree is listed too.
+    return [path for path in paths if path.is_file()]
+
+
+# Written in pieces, so that this file does not contain what it looks for.
+FORBIDDEN = {
+    "a path of somebody's machine": re.compile(
+        r"(?<![\w./~-])/(?:" + "|".join(("wor" + "k", "hom" + "e", "roo" + "t", "User" + "s", "op" + "t")) + r")/"
+    ),
+    "a package index": re.compile(
+        "|".join(
+            (
+                "pyp" + r"i\.org",
+                "pythonhoste" + "d",
+                r"download\.pytorc" + "h",
+                "--(?:extra-)?inde" + "x-url",
+                "--find-link" + "s",
+            )
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_names_a_machine_or_an_index(what):
+    found = []
+    for path in project_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            # Pictures and the like.
+            continue
+        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in FORBIDDEN[what].finditer(text)]
+    assert not found, f"{what} in {found}"
