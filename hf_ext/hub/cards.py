@@ -1,0 +1,283 @@
+"""Model cards: the packaged template of a method, filled from what lies in a folder, and `.eval_results` beside it.
+
+A section for which the folder holds no data is left out; an undefined name in a template is an error, never a gap.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
+
+from .checkpoints import open_checkpoint
+from .load_check import installed_room
+from .safetensors_headers import parse_json_object
+
+# In every card that this module writes; an author who edits the card removes it, and then the card is kept.
+MARKER = "<!-- Written by hf-ext. Remove this line to keep your edits. -->"
+# peft writes it into every README.md, and leaves most of that to be filled in
+_PLACEHOLDER = "[More Information Needed]"
+_HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*")
+_FRONT_MATTER = re.compile(r"---\n(.*?)\n---\n(.*)", re.DOTALL)
+# Arguments that say where and how often to write, not how the model was trained.
+_NOT_SHOWN = (
+    "output_dir",
+    "report_to",
+    "logging_steps",
+    "eval_steps",
+    "save_steps",
+    "save_total_limit",
+    "data",
+    "task",
+)
+
+
+def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) -> Path:
+    """
+    Writes `README.md`, and `.eval_results/hf_ext.yaml` for results on data sets of the Hub.
+
+    Read are `config.json` or `adapter_config.json`, the headers of the weights, and, when they exist, `eval.json` and
+    `training.json`. A `README.md` that someone else wrote or edited is kept.
+
+    Args:
+        folder (`str` or `Path`): A folder as [`stage`] writes it, or the `snapshot/` of a run.
+        repo_id (`str`): Where the model will be published; the snippet in the card loads it from there.
+        license (`str`, *optional*): Licence of the weights, as the Hub names it. Defaults to that of the template.
+
+    Returns:
+        `Path`: The card.
+
+    Raises:
+        ValueError: A file of the folder is malformed; the message names it.
+    """
+    folder = Path(folder)
+    card = folder / "README.md"
+    evaluation = _read_evaluation(folder / "eval.json")
+    # a folder that is staged again must not keep results of which nothing else is left
+    entries = folder / ".eval_results" / "hf_ext.yaml"
+    entries.unlink(missing_ok=True)
+    if benchmark := _benchmark_entries(evaluation["results"]):
+        entries.parent.mkdir(exist_ok=True)
+        _write_text(entries, yaml.safe_dump(benchmark, sort_keys=False))
+    if card.is_file():
+        text = card.read_text(encoding="utf-8")
+        if MARKER not in text and _PLACEHOLDER not in text:
+            return card
+    _write_text(card, _render(folder, repo_id, license, evaluation))
+    return card
+
+
+def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any]) -> str:
+    config, template_name = _read_config(folder)
+    training = _read_optional(folder / "training.json")
+    arguments = training.get("arguments") or {}
+    source = resources.files("hf_ext.model_cards").joinpath(template_name).read_text(encoding="utf-8")
+    found = _FRONT_MATTER.fullmatch(source)
+    assert found is not None, f"{template_name} has no front matter"
+    metadata = _metadata(yaml.safe_load(found[1]), repo_id, license, config, arguments, evaluation["results"])
+    body = _environment().from_string(found[2])
+    text = body.render(
+        title=repo_id.rpartition("/")[2],
+        repo_id=repo_id,
+        config=config,
+        base_model=_base_model(config, arguments),
+        results=[_result_row(result) for result in evaluation["results"]],
+        evaluated_revision=evaluation.get("revision"),
+        data=_flatten(arguments.get("data") or {}),
+        degradation=_flatten(arguments.get("task") or {}),
+        training=_training_rows(training, arguments),
+        model=_model_rows(folder, config),
+    )
+    return f"---\n{metadata.to_yaml().strip()}\n---\n\n{MARKER}\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _environment() -> jinja2.Environment:
+    def load(name: str) -> str:
+        return resources.files("hf_ext.model_cards").joinpath(name).read_text(encoding="utf-8")
+
+    # the result is Markdown, not HTML
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(load), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["cell"] = _cell
+    environment.globals["table"] = _table
+    return environment
+
+
+def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
+    """The configuration and the name of the template that describes it."""
+    if (folder / "adapter_config.json").is_file():
+        return _read_optional(folder / "adapter_config.json"), "adapter.md"
+    config = _read_optional(folder / "config.json")
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ValueError(f"{folder}/config.json: model_type is {model_type!r}; is it the folder of a model?")
+    return config, "transformers.md" if installed_room(model_type) is None else f"{model_type}.md"
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+
+
+def _read_evaluation(path: Path) -> dict[str, Any]:
+    evaluation = _read_optional(path) or {"results": []}
+    results = evaluation.get("results")
+    if not isinstance(results, list):
+        raise ValueError(f"{path}: `results` must be a list, got {results!r:.80}; evaluate again")
+    for result in results:
+        named = isinstance(result, dict) and all(isinstance(result.get(key), str) for key in ("metric", "dataset"))
+        if not named or not isinstance(result.get("value"), (int, float)) or not math.isfinite(result["value"]):
+            raise ValueError(
+                f"{path}: a result needs metric, dataset (strings) and value (a finite number), got {result!r:.200}"
+            )
+    return evaluation
+
+
+def _metadata(
+    template: dict[str, Any],
+    repo_id: str,
+    license: str | None,
+    config: dict[str, Any],
+    arguments: dict[str, Any],
+    results: list[dict[str, Any]],
+) -> ModelCardData:
+    sources = [source for source in (arguments.get("data") or {}).values() if isinstance(source, dict)]
+    datasets = [source["path"].partition("@")[0] for source in sources if _is_hub_id(source.get("path"))]
+    datasets += [result["dataset"] for result in results if _is_hub_id(result["dataset"])]
+    fields = dict(template)
+    if license is not None:
+        fields["license"] = license
+    if (base := _base_model(config, arguments)) is not None:
+        fields |= {"base_model": base, "base_model_relation": "adapter" if "peft_type" in config else "finetune"}
+    if datasets:
+        fields["datasets"] = list(dict.fromkeys(datasets))
+    if results:
+        fields["metrics"] = list(dict.fromkeys(result["metric"] for result in results))
+        fields["model_name"] = repo_id.rpartition("/")[2]
+        fields["eval_results"] = [_eval_result(result) for result in results]
+    return ModelCardData(**fields)
+
+
+def _base_model(config: dict[str, Any], arguments: dict[str, Any]) -> str | None:
+    """The model that this one was made from, when the Hub has it."""
+    for source in (config.get("base_model_name_or_path"), arguments.get("init_from")):
+        if _is_hub_id(source):
+            return str(source).partition("@")[0]
+    return None
+
+
+def _is_hub_id(value: object) -> bool:
+    return isinstance(value, str) and bool(_HUB_ID.fullmatch(value.partition("@")[0])) and not os.path.exists(value)
+
+
+def _eval_result(result: dict[str, Any]) -> EvalResult:
+    dataset = result["dataset"]
+    return EvalResult(
+        task_type=result.get("task") or "other",
+        dataset_type=dataset if _is_hub_id(dataset) else re.sub(r"\W+", "-", _shown(dataset).lower()).strip("-"),
+        dataset_name=_shown(dataset),
+        dataset_split=result.get("split"),
+        metric_type=result["metric"],
+        metric_name=result.get("name"),
+        metric_value=result["value"],
+        metric_args=result.get("arguments") or None,
+    )
+
+
+def _benchmark_entries(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Only a data set of the Hub can show results, one for each of its tasks: the metrics are told apart as tasks."""
+    return eval_result_entries_to_yaml(
+        [
+            EvalResultEntry(
+                dataset_id=result["dataset"],
+                task_id=result["metric"],
+                value=result["value"],
+                notes=", ".join(filter(None, (result.get("name"), _options(result)))) or None,
+            )
+            for result in results
+            if _is_hub_id(result["dataset"])
+        ]
+    )
+
+
+def _result_row(result: dict[str, Any]) -> dict[str, str]:
+    return {
+        "name": result.get("name") or result["metric"],
+        "value": _shown(result["value"]),
+        "dataset": _shown(result["dataset"]),
+        "split": result.get("split") or "",
+        "options": _options(result),
+    }
+
+
+def _options(result: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in _flatten(result.get("arguments") or {}).items())
+
+
+def _training_rows(training: dict[str, Any], arguments: dict[str, Any]) -> dict[str, str]:
+    rows = _flatten({key: value for key, value in arguments.items() if key not in _NOT_SHOWN})
+    rows |= _flatten({key: training.get(key) for key in ("steps", "samples", "hardware", "commit")})
+    if training.get("seconds") is not None:
+        minutes, seconds = divmod(round(training["seconds"]), 60)
+        rows["time"] = f"{minutes // 60} h {minutes % 60} min {seconds} s"
+    if training.get("versions"):
+        rows["versions"] = ", ".join(f"{name} {version}" for name, version in training["versions"].items())
+    return rows
+
+
+def _model_rows(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    with open_checkpoint(folder) as checkpoint:
+        tensors = [checkpoint.info(name) for name in checkpoint]
+    rows = {"class": ", ".join(config["architectures"])} if config.get("architectures") else {}
+    return rows | {
+        "parameters": f"{sum(math.prod(tensor.shape) for tensor in tensors):,}",
+        "type": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})),
+        "bytes": f"{sum(tensor.nbytes for tensor in tensors):,}",
+    }
+
+
+def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested options as `section.key: text`; what was not set is left out."""
+    flat: dict[str, str] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        elif value is not None and value != []:
+            flat[f"{prefix}{key}"] = _shown(value)
+    return flat
+
+
+def _shown(value: object) -> str:
+    """A value as text; of a path on this machine only the last part."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return Path(text).name if text.startswith(("/", "~", "\\")) or re.match(r"[A-Za-z]:[\\/]", text) else text
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items())])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Complete or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,146 @@
+"""What code may travel with a checkpoint, and the proof that the checkpoint loads without this package.
+
+The code in a folder is run only after each file was found equal to the installed package's, so that a folder that came
+from elsewhere is never executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transformers import CONFIG_MAPPING
+
+from .safetensors_headers import parse_json_object
+
+# Roles that stay at home; every other file of a room may be shipped.
+_NEVER_SHIPPED = ("__init__", "reference_", "training_")
+_TIMEOUT_SECONDS = 3600
+_STDERR_TAIL = 2000
+_CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
+
+
+def installed_room(model_type: str) -> ModuleType | None:
+    """
+    Finds the sub-package of hf_ext that defines a model type.
+
+    Args:
+        model_type (`str`): As `config.json` names it.
+
+    Returns:
+        `ModuleType` or `None`: For instance `hf_ext.semanir`; `None` when the type is not one of ours.
+    """
+    if model_type not in CONFIG_MAPPING:
+        return None
+    package = CONFIG_MAPPING[model_type].__module__.rpartition(".")[0]
+    return sys.modules[package] if package.startswith("hf_ext.") else None
+
+
+def verify_code(folder: Path) -> None:
+    """
+    Checks that a folder holds and names no code except files of the installed package, unchanged.
+
+    Args:
+        folder (`Path`): A staged folder.
+
+    Raises:
+        ValueError: A `.py` file that is not the installed package's, or a JSON file that names code elsewhere.
+    """
+    config_path = folder / "config.json"
+    model_type = _read_json(config_path).get("model_type") if config_path.is_file() else None
+    room = installed_room(model_type) if isinstance(model_type, str) else None
+    allowed: dict[str, Path] = {}
+    if room is not None and room.__file__ is not None:
+        files = Path(room.__file__).parent.glob("*.py")
+        allowed = {file.name: file for file in files if not file.name.startswith(_NEVER_SHIPPED)}
+    shipped = set()
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(folder).as_posix()
+        if name not in allowed or path.read_bytes() != allowed[name].read_bytes():
+            raise ValueError(
+                f"{path}: not a file of the installed hf_ext, so it is neither run nor uploaded; "
+                "remove it, or install the version of hf_ext that wrote it"
+            )
+        shipped.add(path.stem)
+    for path in sorted(folder.rglob("*.json")):
+        _verify_references(path, shipped)
+
+
+def _verify_references(path: Path, shipped: set[str]) -> None:
+    """Refuses a JSON file that makes a loader run code from another place than the verified files."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error}); write the file again") from error
+    if not isinstance(content, dict):
+        return
+    for reference in _strings(content.get("auto_map", {})):
+        module, _, name = reference.partition(".")
+        if module not in shipped or not name.isidentifier():
+            raise ValueError(f"{path}: auto_map names {reference!r}, code that is not beside it; remove the entry")
+    if "custom_pipelines" in content:
+        raise ValueError(f"{path}: custom_pipelines names code that is not shipped; remove the entry")
+    for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
+        if any("/" in value for value in _strings(content.get(key, {}))):
+            raise ValueError(f"{path}: {key} names a kernel on the Hub, which is code; remove the entry")
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in _strings(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in _strings(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def check_loads(folder: str | Path) -> None:
+    """
+    Loads a staged folder in a new process that cannot import hf_ext, has no network and no token.
+
+    Every class that `auto_map` names is loaded (an adapter: its configuration and weights), then the image processor
+    and the tokenizer. The class that was saved must find all of its weights, and the file no others.
+
+    Args:
+        folder (`str` or `Path`): A folder that [`stage`] wrote.
+
+    Raises:
+        ValueError: The folder holds code that is not the installed package's (nothing was run), or it does not load;
+            the message ends with what the process wrote.
+    """
+    folder = Path(folder).resolve()
+    verify_code(folder)
+    probe = Path(__file__).with_name("load_probe.py").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as home:
+        environment = {key: value for key, value in os.environ.items() if key not in _CREDENTIALS}
+        environment |= {
+            "HF_HOME": home,
+            "HF_HUB_CACHE": f"{home}/hub",
+            "HF_MODULES_CACHE": f"{home}/modules",
+            "HF_HUB_OFFLINE": "1",
+        }
+        try:
+            result = subprocess.run(
+                [sys.executable, "-c", probe, str(folder)],
+                cwd=home,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ValueError(f"{folder}: did not load without hf_ext within {_TIMEOUT_SECONDS} s") from error
+    if result.returncode != 0:
+        raise ValueError(
+            f"{folder}: does not load where hf_ext is not installed; nothing was uploaded. The process said:\n"
+            f"{result.stderr[-_STDERR_TAIL:].strip()}"
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return parse_json_object(path.read_bytes(), str(path))

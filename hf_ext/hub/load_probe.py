@@ -1,0 +1,61 @@
+"""Loads a staged folder as a stranger would. Run by `load_check` in a process of its own, never imported.
+
+In that process hf_ext cannot be imported, so the code beside the weights is what loads. Arguments: the folder.
+"""
+
+import importlib.abc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class _Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] in ("hf_ext", "hf_ext_cli"):
+            raise ModuleNotFoundError(f"{name}: a checkpoint must load where hf_ext is not installed", name=name)
+
+
+def _load_model(loader: Any, folder: Path, complete: bool, **options: Any) -> None:
+    _, info = loader.from_pretrained(folder, output_loading_info=True, **options)
+    problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
+    if complete and problems:
+        raise SystemExit(f"{loader.__name__} does not load every weight of the folder: {problems}")
+
+
+def _load_transformers(folder: Path) -> None:
+    import transformers
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (saved,) = config["architectures"]
+    # load_check has verified that all code in the folder is that of the installed package
+    auto_map = config.get("auto_map", {})
+    for name, reference in auto_map.items():
+        loader = getattr(transformers, name)
+        if name == "AutoConfig":
+            loader.from_pretrained(folder, trust_remote_code=True)
+        else:
+            _load_model(loader, folder, reference.endswith(f".{saved}"), trust_remote_code=True)
+    if not auto_map:
+        _load_model(getattr(transformers, saved), folder, True)
+    if (folder / "preprocessor_config.json").exists():
+        transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=bool(auto_map))
+    if (folder / "tokenizer_config.json").exists():
+        transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=bool(auto_map))
+
+
+def _load_adapter(folder: Path) -> None:
+    import peft
+
+    peft.PeftConfig.from_pretrained(str(folder))
+    if not peft.load_peft_weights(str(folder), device="cpu"):
+        raise SystemExit("the adapter holds no weights")
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, _Absent())
+    directory = Path(sys.argv[1])
+    if (directory / "adapter_config.json").exists():
+        _load_adapter(directory)
+    else:
+        _load_transformers(directory)

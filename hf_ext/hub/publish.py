@@ -1,0 +1,319 @@
+"""From a model or a folder to a self-loadable folder, and from there to the Hub in one commit.
+
+What is published is what was staged: weights as safetensors, configuration, the code files of the installed package,
+the image processor or tokenizer, and the card.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    get_session,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from peft import PeftModel
+from transformers import PreTrainedModel
+from transformers.image_processing_base import ImageProcessingMixin
+
+from .cards import write_card
+from .checkpoints import open_checkpoint
+from .load_check import check_loads, installed_room, verify_code
+from .safetensors_headers import parse_json_object
+
+Source: TypeAlias = PreTrainedModel | PeftModel | str | Path
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+# What a checkpoint of another library consists of; everything else in its folder stays behind.
+_COPIED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*")
+# What describes a run and its results; the card is made from it.
+_REPORTS = ("eval.json", "training.json")
+# Files of an earlier push that would be wrong beside the new ones. Other files in the repository are left alone.
+_REPLACED = re.compile(
+    r"(model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
+    r"|(configuration|modeling|ops|kernels|streaming|processing|image_processing)_\w+\.py"
+    r"|config\.json|adapter_config\.json|preprocessor_config\.json|eval\.json|training\.json"
+    r"|\.eval_results/hf_ext\.yaml"
+)
+
+
+def stage(
+    source: Source,
+    out: str | Path,
+    *,
+    processor: ImageProcessingMixin | None = None,
+    repo_id: str | None = None,
+    license: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """
+    Writes a folder that anyone can load with `from_pretrained`, with or without hf_ext.
+
+    One of our models is loaded by the class of the installed package and saved again, so its code files are always the
+    installed ones. A folder of another transformers model, or of a peft adapter, is copied: safetensors, JSON,
+    tokenizer files, README and licence. `eval.json` and `training.json` go along as they are. Code (`*.py`) and
+    pickles in such a folder are refused; whatever else lies in it (logs, resume states) stays behind.
+
+    Args:
+        source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): A model in memory, or a local folder.
+        out (`str` or `Path`): The folder to write. It appears complete, or not at all.
+        processor (`ImageProcessingMixin`, *optional*): Image processor to write beside a model in memory.
+        repo_id (`str`, *optional*): Where it will be published, for the card. Defaults to the name of `out`.
+        license (`str`, *optional*): Licence of the weights, as the Hub names it. Defaults to that of the template.
+        overwrite (`bool`, *optional*, defaults to `False`): Replace `out` when it holds an earlier checkpoint.
+
+    Returns:
+        `Path`: `out`.
+
+    Raises:
+        FileExistsError: `out` holds something, and `overwrite` is off or it is no checkpoint.
+        ValueError: The source is not of a supported kind, holds code or pickles, or does not load completely.
+    """
+    out = Path(out)
+    _require_free(out, overwrite)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # beside `out`, so that the last step is a rename
+    temporary = out.with_name(f".{out.name}-{uuid.uuid4().hex}")
+    temporary.mkdir()
+    try:
+        _write(source, temporary, processor)
+        verify_code(temporary)
+        write_card(temporary, repo_id=repo_id or out.name, license=license)
+        _sync(temporary)
+        _move(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def push(
+    source: Source,
+    repo_id: str,
+    *,
+    processor: ImageProcessingMixin | None = None,
+    license: str | None = None,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    private: bool | None = None,
+    commit_message: str = "Upload with hf-ext",
+    check: bool = True,
+) -> CommitInfo:
+    """
+    Stages, checks that the folder loads without hf_ext, and uploads it in one commit.
+
+    The repository and the branch are created when they do not exist. Weights, code and reports of an earlier push that
+    the new one does not replace are deleted in the same commit; other files are left alone.
+
+    Args:
+        source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): As in [`stage`].
+        repo_id (`str`): `org/name`.
+        processor (`ImageProcessingMixin`, *optional*): As in [`stage`].
+        license (`str`, *optional*): As in [`stage`].
+        token (`str` or `bool`, *optional*): Token of the Hub; `None` uses the one that was logged in with.
+        endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
+        revision (`str`, *optional*): Branch to commit to. Defaults to `main`.
+        create_pr (`bool`, *optional*, defaults to `False`): Open a pull request against `main` instead.
+        private (`bool`, *optional*): Visibility. When given, it must be that of a repository that exists already.
+        commit_message (`str`, *optional*): First line of the commit.
+        check (`bool`, *optional*, defaults to `True`): Whether to run the load check ([`check_loads`]).
+
+    Returns:
+        [`~huggingface_hub.CommitInfo`]: The commit; `pr_url` when a pull request was opened.
+
+    Raises:
+        ValueError: As in [`stage`] and [`check_loads`]; or the options contradict each other or the repository.
+    """
+    branch = revision or constants.DEFAULT_REVISION
+    if create_pr and branch != constants.DEFAULT_REVISION:
+        raise ValueError(
+            f"create_pr opens a pull request against main, and revision={revision!r} is another branch; give one"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        folder = stage(
+            source, Path(place, repo_id.rpartition("/")[2]), processor=processor, repo_id=repo_id, license=license
+        )
+        if check:
+            check_loads(folder)
+        api = HfApi(endpoint=endpoint, token=token)
+        _create(api, repo_id, branch, private)
+        return _commit(api, folder, repo_id, branch, create_pr, commit_message)
+
+
+def _write(source: Source, out: Path, processor: ImageProcessingMixin | None) -> None:
+    if isinstance(source, (str, Path)):
+        if processor is not None:
+            raise ValueError("processor belongs to a model in memory; put its files into the folder instead")
+        _write_folder(Path(source), out)
+    elif type(source).__module__.startswith("hf_ext."):
+        _save(source, processor, out)
+    elif type(source).__module__.startswith("transformers_modules."):
+        raise ValueError(
+            f"{type(source).__name__} was loaded as remote code, which is not published again; "
+            "import hf_ext and load the checkpoint without trust_remote_code"
+        )
+    elif isinstance(source, (PreTrainedModel, PeftModel)):
+        with tempfile.TemporaryDirectory(dir=out.parent) as saved:
+            _save(source, processor, Path(saved))
+            _write_folder(Path(saved), out)
+    else:
+        raise TypeError(
+            f"cannot stage a {type(source).__name__}; give a transformers model, a peft model or a local folder"
+        )
+
+
+def _save(model: PreTrainedModel | PeftModel, processor: ImageProcessingMixin | None, out: Path) -> None:
+    if processor is None and isinstance(model, PreTrainedModel) and (room := installed_room(model.config.model_type)):
+        wanted = [item.__name__ for item in vars(room).values() if _is_class(item, ImageProcessingMixin)]
+        if wanted and model.main_input_name == "pixel_values":
+            raise ValueError(
+                f"a {type(model).__name__} is published with its image processor: pass processor={wanted[0]}(...), or "
+                f"save one into the folder with {wanted[0]}(...).save_pretrained(folder)"
+            )
+    model.save_pretrained(str(out))
+    if processor is not None:
+        processor.save_pretrained(str(out))
+
+
+def _write_folder(folder: Path, out: Path) -> None:
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder; give a local folder, or load the model first")
+    # refuses pickles, and verifies every header
+    with open_checkpoint(folder):
+        pass
+    if (folder / "adapter_config.json").is_file():
+        _copy(folder, out)
+    elif (folder / "config.json").is_file():
+        config = parse_json_object((folder / "config.json").read_bytes(), str(folder / "config.json"))
+        room = installed_room(str(config.get("model_type")))
+        if room is None:
+            _copy(folder, out)
+        else:
+            model, processor = _load(folder, config, vars(room))
+            _save(model, processor, out)
+            for name in (*_REPORTS, "README.md"):
+                if (folder / name).is_file():
+                    shutil.copyfile(folder / name, out / name)
+    else:
+        raise ValueError(f"{folder}: neither config.json nor adapter_config.json in it; is it a checkpoint?")
+
+
+def _load(
+    folder: Path, config: dict[str, Any], exported: dict[str, Any]
+) -> tuple[PreTrainedModel, ImageProcessingMixin | None]:
+    """One of our models and its image processor, by the classes of the installed package only."""
+    heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
+    names = config.get("architectures") or [None]
+    if len(names) != 1 or names[0] not in heads:
+        raise ValueError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
+    loaded: Any = heads[names[0]].from_pretrained(folder, output_loading_info=True, use_safetensors=True)
+    model, info = loaded
+    problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
+    if problems:
+        raise ValueError(f"{folder}: the weights do not fit {names[0]}: {problems}; fetch or save the folder again")
+    processor = None
+    if (folder / "preprocessor_config.json").is_file():
+        (processor_class,) = [item for item in exported.values() if _is_class(item, ImageProcessingMixin)]
+        processor = processor_class.from_pretrained(folder)
+    return model, processor
+
+
+def _is_class(item: object, kind: type) -> bool:
+    return isinstance(item, type) and issubclass(item, kind)
+
+
+def _copy(folder: Path, out: Path) -> None:
+    for pattern, why in ((("*.py",), "code"), (_PICKLES, "a pickle")):
+        found = sorted(path.name for item in pattern for path in folder.glob(item))
+        if found:
+            raise ValueError(f"{folder}: {found[0]} is {why}, which is not published; take it out of the folder first")
+    for pattern_copied in _COPIED:
+        for path in folder.glob(pattern_copied):
+            if path.is_file():
+                shutil.copyfile(path, out / path.name)
+
+
+def _require_free(out: Path, overwrite: bool) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite:
+        raise FileExistsError(f"{out} exists and is not empty; choose another place, or pass overwrite=True")
+    if not any((out / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise FileExistsError(f"{out} exists and is no checkpoint, so it is not replaced; choose another place")
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+
+def _move(temporary: Path, out: Path) -> None:
+    """Puts the finished folder in its place; an earlier one is deleted only after that."""
+    if not out.exists():
+        os.replace(temporary, out)
+        return
+    aside = out.with_name(f"{temporary.name}.old")
+    os.replace(out, aside)
+    try:
+        os.replace(temporary, out)
+    except OSError:
+        os.replace(aside, out)
+        raise
+    shutil.rmtree(aside)
+
+
+def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None:
+    api.create_repo(repo_id, private=private, exist_ok=True)
+    if private is not None and bool(api.repo_info(repo_id).private) != private:
+        state = "public" if private else "private"
+        raise ValueError(f"{repo_id} exists and is {state}, got private={private}; nothing was uploaded")
+    if branch != constants.DEFAULT_REVISION:
+        api.create_branch(repo_id, branch=branch, exist_ok=True)
+
+
+def _commit(api: HfApi, folder: Path, repo_id: str, branch: str, create_pr: bool, message: str) -> CommitInfo:
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    parent = api.repo_info(repo_id, revision=branch).sha
+    present = api.list_repo_tree(repo_id, revision=parent, recursive=True)
+    stale = [item.path for item in present if isinstance(item, RepoFile) and _REPLACED.fullmatch(item.path)]
+    with ExitStack() as stack:
+        as_files = _lacks_xet(api, repo_id, branch)
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
+            CommitOperationDelete(name) for name in stale if name not in paths
+        ]
+        for name, path in paths.items():
+            # huggingface_hub sends open files by LFS even where hf_xet is installed
+            content = stack.enter_context(open(path, "rb")) if as_files and path.suffix == ".safetensors" else path
+            operations.append(CommitOperationAdd(name, content))
+        return api.create_commit(
+            repo_id,
+            operations,
+            commit_message=message,
+            revision=branch,
+            create_pr=create_pr,
+            parent_commit=parent,
+        )
+
+
+def _lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
+    """Whether the Hub has no Xet storage, as the embedded one; uploads through hf_xet would fail there."""
+    url = f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{quote(branch, safe='')}"
+    headers = build_hf_headers(token=api.token)
+    return get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).status_code == 404
