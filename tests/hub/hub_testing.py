@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import http.client
+import json
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
+from email.message import Message
 from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 
 def client_environment(url: str, home: str | Path, token: str | None = None) -> dict[str, str]:
@@ -69,3 +77,75 @@ def run_python(script: str, url: str, home: str | Path, *arguments: str, token: 
     )
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+class Answer(NamedTuple):
+    """What a server said: status, headers (by case-insensitive name) and body."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+
+def ask(
+    url: str,
+    method: str,
+    path: str,
+    body: bytes | Iterable[bytes] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Answer:
+    """
+    Send one HTTP request exactly as given, without the client library's checks.
+
+    Args:
+        url (`str`): `EmbeddedHub.url`.
+        method (`str`): HTTP method.
+        path (`str`): Path and query, already quoted.
+        body (`bytes` or iterable of `bytes`, *optional*): An iterable is sent in chunks, unless `Content-Length` is
+            among the headers.
+        headers (`dict[str, str]`, *optional*): Headers to send.
+
+    Returns:
+        [`Answer`]: What the server said.
+    """
+    split = urlsplit(url)
+    connection = http.client.HTTPConnection(str(split.hostname), split.port, timeout=60)
+    headers = headers or {}
+    chunked = body is not None and not isinstance(body, bytes) and "Content-Length" not in headers
+    headers = headers | ({"Transfer-Encoding": "chunked"} if chunked else {})
+    with contextlib.closing(connection):
+        # A server that refuses a body may answer before it has read all of it.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.request(method, path, body, headers, encode_chunked=chunked)
+        response = connection.getresponse()
+        return Answer(response.status, response.headers, response.read())
+
+
+def commit_body(files: dict[str, bytes], **header: str) -> bytes:
+    """The body of a commit request that stores regular files."""
+    lines: list[dict[str, Any]] = [{"key": "header", "value": {"summary": "a commit", **header}}]
+    for path, content in files.items():
+        value = {"path": path, "content": base64.b64encode(content).decode(), "encoding": "base64"}
+        lines.append({"key": "file", "value": value})
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def create_repository(url: str, repository_id: str, **fields: Any) -> Answer:
+    """Create a model repository."""
+    owner, name = repository_id.split("/")
+    return ask(url, "POST", "/api/repos/create", json.dumps({"organization": owner, "name": name, **fields}).encode())
+
+
+def request_lfs_upload(url: str, repository_id: str, sha256: str, size: int) -> str | None:
+    """Ask where to send a large file; the path and query of the URL, or None when it is there."""
+    batch = {"operation": "upload", "objects": [{"oid": sha256, "size": size}], "hash_algo": "sha256"}
+    path = f"/{repository_id}.git/info/lfs/objects/batch"
+    planned = ask(url, "POST", path, json.dumps(batch).encode()).json()["objects"][0]
+    if "actions" not in planned:
+        return None
+    split = urlsplit(planned["actions"]["upload"]["href"])
+    return f"{split.path}?{split.query}"

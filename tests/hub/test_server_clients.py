@@ -1,8 +1,10 @@
-"""The client libraries use the embedded Hub unchanged: each in a process of its own, since they read HF_ENDPOINT once."""
+"""The client libraries use the embedded Hub unchanged. Each runs in its own process: they read HF_ENDPOINT once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import pytest
 
 from hf_ext.hub.server import EmbeddedHub
 
@@ -41,7 +43,8 @@ weights = os.urandom(25 << 20)
 (folder / "nested/deeper/caf\\u00e9 & more #1?.txt").write_text("accents")
 (folder / "secret.env").write_text("x"); (folder / ".gitignore").write_text("*.env\\n")
 commit = api.upload_folder(repo_id="me/model", folder_path=folder, commit_message="all", commit_description="text")
-names = [".gitattributes", ".gitignore", "config.json", "empty.txt", "nested/deeper/caf\\u00e9 & more #1?.txt", "weights.bin"]
+strange = "nested/deeper/caf\\u00e9 & more #1?.txt"
+names = [".gitattributes", ".gitignore", "config.json", "empty.txt", strange, "weights.bin"]
 assert api.list_repo_files("me/model") == names, api.list_repo_files("me/model")
 assert api.upload_folder(repo_id="me/model", folder_path=folder).oid == commit.oid
 assert [c.title for c in api.list_repo_commits("me/model", formatted=True)] == ["all", "initial commit"]
@@ -52,7 +55,8 @@ info = {file.path: file for file in api.list_repo_tree("me/model", recursive=Tru
 assert info["weights.bin"].lfs.size == len(weights) and info["config.json"].lfs is None
 assert info["nested/deeper"].last_commit.title == "all" and info[".gitattributes"].last_commit.oid == first
 assert [each.path for each in api.list_repo_tree("me/model", "nested")] == ["nested/deeper"]
-assert [each.path for each in api.get_paths_info("me/model", ["nested", "empty.txt", "none"])] == ["nested", "empty.txt"]
+present = api.get_paths_info("me/model", ["nested", "empty.txt", "none"])
+assert [each.path for each in present] == ["nested", "empty.txt"]
 raises(errors.EntryNotFoundError, lambda: list(api.list_repo_tree("me/model", "none")))
 siblings = {s.rfilename: s for s in api.model_info("me/model", files_metadata=True).siblings}
 assert siblings["weights.bin"].lfs.sha256 == info["weights.bin"].lfs.sha256
@@ -130,7 +134,8 @@ assert [d.status for d in api.get_repo_discussions("me/model")] == ["closed", "m
 assert len(api.list_repo_refs("me/model", include_pull_requests=True).pull_requests) == 2
 
 # Cards.
-card = hub.ModelCard("---\\nlicense: mit\\ntags: [one]\\nbase_model: me/base\\npipeline_tag: text-generation\\n---\\n# Title\\n")
+metadata = "license: mit\\ntags: [one]\\nbase_model: me/base\\npipeline_tag: text-generation"
+card = hub.ModelCard(f"---\\n{metadata}\\n---\\n# Title\\n")
 card.push_to_hub("me/model")
 assert hub.ModelCard.load("me/model").data.license == "mit"
 described = api.model_info("me/model")
@@ -163,4 +168,96 @@ print("passed")
 
 def test_huggingface_hub(hub: EmbeddedHub, run_client: Callable[..., str]) -> None:
     assert run_client(HUGGINGFACE_HUB).endswith("passed\n")
+    assert hub.store.verify() == []
+
+
+TRANSFORMERS = """
+import torch
+from huggingface_hub import HfApi, get_safetensors_metadata, parse_safetensors_file_metadata
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+
+torch.manual_seed(0)
+config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=64)
+model = BertModel(config).eval()
+inputs = torch.arange(10).reshape(1, 10)
+first = model.push_to_hub("me/bert", commit_message="one", private=True)
+loaded, report = BertModel.from_pretrained("me/bert", output_loading_info=True)
+assert not report["missing_keys"] and not report["unexpected_keys"]
+with torch.no_grad():
+    wanted = model(inputs).last_hidden_state
+    assert torch.equal(loaded(inputs).last_hidden_state, wanted)
+    # A second version, in shards; the first one stays loadable by its commit.
+    for parameter in model.parameters():
+        parameter.add_(1)
+    model.push_to_hub("me/bert", max_shard_size="8KB")
+    assert torch.equal(AutoModel.from_pretrained("me/bert", revision=first.oid)(inputs).last_hidden_state, wanted)
+    HfApi().delete_file("model.safetensors", "me/bert")
+    assert not torch.equal(AutoModel.from_pretrained("me/bert")(inputs).last_hidden_state, wanted)
+metadata = get_safetensors_metadata("me/bert")
+total = sum(parameter.numel() for parameter in model.parameters())
+assert metadata.sharded and metadata.parameter_count == {"F32": total}
+assert HfApi().model_info("me/bert").safetensors.parameters == {"F32": total}
+file = parse_safetensors_file_metadata("me/bert", "model.safetensors", revision=first.oid)
+assert file.parameter_count == {"F32": total}
+assert HfApi().model_info("me/bert", revision=first.oid).safetensors.total == total
+try:
+    AutoTokenizer.from_pretrained("me/absent")
+except OSError as error:
+    assert "me/absent" in str(error)
+else:
+    raise AssertionError("a repository that is not there was loaded")
+print("passed")
+"""
+
+DIFFUSERS = """
+import torch
+from huggingface_hub import HfApi
+from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+
+torch.manual_seed(0)
+def network():
+    blocks = {"down_block_types": ("DownBlock2D", "DownBlock2D"), "up_block_types": ("UpBlock2D", "UpBlock2D")}
+    sizes = {"sample_size": 8, "block_out_channels": (8, 8), "layers_per_block": 1, "norm_num_groups": 4}
+    return UNet2DModel(**sizes, **blocks).eval()
+
+model = network()
+model.push_to_hub("me/unet")
+pinned = HfApi().model_info("me/unet").sha
+network().push_to_hub("me/unet")
+assert HfApi().model_info("me/unet").sha != pinned
+loaded = UNet2DModel.from_pretrained("me/unet", revision=pinned)
+latest = UNet2DModel.from_pretrained("me/unet")
+noise = torch.randn(1, 3, 8, 8)
+with torch.no_grad():
+    assert torch.equal(loaded(noise, 1).sample, model(noise, 1).sample)
+    assert not torch.equal(latest(noise, 1).sample, model(noise, 1).sample)
+DDPMPipeline(model, DDPMScheduler()).push_to_hub("me/pipeline")
+pipeline = DDPMPipeline.from_pretrained("me/pipeline")
+assert all(torch.equal(a, b) for a, b in zip(pipeline.unet.parameters(), model.parameters(), strict=True))
+print("passed")
+"""
+
+DATASETS = """
+import itertools
+from datasets import Dataset, DatasetDict, load_dataset
+from huggingface_hub import HfApi
+
+data = Dataset.from_dict({"text": [f"row {i}" for i in range(1000)], "label": [i % 3 for i in range(1000)]})
+data.push_to_hub("me/table", num_shards=3)
+assert load_dataset("me/table", split="train").to_list() == data.to_list()
+stream = load_dataset("me/table", split="train", streaming=True)
+assert list(stream) == data.to_list()
+assert [row["text"] for row in itertools.islice(stream.skip(990), 3)] == ["row 990", "row 991", "row 992"]
+pinned = HfApi().dataset_info("me/table").sha
+DatasetDict({"train": data.select(range(5)), "test": data.select(range(3))}).push_to_hub("me/table", "small")
+assert load_dataset("me/table", "small", split="test").num_rows == 3
+assert load_dataset("me/table", revision=pinned, split="train").num_rows == 1000
+assert {config["config_name"] for config in HfApi().dataset_info("me/table").card_data.configs} == {"default", "small"}
+print("passed")
+"""
+
+
+@pytest.mark.parametrize("script", [TRANSFORMERS, DIFFUSERS, DATASETS], ids=["transformers", "diffusers", "datasets"])
+def test_libraries(hub: EmbeddedHub, run_client: Callable[..., str], script: str) -> None:
+    assert run_client(script).endswith("passed\n")
     assert hub.store.verify() == []

@@ -1,0 +1,531 @@
+"""The embedded Hub on the wire: what it refuses, who may do what, ranges, hashes, limits, concurrency."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from hf_ext.hub.server import EmbeddedHub
+from tests.hub.hub_testing import Answer, ask, commit_body, create_repository, request_lfs_upload
+
+COMMIT = "/api/models/me/model/commit/main"
+CONTENT = bytes(range(256)) * 10
+
+
+@pytest.fixture
+def url(hub: EmbeddedHub) -> str:
+    """URL of a Hub with one repository that holds `file.bin`."""
+    assert create_repository(hub.url, "me/model").status == 200
+    assert ask(hub.url, "POST", COMMIT, commit_body({"file.bin": CONTENT})).status == 200
+    return hub.url
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[EmbeddedHub]:
+    """A Hub with a token, a public and a private repository."""
+    with EmbeddedHub(tmp_path / "locked", token="correct-horse") as hub:
+        bearer = {"Authorization": "Bearer correct-horse"}
+        for name, visibility in (("public", "public"), ("private", "private")):
+            body = json.dumps({"organization": "me", "name": name, "visibility": visibility}).encode()
+            assert ask(hub.url, "POST", "/api/repos/create", body, bearer).status == 200
+            path = f"/api/models/me/{name}/commit/main"
+            assert ask(hub.url, "POST", path, commit_body({"file.bin": CONTENT}), bearer).status == 200
+        yield hub
+
+
+def raw(url: str, data: bytes) -> bytes:
+    """Send bytes and read until the server closes the connection."""
+    split = urlsplit(url)
+    with socket.create_connection((split.hostname, split.port), timeout=30) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def resolve(url: str, path: str = "file.bin", headers: dict[str, str] | None = None, method: str = "GET") -> Answer:
+    """Ask for a file of the repository."""
+    return ask(url, method, f"/me/model/resolve/main/{quote(path)}", headers=headers)
+
+
+# Ranges.
+
+
+@pytest.mark.parametrize(
+    ("header", "start", "stop"),
+    [
+        ("bytes=0-0", 0, 1),
+        ("bytes=5-9", 5, 10),
+        ("bytes=2550-", 2550, 2560),
+        ("bytes=2550-99999", 2550, 2560),
+        ("bytes=-7", 2553, 2560),
+        ("bytes=-99999", 0, 2560),
+        ("bytes=0-2559", 0, 2560),
+    ],
+)
+def test_ranges(url: str, header: str, start: int, stop: int) -> None:
+    answer = resolve(url, headers={"Range": header})
+    assert (answer.status, answer.body) == (206, CONTENT[start:stop])
+    assert answer.headers["Content-Range"] == f"bytes {start}-{stop - 1}/2560"
+    assert answer.headers["Content-Length"] == str(stop - start)
+    head = resolve(url, headers={"Range": header}, method="HEAD")
+    assert (head.status, head.body, head.headers["Content-Range"]) == (206, b"", answer.headers["Content-Range"])
+
+
+@pytest.mark.parametrize("header", ["bytes=2560-", "bytes=99999-100000", "bytes=-0"])
+def test_unsatisfiable_ranges(url: str, header: str) -> None:
+    answer = resolve(url, headers={"Range": header})
+    assert (answer.status, answer.headers["Content-Range"]) == (416, "bytes */2560")
+
+
+@pytest.mark.parametrize("header", ["bytes=9-5", "bytes=-", "bytes=a-b", "lines=0-1", "bytes=0-1,5-6", "bytes=1--2"])
+def test_ranges_that_must_be_ignored(url: str, header: str) -> None:
+    answer = resolve(url, headers={"Range": header})
+    assert (answer.status, answer.body, answer.headers["Content-Range"]) == (200, CONTENT, None)
+
+
+def test_a_range_for_other_content_gives_the_whole_file(url: str) -> None:
+    etag = resolve(url, method="HEAD").headers["ETag"]
+    assert resolve(url, headers={"Range": "bytes=0-3", "If-Range": etag}).status == 206
+    assert resolve(url, headers={"Range": "bytes=0-3", "If-Range": '"other"'}).status == 200
+
+
+def test_headers_of_files(url: str) -> None:
+    commit = ask(url, "GET", "/api/models/me/model").json()["sha"]
+    head = resolve(url, method="HEAD")
+    oid = hashlib.sha1(b"blob 2560\0" + CONTENT).hexdigest()
+    assert (head.headers["ETag"], head.headers["X-Repo-Commit"], head.body) == (f'"{oid}"', commit, b"")
+    assert (head.headers["Content-Length"], head.headers["Accept-Ranges"]) == ("2560", "bytes")
+    missing = resolve(url, "none.txt")
+    assert (missing.status, missing.headers["X-Error-Code"], missing.headers["X-Repo-Commit"]) == (
+        404,
+        "EntryNotFound",
+        commit,
+    )
+
+
+# Names.
+
+BAD_PATHS = [
+    "../escape",
+    "a/../../escape",
+    "/etc/passwd",
+    "a//b",
+    "./a",
+    "a/.",
+    "a\\b",
+    "..\\escape",
+    "nul\0byte",
+    "line\nbreak",
+    ".git/config",
+    "a/.GIT/hooks/post-checkout",
+    "",
+    "x" * 256,
+    "/".join(["y" * 200] * 6),
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("path", BAD_PATHS)
+def test_bad_paths_are_not_stored(url: str, hub: EmbeddedHub, path: str) -> None:
+    before = ask(url, "GET", "/api/models/me/model").json()["sha"]
+    assert ask(url, "POST", COMMIT, commit_body({path: b"x"})).status == 400
+    for key in ("lfsFile", "deletedFile", "deletedFolder"):
+        lines = [{"key": "header", "value": {"summary": "s"}}, {"key": key, "value": {"path": path, "oid": "0" * 64}}]
+        assert ask(url, "POST", COMMIT, b"\n".join(json.dumps(line).encode() for line in lines)).status == 400
+    question = json.dumps({"files": [{"path": path, "size": 1, "sample": ""}]}).encode()
+    assert ask(url, "POST", "/api/models/me/model/preupload/main", question).status == 400
+    assert ask(url, "GET", "/api/models/me/model").json()["sha"] == before
+    assert not list(hub.root.parent.rglob("*escape*"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["..%2F..%2F..%2Fetc%2Fpasswd", "%2e%2e/%2e%2e/etc/passwd", "a%00b", "%ff", "..%5c..%5cx", "%2Fetc%2Fpasswd"],
+)
+def test_bad_paths_are_not_read(url: str, path: str) -> None:
+    for prefix in ("/me/model/resolve/main/", "/api/models/me/model/tree/main/"):
+        assert ask(url, "GET", prefix + path).status in (400, 404)
+    assert ask(url, "GET", f"/me/model/resolve/{path}/file.bin").status in (400, 404)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [("me", ".."), ("..", "me"), ("me", "a..b"), ("me", ".hidden"), ("me", "a--b"), ("me", "x.git"), ("me", "a/b")]
+    + [
+        ("me", "a" * 97),
+        ("me", "a\\b"),
+        ("me", "a b"),
+        ("me", "caf\u00e9"),
+        ("datasets", "x"),
+        ("api", "x"),
+        ("me", ""),
+    ],
+)
+def test_bad_repository_names(url: str, hub: EmbeddedHub, owner: str, name: str) -> None:
+    body = json.dumps({"organization": owner, "name": name}).encode()
+    assert ask(url, "POST", "/api/repos/create", body).status == 400
+    assert [repository.id for repository in hub.store.repositories("models")] == ["me/model"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a..b", "-x", ".x", "x.lock", "a//b", "a b", "a~1", "a^", "a:b", "a?", "a*", "a[", "a\\b", "refs/heads/x", "@{x"]
+    + ["0" * 40, "HEAD", "x/", "a" * 256, "nul\0", "@"],
+)
+def test_bad_branch_and_tag_names(url: str, name: str) -> None:
+    assert ask(url, "POST", f"/api/models/me/model/branch/{quote(name, safe='')}", b"{}").status in (400, 404)
+    assert ask(url, "POST", "/api/models/me/model/tag/main", json.dumps({"tag": name}).encode()).status == 400
+    refs = ask(url, "GET", "/api/models/me/model/refs").json()
+    assert ([branch["name"] for branch in refs["branches"]], refs["tags"]) == (["main"], [])
+
+
+def test_a_file_is_never_also_a_folder(url: str) -> None:
+    for files in ({"file.bin/inner": b"x"}, {"one/two": b"x", "one": b"y"}):
+        answer = ask(url, "POST", COMMIT, commit_body(files))
+        assert answer.status == 400 and "cannot be a file and a folder" in answer.headers["X-Error-Message"]
+
+
+def test_symbolic_links_are_not_followed(url: str, hub: EmbeddedHub, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    blob = hub.store.blobs.path(hashlib.sha256(CONTENT).hexdigest())
+    (outside / "secret").write_bytes(CONTENT)
+    blob.unlink()
+    blob.symlink_to(outside / "secret")
+    assert resolve(url).status == 500
+    (hub.root / "models" / "linked").symlink_to(outside, target_is_directory=True)
+    assert create_repository(url, "linked/model").status == 500
+    assert sorted(path.name for path in outside.iterdir()) == ["secret"]
+
+
+# Who may ask.
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil:{port}"]
+)
+def test_other_hosts_are_refused(url: str, host: str) -> None:
+    port = urlsplit(url).port
+    answer = ask(url, "GET", "/api/models", headers={"Host": host.format(port=port)})
+    assert answer.status == 403
+    for name in ("localhost", "127.0.0.1", "[::1]", "LOCALHOST"):
+        assert ask(url, "GET", "/api/models", headers={"Host": f"{name}:{port}"}).status == 200
+
+
+def test_requests_without_one_host_are_refused(url: str) -> None:
+    host = urlsplit(url).netloc.encode()
+    assert b" 403 " in raw(url, b"GET /api/models HTTP/1.1\r\n\r\n").split(b"\r\n")[0]
+    twice = b"GET /api/models HTTP/1.1\r\nHost: " + host + b"\r\nHost: evil.example\r\n\r\n"
+    assert b" 403 " in raw(url, twice).split(b"\r\n")[0]
+    absolute = b"GET http://evil.example/api/models HTTP/1.1\r\nHost: " + host + b"\r\n\r\n"
+    assert b" 400 " in raw(url, absolute).split(b"\r\n")[0]
+
+
+def test_pages_of_other_origins_are_refused(url: str) -> None:
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
+        assert ask(url, "POST", COMMIT, commit_body({"x": b"x"}), {"Origin": origin}).status == 403
+    assert ask(url, "GET", "/api/models", headers={"Origin": url}).status == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_other_interfaces_need_a_token(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ValueError, match="set a token"):
+        EmbeddedHub(tmp_path, host=host)
+    for token in ("", " ", "two words", "caf\u00e9"):
+        with pytest.raises(ValueError, match="token must be"):
+            EmbeddedHub(tmp_path, host=host, token=token)
+
+
+def test_with_a_token_every_interface_is_served(tmp_path: Path) -> None:
+    with EmbeddedHub(tmp_path, host="0.0.0.0", token="secret") as hub:
+        assert hub.url.startswith("http://127.0.0.1:")
+        assert ask(hub.url, "GET", "/api/models").status == 200
+        assert ask(hub.url, "GET", "/api/models", headers={"Host": "evil.example"}).status == 403
+
+
+WRITES = [
+    ("POST", "/api/repos/create"),
+    ("DELETE", "/api/repos/delete"),
+    ("PUT", "/api/models/me/public/settings"),
+    ("POST", "/api/models/me/public/branch/b"),
+    ("DELETE", "/api/models/me/public/branch/b"),
+    ("POST", "/api/models/me/public/tag/main"),
+    ("DELETE", "/api/models/me/public/tag/t"),
+    ("POST", "/api/models/me/public/preupload/main"),
+    ("POST", "/api/models/me/public/commit/main"),
+    ("POST", "/api/models/me/public/discussions"),
+    ("POST", "/api/models/me/public/discussions/1/merge"),
+    ("POST", "/api/models/me/public/discussions/1/status"),
+    ("POST", "/me/public.git/info/lfs/objects/batch"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), WRITES)
+def test_writes_need_the_token(locked: EmbeddedHub, method: str, path: str) -> None:
+    wrong: list[dict[str, str]] = [{}, {"Authorization": "Bearer correct-hors"}, {"Authorization": "correct-horse"}]
+    wrong += [
+        {"Authorization": "Basic correct-horse"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer \u00e9"},
+    ]
+    for headers in wrong:
+        assert ask(locked.url, method, path, b"{}", headers).status == 401, headers
+    allowed = ask(locked.url, method, path, b"{}", {"Authorization": "Bearer correct-horse"})
+    assert allowed.status not in (401, 403)
+
+
+def test_every_route_that_changes_something_is_among_those_tested() -> None:
+    from hf_ext.hub.routes import _ROUTES
+
+    guarded = [(method, pattern) for method, pattern, _, needs_token in _ROUTES if needs_token]
+    assert all(any(method == m and pattern.fullmatch(p) for m, p in WRITES) for method, pattern in guarded)
+    # What may be sent without a token reads only, or carries a signature.
+    reading = {"validate_yaml", "paths_info", "lfs_upload"}
+    assert {f.__name__ for m, _, f, needs_token in _ROUTES if m != "GET" and not needs_token} == reading
+
+
+def test_private_repositories_look_absent(locked: EmbeddedHub) -> None:
+    bearer = {"Authorization": "Bearer correct-horse"}
+    paths = [
+        "/api/models/me/{}",
+        "/me/{}/resolve/main/file.bin",
+        "/api/models/me/{}/tree/main",
+        "/api/models/me/{}/refs",
+    ]
+    for path in paths:
+        private, absent = (ask(locked.url, "GET", path.format(name)) for name in ("private", "absent"))
+        assert private.status == absent.status == 401
+        assert private.headers["X-Error-Code"] == absent.headers["X-Error-Code"] == "RepoNotFound"
+        assert private.body.replace(b"private", b"absent") == absent.body
+        assert ask(locked.url, "GET", path.format("public")).status == 200
+        assert ask(locked.url, "GET", path.format("private"), headers=bearer).status == 200
+    for headers, count in (({}, 1), (bearer, 2)):
+        assert len(ask(locked.url, "GET", "/api/models", headers=headers).json()) == count
+    assert ask(locked.url, "GET", "/api/whoami-v2").status == 401
+    assert ask(locked.url, "GET", "/api/whoami-v2", headers=bearer).json()["name"] == "local"
+
+
+# Large files.
+
+
+def upload(url: str, data: bytes, announced: bytes | None = None, **changes: str) -> Answer:
+    """Upload `data` where the announced content may go, with changes to the query of the URL."""
+    announced = data if announced is None else announced
+    path = request_lfs_upload(url, "me/model", hashlib.sha256(announced).hexdigest(), len(announced))
+    assert path is not None
+    for key, value in changes.items():
+        head, _, tail = path.partition(f"{key}=")
+        path = f"{head}{key}={value}&{tail.partition('&')[2]}".rstrip("&")
+    return ask(url, "PUT", path, data)
+
+
+def test_lfs_upload(url: str, hub: EmbeddedHub) -> None:
+    data = b"\0large" * 1000
+    sha256 = hashlib.sha256(data).hexdigest()
+    pointer = {"key": "lfsFile", "value": {"path": "w.bin", "algo": "sha256", "oid": sha256, "size": len(data)}}
+    body = commit_body({}) + json.dumps(pointer).encode()
+    assert ask(url, "POST", COMMIT, body).status == 400, "a pointer to nothing must be refused"
+    assert upload(url, data).status == 200
+    assert request_lfs_upload(url, "me/model", sha256, len(data)) is None
+    pointer["value"] |= {"size": len(data) + 1}
+    assert ask(url, "POST", COMMIT, commit_body({}) + json.dumps(pointer).encode()).status == 400
+    assert ask(url, "POST", COMMIT, body).status == 200
+    answer = resolve(url, "w.bin")
+    assert (answer.body, answer.headers["ETag"]) == (data, f'"{sha256}"')
+    assert (answer.headers["X-Linked-ETag"], answer.headers["X-Linked-Size"]) == (f'"{sha256}"', str(len(data)))
+    assert hub.store.verify() == []
+
+
+def test_lfs_content_that_differs_is_refused(url: str, hub: EmbeddedHub) -> None:
+    announced = b"x" * 5000
+    for data, status in ((b"y" * 5000, 400), (b"x" * 4999, 400), (b"x" * 5001, 413), (b"", 400)):
+        answer = upload(url, data, announced)
+        assert answer.status == status
+    assert request_lfs_upload(url, "me/model", hashlib.sha256(announced).hexdigest(), 5000) is not None
+    assert list(hub.store.incoming.iterdir()) == []
+
+
+def test_lfs_tickets_cannot_be_changed(url: str) -> None:
+    data = b"x" * 100
+    for changes in ({"size": "101"}, {"expires": "99999999999"}, {"signature": "0" * 64}, {"signature": "caf%C3%A9"}):
+        assert upload(url, data, **changes).status == 403
+    other = f"/lfs/upload/{'0' * 64}?size=100&expires=99999999999&signature={'0' * 64}"
+    assert ask(url, "PUT", other, data).status == 403
+    assert ask(url, "PUT", "/lfs/upload/..%2F..%2Fx?size=1", data).status == 400
+    assert ask(url, "PUT", f"/lfs/upload/{'0' * 64}", data).status == 403
+    assert upload(url, data).status == 200
+
+
+def test_chunked_bodies(url: str) -> None:
+    body = commit_body({"chunked.txt": b"c" * 100_000})
+    pieces = [body[i : i + 7777] for i in range(0, len(body), 7777)]
+    assert ask(url, "POST", COMMIT, iter(pieces)).status == 200
+    assert resolve(url, "chunked.txt").body == b"c" * 100_000
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Transfer-Encoding: gzip\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
+        b"Content-Length: -5\r\n\r\n",
+        b"Content-Length: 1_0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n-5\r\nabcde\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcde\r\n0\r\n\r\n",
+        b"Content-Length: 100\r\n\r\n{",
+    ],
+)
+def test_malformed_bodies(url: str, head: bytes) -> None:
+    start = f"POST /api/repos/create HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n".encode()
+    answer = raw(url, start + head)
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"\r\nConnection: close\r\n" in answer
+    assert answer.count(b"HTTP/1.1") == 1, "what follows a malformed body must not be read as a request"
+
+
+def test_bodies_that_are_too_large(tmp_path: Path) -> None:
+    with EmbeddedHub(tmp_path, max_file_bytes=100_000) as hub:
+        create_repository(hub.url, "me/model")
+        batch = {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 100_001}]}
+        path = "/me/model.git/info/lfs/objects/batch"
+        assert ask(hub.url, "POST", path, json.dumps(batch).encode()).json()["objects"][0]["error"]["code"] == 413
+        big = commit_body({f"{i}.txt": b"x" * 5000 for i in range(30)})
+        assert ask(hub.url, "POST", COMMIT, big).status == 413
+        assert ask(hub.url, "POST", COMMIT, iter([big[:50_000], big[50_000:]])).status == 413
+        # Far larger than what the sockets buffer: the refusal must reach a client that is still sending.
+        zeros = bytes(1 << 20)
+        answer = ask(hub.url, "POST", COMMIT, (zeros for _ in range(40)), {"Content-Length": str(40 << 20)})
+        assert answer.status == 413
+        assert ask(hub.url, "POST", "/api/repos/create", b" " * (17 << 20)).status == 413
+        assert hub.store.verify() == [] and list(hub.store.incoming.iterdir()) == []
+
+
+def test_a_regular_file_that_is_too_large(url: str) -> None:
+    answer = ask(url, "POST", COMMIT, commit_body({"big.txt": bytes((10 << 20) + 1)}))
+    assert answer.status == 413 and "use LFS" in answer.headers["X-Error-Message"]
+    assert ask(url, "POST", COMMIT, commit_body({"fits.txt": bytes(10 << 20)})).status == 200
+
+
+HEADER = b'{"key": "header", "value": {"summary": "s"}}\n'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"not json",
+        b'{"key": "header", "value": 3}',
+        b'{"key": "header", "value": {"summary": ""}}',
+        b'{"key": "header", "value": {"summary": 5}}',
+        b'{"key": "header", "value": {"summary": "\\ud800"}}',
+        HEADER + b'{"key": "unknown", "value": {"path": "x"}}',
+        HEADER + b'{"key": "file", "value": {"path": "x", "content": "?", "encoding": "base64"}}',
+        HEADER + b'{"key": "lfsFile", "value": {"path": "x", "oid": "../../../x"}}',
+        b'{"key": "file", "value": {"path": "x", "content": "", "encoding": "base64"}}',
+        b"[" * 100_000,
+    ],
+)
+def test_malformed_commits(url: str, body: bytes) -> None:
+    before = ask(url, "GET", "/api/models/me/model").json()["sha"]
+    assert ask(url, "POST", COMMIT, body).status == 400
+    assert ask(url, "GET", "/api/models/me/model").json()["sha"] == before
+
+
+def test_commits_go_to_branches_only(url: str) -> None:
+    head = ask(url, "GET", "/api/models/me/model").json()["sha"]
+    assert ask(url, "POST", "/api/models/me/model/tag/main", b'{"tag": "v1"}').status == 200
+    for revision, status in (
+        ("v1", 400),
+        ("refs%2Ftags%2Fv1", 400),
+        (head, 400),
+        ("none", 404),
+        ("refs%2Fpr%2F1", 404),
+    ):
+        path = f"/api/models/me/model/commit/{revision}"
+        assert ask(url, "POST", path, commit_body({"x": b"x"})).status == status, revision
+
+
+def test_simultaneous_commits(url: str, hub: EmbeddedHub) -> None:
+    answers: list[Answer] = []
+
+    def work(worker: int) -> None:
+        for step in range(5):
+            answers.append(ask(url, "POST", COMMIT, commit_body({f"{worker}/{step}.txt": b"%d" % worker})))
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answer.status for answer in answers] == [200] * 30
+    repository = hub.store.repository("models", "me/model")
+    assert repository is not None
+    history = list(repository.history(repository.resolve("main")))
+    assert {answer.json()["commitOid"] for answer in answers} < {commit.oid for commit in history}
+    assert len(history) == 32 and all(len(commit.parents) == 1 for commit in history[:-1])
+    assert len(repository.snapshot(history[0].oid).files) == 32
+    # Of those who commit to the same parent, one wins.
+    parent, statuses = history[0].oid, []
+    racers = [
+        threading.Thread(
+            target=lambda n=n: statuses.append(
+                ask(url, "POST", COMMIT, commit_body({"race.txt": b"%d" % n}, parentCommit=parent)).status
+            )
+        )
+        for n in range(6)
+    ]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert sorted(statuses) == [200] + [412] * 5
+    assert hub.store.verify() == []
+
+
+def test_listings_come_in_pages(url: str) -> None:
+    commit = ask(url, "POST", COMMIT, commit_body({f"many/{i:04}.txt": b"x" for i in range(2100)})).json()["commitOid"]
+    path, names = "/api/models/me/model/tree/main/many?recursive=true", []
+    sizes = []
+    while path:
+        page = ask(url, "GET", path)
+        names += [entry["path"] for entry in page.json()]
+        sizes.append(len(page.json()))
+        link = page.headers.get("Link", "")
+        assert not link or commit in link
+        path = link.partition(">")[0].removeprefix(f"<{url}") if link else ""
+    assert names == [f"many/{i:04}.txt" for i in range(2100)] and sizes == [1000, 1000, 100]
+
+
+def test_unknown_routes(url: str) -> None:
+    assert ask(url, "GET", "/").status == 404
+    assert ask(url, "DELETE", "/api/models").status == 405
+    xet = ask(url, "GET", "/api/models/me/model/xet-write-token/main")
+    assert xet.status == 404 and "HF_HUB_DISABLE_XET=1" in xet.headers["X-Error-Message"]
+
+
+def test_connections_are_kept_and_end_with_the_server(tmp_path: Path) -> None:
+    hub = EmbeddedHub(tmp_path).start()
+    split = urlsplit(hub.url)
+    question = f"GET /api/models HTTP/1.1\r\nHost: {split.netloc}\r\n\r\n".encode()
+    with socket.create_connection((split.hostname, split.port), timeout=30) as connection:
+        for _ in range(2):
+            connection.sendall(question)
+            answer = b""
+            while not answer.endswith(b"\r\n\r\n[]"):
+                answer += connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200")
+        hub.stop()
+        assert connection.recv(65536) == b""
+    hub.stop()
+    with pytest.raises(ValueError, match="before start"):
+        _ = hub.url
