@@ -18,6 +18,8 @@ from .storage import BlobStore, lfs_pointer
 
 _FRONT_MATTER = re.compile(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n(.*?)\r?\n?---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _MAXIMUM_CARD_BYTES = 4 << 20
+_MAXIMUM_METADATA_CHARACTERS = 1 << 20
+_MAXIMUM_METADATA_DEPTH = 50
 _MAXIMUM_HEADER_BYTES = 25 << 20
 # Card fields that the Hub turns into tags, with the prefix of the tag.
 _TAGGED_FIELDS = {"license": "license:", "language": "", "datasets": "dataset:", "base_model": "base_model:"}
@@ -27,20 +29,32 @@ def read_front_matter(card: str) -> dict[str, Any]:
     """The YAML metadata at the head of a README.md; empty when there is none.
 
     Raises:
-        ValueError: when it is not a YAML mapping, or uses aliases (which can grow without bound).
+        ValueError: when it is not a YAML mapping, or is written to exhaust whoever reads it.
     """
     match = _FRONT_MATTER.match(card)
     if match is None:
         return {}
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(match[1])):
-            raise ValueError("YAML aliases are not supported in the metadata of a card")
+        _check_yaml_cost(match[1])
         metadata = yaml.safe_load(match[1])
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise ValueError(f"the metadata of the card is not valid YAML: {error}") from error
     if not isinstance(metadata or {}, dict):
         raise ValueError(f"the metadata of the card must be a mapping, got {type(metadata).__name__}")
     return metadata or {}
+
+
+def _check_yaml_cost(text: str) -> None:
+    """Refuse what takes far more time or memory than its size: deep nesting, and aliases that multiply."""
+    if len(text) > _MAXIMUM_METADATA_CHARACTERS:
+        raise ValueError(f"the metadata of the card is longer than {_MAXIMUM_METADATA_CHARACTERS} characters")
+    depth = 0
+    for event in yaml.parse(text):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("the metadata of the card uses YAML aliases, which are not supported")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAXIMUM_METADATA_DEPTH:
+            raise ValueError(f"the metadata of the card is nested deeper than {_MAXIMUM_METADATA_DEPTH} levels")
 
 
 def repository_url(repository: Repository, base_url: str = "") -> str:

@@ -1,0 +1,284 @@
+"""The embedded Hub survives being killed: earlier commits stay, nothing half there shows; memory stays constant."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from hf_ext.hub import storage
+from hf_ext.hub.errors import HubError
+from hf_ext.hub.objects import Operation
+from hf_ext.hub.repository import Change
+from hf_ext.hub.server import EmbeddedHub
+from hf_ext.hub.store import HubStore
+from hf_ext.hub.uploads import store_regular
+from tests.hub.hub_testing import ask, client_environment, commit_body, create_repository, request_lfs_upload
+
+COMMIT = "/api/models/me/model/commit/main"
+SERVE = "import sys; from hf_ext.hub.server import serve; serve(sys.argv[1], ready=lambda h: print(h.url, flush=True))"
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A Hub in a process of its own, which is killed at the end: its URL and the process."""
+    environment = client_environment("http://127.0.0.1:9", root.parent / "home")
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(root)], stdout=subprocess.PIPE, env=environment, text=True
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert url, "the server did not start"
+        yield url, process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def start_upload(url: str, size: int) -> tuple[http.client.HTTPConnection, str]:
+    """Begin to send a large file of zeros: the connection, of which half of the body is sent, and the hash."""
+    sha256 = hashlib.sha256(bytes(size)).hexdigest()
+    path = request_lfs_upload(url, "me/model", sha256, size)
+    assert path is not None
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    connection.putrequest("PUT", path)
+    connection.putheader("Content-Length", str(size))
+    connection.endheaders()
+    connection.send(bytes(size // 2))
+    return connection, sha256
+
+
+def wait_for_growth(folder: Path, size: int) -> None:
+    """Wait until files of a folder hold that many bytes."""
+    deadline = time.monotonic() + 60
+    while sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) < size:
+        assert time.monotonic() < deadline, "the upload does not arrive"
+        time.sleep(0.01)
+
+
+def test_killed_in_the_middle_of_an_upload(tmp_path: Path) -> None:
+    root = tmp_path / "hub"
+    with serving(root) as (url, process):
+        create_repository(url, "me/model")
+        commit = ask(url, "POST", COMMIT, commit_body({"kept.txt": b"kept"})).json()["commitOid"]
+        connection, sha256 = start_upload(url, 20 << 20)
+        wait_for_growth(root / "incoming", 5 << 20)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        connection.close()
+    assert list((root / "incoming").iterdir()), "the test must leave half an upload behind"
+    with EmbeddedHub(root) as hub:
+        assert list((root / "incoming").iterdir()) == []
+        assert hub.store.blobs.size(sha256) is None
+        assert hub.store.verify() == []
+        assert ask(hub.url, "GET", f"/me/model/resolve/{commit}/kept.txt").body == b"kept"
+        # The same upload can be made again.
+        path = request_lfs_upload(hub.url, "me/model", sha256, 20 << 20)
+        assert path is not None and ask(hub.url, "PUT", path, bytes(20 << 20)).status == 200
+
+
+def test_killed_while_many_commit(tmp_path: Path) -> None:
+    root, rng = tmp_path / "hub", random.Random(0)
+    acknowledged: dict[str, bytes] = {}
+
+    def work(url: str, worker: str) -> None:
+        # Until the server dies under it.
+        for step in range(1000):
+            path, content = f"{worker}/{step}.txt", f"{worker} {step}".encode()
+            try:
+                status = ask(url, "POST", COMMIT, commit_body({path: content})).status
+            except (OSError, http.client.HTTPException):
+                return
+            assert status == 200
+            acknowledged[path] = content
+
+    for life in range(4):
+        before = len(acknowledged)
+        with serving(root) as (url, process):
+            if life == 0:
+                create_repository(url, "me/model")
+            threads = [threading.Thread(target=work, args=(url, f"{life}-{worker}")) for worker in range(3)]
+            for thread in threads:
+                thread.start()
+            while len(acknowledged) < before + 5:
+                time.sleep(0.005)
+            time.sleep(rng.random() * 0.2)
+            process.send_signal(signal.SIGKILL)
+            for thread in threads:
+                thread.join()
+        found = HubStore(root)
+        try:
+            assert found.verify() == []
+            repository = found.repository("models", "me/model")
+            assert repository is not None
+            files = repository.snapshot(repository.resolve("main")).files
+            for path, content in acknowledged.items():
+                assert files[path].sha256 == hashlib.sha256(content).hexdigest()
+            # What was not acknowledged may be there, but then it is whole: at most one commit of each worker.
+            assert len(files) - 1 - len(acknowledged) <= 3 * (life + 1)
+        finally:
+            found.close()
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+@pytest.mark.parametrize("operation", ["os.replace", "os.rename", "os.fsync"])
+def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    """Stop at the n-th system call that makes something durable, for every n, and open the folder again."""
+    reached_the_end = False
+    for step in range(60):
+        root = tmp_path / str(step)
+        before = HubStore(root)
+        entry = store_regular(b"first", before.blobs)
+        old = before.create("models", "me/old", False, [Operation("first.txt", entry)])
+        head = old.resolve("main")
+        calls, name = 0, operation.removeprefix("os.")
+        real = getattr(storage.os, name)
+
+        def failing(*arguments: object, step: int = step, real: object = real) -> object:
+            nonlocal calls
+            calls += 1
+            if calls > step:
+                raise Crash
+            return real(*arguments)  # type: ignore[operator]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(storage.os, name, failing)
+            try:
+                change = Change("second", "", [Operation("second.txt", store_regular(b"second", before.blobs))])
+                old.append("main", change)
+                before.create("models", "me/new", False, [Operation("first.txt", entry)])
+                reached_the_end = True
+            except Crash:
+                pass
+        before.close()
+        after = HubStore(root)
+        assert after.verify() == []
+        survivor = after.repository("models", "me/old")
+        assert survivor is not None
+        files = set(survivor.snapshot(survivor.resolve("main")).files)
+        assert files in ({"first.txt"}, {"first.txt", "second.txt"})
+        assert survivor.resolve(head) == head
+        created = after.repository("models", "me/new")
+        assert created is None or set(created.snapshot(created.resolve("main")).files) == {"first.txt"}
+        # A commit that was written, but that no ref names, cannot be named by its hash either.
+        visible = {commit.oid for commit in survivor.history(survivor.resolve("main"))}
+        for oid in {path.name for path in (survivor.folder / "commits").iterdir()} - visible:
+            with pytest.raises(HubError, match="Invalid rev id"):
+                survivor.resolve(oid)
+        survivor.append("main", Change("third", "", [Operation("third.txt", store_regular(b"3", after.blobs))]))
+        assert after.verify() == []
+        after.close()
+        if reached_the_end:
+            break
+    assert reached_the_end and step > 0
+
+
+def test_a_full_disk(hub: EmbeddedHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_repository(hub.url, "me/model")
+    assert ask(hub.url, "POST", COMMIT, commit_body({"kept.txt": b"kept"})).status == 200
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for module, name in ((storage, "fsync"), (storage, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module.os, name, full)
+            answer = ask(hub.url, "POST", COMMIT, commit_body({"late.txt": b"late"}))
+        assert answer.status == 507 and "No space left" in answer.headers["X-Error-Message"]
+    assert list(hub.store.incoming.iterdir()) == []
+    assert hub.store.verify() == []
+    assert ask(hub.url, "POST", COMMIT, commit_body({"late.txt": b"late"})).status == 200
+
+
+def test_damage_is_found(hub: EmbeddedHub) -> None:
+    create_repository(hub.url, "me/model")
+    oid = ask(hub.url, "POST", COMMIT, commit_body({"a.txt": b"content"})).json()["commitOid"]
+    blob = hub.store.blobs.path(hashlib.sha256(b"content").hexdigest())
+    commit = hub.root / "models/me/model/commits" / oid
+    for path, change in ((blob, b"CONTENT"), (blob, b"short"), (commit, commit.read_bytes() + b"x")):
+        kept = path.read_bytes()
+        path.write_bytes(change)
+        assert len(hub.store.verify()) == 1
+        path.write_bytes(kept)
+        assert hub.store.verify() == []
+    blob.write_bytes(b"short")
+    assert ask(hub.url, "GET", "/me/model/resolve/main/a.txt").status == 500
+
+
+def test_one_process_at_a_time(hub: EmbeddedHub, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="served by another process"):
+        HubStore(hub.root)
+    foreign = tmp_path / "home"
+    (foreign / "incoming").mkdir(parents=True)
+    (foreign / "incoming" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="not the folder of an embedded Hub"):
+        EmbeddedHub(foreign).start()
+    assert (foreign / "incoming" / "thesis.txt").read_text() == "mine"
+
+
+def test_cleaning_follows_no_links(tmp_path: Path) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "hub"
+    outside.mkdir()
+    (outside / "thesis.txt").write_text("mine")
+    HubStore(root).close()
+    (root / "incoming" / "folder").symlink_to(outside, target_is_directory=True)
+    (root / "incoming" / "tmpdir").mkdir()
+    (root / "incoming" / "tmpdir" / "file").symlink_to(outside / "thesis.txt")
+    HubStore(root).close()
+    assert list((root / "incoming").iterdir()) == []
+    assert (outside / "thesis.txt").read_text() == "mine"
+
+
+def peak_memory(process: subprocess.Popen[str]) -> int:
+    """Largest resident size of a process so far, in bytes."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the peak memory that Linux reports")
+def test_large_files_stream_in_constant_memory(tmp_path: Path) -> None:
+    piece, pieces = bytes(1 << 20), 200
+    size, digest = len(piece) * pieces, hashlib.sha256()
+    for _ in range(pieces):
+        digest.update(piece)
+    with serving(tmp_path / "hub") as (url, process):
+        create_repository(url, "me/model")
+        before = peak_memory(process)
+        path = request_lfs_upload(url, "me/model", digest.hexdigest(), size)
+        assert path is not None
+        assert ask(url, "PUT", path, (piece for _ in range(pieces)), {"Content-Length": str(size)}).status == 200
+        pointer = {
+            "key": "lfsFile",
+            "value": {"path": "zeros.bin", "algo": "sha256", "oid": digest.hexdigest(), "size": size},
+        }
+        assert ask(url, "POST", COMMIT, commit_body({}) + json.dumps(pointer).encode()).status == 200
+        # Regular files come in one request, and are stored one by one.
+        many = commit_body({f"{i}.txt": bytes(5 << 20) for i in range(2)}).splitlines(keepends=True)
+        assert ask(url, "POST", COMMIT, (line for line in many[:1] + many[1:] * 10)).status == 200
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        connection.request("GET", "/me/model/resolve/main/zeros.bin")
+        response, received = connection.getresponse(), hashlib.sha256()
+        while chunk := response.read(1 << 20):
+            received.update(chunk)
+        connection.close()
+        assert received.hexdigest() == digest.hexdigest()
+        growth = peak_memory(process) - before
+    assert growth < 64 << 20, f"the server grew by {growth >> 20} MiB for a file of {size >> 20} MiB"

@@ -1,0 +1,257 @@
+"""Rules of the embedded Hub against their origin: git's object ids and `.gitignore`; names that are safe on a disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_ext.hub.descriptions import read_front_matter
+from hf_ext.hub.errors import HubError
+from hf_ext.hub.names import check_file_path, check_ref_name
+from hf_ext.hub.objects import Entry, Operation, Snapshot
+from hf_ext.hub.repository import Change, Repository
+from hf_ext.hub.storage import Blob, lfs_pointer
+from hf_ext.hub.store import HubStore
+from hf_ext.hub.uploads import IgnoreRules, plan_uploads, store_regular
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the reference of this test")
+
+
+def git(folder: Path, *arguments: str, text: str | None = None) -> str:
+    """Run git in a folder, without the configuration of the user."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C.UTF-8"}
+    command = ["git", "-c", "core.quotePath=false", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, input=text, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[HubStore]:
+    """A folder without a server."""
+    opened = HubStore(tmp_path / "hub")
+    yield opened
+    opened.close()
+
+
+def model(store: HubStore, files: dict[str, bytes]) -> Repository:
+    """A repository with these regular files."""
+    operations = [Operation(path, store_regular(data, store.blobs)) for path, data in files.items()]
+    return store.create("models", "me/model", False, operations)
+
+
+@needs_git
+def test_ids_are_those_of_git(store: HubStore, tmp_path: Path) -> None:
+    files = {
+        "a.txt": b"1", "a-b": b"2", "a/z": b"3", "a/b/c/d": b"4", "a.d/x": b"5", "empty": b"",
+        "\u00e9t\u00e9/\u96ea": b"6",
+    }  # fmt: skip
+    repository = model(store, files)
+    head = repository.append(
+        "main", Change("title", "body\n\nmore", [Operation("late", store_regular(b"7", store.blobs))])
+    )
+    git(tmp_path, "init", "-q", "work")
+    work = tmp_path / "work"
+    for path, data in {**files, "late": b"7"}.items():
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        (work / path).write_bytes(data)
+    git(work, "add", "-A")
+    assert git(work, "write-tree").strip() == head.tree
+    snapshot = repository.snapshot(head.oid)
+    listed = [line.split(maxsplit=3) for line in git(work, "ls-tree", "-r", "-t", head.tree).splitlines()]
+    assert {path: oid for _, _, oid, path in listed} == {
+        path: snapshot.id_of(path) for path in (*snapshot.files, *snapshot.folders) if path
+    }
+    stored = (repository.folder / "commits" / head.oid).read_text()
+    assert git(work, "hash-object", "-t", "commit", "--stdin", text=stored).strip() == head.oid
+    assert (head.title, head.description) == ("title", "body\n\nmore")
+
+
+def test_the_id_of_a_large_file_is_that_of_its_pointer() -> None:
+    pointer = lfs_pointer("ab" * 32, 5)
+    assert pointer == b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 5\n"
+    entry = Entry.of_lfs(Blob("ab" * 32, 5))
+    assert entry.oid == hashlib.sha1(b"blob %d\0" % len(pointer) + pointer).hexdigest()
+    assert entry.etag == "ab" * 32
+
+
+IGNORE = """
+# comment
+*.env
+/root.txt
+build/
+docs/*.tmp
+**/cache
+deep/**/x.log
+tail/**
+!keep.env
+\\#literal
+\\!bang
+[ab]?.txt
+[!ab]z.md
+space\\ s
+a*b*c
+trailing.txt\x20\x20
+mid/only
+"""
+
+PATHS = [
+    ".env", "x.env", "sub/x.env", "keep.env", "sub/keep.env", "root.txt", "sub/root.txt", "build/x", "sub/build/y/z",
+    "build", "docs/a.tmp", "docs/sub/a.tmp", "other/docs/a.tmp", "cache/x", "p/cache", "p/q/cache/r", "deep/x.log",
+    "deep/a/b/x.log", "deep/x.logs", "tail/a", "tail/a/b", "tail", "#literal", "!bang", "a1.txt", "c1.txt",
+    "sub/b2.txt", "cz.md", "az.md", "space s", "abc", "axbxc", "ab", "a/b/c", "trailing.txt", "mid/only",
+    "x/mid/only", "commentx", "build/keep.env", "# comment", "ax.txt.bak",
+]  # fmt: skip
+
+
+@needs_git
+def test_ignore_rules_are_those_of_git(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".gitignore").write_text(IGNORE)
+    ours = {path for path in PATHS if IgnoreRules(IGNORE).match(path)}
+    theirs = git(tmp_path, "check-ignore", "--no-index", "--stdin", text="\n".join(PATHS)).splitlines()
+    assert ours == set(theirs)
+    assert 10 < len(ours) < len(PATHS) - 10
+
+
+@needs_git
+@given(
+    pattern=st.text(alphabet="ab*?/.!", min_size=1, max_size=7),
+    path=st.lists(st.text(alphabet="ab.", min_size=1, max_size=3), min_size=1, max_size=3),
+)
+def test_ignore_rules_never_fail(pattern: str, path: list[str]) -> None:
+    decided = IgnoreRules(pattern).match("/".join(path))
+    assert decided is IgnoreRules(f"{pattern}\n# and nothing else\n").match("/".join(path))
+    assert IgnoreRules(f"{pattern}\n/{path[0]}\n").match("/".join(path)) is True
+
+
+@given(st.text(max_size=40) | st.text(alphabet="./\\ab\0\n~", max_size=12))
+def test_accepted_paths_stay_inside(path: str) -> None:
+    try:
+        accepted = check_file_path(path)
+    except HubError as error:
+        assert error.status == 400
+        return
+    assert os.path.normpath(os.path.join("/root", accepted)) == f"/root/{accepted}"
+    parts = PurePosixPath(accepted).parts
+    assert ".git" not in [part.lower() for part in parts] and not PurePosixPath(accepted).is_absolute()
+    assert "\\" not in accepted and "\0" not in accepted
+
+
+@needs_git
+@given(
+    st.text(alphabet="ab./-@{~^:?*[\\ \x7f", min_size=1, max_size=8) | st.sampled_from(["x.lock", "a.lock/b", "v1.0"])
+)
+def test_accepted_refs_are_accepted_by_git(name: str) -> None:
+    try:
+        check_ref_name(name)
+    except HubError:
+        return
+    assert subprocess.run(["git", "check-ref-format", f"refs/heads/{name}"]).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["main", "feature/x", "v1.0", "release-2", "a.b/c_d", "1"])
+def test_ordinary_refs_are_accepted(name: str) -> None:
+    assert check_ref_name(name) == name
+
+
+def test_how_files_are_to_be_sent(store: HubStore) -> None:
+    attributes = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\ndata/*.csv filter=lfs -text\n*.md text\n"
+    repository = model(store, {".gitattributes": attributes, ".gitignore": b"*.env\n", "old.txt": b"old"})
+    snapshot = repository.snapshot(repository.resolve("main"))
+
+    def plan(path: str, size: int = 10, sample: str = "YWJj", **more: str) -> dict[str, object]:
+        payload = {"files": [{"path": path, "size": size, "sample": sample}], **more}
+        return plan_uploads(payload, snapshot, store.blobs)[0]
+
+    modes = {
+        path: plan(path)["uploadMode"]
+        for path in ("w.safetensors", "data/x.csv", "x.csv", "x.md", "sub/w.safetensors")
+    }
+    assert list(modes.values()) == ["lfs", "lfs", "regular", "regular", "lfs"]
+    assert plan("x.txt", sample="AGE=")["uploadMode"] == "lfs", "a NUL makes a file binary"
+    assert plan("x.txt", size=(10 << 20) + 1)["uploadMode"] == "lfs"
+    assert plan("x.txt", size=10 << 20)["uploadMode"] == "regular"
+    assert plan("w.safetensors", size=0)["uploadMode"] == "regular", "an empty file has nothing to send"
+    assert plan("a.env")["shouldIgnore"] is True and plan("a.txt")["shouldIgnore"] is False
+    assert (
+        plan("a.env", gitIgnore="*.txt")["shouldIgnore"] is False and plan("a.txt", gitIgnore="*.txt")["shouldIgnore"]
+    )
+    assert plan("old.txt")["oid"] == hashlib.sha1(b"blob 3\0old").hexdigest() and plan("new.txt")["oid"] is None
+    with pytest.raises(HubError, match="'size' must be a non-negative integer"):
+        plan("x", size=-1)
+    with pytest.raises(HubError, match="not valid base64"):
+        plan("x", sample="?")
+
+
+def test_metadata_of_cards() -> None:
+    assert read_front_matter("---\nlicense: mit\n---\ntext\n---\n") == {"license": "mit"}
+    assert read_front_matter("\ufeff---\r\na: 1\r\n---\r\nx") == {"a": 1}
+    assert read_front_matter("no metadata\n---\na: 1\n---\n") == {} == read_front_matter("---\n---\n")
+    bomb = "a: &a [x]\n" + "".join(
+        f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}, *{chr(97 + i)}]\n" for i in range(20)
+    )
+    for bad in (
+        "a: [",
+        "- a list",
+        "a: !!python/object:os.system x",
+        bomb,
+        "a: " + "[" * 100_000,
+        "a: " + "x" * 2**21,
+    ):
+        with pytest.raises(ValueError, match="card"):
+            read_front_matter(f"---\n{bad}\n---\n")
+
+
+def test_merging_keeps_both_sides(store: HubStore) -> None:
+    repository = model(store, {"same": b"0", "ours": b"0", "theirs": b"0", "gone": b"0", "both": b"0"})
+
+    def write(**files: bytes) -> Change:
+        return Change("c", "", [Operation(path, store_regular(data, store.blobs)) for path, data in files.items()])
+
+    pull = repository.open_pull("main", "a pull", "", write(theirs=b"1", both=b"1", new=b"1"))
+    repository.append(f"refs/pr/{pull['num']}", Change("d", "", [Operation("gone", None)]))
+    repository.append("main", write(ours=b"2", both=b"1"))
+    merge = repository.merge_pull(pull["num"])
+    contents = {path: entry.sha256 for path, entry in repository.snapshot(merge.oid).files.items()}
+    wanted = {"same": b"0", "ours": b"2", "theirs": b"1", "both": b"1", "new": b"1"}
+    assert contents == {path: hashlib.sha256(data).hexdigest() for path, data in wanted.items()}
+    assert len(merge.parents) == 2 and repository.resolve("main") == merge.oid
+    with pytest.raises(HubError, match="is merged, not open"):
+        repository.merge_pull(pull["num"])
+    with pytest.raises(HubError, match="is merged already"):
+        repository.set_pull_status(pull["num"], "open")
+    with pytest.raises(HubError, match="there is no pull request 7"):
+        repository.merge_pull(7)
+    closed = repository.open_pull("main", "closed", "", write(x=b"x"))
+    repository.set_pull_status(closed["num"], "closed")
+    with pytest.raises(HubError, match="is closed, not open"):
+        repository.append(f"refs/pr/{closed['num']}", write(x=b"y"))
+
+
+def test_a_deleted_repository_refuses_late_writers(store: HubStore) -> None:
+    repository = model(store, {"a": b"0"})
+    store.delete("models", repository)
+    with pytest.raises(HubError, match="was deleted"):
+        repository.append("main", Change("late", "", []))
+    assert store.repository("models", "me/model") is None and list(store.incoming.iterdir()) == []
+    assert model(store, {"b": b"1"}).refs.keys() == {"refs/heads/main"}
+
+
+def test_deleting_from_snapshots() -> None:
+    entry = Entry("0" * 40, 0, "0" * 64, False)
+    snapshot = Snapshot({"a/x": entry, "a/y": entry, "ab": entry})
+    assert set(snapshot.apply([Operation("a", None, folder=True)]).files) == {"ab"}
+    assert set(snapshot.apply([Operation("a", None, folder=True), Operation("a/z", entry)]).files) == {"a/z", "ab"}
+    for missing in (Operation("a", None), Operation("b", None, folder=True), Operation("ab", None, folder=True)):
+        with pytest.raises(HubError, match="doesn't exist"):
+            snapshot.apply([missing])
+    assert snapshot.children("", recursive=False) == ["a", "ab"] and snapshot.children("a", True) == ["a/x", "a/y"]
