@@ -1,0 +1,114 @@
+"""hf-ext info: what a checkpoint is, from its headers, configuration and card; no tensor is read."""
+
+from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .output import print_json, print_rows, result_row  # noqa: TID251
+
+# The small files beside the weights; fetched from a Hub together.
+DESCRIPTIONS = ["config.json", "adapter_config.json", "eval.json", "README.md"]
+
+
+def describe(source: str) -> dict[str, Any]:
+    """
+    Describes a checkpoint without reading its tensors.
+
+    Args:
+        source (`str`):
+            A folder, a safetensors file, or `org/name[@revision]` on a Hub.
+
+    Returns:
+        `dict[str, Any]`: `source`, `commit`, `architectures`, `model_type`, `heads`, `adapter`, `parameters`,
+        `dtypes`, `tensors`, `bytes`, `files`, `card` and `results`; what the checkpoint lacks is null or empty.
+
+    Raises:
+        ValueError: If it is no checkpoint, or one of its files is malformed.
+        OSError: If a file cannot be read or fetched.
+    """
+    from huggingface_hub import snapshot_download
+
+    from hf_ext.hub.checkpoints import open_checkpoint
+
+    with open_checkpoint(source) as checkpoint:
+        tensors = [checkpoint.info(name) for name in checkpoint]
+        commit = checkpoint.commit
+    path = Path(source).expanduser()
+    if path.exists():
+        folder = path if path.is_dir() else path.parent
+    else:
+        repo_id = source.partition("@")[0]
+        folder = Path(snapshot_download(repo_id, revision=commit, allow_patterns=DESCRIPTIONS))
+    config, adapter = read_json(folder / "config.json"), read_json(folder / "adapter_config.json")
+    dtypes = Counter[str]()
+    for tensor in tensors:
+        dtypes[str(tensor.dtype).removeprefix("torch.")] += prod(tensor.shape)
+    return {
+        "source": source,
+        "commit": commit,
+        "architectures": config.get("architectures") or [],
+        "model_type": config.get("model_type"),
+        "heads": config.get("auto_map") or {},
+        "adapter": {key: adapter.get(key) for key in ("peft_type", "base_model_name_or_path")} if adapter else None,
+        "parameters": sum(dtypes.values()),
+        "dtypes": dict(dtypes),
+        "tensors": len(tensors),
+        "bytes": sum(tensor.nbytes for tensor in tensors),
+        "files": len({tensor.file for tensor in tensors}),
+        "card": read_card(folder / "README.md"),
+        "results": read_json(folder / "eval.json").get("results") or [],
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty if there is no such file."""
+    from hf_ext.hub.safetensors_headers import parse_json_object
+
+    return parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+
+
+def read_card(path: Path) -> dict[str, Any] | None:
+    """What a model card says in its metadata, or None if there is no card."""
+    from huggingface_hub import ModelCard
+
+    if not path.is_file():
+        return None
+    metadata = ModelCard.load(path, ignore_metadata_errors=True).data
+    names = ("license", "library_name", "pipeline_tag", "base_model", "datasets")
+    return {name: metadata.get(name) for name in names if metadata.get(name) is not None}
+
+
+@click.command()
+@click.argument("source", metavar="SOURCE")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(source: str, as_json: bool) -> None:
+    """Say what SOURCE is: a folder, a safetensors file, or org/name[@revision].
+
+    Only headers, configuration and card are read, from a Hub too: the weights are not downloaded. The count of
+    parameters is that of all stored values, buffers included.
+
+    \b
+    Examples:
+      hf-ext info runs/denoise/snapshot
+      hf-ext info org/name@v1 --json
+    """
+    found = describe(source)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        ("source", source if found["commit"] is None else f"{source} (commit {found['commit']})"),
+        ("architecture", ", ".join(found["architectures"]) or "not stated"),
+        ("model type", found["model_type"] or "not stated"),
+        ("parameters", f"{found['parameters']:,}"),
+        ("dtypes", ", ".join(f"{dtype} {count:,}" for dtype, count in found["dtypes"].items())),
+        ("tensors", f"{found['tensors']:,} in {found['files']} file(s), {found['bytes']:,} bytes"),
+        *((f"loads as {head}", code) for head, code in found["heads"].items()),
+        *((f"adapter {key}", value) for key, value in (found["adapter"] or {}).items()),
+        *((f"card {key}", value) for key, value in (found["card"] or {"": "none"}).items()),
+        *(result_row(entry) for entry in found["results"]),
+    ]
+    print_rows(rows)

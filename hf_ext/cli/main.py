@@ -1,0 +1,75 @@
+"""hf-ext, the command line: it finds commands, shows help and turns exceptions into messages and exit codes.
+
+Commands parse, validate and call. They import what they call inside their functions, so that `hf-ext --help` imports
+neither hf_ext nor torch nor transformers.
+"""
+
+import importlib
+from typing import Any
+
+import click
+
+from .errors import Failed, Unusable, library_failures, message  # noqa: TID251
+
+# Command: module of this package that defines a function of that name.
+COMMANDS = {
+    "train": "training",
+    "evaluate": "training",
+    "push": "publishing",
+    "card": "publishing",
+    "info": "information",
+    "hub": "serving",
+}
+
+
+class Commands(click.Group):
+    """Imports a command's module when the command is asked for, and shows expected errors without a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f".{COMMANDS[cmd_name]}", __package__), cmd_name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if ctx.params["debug"]:
+            return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        # Click's own errors carry their exit code; a closed pipe (`hf-ext info x | head`) is no error of ours.
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except OSError as error:
+            raise Failed(message(error)) from error
+        except (ValueError, TypeError) as error:
+            raise Unusable(message(error)) from error
+        except library_failures() as error:
+            raise Failed(message(error)) from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--debug", is_flag=True, envvar="HF_EXT_DEBUG", help="Show the traceback of an error (or HF_EXT_DEBUG=1)."
+)
+@click.version_option(package_name="hf-ext", prog_name="hf-ext")
+def main(debug: bool) -> None:
+    """NeurIPS 2024 methods as Hugging Face plugins: train, evaluate, publish and inspect their models.
+
+    \b
+    Examples:
+      hf-ext train examples/semanir/denoise.yaml --max_steps 100
+      hf-ext info runs/denoise/snapshot
+      hf-ext push runs/denoise/snapshot org/name --private
+      hf-ext COMMAND --help
+
+    \b
+    Exit codes: 0 done; 1 tried and failed (disk, network, refused by the Hub, interrupted);
+    2 what was given cannot be used (options, files, configuration).
+
+    \b
+    Completion of commands and options by the shell, for bash (also zsh and fish):
+      eval "$(_HF_EXT_COMPLETE=bash_source hf-ext)"
+    """

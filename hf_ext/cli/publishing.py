@@ -1,0 +1,155 @@
+"""hf-ext push and hf-ext card."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .output import print_json, print_rows  # noqa: TID251
+
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("folder", metavar="FOLDER", type=FOLDER)
+@click.argument("repo_id", metavar="ORG/NAME")
+@click.option("--branch", "--revision", "branch", help="Branch to commit to, made if missing.  [default: main]")
+@click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to main.")
+@click.option("--private/--public", default=None, help="Visibility of a repository that does not exist yet.")
+@click.option("--message", default="Upload with hf-ext", show_default=True, help="First line of the commit.")
+@click.option("--license", "license_name", help="Licence of the weights, as the Hub names it.")
+@click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
+@click.option("--check/--no-check", default=True, show_default=True, help="Load it in a process without hf_ext first.")
+@click.option("--dry-run", is_flag=True, help="Do everything but the upload, and list what would be uploaded.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def push(
+    folder: Path,
+    repo_id: str,
+    branch: str | None,
+    create_pr: bool,
+    private: bool | None,
+    message: str,
+    license_name: str | None,
+    endpoint: str | None,
+    check: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Publish FOLDER, the snapshot/ of a run or any safetensors model, as ORG/NAME in one commit.
+
+    A clean copy is made first: weights, configuration, the code of the installed package, and a card. It must load in
+    a process that has no hf_ext. Code that lies in FOLDER is never run and never uploaded. The token is the one of
+    `hf auth login`, or HF_TOKEN.
+
+    \b
+    Examples:
+      hf-ext push runs/denoise/snapshot org/name --private
+      hf-ext push runs/denoise/snapshot org/name --create-pr --message "Longer training"
+      hf-ext push runs/denoise/snapshot org/name --dry-run
+    """
+    if dry_run:
+        result = rehearse(folder, repo_id, license_name, check)
+    else:
+        from hf_ext.hub.publish import push as run
+
+        commit = run(
+            folder,
+            repo_id,
+            license=license_name,
+            endpoint=endpoint,
+            revision=branch,
+            create_pr=create_pr,
+            private=private,
+            commit_message=message,
+            check=check,
+        )
+        result = {"repo_id": repo_id, "commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url}
+    if as_json:
+        print_json(result)
+    elif dry_run:
+        print_rows([(f"{size:,}", name) for name, size in result["files"].items()])
+    else:
+        print_rows([(name.replace("_", " "), value) for name, value in result.items() if value is not None])
+
+
+def rehearse(folder: Path, repo_id: str, license_name: str | None, check: bool) -> dict[str, Any]:
+    """Stages and checks a folder as a push would, and returns the files with their sizes in bytes."""
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    from hf_ext.hub.load_check import check_loads
+    from hf_ext.hub.publish import stage
+
+    validate_repo_id(repo_id)
+    with tempfile.TemporaryDirectory() as place:
+        staged = stage(folder, Path(place, repo_id.rpartition("/")[2]), repo_id=repo_id, license=license_name)
+        if check:
+            check_loads(staged)
+        files = sorted(path for path in staged.rglob("*") if path.is_file())
+        return {
+            "repo_id": repo_id,
+            "files": {path.relative_to(staged).as_posix(): path.stat().st_size for path in files},
+        }
+
+
+@click.command()
+@click.argument("folder", metavar="FOLDER", type=FOLDER)
+@click.option("--repo-id", metavar="ORG/NAME", help="Where it will be published.  [default: name of the folder]")
+@click.option("--license", "license_name", help="Licence of the weights, as the Hub names it.")
+@click.option("--check", is_flag=True, help="Write nothing; say what is wrong with the card that is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def card(
+    context: click.Context, folder: Path, repo_id: str | None, license_name: str | None, check: bool, as_json: bool
+) -> None:
+    """Write the model card, README.md, of FOLDER from its configuration, weights, eval.json and training.json.
+
+    A card that someone wrote or edited is kept. `hf-ext push` does this by itself, in its own copy. With --check the
+    exit code is 1 if something is wrong.
+
+    \b
+    Examples:
+      hf-ext card runs/denoise/snapshot --repo-id org/name
+      hf-ext card runs/denoise/snapshot --check
+    """
+    if check:
+        problems = find_problems(folder)
+        if as_json:
+            print_json({"card": str(folder / "README.md"), "problems": problems})
+        else:
+            click.echo("\n".join(problems) or f"{folder / 'README.md'}: nothing is wrong with it")
+        context.exit(1 if problems else 0)
+    from hf_ext.hub.cards import write_card
+
+    path = write_card(folder, repo_id=repo_id or folder.resolve().name, license=license_name)
+    if as_json:
+        print_json({"card": str(path), "text": path.read_text(encoding="utf-8")})
+    else:
+        click.echo(path)
+
+
+def find_problems(folder: Path) -> list[str]:
+    """What is missing from a card or contradicts the folder, one line each."""
+    from huggingface_hub import ModelCard
+
+    from hf_ext.hub.safetensors_headers import parse_json_object
+
+    path = folder / "README.md"
+    if not path.is_file():
+        return [f"{path}: there is no card"]
+    content = ModelCard.load(path)
+    problems = [
+        f"{path}: {name} is not in the metadata"
+        for name in ("license", "library_name", "pipeline_tag")
+        if content.data.get(name) is None
+    ]
+    if "[More Information Needed]" in content.text:
+        problems.append(f"{path}: [More Information Needed] is left in the text")
+    stated = {(result.metric_type, result.metric_value) for result in content.data.eval_results or []}
+    report = folder / "eval.json"
+    measured = parse_json_object(report.read_bytes(), str(report)).get("results", []) if report.is_file() else []
+    return problems + [
+        f"{path}: {result['metric']} of {result['value']} in eval.json is not in the metadata"
+        for result in measured
+        if (result["metric"], result["value"]) not in stated
+    ]
