@@ -1,0 +1,301 @@
+"""Arguments of a training run: one dataclass, filled from a YAML file and `--field value` overrides."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+from transformers.trainer_utils import SchedulerType
+
+T = TypeVar("T")
+
+
+@strict
+@dataclass
+class DataSource:
+    """
+    Where examples come from: anything that `datasets.load_dataset` reads, or a folder of paired images.
+
+    Args:
+        path (`str`):
+            A local folder (`imagefolder`, parquet, webdataset, json, … as `datasets` infers it), a folder with `lq/` and
+            `hq/` sub-folders of equally named images, a single data file, or a Hub id, optionally `org/name@revision`.
+        name (`str`, *optional*): Configuration of a data set that has several.
+        split (`str`, defaults to `"train"`): Split, with slices as in `"train[:10%]"` for map-style data.
+        streaming (`bool`, defaults to `False`): Read as a stream instead of indexing.
+        shuffle_buffer (`int`, defaults to 0):
+            Examples held to shuffle a stream. 0 shuffles only the order of the shards and resumes at once; a buffer
+            resumes exactly too, by reading the epoch again up to where it stopped.
+    """
+
+    path: str
+    name: str | None = None
+    split: str = "train"
+    streaming: bool = False
+    shuffle_buffer: int = 0
+
+    def validate_shuffle_buffer(self) -> None:
+        if self.shuffle_buffer < 0 or (self.shuffle_buffer and not self.streaming):
+            raise ValueError(
+                f"shuffle_buffer must be 0 or, with streaming: true, a positive number of examples; got "
+                f"{self.shuffle_buffer} with streaming: {str(self.streaming).lower()}. Map-style data is always shuffled."
+            )
+
+
+@strict
+@dataclass
+class DataArguments:
+    """
+    Data of a run.
+
+    Args:
+        train (`dict`): The training [`DataSource`].
+        eval (`dict`, *optional*): The evaluation [`DataSource`]; always map-style.
+        num_workers (`int`, defaults to 0): Loader processes for each training process.
+    """
+
+    train: dict
+    eval: dict | None = None
+    num_workers: int = 0
+
+    @property
+    def train_source(self) -> DataSource:
+        return build(DataSource, self.train, "data.train")
+
+    @property
+    def eval_source(self) -> DataSource | None:
+        return None if self.eval is None else build(DataSource, self.eval, "data.eval")
+
+    def validate_sources(self) -> None:
+        """Fails early on a bad source, and on what an evaluation cannot do."""
+        _ = self.train_source
+        if self.eval_source is not None and self.eval_source.streaming:
+            raise ValueError("data.eval.streaming must be false: evaluation needs the number of examples.")
+        if self.num_workers < 0:
+            raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}.")
+
+
+@strict
+@dataclass
+class TrainingArguments:
+    """
+    Everything that defines a run. YAML keys and `--field value` flags carry these names; sections take `--data.train.path …`.
+
+    Args:
+        method (`str`): Which method trains: `"semanir"`.
+        output_dir (`str`): The run folder. An unfinished run in it is continued.
+        data (`dict`): See [`DataArguments`].
+        task (`dict`): Options of the method's task, for instance its degradation; the task checks them.
+        model (`dict`): Configuration of the model; with `init_from`, what to change in the checkpoint's configuration.
+        init_from (`str`, *optional*): Folder or `org/name@revision` whose safetensors weights start the run.
+        peft (`dict`, *optional*): A peft configuration, for instance `{peft_type: LORA, r: 8, target_modules: [qkv]}`.
+        seed (`int`, defaults to 0): Decides initial weights, order, augmentation and dropout.
+        max_steps (`int`, defaults to 1000): Optimizer steps.
+        per_device_train_batch_size (`int`, defaults to 8): Examples for each process and backward pass.
+        gradient_accumulation_steps (`int`, defaults to 1): Backward passes for each optimizer step.
+        learning_rate (`float`, defaults to 2e-4): Peak learning rate of AdamW.
+        weight_decay (`float`, defaults to 0.0): Decoupled weight decay for the parameters that the task decays.
+        lr_scheduler_type (`str`, defaults to `"cosine"`): A transformers schedule.
+        warmup_steps (`int`, defaults to 0): Linear warm-up.
+        max_grad_norm (`float`, defaults to 1.0): Clips the global gradient norm; 0 does not clip.
+        mixed_precision (`"no"`, `"bf16"` or `"fp16"`, defaults to `"no"`): Autocast type.
+        activation_checkpointing (`bool`, defaults to `False`): Recompute activations in the backward pass.
+        ema_decay (`float`, defaults to 0.0): Decay of the weight average that is evaluated and published; 0 is off.
+        torch_compile (`bool`, defaults to `False`): Compile the model.
+        logging_steps (`int`, defaults to 10): Steps between rows of `metrics.jsonl`.
+        eval_steps (`int`, defaults to 500): Steps between evaluations; the last step is always evaluated.
+        save_steps (`int`, defaults to 500): Steps between resume states; the last step is always saved.
+        save_total_limit (`int`, defaults to 2): Resume states kept, beside the best.
+        report_to (`str`, defaults to `"tensorboard"`): An accelerate tracker, or `"none"`.
+    """
+
+    method: str
+    output_dir: str
+    data: dict
+    task: dict = field(default_factory=dict)
+    model: dict = field(default_factory=dict)
+    init_from: str | None = None
+    peft: dict | None = None
+    seed: int = 0
+    max_steps: int = 1000
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    learning_rate: float = 2e-4
+    weight_decay: float = 0.0
+    lr_scheduler_type: str = "cosine"
+    warmup_steps: int = 0
+    max_grad_norm: float = 1.0
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    activation_checkpointing: bool = False
+    ema_decay: float = 0.0
+    torch_compile: bool = False
+    logging_steps: int = 10
+    eval_steps: int = 500
+    save_steps: int = 500
+    save_total_limit: int = 2
+    report_to: str = "tensorboard"
+
+    @property
+    def data_arguments(self) -> DataArguments:
+        return build(DataArguments, self.data, "data")
+
+    def validate_ranges(self) -> None:
+        positive = "max_steps per_device_train_batch_size gradient_accumulation_steps logging_steps eval_steps"
+        for name in (*positive.split(), "save_steps", "save_total_limit"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        for name in ("seed", "weight_decay", "max_grad_norm", "warmup_steps"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("learning_rate", "weight_decay", "max_grad_norm"):
+            _require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
+        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "more than 0")
+        _require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "in [0, 1); 0 is off")
+        # The loop steps the schedule by time alone, so those that follow a metric are not offered.
+        followers = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
+        schedules = [schedule.value for schedule in SchedulerType if schedule not in followers]
+        _require(self.lr_scheduler_type in schedules, "lr_scheduler_type", self.lr_scheduler_type, f"one of {schedules}")
+
+    def validate_data(self) -> None:
+        _ = self.data_arguments
+
+
+def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} must be {allowed}; got {value!r}.")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a repeated key instead of keeping the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        repeated = {key for key in keys if keys.count(key) > 1}
+        if repeated:
+            raise ValueError(f"repeated key(s) {sorted(repeated)} near line {node.start_mark.line + 1}: keep one of each.")
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """
+    Reads a YAML file of arguments.
+
+    Args:
+        path (`str` or `Path`): The file.
+
+    Returns:
+        `dict[str, Any]`: Its mapping.
+
+    Raises:
+        ValueError: If the file is no valid YAML mapping or repeats a key.
+        FileNotFoundError: If there is no such file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no configuration file at {path}: give the path of a YAML file.")
+    try:
+        # The loader derives from SafeLoader: it builds no Python objects.
+        mapping = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path} is not usable YAML: {error}") from error
+    if not isinstance(mapping, dict):
+        raise ValueError(f"{path} must hold `key: value` lines, got {type(mapping).__name__}.")
+    return mapping
+
+
+def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]:
+    """
+    Applies `--field value`, `--field=value` and `--section.field value` flags; a flag without a value means `true`.
+
+    Args:
+        mapping (`dict[str, Any]`): What the YAML file holds; it is not changed.
+        flags (`list[str]`): Command-line words. Values are read as YAML.
+
+    Returns:
+        `dict[str, Any]`: The mapping with the overrides.
+
+    Raises:
+        ValueError: If a word is not a flag, or a dotted flag goes through something that is no section.
+    """
+    result = _copy_sections(mapping)
+    words = list(flags)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise ValueError(f"unexpected argument {word!r}: overrides are written `--field value` or `--field=value`.")
+        name, given, value = word[2:].partition("=")
+        if not given:
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        *sections, key = name.replace("-", "_").split(".")
+        target = result
+        for section in sections:
+            if target.get(section) is None:
+                target[section] = {}
+            target = target[section]
+            if not isinstance(target, dict):
+                raise ValueError(f"--{name}: {section!r} is a value, not a section.")
+        try:
+            target[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"--{name} {value!r} cannot be read as a YAML value: {error}") from error
+    return result
+
+
+def _copy_sections(value: Any) -> Any:
+    return {key: _copy_sections(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def build(cls: type[T], mapping: dict[str, Any], where: str = "") -> T:
+    """
+    Builds a strict dataclass from a mapping, rejecting unknown keys and wrong types by name.
+
+    Args:
+        cls (`type`): A dataclass decorated with `huggingface_hub.dataclasses.strict`.
+        mapping (`dict[str, Any]`): Field values.
+        where (`str`, *optional*): The section's name, for the messages.
+
+    Returns:
+        An instance of `cls`.
+
+    Raises:
+        ValueError: If a key is unknown, a required one is missing, or a value is not allowed.
+    """
+    section = f" in section {where!r}" if where else ""
+    if not isinstance(mapping, dict):
+        raise ValueError(f"{where or 'the configuration'} must be a mapping of keys, got {mapping!r}.")
+    fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in mapping:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"unknown key {key!r}{section}.{hint} Allowed: {', '.join(sorted(fields))}.")
+    required = [
+        name
+        for name, item in fields.items()
+        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+    ]
+    missing = [name for name in required if name not in mapping]
+    if missing:
+        raise ValueError(f"missing key(s) {', '.join(missing)}{section}.")
+    values = {key: _number(value, fields[key].type) for key, value in mapping.items()}
+    try:
+        return cls(**values)
+    except StrictDataclassError as error:
+        raise ValueError(f"bad value{section}: {error.__cause__ or error}") from error
+
+
+def _number(value: Any, annotation: Any) -> Any:
+    """A float field takes whole numbers, and `1e-4`, which YAML 1.1 reads as text."""
+    union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    wanted = typing.get_args(annotation) if union else (annotation,)
+    if float not in wanted or isinstance(value, bool) or not isinstance(value, (int, str)):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
