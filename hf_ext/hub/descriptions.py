@@ -7,10 +7,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import yaml
+from huggingface_hub import parse_local_safetensors_file_metadata
+from huggingface_hub.errors import SafetensorsParsingError
 
 from .objects import OWNER, Commit, Snapshot, hub_time
 from .repository import Repository
@@ -20,7 +21,7 @@ _FRONT_MATTER = re.compile(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n(.*?)\r?\n?---[ \t]*(
 _MAXIMUM_CARD_BYTES = 4 << 20
 _MAXIMUM_METADATA_CHARACTERS = 1 << 20
 _MAXIMUM_METADATA_DEPTH = 50
-_MAXIMUM_HEADER_BYTES = 25 << 20
+_MAXIMUM_INDEX_BYTES = 25 << 20
 # Card fields that the Hub turns into tags, with the prefix of the tag.
 _TAGGED_FIELDS = {"license": "license:", "language": "", "datasets": "dataset:", "base_model": "base_model:"}
 
@@ -128,7 +129,7 @@ def describe_pull(repository: Repository, pull: dict[str, Any]) -> dict[str, Any
         "status": pull["status"],
         "repo": {"name": repository.id, "type": repository.kind},
         "isPullRequest": True,
-        "filesWithConflicts": [],
+        "filesWithConflicts": repository.conflicts(pull),
         "changes": changes,
         "events": events,
     }
@@ -146,7 +147,6 @@ def describe_repository(repository: Repository, commit: str, blobs: BlobStore, s
             pointer = lfs_pointer(entry.sha256, entry.size)
             sibling["lfs"] = {"sha256": entry.sha256, "size": entry.size, "pointerSize": len(pointer)}
     described: dict[str, Any] = {
-        "_id": commit[:24],
         "id": repository.id,
         "author": repository.id.partition("/")[0],
         "sha": commit,
@@ -155,8 +155,6 @@ def describe_repository(repository: Repository, commit: str, blobs: BlobStore, s
         "private": repository.private,
         "gated": False,
         "disabled": False,
-        "downloads": 0,
-        "likes": 0,
         "tags": _tags(card),
         "siblings": siblings,
     }
@@ -175,7 +173,7 @@ def count_parameters(snapshot: Snapshot, blobs: BlobStore) -> dict[str, int]:
     """Number of parameters of each data type in `model.safetensors`, or in the shards that its index names."""
     names = ["model.safetensors"]
     index = snapshot.files.get("model.safetensors.index.json")
-    if index is not None and index.size <= _MAXIMUM_HEADER_BYTES:
+    if index is not None and index.size <= _MAXIMUM_INDEX_BYTES:
         with blobs.open(index.sha256) as file:
             try:
                 names = sorted(set(json.load(file)["weight_map"].values()))
@@ -185,16 +183,11 @@ def count_parameters(snapshot: Snapshot, blobs: BlobStore) -> dict[str, int]:
     for name in names:
         entry = snapshot.files.get(name) if isinstance(name, str) else None
         if entry is not None:
-            with blobs.open(entry.sha256) as file:
-                length = int.from_bytes(file.read(8), "little")
-                try:
-                    header = json.loads(file.read(min(length, _MAXIMUM_HEADER_BYTES)))
-                    header.pop("__metadata__", None)
-                    for tensor in header.values():
-                        counts[tensor["dtype"]] += prod(tensor["shape"])
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    # What is no safetensors file has no parameters to count.
-                    return {}
+            try:
+                counts.update(parse_local_safetensors_file_metadata(blobs.path(entry.sha256)).parameter_count)
+            except (SafetensorsParsingError, ValueError, TypeError, AttributeError, RecursionError):
+                # What is no safetensors file has no parameters to count.
+                return {}
     return dict(counts)
 
 

@@ -111,6 +111,13 @@ class Repository:
         """One pull request."""
         return _pull(self.pulls, number)
 
+    def conflicts(self, pull: dict[str, Any]) -> list[str]:
+        """Files for which a pull request that is not merged and its branch disagree."""
+        target = self.refs.get(f"refs/heads/{pull['branch']}")
+        if pull["merge_commit"] or target is None:
+            return []
+        return self._compare(pull["base"], target, self.refs[f"refs/pr/{pull['num']}"])[1]
+
     def resolve(self, revision: str) -> str:
         """Commit hash of a branch, tag, full ref name or visible commit.
 
@@ -201,7 +208,7 @@ class Repository:
                 "base": base,
                 "created": hub_time(datetime.now(timezone.utc)),
             }
-            pull |= {"status": "open" if change else "draft", "merge_commit": None, "conflicts": []}
+            pull |= {"status": "open" if change else "draft", "merge_commit": None}
             text = {"edited": False, "hidden": False, "latest": {"raw": description}}
             pull["events"] = [_event("comment", text)]
             if change:
@@ -222,11 +229,10 @@ class Repository:
             if ref not in state["refs"]:
                 raise revision_not_found(pull["branch"])
             target = state["refs"][ref]
-            before, ours, theirs = (self.snapshot(oid).files for oid in (pull["base"], target, head))
-            changed = sorted(path for path in before.keys() | theirs.keys() if before.get(path) != theirs.get(path))
-            conflicts = [path for path in changed if ours.get(path) not in (before.get(path), theirs.get(path))]
+            changed, conflicts = self._compare(pull["base"], target, head)
             if conflicts:
                 raise HubError(409, f"pull request {number} conflicts with {pull['branch']!r} in {conflicts}")
+            ours, theirs = self.snapshot(target).files, self.snapshot(head).files
             merged = {path: entry for path, entry in ours.items() if path not in changed}
             merged |= {path: theirs[path] for path in changed if path in theirs}
             commit = self._write_commit(Snapshot(merged), (target, head), f"{pull['title']} (#{number})", "")
@@ -235,8 +241,8 @@ class Repository:
             pull["events"].append(_event("status-change", {"status": "merged"}))
             return commit
 
-    def set_pull_status(self, number: int, status: str) -> dict[str, Any]:
-        """Open or close a pull request that is not merged; returns the event."""
+    def set_pull_status(self, number: int, status: str) -> None:
+        """Open or close a pull request that is not merged."""
         if status not in ("open", "closed"):
             raise HubError(400, f"status must be 'open' or 'closed', got {status!r}")
         with self._changing() as state:
@@ -245,7 +251,6 @@ class Repository:
                 raise HubError(409, f"pull request {number} is merged already")
             pull["status"] = status
             pull["events"].append(_event("status-change", {"status": status}))
-            return copy.deepcopy(pull["events"][-1])
 
     def create_ref(self, namespace: str, name: str, revision: str) -> None:
         """Create a branch (`refs/heads`) or tag (`refs/tags`) at a revision; status 409 when it exists."""
@@ -304,6 +309,12 @@ class Repository:
         if after.files == before.files:
             return self.commit(head)
         return self._write_commit(after, (head,), change.title, change.description)
+
+    def _compare(self, base: str, target: str, head: str) -> tuple[list[str], list[str]]:
+        """Files that `head` changed since `base`, and those of them that `target` changed in another way."""
+        before, ours, theirs = (self.snapshot(oid).files for oid in (base, target, head))
+        changed = sorted(path for path in before.keys() | theirs.keys() if before.get(path) != theirs.get(path))
+        return changed, [path for path in changed if ours.get(path) not in (before.get(path), theirs.get(path))]
 
     def _write_commit(self, snapshot: Snapshot, parents: tuple[str, ...], title: str, description: str) -> Commit:
         """Put a snapshot and its commit on disk; no ref names them yet."""

@@ -70,7 +70,7 @@ def list_repositories(request: Request, kind: str) -> Response:
     """All repositories that the client may see, filtered by author and a part of the id."""
     author, part = request.parameter("author"), request.parameter("search").lower()
     listed = [
-        {"_id": repository.id, "id": repository.id, "private": repository.private, "createdAt": repository.created}
+        {"id": repository.id, "private": repository.private, "createdAt": repository.created}
         for repository in request.server.store.repositories(kind)
         if (request.authorised or not repository.private)
         and part in repository.id.lower()
@@ -259,8 +259,9 @@ def merge_pull(request: Request, repository: Repository, number: str) -> Respons
 
 def set_pull_status(request: Request, repository: Repository, number: str) -> Response:
     """Close or reopen a pull request."""
-    event = repository.set_pull_status(int(number), text(request.json(), "status"))
-    return json_response({"newStatus": {"id": f"{int(number):08x}", "author": {"name": OWNER}, **event}})
+    repository.set_pull_status(int(number), text(request.json(), "status"))
+    described = descriptions.describe_pull(repository, repository.pull(int(number)))
+    return json_response({"newStatus": described["events"][-1]})
 
 
 def refuse_xet(request: Request, repository: Repository, revision: str) -> Response:
@@ -322,13 +323,13 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("PUT", "/lfs/upload/(?P<oid>[^/]+)", lfs_upload, False),
     ("GET", f"{_WEB}/resolve/{_REVISION}/(?P<path>.+)", downloads.resolve, False),
 ]
-_ROUTES = [(method, re.compile(path), function, guarded) for method, path, function, guarded in _TABLE]
+ROUTES = [(method, re.compile(path), function, guarded) for method, path, function, guarded in _TABLE]
 
 
 def dispatch(method: str, request: Request) -> Response:
     """Find the route of a request, check who asks, and answer."""
     known = False
-    for allowed, pattern, function, guarded in _ROUTES:
+    for allowed, pattern, function, guarded in ROUTES:
         match = pattern.fullmatch(request.path)
         if match is None:
             continue

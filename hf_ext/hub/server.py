@@ -13,6 +13,7 @@ import logging
 import secrets
 import socket
 import socketserver
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -60,8 +61,9 @@ class HubHTTPServer(ThreadingHTTPServer):
         return dispatch(method, request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what a connection died of, instead of printing it."""
-        logger.warning("connection of %s failed", client_address, exc_info=True)
+        """Log what a connection died of, instead of printing it; clients that vanish are ordinary."""
+        vanished = isinstance(sys.exc_info()[1], ConnectionError)
+        logger.log(logging.DEBUG if vanished else logging.ERROR, "connection of %s", client_address, exc_info=True)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Remember a new connection, so that `finish_connections` can end it."""

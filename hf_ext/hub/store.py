@@ -27,7 +27,7 @@ _MARKER = "hub-format-1"
 
 
 class HubStore:
-    """All repositories below one folder. One process at a time may have it open.
+    """All repositories below one folder. One process at a time may have it open (a POSIX file lock).
 
     Args:
         root (`str` or `Path`):

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import socket
 import time
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ MAXIMUM_JSON_BYTES = 16 << 20
 _LINGER_SECONDS = 5.0
 _LINGER_BYTES = 64 << 20
 _TRUE = frozenset({"1", "true", "True"})
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 
 
 class BodyReader(io.RawIOBase):
@@ -80,12 +83,10 @@ class BodyReader(io.RawIOBase):
             raise HubError(400, "malformed chunk in the request body")
         self._first_chunk = False
         line = self._stream.readline(64)
-        try:
-            self._left = int(line.split(b";", 1)[0].strip(), 16)
-        except ValueError as error:
-            raise HubError(400, "malformed chunk size in the request body") from error
-        if self._left < 0 or not line.endswith(b"\n"):
+        match = _CHUNK_SIZE.fullmatch(line)
+        if match is None:
             raise HubError(400, "malformed chunk size in the request body")
+        self._left = int(match[1], 16)
         if self._left == 0:
             while self._stream.readline(1024) not in (b"\r\n", b"\n", b""):
                 pass
@@ -153,7 +154,7 @@ class Request:
     def number(self, name: str, default: int, maximum: int) -> int:
         """A query parameter that is an integer between 0 and a maximum."""
         value = self.parameter(name, str(default))
-        if not value.isascii() or not value.isdigit() or len(value) > 18:
+        if not _LENGTH.fullmatch(value):
             raise HubError(400, f"query parameter {name!r} must be a non-negative integer, got {value!r}")
         return min(int(value), maximum)
 
@@ -248,20 +249,20 @@ class HubRequestHandler(BaseHTTPRequestHandler):
             if lengths or encoding.strip().lower() != "chunked":
                 raise HubError(400, f"Transfer-Encoding {encoding!r} is not supported: send one 'chunked' body")
             return BodyReader(self.rfile, None)
-        if len(lengths) > 1 or not all(value.isascii() and value.isdigit() for value in lengths):
+        if len(lengths) > 1 or not all(_LENGTH.fullmatch(value) for value in lengths):
             raise HubError(400, "Content-Length must be one non-negative integer")
         return BodyReader(self.rfile, int(lengths[0]) if lengths else 0)
 
     def _answer(self, body: BodyReader) -> Response:
         """Check who asks, then let the route answer."""
         host = self._check_origin()
-        split = urlsplit(self.path)
-        if not split.path.startswith("/") or split.netloc:
-            raise HubError(400, "the request target must be an absolute path")
         try:
+            split = urlsplit(self.path)
             query = parse_qs(split.query, keep_blank_values=True, errors="strict", max_num_fields=1000)
         except ValueError as error:
-            raise HubError(400, f"malformed query: {error}") from error
+            raise HubError(400, f"malformed request target: {error}") from error
+        if not split.path.startswith("/") or split.netloc:
+            raise HubError(400, "the request target must be an absolute path")
         request = Request(split.path, query, self.headers, body, f"http://{host}", self._is_authorised(), self.server)
         return self.server.route(self.command, request)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hf_ext.hub.server import EmbeddedHub
-from tests.hub.hub_testing import run_python
+from tests.hub.hub_testing import CONTENT, ask, commit_body, create_repository, run_python
 
 
 @pytest.fixture
@@ -17,6 +17,14 @@ def hub(tmp_path: Path) -> Iterator[EmbeddedHub]:
     """A running embedded Hub without a token, on a folder of its own."""
     with EmbeddedHub(tmp_path / "hub") as running:
         yield running
+
+
+@pytest.fixture
+def url(hub: EmbeddedHub) -> str:
+    """URL of a Hub with one repository that holds `file.bin`."""
+    assert create_repository(hub.url, "me/model").status == 200
+    assert ask(hub.url, "POST", "/api/models/me/model/commit/main", commit_body({"file.bin": CONTENT})).status == 200
+    return hub.url
 
 
 @pytest.fixture

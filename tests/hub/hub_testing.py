@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -79,6 +80,9 @@ def run_python(script: str, url: str, home: str | Path, *arguments: str, token: 
     return done.stdout
 
 
+CONTENT = bytes(range(256)) * 10
+
+
 class Answer(NamedTuple):
     """What a server said: status, headers (by case-insensitive name) and body."""
 
@@ -149,3 +153,12 @@ def request_lfs_upload(url: str, repository_id: str, sha256: str, size: int) -> 
         return None
     split = urlsplit(planned["actions"]["upload"]["href"])
     return f"{split.path}?{split.query}"
+
+
+def raw(url: str, data: bytes) -> bytes:
+    """Send bytes as they are and return all that the server says until it closes the connection."""
+    split = urlsplit(url)
+    with socket.create_connection((split.hostname, split.port), timeout=30) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))

@@ -129,7 +129,8 @@ draft = api.create_pull_request("me/model", title="draft")
 api.upload_file(path_or_fileobj=b"theirs", path_in_repo="other.txt", repo_id="me/model", revision="refs/pr/2")
 api.upload_file(path_or_fileobj=b"ours", path_in_repo="other.txt", repo_id="me/model")
 assert raises(errors.HfHubHTTPError, api.merge_pull_request, "me/model", 2).response.status_code == 409
-api.change_discussion_status("me/model", 2, "closed")
+assert api.get_discussion_details("me/model", 2).conflicting_files == ["other.txt"]
+assert api.change_discussion_status("me/model", 2, "closed").new_status == "closed"
 assert [d.status for d in api.get_repo_discussions("me/model")] == ["closed", "merged"]
 assert len(api.list_repo_refs("me/model", include_pull_requests=True).pull_requests) == 2
 

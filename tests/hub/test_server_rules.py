@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_ext.hub.descriptions import read_front_matter
+from hf_ext.hub.descriptions import count_parameters, read_front_matter
 from hf_ext.hub.errors import HubError
 from hf_ext.hub.names import check_file_path, check_ref_name
 from hf_ext.hub.objects import Entry, Operation, Snapshot
@@ -140,7 +141,7 @@ def test_accepted_paths_stay_inside(path: str) -> None:
     except HubError as error:
         assert error.status == 400
         return
-    assert os.path.normpath(os.path.join("/root", accepted)) == f"/root/{accepted}"
+    assert os.path.normpath(os.path.join("/base", accepted)) == f"/base/{accepted}"
     parts = PurePosixPath(accepted).parts
     assert ".git" not in [part.lower() for part in parts] and not PurePosixPath(accepted).is_absolute()
     assert "\\" not in accepted and "\0" not in accepted
@@ -192,6 +193,24 @@ def test_how_files_are_to_be_sent(store: HubStore) -> None:
         plan("x", sample="?")
 
 
+def test_parameters_are_counted_where_they_can_be(store: HubStore) -> None:
+    header = b'{"w": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}}'
+    good = len(header).to_bytes(8, "little") + header + bytes(12)
+    bad = [b"", b"short", b"\xff" * 20, (2).to_bytes(8, "little") + b"[]", (9).to_bytes(8, "little") + b'{"w": {}}']
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    sharded = {"model.safetensors.index.json": json.dumps(index).encode(), "one.safetensors": good}
+
+    def count(files: dict[str, bytes]) -> dict[str, int]:
+        return count_parameters(Snapshot({p: store_regular(d, store.blobs) for p, d in files.items()}), store.blobs)
+
+    assert count({"model.safetensors": good}) == {"F16": 6}
+    assert count({**sharded, "two.safetensors": good}) == {"F16": 12}
+    for broken in bad:
+        assert count({"model.safetensors": broken}) == {} == count({**sharded, "two.safetensors": broken})
+        assert count({"model.safetensors.index.json": broken}) == {}
+    assert count({}) == {}
+
+
 def test_metadata_of_cards() -> None:
     assert read_front_matter("---\nlicense: mit\n---\ntext\n---\n") == {"license": "mit"}
     assert read_front_matter("\ufeff---\r\na: 1\r\n---\r\nx") == {"a": 1}
@@ -225,6 +244,7 @@ def test_merging_keeps_both_sides(store: HubStore) -> None:
     wanted = {"same": b"0", "ours": b"2", "theirs": b"1", "both": b"1", "new": b"1"}
     assert contents == {path: hashlib.sha256(data).hexdigest() for path, data in wanted.items()}
     assert len(merge.parents) == 2 and repository.resolve("main") == merge.oid
+    assert repository.conflicts(repository.pull(pull["num"])) == []
     with pytest.raises(HubError, match="is merged, not open"):
         repository.merge_pull(pull["num"])
     with pytest.raises(HubError, match="is merged already"):

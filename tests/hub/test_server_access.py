@@ -1,0 +1,132 @@
+"""Who may ask the embedded Hub for what: hosts, origins, interfaces, the token, private repositories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from hf_ext.hub.routes import ROUTES
+from hf_ext.hub.server import EmbeddedHub
+from tests.hub.hub_testing import CONTENT, ask, commit_body, raw
+
+COMMIT = "/api/models/me/model/commit/main"
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[EmbeddedHub]:
+    """A Hub with a token, a public and a private repository."""
+    with EmbeddedHub(tmp_path / "locked", token="correct-horse") as hub:
+        bearer = {"Authorization": "Bearer correct-horse"}
+        for name, visibility in (("public", "public"), ("private", "private")):
+            body = json.dumps({"organization": "me", "name": name, "visibility": visibility}).encode()
+            assert ask(hub.url, "POST", "/api/repos/create", body, bearer).status == 200
+            path = f"/api/models/me/{name}/commit/main"
+            assert ask(hub.url, "POST", path, commit_body({"file.bin": CONTENT}), bearer).status == 200
+        yield hub
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil:{port}"]
+)
+def test_other_hosts_are_refused(url: str, host: str) -> None:
+    port = urlsplit(url).port
+    answer = ask(url, "GET", "/api/models", headers={"Host": host.format(port=port)})
+    assert answer.status == 403
+    for name in ("localhost", "127.0.0.1", "[::1]", "LOCALHOST"):
+        assert ask(url, "GET", "/api/models", headers={"Host": f"{name}:{port}"}).status == 200
+
+
+def test_requests_without_one_host_are_refused(url: str) -> None:
+    host = urlsplit(url).netloc.encode()
+    assert b" 403 " in raw(url, b"GET /api/models HTTP/1.1\r\n\r\n").split(b"\r\n")[0]
+    twice = b"GET /api/models HTTP/1.1\r\nHost: " + host + b"\r\nHost: evil.example\r\n\r\n"
+    assert b" 403 " in raw(url, twice).split(b"\r\n")[0]
+    assert b" 400 " in raw(url, b"GET http://[/x HTTP/1.1\r\nHost: " + host + b"\r\n\r\n").split(b"\r\n")[0]
+    absolute = b"GET http://evil.example/api/models HTTP/1.1\r\nHost: " + host + b"\r\n\r\n"
+    assert b" 400 " in raw(url, absolute).split(b"\r\n")[0]
+
+
+def test_pages_of_other_origins_are_refused(url: str) -> None:
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
+        assert ask(url, "POST", COMMIT, commit_body({"x": b"x"}), {"Origin": origin}).status == 403
+    assert ask(url, "GET", "/api/models", headers={"Origin": url}).status == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_other_interfaces_need_a_token(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ValueError, match="set a token"):
+        EmbeddedHub(tmp_path, host=host)
+    for token in ("", " ", "two words", "caf\u00e9"):
+        with pytest.raises(ValueError, match="token must be"):
+            EmbeddedHub(tmp_path, host=host, token=token)
+
+
+def test_with_a_token_every_interface_is_served(tmp_path: Path) -> None:
+    with EmbeddedHub(tmp_path, host="0.0.0.0", token="secret") as hub:
+        assert hub.url.startswith("http://127.0.0.1:")
+        assert ask(hub.url, "GET", "/api/models").status == 200
+        assert ask(hub.url, "GET", "/api/models", headers={"Host": "evil.example"}).status == 403
+
+
+WRITES = [
+    ("POST", "/api/repos/create"),
+    ("DELETE", "/api/repos/delete"),
+    ("PUT", "/api/models/me/public/settings"),
+    ("POST", "/api/models/me/public/branch/b"),
+    ("DELETE", "/api/models/me/public/branch/b"),
+    ("POST", "/api/models/me/public/tag/main"),
+    ("DELETE", "/api/models/me/public/tag/t"),
+    ("POST", "/api/models/me/public/preupload/main"),
+    ("POST", "/api/models/me/public/commit/main"),
+    ("POST", "/api/models/me/public/discussions"),
+    ("POST", "/api/models/me/public/discussions/1/merge"),
+    ("POST", "/api/models/me/public/discussions/1/status"),
+    ("POST", "/me/public.git/info/lfs/objects/batch"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), WRITES)
+def test_writes_need_the_token(locked: EmbeddedHub, method: str, path: str) -> None:
+    wrong: list[dict[str, str]] = [{}, {"Authorization": "Bearer correct-hors"}, {"Authorization": "correct-horse"}]
+    wrong += [
+        {"Authorization": "Basic correct-horse"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer \u00e9"},
+    ]
+    for headers in wrong:
+        assert ask(locked.url, method, path, b"{}", headers).status == 401, headers
+    allowed = ask(locked.url, method, path, b"{}", {"Authorization": "Bearer correct-horse"})
+    assert allowed.status not in (401, 403)
+
+
+def test_every_route_that_changes_something_is_among_those_tested() -> None:
+    guarded = [(method, pattern) for method, pattern, _, needs_token in ROUTES if needs_token]
+    assert all(any(method == m and pattern.fullmatch(p) for m, p in WRITES) for method, pattern in guarded)
+    # What may be sent without a token reads only, or carries a signature.
+    reading = {"validate_yaml", "paths_info", "lfs_upload"}
+    assert {f.__name__ for m, _, f, needs_token in ROUTES if m != "GET" and not needs_token} == reading
+
+
+def test_private_repositories_look_absent(locked: EmbeddedHub) -> None:
+    bearer = {"Authorization": "Bearer correct-horse"}
+    paths = [
+        "/api/models/me/{}",
+        "/me/{}/resolve/main/file.bin",
+        "/api/models/me/{}/tree/main",
+        "/api/models/me/{}/refs",
+    ]
+    for path in paths:
+        private, absent = (ask(locked.url, "GET", path.format(name)) for name in ("private", "absent"))
+        assert private.status == absent.status == 401
+        assert private.headers["X-Error-Code"] == absent.headers["X-Error-Code"] == "RepoNotFound"
+        assert private.body.replace(b"private", b"absent") == absent.body
+        assert ask(locked.url, "GET", path.format("public")).status == 200
+        assert ask(locked.url, "GET", path.format("private"), headers=bearer).status == 200
+    for headers, count in (({}, 1), (bearer, 2)):
+        assert len(ask(locked.url, "GET", "/api/models", headers=headers).json()) == count
+    assert ask(locked.url, "GET", "/api/whoami-v2").status == 401
+    assert ask(locked.url, "GET", "/api/whoami-v2", headers=bearer).json()["name"] == "local"
