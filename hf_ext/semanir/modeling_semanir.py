@@ -46,7 +46,9 @@ class SemanIRPositionBias(nn.Module):
 
     def forward(self, offsets: torch.Tensor) -> torch.Tensor:
         # The table is a function of the window size alone: computed here, there is no buffer to lose or cast.
-        coordinates = relative_coordinates(self.window_size, offsets.device).to(self.hidden.weight.dtype)
+        dtype = self.hidden.weight.dtype
+        precise = torch.promote_types(dtype, torch.float32)
+        coordinates = relative_coordinates(self.window_size, precise, offsets.device).to(dtype)
         table = 16 * self.heads(F.relu(self.hidden(coordinates))).sigmoid()  # [(2w - 1)^2, heads]
         return table.T[:, offsets]  # [heads, N, N]
 

@@ -141,18 +141,21 @@ def semantic_mask(
     return mask
 
 
-def relative_coordinates(window_size: int, device: torch.device | None = None) -> torch.Tensor:
+def relative_coordinates(
+    window_size: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> torch.Tensor:
     """
     Inputs of the position-bias MLP: t = sign(u) log2(1 + |u|) / log2(8), u = 8 delta / (w - 1), for every offset.
 
     Args:
         window_size (`int`): Side w of the largest window.
+        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Precision.
         device (`torch.device`, *optional*): Where to build them.
 
     Returns:
-        `torch.FloatTensor` of shape `((2w - 1)^2, 2)`: Vertical and horizontal coordinate, offsets from 1 - w up.
+        `torch.Tensor` of shape `((2w - 1)^2, 2)`: Vertical and horizontal coordinate, offsets from 1 - w up.
     """
-    offsets = torch.arange(1 - window_size, window_size, dtype=torch.float32, device=device)
+    offsets = torch.arange(1 - window_size, window_size, dtype=dtype, device=device)
     scaled = 8 * offsets / max(window_size - 1, 1)
     coordinates = scaled.sign() * torch.log2(1 + scaled.abs()) / 3
     return torch.cartesian_prod(coordinates, coordinates)

@@ -1,0 +1,157 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Textbook SemanIR operators: `ops_semanir` with the same names and signatures, as loops over tokens.
+
+For tests and benchmarks: slow, never shipped with a checkpoint. Each function states its equation literally.
+"""
+
+import math
+
+import torch
+
+from .ops_semanir import Dictionary, Pair
+
+
+def _token_positions(size: Pair, window: Pair, shift: Pair) -> list[list[Pair]]:
+    """Where each token of each window lies in the feature map that was not moved."""
+    return [
+        [
+            ((top + row + shift[0]) % size[0], (left + column + shift[1]) % size[1])
+            for row in range(window[0])
+            for column in range(window[1])
+        ]
+        for top in range(0, size[0], window[0])
+        for left in range(0, size[1], window[1])
+    ]
+
+
+def partition_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+    """Collect the tokens of each window one by one. See [`ops_semanir.partition_windows`]."""
+    positions = _token_positions((features.shape[1], features.shape[2]), window, shift)
+    windows = [torch.stack([image[place] for place in places]) for image in features for places in positions]
+    return torch.stack(windows)
+
+
+def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+    """Put the tokens of each window back one by one. See [`ops_semanir.merge_windows`]."""
+    positions = _token_positions(size, window, shift)
+    images = []
+    for image in windows.split(len(positions)):
+        tokens = {
+            place: token
+            for window_tokens, places in zip(image, positions, strict=True)
+            for token, place in zip(window_tokens, places, strict=True)
+        }
+        rows = [torch.stack([tokens[row, column] for column in range(size[1])]) for row in range(size[0])]
+        images.append(torch.stack(rows))
+    return torch.stack(images)
+
+
+def legal_keys(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> torch.Tensor:
+    """Tokens of a window that lie less than a window apart in the image. See [`ops_semanir.legal_keys`]."""
+    positions = _token_positions(size, window, shift)
+
+    def near(query: Pair, key: Pair) -> bool:
+        return abs(query[0] - key[0]) < window[0] and abs(query[1] - key[1]) < window[1]
+
+    legal = [[[near(query, key) for key in places] for query in places] for places in positions]
+    return torch.tensor(legal, device=device)
+
+
+def semantic_mask(
+    tokens: torch.Tensor,
+    legal: torch.Tensor | None,
+    top_k: int,
+    similarity: str = "dot",
+    include_self: bool = True,
+) -> torch.Tensor:
+    """Sort the legal keys of each token, itself first, and keep k. See [`ops_semanir.semantic_mask`]."""
+    precise = torch.promote_types(tokens.dtype, torch.float32)
+    mask = torch.full((len(tokens), tokens.shape[1], tokens.shape[1]), -math.inf, dtype=precise, device=tokens.device)
+    for number, window in enumerate(tokens.detach().to(precise)):
+        for i, query in enumerate(window):
+            scores = {}
+            for j, key in enumerate(window):
+                score = query @ key
+                if similarity == "cosine":
+                    score = score / (query.norm() * key.norm())
+                if legal is None or legal[number % len(legal), i, j]:
+                    scores[j] = math.inf if include_self and i == j else score.item()
+            for j in sorted(scores, key=scores.__getitem__, reverse=True)[:top_k]:
+                mask[number, i, j] = 0.0
+    return mask
+
+
+def relative_coordinates(
+    window_size: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> torch.Tensor:
+    """Coordinates of each offset in turn. See [`ops_semanir.relative_coordinates`]."""
+
+    def coordinate(offset: int) -> float:
+        scaled = 8 * offset / (window_size - 1) if window_size > 1 else 0.0
+        return math.copysign(math.log2(1 + abs(scaled)) / math.log2(8), scaled)
+
+    offsets = range(1 - window_size, window_size)
+    pairs = [(coordinate(vertical), coordinate(horizontal)) for vertical in offsets for horizontal in offsets]
+    return torch.tensor(pairs, dtype=dtype, device=device)
+
+
+def relative_offsets(window: Pair, window_size: int, device: torch.device | None = None) -> torch.Tensor:
+    """Look each pair's offset up in the list of all offsets. See [`ops_semanir.relative_offsets`]."""
+    offsets = range(1 - window_size, window_size)
+    table = [(vertical, horizontal) for vertical in offsets for horizontal in offsets]
+    tokens = [(row, column) for row in range(window[0]) for column in range(window[1])]
+    rows = [[table.index((query[0] - key[0], query[1] - key[1])) for key in tokens] for query in tokens]
+    return torch.tensor(rows, device=device)
+
+
+def build_dictionary(
+    features: torch.Tensor,
+    window_size: int,
+    shifted: bool,
+    top_k: int,
+    similarity: str = "dot",
+    include_self: bool = True,
+) -> Dictionary:
+    """Build the mask of every window, dense or not. See [`ops_semanir.build_dictionary`]."""
+    height, width = features.shape[1:3]
+    window = (min(window_size, height), min(window_size, width))
+    shift = (
+        window[0] // 2 if shifted and height > window_size else 0,
+        window[1] // 2 if shifted and width > window_size else 0,
+    )
+    tokens = partition_windows(features, window, shift)
+    mask = semantic_mask(tokens, legal_keys((height, width), window, shift), top_k, similarity, include_self)
+    return Dictionary(window, shift, mask, relative_offsets(window, window_size))
+
+
+def key_semantic_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    temperature: torch.Tensor,
+    bias: torch.Tensor,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend from each token to its keys and to no other. See [`ops_semanir.key_semantic_attention`]."""
+    outputs = []
+    for window in range(len(query)):
+        for head in range(query.shape[1]):
+            for i, vector in enumerate(query[window, head]):
+                allowed = torch.ones(query.shape[2], dtype=torch.bool) if mask is None else mask[window, i] == 0
+                keys, values = key[window, head, allowed], value[window, head, allowed]
+                cosines = keys @ vector / (keys.norm(dim=-1) * vector.norm())
+                weights = (temperature[head] * cosines + bias[head, i, allowed]).exp()
+                outputs.append(weights / weights.sum() @ values)
+    return torch.stack(outputs).view_as(value)
+
+
+__all__ = [
+    "build_dictionary",
+    "key_semantic_attention",
+    "legal_keys",
+    "merge_windows",
+    "partition_windows",
+    "relative_coordinates",
+    "relative_offsets",
+    "semantic_mask",
+]

@@ -1,0 +1,214 @@
+"""Fast SemanIR operators against the textbook ones, and what the method promises about its dictionary."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hf_ext.semanir import ops_semanir as ops
+from hf_ext.semanir import reference_semanir as reference
+from tests.testing import assert_operators_agree, operator_pairs
+
+PAIRS = operator_pairs(ops, reference)
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}
+# Height and width, window, shift: square, oblong, shifted on both axes and on one.
+LAYOUTS = [
+    ((6, 9), (3, 3), (0, 0)),
+    ((6, 9), (3, 3), (1, 1)),
+    ((5, 6), (5, 2), (0, 1)),
+    ((8, 4), (4, 4), (2, 0)),
+    ((1, 7), (1, 7), (0, 0)),
+]
+
+
+def random(*shape: int, seed: int = 0, gradient: bool = True) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(gradient)
+
+
+def partition_cases():
+    for size, window, shift in LAYOUTS:
+        yield {"features": random(2, *size, 5), "window": window, "shift": shift}
+
+
+def merge_cases():
+    for size, window, shift in LAYOUTS:
+        tokens = window[0] * window[1]
+        windows = 2 * size[0] * size[1] // tokens
+        yield {"windows": random(windows, tokens, 5), "size": size, "window": window, "shift": shift}
+
+
+def legal_cases():
+    for size, window, shift in LAYOUTS:
+        yield {"size": size, "window": window, "shift": shift}
+
+
+def mask_cases():
+    legal = ops.legal_keys((6, 6), (3, 3), (1, 1))
+    for top_k, similarity, include_self, given in itertools.product(
+        (1, 2, 5, 8, 9, 20), ("dot", "cosine"), (True, False), (None, legal)
+    ):
+        yield {
+            "tokens": random(8, 9, 7, gradient=False),
+            "legal": given,
+            "top_k": top_k,
+            "similarity": similarity,
+            "include_self": include_self,
+        }
+
+
+def coordinate_cases():
+    for window_size in (1, 2, 5, 8):
+        yield {"window_size": window_size, "dtype": torch.float64}
+
+
+def offset_cases():
+    for window, window_size in (((3, 3), 3), ((2, 5), 5), ((1, 1), 4), ((4, 3), 8)):
+        yield {"window": window, "window_size": window_size}
+
+
+def dictionary_cases():
+    for size, shifted, top_k in itertools.product(((6, 9), (2, 9), (9, 3)), (False, True), (1, 4, 5)):
+        yield {
+            "features": random(2, *size, 7, gradient=False),
+            "window_size": 3,
+            "shifted": shifted,
+            "top_k": top_k,
+            "similarity": "dot",
+            "include_self": True,
+        }
+    # Dense, in shifted windows.
+    yield {"features": random(2, 6, 6, 7, gradient=False), "window_size": 3, "shifted": True, "top_k": 9}
+
+
+def attention_cases():
+    legal = ops.legal_keys((6, 6), (3, 3), (1, 1))
+    tokens = random(8, 9, 7, gradient=False)
+    masks = [None] + [ops.semantic_mask(tokens, given, k) for given in (None, legal) for k in (1, 4, 9, 20)]
+    for mask in masks:
+        yield {
+            "query": random(8, 3, 9, 5, seed=1),
+            "key": random(8, 3, 9, 5, seed=2),
+            "value": random(8, 3, 9, 5, seed=3),
+            "temperature": (1 + random(3, seed=4, gradient=False).abs()).requires_grad_(),
+            "bias": random(3, 9, 9, seed=5),
+            "mask": mask,
+        }
+
+
+CASES = {
+    "partition_windows": partition_cases,
+    "merge_windows": merge_cases,
+    "legal_keys": legal_cases,
+    "semantic_mask": mask_cases,
+    "relative_coordinates": coordinate_cases,
+    "relative_offsets": offset_cases,
+    "build_dictionary": dictionary_cases,
+    "key_semantic_attention": attention_cases,
+}
+
+
+def test_every_operator_has_cases():
+    assert CASES.keys() == PAIRS.keys()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_operator_equals_its_reference(name, dtype):
+    cases = list(CASES[name]())
+    assert cases
+    for arguments in cases:
+        assert_operators_agree(*PAIRS[name], arguments, dtype, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_attention_without_gradient_equals_its_reference(dtype):
+    """Without a graph the operator takes the fused path."""
+    for arguments in attention_cases():
+        plain = {name: None if value is None else value.detach() for name, value in arguments.items()}
+        with torch.no_grad():
+            assert_operators_agree(*PAIRS["key_semantic_attention"], plain, dtype, TOLERANCES[dtype])
+
+
+def test_dictionary_geometry_equals_the_reference():
+    for arguments in dictionary_cases():
+        fast, plain = (build(**arguments) for build in PAIRS["build_dictionary"])
+        assert (fast.window, fast.shift) == (plain.window, plain.shift)
+
+
+def test_dense_dictionary_has_no_mask():
+    features = random(1, 6, 6, 4, gradient=False)
+    assert ops.build_dictionary(features, 3, False, 9).mask is None
+    assert ops.build_dictionary(features, 3, False, 8).mask is not None
+    # A window as large as the image has nothing to shift into.
+    assert ops.build_dictionary(features, 6, True, 36)[:3] == ((6, 6), (0, 0), None)
+
+
+def test_ties_give_exactly_k_keys():
+    tokens = torch.ones(2, 8, 3)
+    for top_k in (1, 3, 7):
+        mask = ops.semantic_mask(tokens, None, top_k)
+        assert (mask == 0).sum(-1).eq(top_k).all()
+        assert mask.diagonal(dim1=1, dim2=2).eq(0).all()
+
+
+def test_large_tokens_do_not_push_a_token_out_of_its_own_keys():
+    tokens = torch.randn(1, 16, 4, generator=torch.Generator().manual_seed(0))
+    tokens[0, :4] *= 100
+    assert ops.semantic_mask(tokens, None, 2).diagonal(dim1=1, dim2=2).eq(0).all()
+    assert not ops.semantic_mask(tokens, None, 2, include_self=False).diagonal(dim1=1, dim2=2).eq(0).all()
+
+
+def test_illegal_keys_take_no_place_among_the_k():
+    legal = ops.legal_keys((8, 8), (4, 4), (2, 2))
+    tokens = torch.randn(4, 16, 5, generator=torch.Generator().manual_seed(0))
+    mask = ops.semantic_mask(tokens, legal, 6)
+    assert not (mask == 0)[~legal].any()
+    # The corner window's regions have 4 tokens, fewer than k; all of them are taken.
+    assert (mask == 0).sum(-1).equal(legal.sum(-1).clamp(max=6))
+    assert legal.sum(-1).min() == 4
+
+
+def test_gradients_do_not_reach_the_dictionary():
+    features = random(1, 6, 6, 4)
+    assert not ops.build_dictionary(features, 3, True, 4).mask.requires_grad
+
+
+def test_bfloat16_tokens_are_compared_in_float32():
+    # The scores of the last token, 256, 257 and 257, are one number in bfloat16.
+    tokens = torch.tensor([[[16.0, 0.0]] * 3 + [[16.0, 1.0]] * 2], dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        chosen = ops.semantic_mask(tokens, None, 2) == 0
+    assert chosen[0, 4].tolist() == [False, False, False, True, True]
+
+
+def test_high_temperature_never_selects_an_illegal_key():
+    """With tau = 100 the best key may exceed the others by 200: a finite penalty of -100 would let it through."""
+    query = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[None, None]
+    key = torch.tensor([[-1.0, 0.0], [1.0, 0.0]])[None, None]
+    value = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[None, None]
+    mask = torch.tensor([[[0.0, -torch.inf], [0.0, 0.0]]])
+    arguments = (query, key, value, torch.tensor([100.0]), torch.zeros(1, 2, 2), mask)
+    for gradient in (False, True):
+        with torch.set_grad_enabled(gradient):
+            assert ops.key_semantic_attention(*arguments)[0, 0, 0].tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+def test_k_from_the_window_up_is_dense_window_attention(shift):
+    window, heads = 8, 2
+    features = torch.randn(1, 16, 16, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    dictionary = ops.build_dictionary(features, window, bool(shift), window**2)
+    assert dictionary.shift == (shift, shift)
+    tokens = ops.partition_windows(features, dictionary.window, dictionary.shift)
+    query, key, value = tokens.unflatten(-1, (3, heads, 2)).permute(2, 0, 3, 1, 4).unbind(0)
+    bias = torch.randn(heads, window**2, window**2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    temperature = torch.full((heads,), 10.0, dtype=torch.float64)
+    attended = ops.key_semantic_attention(query, key, value, temperature, bias, dictionary.mask)
+
+    logits = 10 * F.cosine_similarity(query[..., :, None, :], key[..., None, :, :], dim=-1) + bias
+    if shift:
+        legal = ops.legal_keys((16, 16), (window, window), dictionary.shift)
+        logits = logits.masked_fill(~legal[:, None], -torch.inf)
+    torch.testing.assert_close(attended, logits.softmax(-1) @ value, atol=1e-12, rtol=0)

@@ -1,0 +1,290 @@
+"""What every method's tests share: mixins that check a model class, comparison of fast with textbook operators.
+
+A test class inherits the mixins it needs and gives `model_class`, `make_config` and `make_inputs` for a tiny model.
+"""
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import peft
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
+
+
+class ModelTester:
+    """The tiny model under test. Inputs are made anew by each call, from a fixed seed, and have labels."""
+
+    model_class: type[Any]
+    # Absolute difference allowed between bfloat16 and float32 outputs.
+    bfloat16_tolerance: float
+
+    def make_config(self) -> Any:
+        raise NotImplementedError
+
+    def make_inputs(self) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+    def make_model(self) -> Any:
+        """The model with every parameter moved from its initial value, so that constants are noticed too."""
+        torch.manual_seed(0)
+        model = self.model_class(self.make_config())
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+        return model.eval()
+
+    def main_output(self, outputs: Any) -> torch.Tensor:
+        """What the model is for: the first output that is not the loss."""
+        return next(value for name, value in outputs.items() if name != "loss")
+
+    def predict(self, model: Any, **changes: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return self.main_output(model(**{**self.make_inputs(), **changes}))
+
+
+class ModelTesterMixin(ModelTester):
+    """Outputs, gradients, saving, precision."""
+
+    def test_same_seed_gives_same_model_and_same_outputs(self):
+        first, second = self.make_model(), self.make_model()
+        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+        assert torch.equal(self.predict(first), self.predict(first))
+        assert torch.equal(self.predict(first), self.predict(second))
+
+    def test_saved_model_loads_bit_equal(self, tmp_path):
+        model = self.make_model()
+        model.save_pretrained(tmp_path)
+        loaded, report = self.model_class.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(report.values()), report
+        assert {name: value.dtype for name, value in loaded.named_buffers()} == {
+            name: value.dtype for name, value in model.named_buffers()
+        }
+        assert torch.equal(self.predict(loaded), self.predict(model))
+
+    def test_every_parameter_gets_a_gradient(self):
+        model = self.make_model().train()
+        model(**self.make_inputs()).loss.backward()
+        without = [name for name, value in model.named_parameters() if value.grad is None or not value.grad.any()]
+        assert not without
+
+    def test_activation_checkpointing_changes_neither_loss_nor_gradients(self):
+        losses, gradients = [], []
+        for checkpointing in (False, True):
+            model = self.make_model().train()
+            if checkpointing:
+                model.activation_checkpointing_enable()
+                assert model.is_activation_checkpointing
+            loss = model(**self.make_inputs()).loss
+            loss.backward()
+            losses.append(loss)
+            gradients.append([parameter.grad for parameter in model.parameters()])
+        assert torch.equal(*losses)
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+    def test_bfloat16_is_finite_and_near_float32(self, tmp_path):
+        model = self.make_model()
+        model.save_pretrained(tmp_path)
+        halved = self.model_class.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        assert {parameter.dtype for parameter in halved.parameters()} == {torch.bfloat16}
+        output = self.predict(halved)
+        assert output.isfinite().all()
+        torch.testing.assert_close(output.float(), self.predict(model), atol=self.bfloat16_tolerance, rtol=0)
+        loss = halved.train()(**self.make_inputs()).loss
+        loss.backward()
+        assert loss.dtype == torch.float32
+        assert all(parameter.grad.isfinite().all() for parameter in halved.parameters())
+
+    def test_autocast_is_near_float32(self):
+        model = self.make_model()
+        expected = self.predict(model)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = self.predict(model)
+        torch.testing.assert_close(output.float(), expected, atol=self.bfloat16_tolerance, rtol=0)
+
+    def test_tuple_output_has_the_values_of_the_named_output(self):
+        model = self.make_model()
+        with torch.no_grad():
+            named = model(**self.make_inputs())
+            plain = model(**self.make_inputs(), return_dict=False)
+        assert isinstance(plain, tuple)
+        assert all(torch.equal(a, b) for a, b in zip(named.to_tuple(), plain, strict=True))
+
+
+class _OneBatch(Dataset):
+    """The samples of one batch over and over."""
+
+    def __init__(self, inputs: dict[str, torch.Tensor]):
+        self.inputs = inputs
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: value[index] for name, value in self.inputs.items()}
+
+
+class TrainerTesterMixin(ModelTester):
+    """Training by `transformers.Trainer`: the model returns a loss when it gets labels."""
+
+    trainer_steps = 10
+    trainer_learning_rate = 1e-3
+
+    def test_trains_under_transformers_trainer(self, tmp_path):
+        torch.manual_seed(0)
+        model = self.model_class(self.make_config())
+        data = _OneBatch(self.make_inputs())
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=self.trainer_steps,
+            learning_rate=self.trainer_learning_rate,
+            per_device_train_batch_size=len(data),
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        trainer = Trainer(model=model, args=arguments, train_dataset=data)
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert len(losses) == self.trainer_steps
+        assert sum(losses[-3:]) < 0.9 * sum(losses[:3]), losses
+
+
+class LoraTesterMixin(ModelTester):
+    """Adapters by peft."""
+
+    lora_targets: list[str]
+
+    def test_lora_trains_saves_and_loads(self, tmp_path):
+        base = self.make_model()
+        expected = self.predict(base)
+        torch.manual_seed(0)
+        model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=self.lora_targets))
+        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        assert trained and all("lora_" in name for name in trained)
+        assert torch.equal(self.predict(model), expected)
+
+        optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=1.0)
+        # The second factor starts at zero, so the first gets a gradient from the second step on.
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(**self.make_inputs()).loss.backward()
+            optimizer.step()
+        adapted = self.predict(model)
+        assert not torch.equal(adapted, expected)
+
+        model.save_pretrained(tmp_path)
+        loaded = peft.PeftModel.from_pretrained(self.make_model(), tmp_path)
+        assert torch.equal(self.predict(loaded), adapted)
+        torch.testing.assert_close(self.predict(loaded.merge_and_unload()), adapted, atol=1e-5, rtol=1e-5)
+
+
+class ConfigTesterMixin:
+    """A configuration survives the disk and refuses what makes no model."""
+
+    config_class: type[Any]
+    # Fields that change from their defaults together, and (fields, words of the message) that are refused.
+    config_changes: dict[str, Any]
+    bad_configs: list[tuple[dict[str, Any], str]]
+
+    def test_config_survives_saving(self, tmp_path):
+        config = self.config_class(**self.config_changes)
+        config.save_pretrained(tmp_path)
+        loaded = self.config_class.from_pretrained(tmp_path)
+        assert loaded.to_dict() == config.to_dict()
+        for name, value in self.config_changes.items():
+            assert value != getattr(self.config_class(), name), f"{name} is not changed by the test"
+            assert getattr(loaded, name) == value
+
+    def test_bad_configs_are_refused_with_the_reason(self):
+        for fields, words in self.bad_configs:
+            with pytest.raises(StrictDataclassError) as error:
+                self.config_class(**fields)
+            assert words in str(error.value), (fields, str(error.value))
+
+
+def operator_pairs(ops: ModuleType, reference: ModuleType) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """
+    Public functions of an `ops_x` module with those of the same name in `reference_x`.
+
+    Raises:
+        AssertionError: If one lacks its counterpart, or their signatures differ.
+    """
+
+    def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+        members = inspect.getmembers(module, inspect.isfunction)
+        return {name: f for name, f in members if f.__module__ == module.__name__ and not name.startswith("_")}
+
+    fast, plain = public_functions(ops), public_functions(reference)
+    assert fast.keys() == plain.keys()
+    for name in fast:
+        assert inspect.signature(fast[name]) == inspect.signature(plain[name]), name
+    return {name: (fast[name], plain[name]) for name in fast}
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _round(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.detach().to(dtype).double().requires_grad_(value.requires_grad)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    values = result if isinstance(result, tuple) else (result,)
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _run(function: Callable[..., Any], arguments: dict[str, Any], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Tensors of the result and, of everything differentiable, the gradients for one fixed cotangent."""
+    given = {
+        name: value.detach().to(dtype).requires_grad_(value.requires_grad) if _is_real(value) else value
+        for name, value in arguments.items()
+    }
+    results = _tensors(function(**given))
+    differentiable = [result for result in results if result.requires_grad]
+    if not differentiable:
+        return results
+    generator = torch.Generator().manual_seed(0)
+    cotangents = [torch.randn(result.shape, generator=generator, dtype=torch.float64) for result in differentiable]
+    inputs = [value for value in given.values() if _is_real(value) and value.requires_grad]
+    cotangents = [cotangent.to(result.dtype) for cotangent, result in zip(cotangents, differentiable, strict=True)]
+    gradients = torch.autograd.grad(differentiable, inputs, cotangents, allow_unused=True)
+    return results + [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
+
+
+def assert_operators_agree(
+    fast: Callable[..., Any],
+    plain: Callable[..., Any],
+    arguments: dict[str, Any],
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    """
+    Compare results and all gradients of a fast operator in `dtype` with the textbook one in float64.
+
+    Args:
+        fast, plain (`Callable`): The operators.
+        arguments (`dict`): By name. Floating-point tensors are float64; both operators get them rounded to `dtype`.
+            Gradients are compared for those that require one.
+        dtype (`torch.dtype`): Precision of the fast operator.
+        tolerance (`float`): Allowed absolute difference, and relative to the largest value of each tensor if that is
+            above 1. Integers and booleans must be equal.
+    """
+    rounded = {name: _round(value, dtype) if _is_real(value) else value for name, value in arguments.items()}
+    results, expected = _run(fast, arguments, dtype), _run(plain, rounded, torch.float64)
+    assert len(results) == len(expected)
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.shape == wanted.shape
+        finite = wanted[wanted.isfinite()].double().abs()
+        scale = max(1.0, finite.max().item()) if finite.numel() else 1.0
+        allowed = tolerance * scale if wanted.is_floating_point() else 0
+        torch.testing.assert_close(result.double(), wanted.double(), atol=allowed, rtol=0)
