@@ -89,8 +89,8 @@ class EmbeddedHub:
     A Hub that serves one folder.
 
     Without a token it answers on loopback only, and to every local user: all may write, and private repositories are
-    visible. With a token, writing and reading private repositories need it. There is no encryption: put a TLS proxy in
-    front where the network is not trusted.
+    visible. With a token, writing and reading private repositories need it. There is no encryption: where the network
+    is not trusted, listen on loopback and let clients come through an SSH tunnel to the same port.
 
     Args:
         root (`str` or `Path`):

@@ -122,9 +122,7 @@ def ask(
     chunked = body is not None and not isinstance(body, bytes) and "Content-Length" not in headers
     headers = headers | ({"Transfer-Encoding": "chunked"} if chunked else {})
     with contextlib.closing(connection):
-        # A server that refuses a body may answer before it has read all of it.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            connection.request(method, path, body, headers, encode_chunked=chunked)
+        connection.request(method, path, body, headers, encode_chunked=chunked)
         response = connection.getresponse()
         return Answer(response.status, response.headers, response.read())
 

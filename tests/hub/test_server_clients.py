@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from hf_ext.hub.server import EmbeddedHub
+from tests.hub.hub_testing import run_python
 
 HUGGINGFACE_HUB = """
 import json, os, sys
@@ -262,3 +264,43 @@ print("passed")
 def test_libraries(hub: EmbeddedHub, run_client: Callable[..., str], script: str) -> None:
     assert run_client(script).endswith("passed\n")
     assert hub.store.verify() == []
+
+
+TOKEN = """
+import os, sys
+import huggingface_hub as hub
+from huggingface_hub import errors
+
+api = hub.HfApi()
+assert api.whoami()["name"] == "local"
+api.create_repo("me/private", private=True)
+data = os.urandom(1 << 20)
+api.upload_file(path_or_fileobj=data, path_in_repo="w.bin", repo_id="me/private")
+assert open(hub.hf_hub_download("me/private", "w.bin"), "rb").read() == data
+stranger, impostor = hub.HfApi(token=False), hub.HfApi(token="wrong")
+for refused in (
+    lambda: stranger.model_info("me/private"),
+    lambda: hub.get_hf_file_metadata(hub.hf_hub_url("me/private", "w.bin"), token=False),
+):
+    try:
+        refused()
+    except errors.RepositoryNotFoundError:
+        continue
+    raise AssertionError("a stranger saw a private repository")
+for refused in (lambda: stranger.create_repo("me/other"), lambda: impostor.create_repo("me/other"), impostor.whoami):
+    try:
+        refused()
+    except errors.HfHubHTTPError as error:
+        assert error.response.status_code == 401, error
+    else:
+        raise AssertionError("somebody without the token got in")
+api.update_repo_settings("me/private", private=False)
+assert stranger.model_info("me/private").private is False
+print("passed")
+"""
+
+
+def test_the_token(tmp_path: Path) -> None:
+    with EmbeddedHub(tmp_path / "hub", token="hf_secret") as hub:
+        assert run_python(TOKEN, hub.url, tmp_path / "home", token="hf_secret").endswith("passed\n")
+        assert hub.store.verify() == []

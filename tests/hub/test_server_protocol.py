@@ -263,7 +263,7 @@ def test_bodies_that_are_too_large(tmp_path: Path) -> None:
         big = commit_body({f"{i}.txt": b"x" * 5000 for i in range(30)})
         assert ask(hub.url, "POST", COMMIT, big).status == 413
         assert ask(hub.url, "POST", COMMIT, iter([big[:50_000], big[50_000:]])).status == 413
-        # Far larger than what the sockets buffer: the refusal must reach a client that is still sending.
+        # Far more than the sockets buffer: a client that is still sending must get the refusal, not a broken pipe.
         zeros = bytes(1 << 20)
         answer = ask(hub.url, "POST", COMMIT, (zeros for _ in range(40)), {"Content-Length": str(40 << 20)})
         assert answer.status == 413
