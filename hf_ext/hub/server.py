@@ -94,8 +94,8 @@ class EmbeddedHub:
 
     Args:
         root (`str` or `Path`):
-            Folder with the repositories: new, empty, or of an embedded Hub. It is on disk before a client is told so,
-            and whole after a crash at any moment.
+            Folder with the repositories: new, empty, or of an embedded Hub. What clients were told is committed is on
+            disk, and a crash at any moment leaves the folder whole.
         host (`str`, *optional*, defaults to `"127.0.0.1"`):
             Address or name to listen on.
         port (`int`, *optional*, defaults to 0):

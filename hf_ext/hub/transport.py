@@ -319,7 +319,9 @@ class HubRequestHandler(BaseHTTPRequestHandler):
 
 def _authority(address: Any) -> str:
     """`host:port` of a socket address."""
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    # A socket of both families shows IPv4 addresses as IPv6.
+    name = address[0].removeprefix("::ffff:")
+    host = f"[{name}]" if ":" in name else name
     return f"{host}:{address[1]}"
 
 

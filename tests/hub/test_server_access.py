@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -70,6 +72,18 @@ def test_with_a_token_every_interface_is_served(tmp_path: Path) -> None:
         assert hub.url.startswith("http://127.0.0.1:")
         assert ask(hub.url, "GET", "/api/models").status == 200
         assert ask(hub.url, "GET", "/api/models", headers={"Host": "evil.example"}).status == 403
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")
+def test_ipv6_loopback_needs_no_token(tmp_path: Path) -> None:
+    try:
+        hub = EmbeddedHub(tmp_path, host="::1").start()
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    with contextlib.ExitStack() as stack:
+        stack.callback(hub.stop)
+        assert hub.url.startswith("http://[::1]:")
+        assert ask(hub.url, "GET", "/api/models").json() == []
 
 
 WRITES = [
