@@ -19,8 +19,8 @@ from transformers import CONFIG_MAPPING
 
 from .safetensors_headers import parse_json_object
 
-# Roles that stay at home; every other file of a room may be shipped.
-_NEVER_SHIPPED = ("__init__", "reference_", "training_")
+# The roles whose files travel with a checkpoint; tests, training and references stay at home.
+SHIPPED_ROLES = ("configuration", "modeling", "ops", "kernels", "streaming", "processing", "image_processing")
 _TIMEOUT_SECONDS = 3600
 _STDERR_TAIL = 2000
 _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
@@ -57,8 +57,8 @@ def verify_code(folder: Path) -> None:
     room = installed_room(model_type) if isinstance(model_type, str) else None
     allowed: dict[str, Path] = {}
     if room is not None and room.__file__ is not None:
-        files = Path(room.__file__).parent.glob("*.py")
-        allowed = {file.name: file for file in files if not file.name.startswith(_NEVER_SHIPPED)}
+        home = Path(room.__file__).parent
+        allowed = {file.name: file for role in SHIPPED_ROLES for file in home.glob(f"{role}_*.py")}
     shipped = set()
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()

@@ -32,7 +32,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from .cards import write_card
 from .checkpoints import open_checkpoint
-from .load_check import check_loads, installed_room, verify_code
+from .load_check import SHIPPED_ROLES, check_loads, installed_room, verify_code
 from .safetensors_headers import parse_json_object
 
 Source: TypeAlias = PreTrainedModel | PeftModel | str | Path
@@ -45,7 +45,7 @@ _REPORTS = ("eval.json", "training.json")
 # Files of an earlier push that would be wrong beside the new ones. Other files in the repository are left alone.
 _REPLACED = re.compile(
     r"(model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
-    r"|(configuration|modeling|ops|kernels|streaming|processing|image_processing)_\w+\.py"
+    rf"|({'|'.join(SHIPPED_ROLES)})_\w+\.py"
     r"|config\.json|adapter_config\.json|preprocessor_config\.json|eval\.json|training\.json"
     r"|\.eval_results/hf_ext\.yaml"
 )

@@ -1,0 +1,94 @@
+"""Tiny models of each kind that can be published, and the reports that a training leaves beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import BertConfig, BertModel
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
+
+CODE = ["configuration_semanir.py", "image_processing_semanir.py", "modeling_semanir.py", "ops_semanir.py"]
+STAGED = sorted(["README.md", "config.json", "model.safetensors", "preprocessor_config.json", *CODE])
+
+EVALUATION: dict[str, Any] = {
+    "results": [
+        {
+            "metric": "psnr",
+            "name": "PSNR (RGB, border 0)",
+            "value": 30.123456,
+            "dataset": "org/photos",
+            "split": "test",
+            "task": "image-to-image",
+            "arguments": {"sigma": 25},
+        },
+        {
+            "metric": "ssim",
+            "name": "SSIM | RGB",
+            "value": 0.9,
+            "dataset": "three photographs",
+            "split": "test",
+            "task": "image-to-image",
+            "arguments": {},
+        },
+    ],
+    "revision": None,
+}
+TRAINING: dict[str, Any] = {
+    "arguments": {
+        "method": "semanir",
+        "output_dir": "runs/denoise",
+        "data": {"train": {"path": "/somewhere/secret/photographs", "split": "train"}, "num_workers": 0},
+        "task": {"degradation": "noise", "sigma": [25]},
+        "learning_rate": 2e-4,
+        "init_from": "org/base@v1",
+        "peft": None,
+        "activation_checkpointing": False,
+    },
+    "commit": "1234abcd",
+    "hardware": "2 CPU cores",
+    "seconds": 3723.4,
+    "steps": 10,
+    "samples": 160,
+    "versions": {"torch": "2.13.0"},
+}
+
+
+def tiny_model(**options: Any) -> SemanIRForImageRestoration:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"embed_dim": 8, "depths": (1,), "num_heads": (2,), "window_size": 4, "top_k": 6}
+    return SemanIRForImageRestoration(SemanIRConfig(**sizes | options)).eval()
+
+
+def save_snapshot(folder: Path, reports: bool = True, **options: Any) -> Path:
+    """What a training leaves: model, processor, code, and its reports."""
+    tiny_model(**options).save_pretrained(folder)
+    SemanIRImageProcessor().save_pretrained(folder)
+    if reports:
+        (folder / "eval.json").write_text(json.dumps(EVALUATION))
+        (folder / "training.json").write_text(json.dumps(TRAINING))
+    return folder
+
+
+def tiny_adapter() -> PeftModel:
+    torch.manual_seed(1)
+    model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=["query_key_value"], init_lora_weights=False))
+    assert isinstance(model, PeftModel)
+    return model
+
+
+def save_bert(folder: Path) -> Path:
+    """A model that transformers knows itself."""
+    torch.manual_seed(2)
+    config = BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

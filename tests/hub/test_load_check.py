@@ -1,0 +1,126 @@
+"""check_loads: what loads without hf_ext passes, what does not is refused, and foreign code is never run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_ext.hub import load_check
+from hf_ext.hub.load_check import check_loads, installed_room, verify_code
+from hf_ext.hub.publish import stage
+
+from .published import save_bert, save_snapshot, tiny_adapter
+
+# peft 0.21 asks transformers for a property by its old name.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@pytest.fixture
+def staged(tmp_path) -> Path:
+    return stage(save_snapshot(tmp_path / "snapshot"), tmp_path / "staged")
+
+
+@pytest.fixture
+def never_run(monkeypatch):
+    def fail(*arguments, **options):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(load_check.subprocess, "run", fail)
+
+
+def test_what_stage_writes_loads_without_hf_ext(tmp_path, staged):
+    check_loads(staged)
+    adapter = stage(tiny_adapter(), tmp_path / "adapter")
+    check_loads(str(adapter))
+    check_loads(stage(save_bert(tmp_path / "bert"), tmp_path / "foreign"))
+
+
+def test_hf_ext_cannot_be_imported_in_the_process_of_the_check(tmp_path):
+    probe = Path(load_check.__file__).with_name("load_probe.py").read_text()
+    tiny_adapter().save_pretrained(tmp_path / "adapter")
+    for module in ("hf_ext", "hf_ext_cli"):
+        script = f"{probe}\nimport {module}"
+        command = [sys.executable, "-c", script, str(tmp_path / "adapter")]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=Path(load_check.__file__).parents[2])
+        assert result.returncode == 1
+        assert f"ModuleNotFoundError: {module}: a checkpoint must load where hf_ext is not installed" in result.stderr
+
+
+def test_the_check_has_no_network_no_token_and_no_cache(staged, monkeypatch):
+    seen = {}
+
+    def run(command, **options):
+        seen.update(options["env"], cwd=options["cwd"])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(load_check.subprocess, "run", run)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.setenv(name, "hf_secret")
+    monkeypatch.setenv("HF_HUB_CACHE", "cache-of-the-user")
+    check_loads(staged)
+    assert seen["HF_HUB_OFFLINE"] == "1" and "hf_secret" not in seen.values()
+    assert all(seen[name].startswith(seen["cwd"]) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE"))
+
+
+def test_a_folder_that_does_not_load_is_refused_with_what_the_process_said(staged):
+    (staged / "ops_semanir.py").unlink()
+    with pytest.raises(ValueError, match=r"(?s)does not load where hf_ext is not installed.*ops_semanir"):
+        check_loads(staged)
+
+
+def test_every_weight_must_be_there(staged):
+    weights = load_file(staged / "model.safetensors")
+    del weights["model.extractor.weight"]
+    save_file(weights | {"stranger": torch.zeros(1)}, staged / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"(?s)does not load every weight.*model\.extractor\.weight.*stranger"):
+        check_loads(staged)
+
+
+def test_a_process_that_hangs_is_ended(staged, monkeypatch):
+    monkeypatch.setattr(load_check, "_TIMEOUT_SECONDS", 0.2)
+    with pytest.raises(ValueError, match=r"did not load without hf_ext within 0\.2 s"):
+        check_loads(staged)
+
+
+@pytest.mark.parametrize("name", ["modeling_semanir.py", "training_semanir.py", "evil.py", "sub/ops_semanir.py"])
+def test_code_that_is_not_the_installed_one_is_never_run(staged, never_run, name):
+    (staged / name).parent.mkdir(exist_ok=True)
+    (staged / name).write_text((staged / "ops_semanir.py").read_text() + "\n# changed\n")
+    with pytest.raises(ValueError, match=r"not a file of the installed hf_ext, so it is neither run nor uploaded"):
+        check_loads(staged)
+
+
+def test_an_equal_file_of_another_role_is_not_shipped_either(staged, never_run):
+    room = installed_room("semanir")
+    (staged / "reference_semanir.py").write_bytes(Path(room.__file__).with_name("reference_semanir.py").read_bytes())
+    with pytest.raises(ValueError, match=r"reference_semanir\.py: not a file of the installed hf_ext"):
+        check_loads(staged)
+
+
+@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
+@pytest.mark.parametrize("reference", ["org/repo--modeling_semanir.SemanIRModel", "os.system", "modeling_semanir"])
+def test_references_to_other_code_are_never_followed(staged, never_run, file, reference):
+    content = json.loads((staged / file).read_text())
+    content["auto_map"]["AutoModel"] = reference
+    (staged / file).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="auto_map names"):
+        check_loads(staged)
+
+
+def test_an_adapter_or_a_transformers_model_ships_no_code(tmp_path, never_run):
+    bert = save_bert(tmp_path / "bert")
+    verify_code(bert)
+    (bert / "modeling_semanir.py").write_text("")
+    with pytest.raises(ValueError, match="not a file of the installed hf_ext"):
+        check_loads(bert)
+
+
+def test_rooms():
+    assert installed_room("semanir").__name__ == "hf_ext.semanir"
+    assert installed_room("bert") is None and installed_room("no-such-type") is None

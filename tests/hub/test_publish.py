@@ -1,0 +1,267 @@
+"""stage: the folder is complete, its code is ours, foreign code and pickles stay out, and nothing is half-written."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageToImage, BertModel
+
+from hf_ext import semanir
+from hf_ext.hub import publish
+from hf_ext.hub.checkpoints import CheckpointError
+from hf_ext.hub.publish import stage
+from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
+
+from .published import CODE, STAGED, contents, save_bert, save_snapshot, tiny_adapter, tiny_model
+
+# peft 0.21 asks transformers for a property by its old name.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
+ROOM = Path(inspect.getfile(semanir)).parent
+
+
+def same_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return set(first) == set(second) and all(
+        first[name].dtype == second[name].dtype and first[name].equal(second[name]) for name in first
+    )
+
+
+@pytest.fixture
+def snapshot(tmp_path) -> Path:
+    return save_snapshot(tmp_path / "snapshot", reports=False)
+
+
+def test_a_model_in_memory_becomes_a_complete_folder(tmp_path):
+    model = tiny_model()
+    folder = stage(model, tmp_path / "out", processor=SemanIRImageProcessor(do_convert_rgb=False))
+    assert sorted(contents(folder)) == STAGED
+    assert same_weights(load_file(folder / "model.safetensors"), model.state_dict())
+    config = json.loads((folder / "config.json").read_text())
+    assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForImageToImage"}
+    assert json.loads((folder / "preprocessor_config.json").read_text())["do_convert_rgb"] is False
+    for name in CODE:
+        assert (folder / name).read_bytes() == (ROOM / name).read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_folder_is_staged_bit_for_bit_and_again_from_its_own_result(tmp_path, dtype):
+    snapshot = tmp_path / "snapshot"
+    tiny_model().to(dtype).save_pretrained(snapshot)
+    SemanIRImageProcessor().save_pretrained(snapshot)
+    first = stage(snapshot, tmp_path / "first", repo_id="org/name")
+    second = stage(first, tmp_path / "second", repo_id="org/name")
+    assert contents(first) == contents(second)
+    assert same_weights(load_file(first / "model.safetensors"), load_file(snapshot / "model.safetensors"))
+    loaded = AutoModelForImageToImage.from_pretrained(first)
+    assert loaded.dtype == dtype and same_weights(loaded.state_dict(), load_file(snapshot / "model.safetensors"))
+
+
+def test_the_base_model_is_staged_as_itself(tmp_path):
+    folder = stage(SemanIRModel(tiny_model().config), tmp_path / "out", processor=SemanIRImageProcessor())
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["SemanIRModel"]
+
+
+def test_code_that_came_with_a_folder_is_neither_run_nor_staged(tmp_path, snapshot):
+    marker = tmp_path / "marker"
+    evil = EVIL.format(marker=str(marker))
+    for name in (*CODE, "evil.py", "custom_generate/generate.py"):
+        (snapshot / name).parent.mkdir(exist_ok=True)
+        (snapshot / name).write_text(evil)
+    for name in ("config.json", "preprocessor_config.json"):
+        content = json.loads((snapshot / name).read_text())
+        content["auto_map"] = dict.fromkeys(content["auto_map"], "evil.Evil")
+        (snapshot / name).write_text(json.dumps(content))
+    folder = stage(snapshot, tmp_path / "out")
+    assert not marker.exists()
+    assert sorted(contents(folder)) == STAGED
+    for name in CODE:
+        assert (folder / name).read_bytes() == (ROOM / name).read_bytes()
+    assert "evil" not in (folder / "config.json").read_text() + (folder / "preprocessor_config.json").read_text()
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
+def test_weights_must_fit_the_class(tmp_path, snapshot, change):
+    weights = load_file(snapshot / "model.safetensors")
+    name = "model.extractor.weight"
+    if change == "missing":
+        del weights[name]
+    elif change == "unexpected":
+        weights["stranger"] = torch.zeros(1)
+    else:
+        weights[name] = torch.zeros(1)
+    save_file(weights, snapshot / "model.safetensors", metadata={"format": "pt"})
+    # transformers itself raises for a wrong shape
+    with pytest.raises(
+        (ValueError, RuntimeError), match="mismatch" if change == "shape" else rf"do not fit.*{change}"
+    ):
+        stage(snapshot, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("architectures", [None, [], ["Stranger"], ["SemanIRModel", "SemanIRForImageRestoration"]])
+def test_the_architecture_must_be_one_of_ours(tmp_path, snapshot, architectures):
+    config = json.loads((snapshot / "config.json").read_text()) | {"architectures": architectures}
+    (snapshot / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config\.json: architectures is .*SemanIRForImageRestoration"):
+        stage(snapshot, tmp_path / "out")
+
+
+def test_an_image_model_needs_its_image_processor(tmp_path, snapshot):
+    with pytest.raises(ValueError, match=r"pass processor=SemanIRImageProcessor"):
+        stage(tiny_model(), tmp_path / "out")
+    (snapshot / "preprocessor_config.json").unlink()
+    with pytest.raises(ValueError, match=r"SemanIRImageProcessor\(...\).save_pretrained"):
+        stage(snapshot, tmp_path / "out")
+    with pytest.raises(ValueError, match="belongs to a model in memory"):
+        stage(snapshot, tmp_path / "out", processor=SemanIRImageProcessor())
+
+
+def test_pickles_are_refused(tmp_path, snapshot):
+    weights = load_file(snapshot / "model.safetensors")
+    (snapshot / "model.safetensors").unlink()
+    torch.save(weights, snapshot / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a pickle"):
+        stage(snapshot, tmp_path / "out")
+    bert = save_bert(tmp_path / "bert")
+    torch.save({}, bert / "training_args.bin")
+    with pytest.raises(ValueError, match=r"training_args\.bin is a pickle"):
+        stage(bert, tmp_path / "out")
+
+
+def test_a_transformers_folder_is_copied_without_what_does_not_belong(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    (bert / "tokenizer.json").write_text("{}")
+    (bert / "README.md").write_text("# Mine\n")
+    (bert / "events.log").write_text("x")
+    save_bert(bert / "checkpoint-5")
+    folder = stage(bert, tmp_path / "out")
+    assert sorted(contents(folder)) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    assert (folder / "README.md").read_text() == "# Mine\n"
+    assert same_weights(BertModel.from_pretrained(folder).state_dict(), BertModel.from_pretrained(bert).state_dict())
+
+
+def test_a_transformers_model_in_memory(tmp_path):
+    model = BertModel.from_pretrained(save_bert(tmp_path / "bert"))
+    folder = stage(model, tmp_path / "out", repo_id="org/bert")
+    assert same_weights(load_file(folder / "model.safetensors"), model.state_dict())
+    assert 'BertModel.from_pretrained("org/bert")' in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("modeling_x.py", "", r"modeling_x\.py is code"),
+        (
+            "config.json",
+            {"auto_map": {"AutoModel": "org/other--modeling_x.X"}},
+            "auto_map names 'org/other--modeling_x",
+        ),
+        ("config.json", {"auto_map": {"AutoModel": "modeling_x.X"}}, "code that is not beside it"),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tok.T", None]}}, "auto_map names 'tok.T'"),
+        ("config.json", {"custom_pipelines": {"x": {}}}, "custom_pipelines names code"),
+        ("config.json", {"attn_implementation": "org/kernel"}, "attn_implementation names a kernel"),
+        ("tokenizer_config.json", "[", "not valid JSON"),
+    ],
+)
+def test_a_transformers_folder_with_code_is_refused(tmp_path, file, content, message):
+    bert = save_bert(tmp_path / "bert")
+    if isinstance(content, dict):
+        known = json.loads((bert / file).read_text()) if (bert / file).exists() else {}
+        content = json.dumps(known | content)
+    (bert / file).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        stage(bert, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_an_adapter_is_staged_and_loads_with_peft(tmp_path, in_memory):
+    adapter = tiny_adapter()
+    adapter.save_pretrained(tmp_path / "adapter")
+    assert "[More Information Needed]" in (tmp_path / "adapter" / "README.md").read_text()
+    folder = stage(adapter if in_memory else tmp_path / "adapter", tmp_path / "out", repo_id="org/adapter")
+    assert sorted(contents(folder)) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    card = (folder / "README.md").read_text()
+    assert "[More Information Needed]" not in card and 'PeftModel.from_pretrained(base, "org/adapter")' in card
+    pixels = torch.rand(1, 3, 8, 8)
+    loaded = PeftModel.from_pretrained(tiny_model(), folder)
+    with torch.no_grad():
+        assert loaded(pixels).reconstruction.equal(adapter.eval()(pixels).reconstruction)
+
+
+def test_sources_that_cannot_be_staged(tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        stage(tmp_path / "absent", tmp_path / "out")
+    with pytest.raises(TypeError, match="cannot stage a Linear"):
+        stage(torch.nn.Linear(1, 1), tmp_path / "out")
+    remote = type("SemanIRModel", (torch.nn.Module,), {"__module__": "transformers_modules.a.modeling_semanir"})
+    with pytest.raises(ValueError, match="loaded as remote code"):
+        stage(remote(), tmp_path / "out")
+    (tmp_path / "bare").mkdir()
+    save_file({"w": torch.zeros(1)}, tmp_path / "bare" / "model.safetensors")
+    with pytest.raises(ValueError, match=r"neither config\.json nor adapter_config\.json"):
+        stage(tmp_path / "bare", tmp_path / "out")
+
+
+def test_an_existing_folder_is_replaced_only_when_asked_and_when_it_is_a_checkpoint(tmp_path, snapshot):
+    out = tmp_path / "out"
+    out.mkdir()
+    stage(snapshot, out)
+    before = contents(out)
+    with pytest.raises(FileExistsError, match="not empty"):
+        stage(snapshot, out)
+    assert contents(out) == before
+    other = save_snapshot(tmp_path / "other", reports=False, top_k=7)
+    stage(other, out, overwrite=True)
+    assert json.loads((out / "config.json").read_text())["top_k"] == 7
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(FileExistsError, match="is no checkpoint"):
+        stage(snapshot, tmp_path / "mine", overwrite=True)
+    with pytest.raises(FileExistsError, match="not empty"):
+        stage(snapshot, tmp_path / "mine" / "thesis.txt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "other", "out", "snapshot"]
+
+
+@pytest.mark.parametrize("step", ["write_card", "_sync", "_move"])
+def test_a_failure_leaves_the_earlier_folder_and_no_other_trace(tmp_path, snapshot, monkeypatch, step):
+    stage(snapshot, tmp_path / "out")
+    before = contents(tmp_path / "out")
+
+    def fail(*arguments, **options):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(publish, step, fail)
+    with pytest.raises(OSError, match="no space left"):
+        stage(snapshot, tmp_path / "out", overwrite=True)
+    assert contents(tmp_path / "out") == before
+    with pytest.raises(OSError, match="no space left"):
+        stage(snapshot, tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "snapshot"]
+
+
+def test_when_the_new_folder_cannot_be_moved_in_the_earlier_one_comes_back(tmp_path, snapshot, monkeypatch):
+    stage(snapshot, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    replace = publish.os.replace
+    calls = []
+
+    def fail_once(source, target):
+        calls.append(Path(target).name)
+        if len(calls) == 2:
+            raise OSError("no")
+        replace(source, target)
+
+    monkeypatch.setattr(publish, "_sync", lambda folder: monkeypatch.setattr(publish.os, "replace", fail_once))
+    with pytest.raises(OSError, match="no"):
+        stage(snapshot, tmp_path / "out", overwrite=True)
+    assert calls[1:] == ["out", "out"] and contents(tmp_path / "out") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "snapshot"]

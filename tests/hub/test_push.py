@@ -1,0 +1,140 @@
+"""push against the embedded Hub: one commit that holds what stage wrote, stale files gone, other files left alone."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import HfApi, close_session, constants, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.hub.publish import push, stage
+from hf_ext.hub.server import EmbeddedHub
+from hf_ext.semanir import SemanIRImageProcessor
+
+from .published import STAGED, contents, save_bert, save_snapshot, tiny_adapter, tiny_model
+
+# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
+uploads = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+# peft 0.21 asks transformers for a property by its old name.
+adapters = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = [uploads, adapters]
+
+
+@pytest.fixture(autouse=True)
+def _quiet_clean_client(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    disable_progress_bars()
+    yield
+    enable_progress_bars()
+    close_session()
+
+
+@pytest.fixture
+def api(hub) -> HfApi:
+    return HfApi(endpoint=hub.url, token=False)
+
+
+@pytest.fixture
+def snapshot(tmp_path) -> Path:
+    return save_snapshot(tmp_path / "snapshot")
+
+
+def download(hub: EmbeddedHub, tmp_path: Path, revision: str) -> dict[str, bytes]:
+    folder = tmp_path / f"download-{revision.replace('/', '-')}"
+    snapshot_download("org/model", revision=revision, endpoint=hub.url, token=False, local_dir=folder)
+    return {
+        name: data for name, data in contents(folder).items() if not name.startswith((".cache/", ".gitattributes"))
+    }
+
+
+def commits(api: HfApi, revision: str = "main") -> list[str]:
+    return [commit.title for commit in api.list_repo_commits("org/model", revision=revision)]
+
+
+def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path, snapshot):
+    # hf_xet is installed and not disabled here: the push has to notice that this Hub has no Xet storage
+    assert constants.HF_HUB_DISABLE_XET is False
+    info = push(snapshot, "org/model", endpoint=hub.url, token=False, commit_message="First")
+    assert commits(api) == ["First", "initial commit"]
+    staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
+    assert download(hub, tmp_path, info.oid) == contents(staged)
+    assert sorted(contents(staged)) == sorted([*STAGED, "eval.json", "training.json", ".eval_results/hf_ext.yaml"])
+    assert api.model_info("org/model").pipeline_tag == "image-to-image"
+    with open_checkpoint(f"org/model@{info.oid}", endpoint=hub.url, token=False) as checkpoint:
+        weights = tiny_model().state_dict()
+        assert set(checkpoint) == set(weights) and all(checkpoint[name].equal(weights[name]) for name in weights)
+
+
+def test_a_second_push_deletes_what_it_replaces_and_leaves_other_files(hub, api, tmp_path, snapshot):
+    options = {"endpoint": hub.url, "token": False, "check": False}
+    push(snapshot, "org/model", **options)
+    for name in ("handler.py", "lora.safetensors", "notes.md"):
+        api.upload_file(repo_id="org/model", path_or_fileobj=io.BytesIO(b"mine"), path_in_repo=name)
+    info = push(tiny_adapter(), "org/model", commit_message="Adapter", **options)
+    assert commits(api)[0] == "Adapter" and len(commits(api)) == 6
+    expected = ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(download(hub, tmp_path, info.oid)) == sorted(
+        ["handler.py", "lora.safetensors", "notes.md", *expected]
+    )
+
+
+def test_pushing_the_same_again_makes_no_commit(hub, api, snapshot):
+    options = {"endpoint": hub.url, "token": False, "check": False}
+    first = push(snapshot, "org/model", **options)
+    assert push(snapshot, "org/model", **options).oid == first.oid
+    assert len(commits(api)) == 2
+
+
+def test_a_model_in_memory_to_a_new_branch(hub, api, tmp_path):
+    processor = SemanIRImageProcessor()
+    info = push(
+        tiny_model(), "org/model", processor=processor, endpoint=hub.url, token=False, revision="dev", check=False
+    )
+    assert sorted(download(hub, tmp_path, "dev")) == STAGED
+    assert api.model_info("org/model", revision="dev").sha == info.oid
+    assert commits(api) == ["initial commit"]
+
+
+def test_a_pull_request_leaves_main_alone(hub, api, tmp_path, snapshot):
+    info = push(snapshot, "org/model", endpoint=hub.url, token=False, create_pr=True, check=False)
+    assert info.pr_num == 1 and commits(api) == ["initial commit"]
+    assert "model.safetensors" in download(hub, tmp_path, "refs/pr/1")
+    with pytest.raises(ValueError, match="create_pr opens a pull request against main"):
+        push(snapshot, "org/model", endpoint=hub.url, token=False, create_pr=True, revision="dev")
+
+
+def test_visibility(hub, api, snapshot):
+    options = {"endpoint": hub.url, "token": False, "check": False}
+    push(snapshot, "org/hidden", private=True, **options)
+    assert api.model_info("org/hidden").private is True
+    push(snapshot, "org/model", **options)
+    before = commits(api)
+    with pytest.raises(ValueError, match=r"org/model exists and is public, got private=True; nothing was uploaded"):
+        push(save_bert(snapshot.with_name("bert")), "org/model", private=True, **options)
+    assert commits(api) == before
+
+
+def test_what_does_not_load_never_reaches_the_hub(hub, api, tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    # a type that transformers does not know, so that no one could load it
+    (bert / "config.json").write_text((bert / "config.json").read_text().replace('"BertModel"', '"NoSuchModel"'))
+    with pytest.raises(ValueError, match=r"(?s)does not load where hf_ext is not installed.*NoSuchModel"):
+        push(bert, "org/model", endpoint=hub.url, token=False)
+    with pytest.raises(RepositoryNotFoundError):
+        api.model_info("org/model")
+
+
+def test_a_hub_that_wants_a_token(tmp_path, snapshot):
+    with EmbeddedHub(tmp_path / "locked", token="hf_right") as hub:
+        with pytest.raises(HfHubHTTPError, match="401"):
+            push(snapshot, "org/model", endpoint=hub.url, token="hf_wrong", check=False)
+        info = push(snapshot, "org/model", endpoint=hub.url, token="hf_right", private=True, check=False)
+        with open_checkpoint("org/model", endpoint=hub.url, token="hf_right") as checkpoint:
+            assert checkpoint.commit == info.oid
+            assert isinstance(checkpoint["model.extractor.weight"], torch.Tensor)
+        close_session()
