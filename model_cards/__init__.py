@@ -1,1 +1,1 @@
-"""Model card templates, one Markdown file per method."""
+"""Jinja templates of model cards: `base.md` with the sections, one per method, one for adapters and other models."""

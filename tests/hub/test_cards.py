@@ -1,0 +1,222 @@
+"""Cards: filled from the files of the folder, valid metadata, nothing left to fill in, and a snippet that runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jinja2
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard, close_session, get_session, parse_eval_result_entries
+from PIL import Image
+
+from hf_ext.hub import cards
+from hf_ext.hub.cards import MARKER, write_card
+from hf_ext.hub.publish import push, stage
+from hf_ext.semanir import SemanIRImageProcessor
+
+from .published import EVALUATION, TRAINING, save_bert, save_snapshot, tiny_adapter, tiny_model
+
+pytestmark = [
+    # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning"),
+    # peft 0.21 asks transformers for a property by its old name.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"^## (.*)$", text, re.MULTILINE)
+
+
+def assert_finished(text: str) -> None:
+    """Nothing that a reader would have to fill in, and no trace of the template."""
+    for trace in ("More Information Needed", "{{", "{%", "None", "null", "Undefined", "TODO", "nan"):
+        assert trace not in text, trace
+    # a heading stands on its own, and every section says something
+    assert not re.search(r"[^\n]\n## ", text)
+    assert not re.search(r"^## [^\n]*\n+(## |\Z)", text, re.MULTILINE)
+
+
+@pytest.fixture
+def snapshot(tmp_path) -> Path:
+    return save_snapshot(tmp_path / "snapshot")
+
+
+def test_metadata_of_a_trained_model(snapshot):
+    card = ModelCard.load(write_card(snapshot, repo_id="org/denoiser", license="mit"))
+    data = card.data.to_dict()
+    assert (data["license"], data["library_name"], data["pipeline_tag"]) == ("mit", "transformers", "image-to-image")
+    assert (data["base_model"], data["base_model_relation"]) == ("org/base", "finetune")
+    assert data["datasets"] == ["org/photos"] and data["metrics"] == ["psnr", "ssim"]
+    assert data["tags"] == ["semanir", "image-restoration"]
+    assert card.data.model_name == "denoiser"
+    first, second = card.data.eval_results
+    assert (first.task_type, first.metric_type, first.metric_value) == ("image-to-image", "psnr", 30.123456)
+    assert (first.dataset_type, first.dataset_split, first.metric_args) == ("org/photos", "test", {"sigma": 25})
+    assert (second.dataset_name, second.dataset_type) == ("three photographs", "three-photographs")
+
+
+def test_text_of_a_trained_model(snapshot):
+    text = write_card(snapshot, repo_id="org/denoiser").read_text()
+    assert_finished(text)
+    assert headings(text) == [
+        "How to use it",
+        "What it is for",
+        "Data",
+        "Training",
+        "Results",
+        "Model",
+        "Limits",
+        "What differs from the paper",
+        "Citation",
+    ]
+    count = sum(value.numel() for value in tiny_model().state_dict().values())
+    for line in (
+        "| sigma | 25 |",
+        "| degradation | noise |",
+        "| learning_rate | 0.0002 |",
+        "| commit | 1234abcd |",
+        "| hardware | 2 CPU cores |",
+        "| time | 1 h 2 min 3 s |",
+        "| samples | 160 |",
+        f"| parameters | {count:,} |",
+        "| PSNR (RGB, border 0) | 30.1235 | org/photos | test | sigma 25 |",
+        "| SSIM \\| RGB | 0.9 | three photographs | test |  |",
+        "| train.path | photographs |",
+    ):
+        assert line in text.splitlines(), line
+    # the place on the trainer's disk is nobody's business
+    assert "/somewhere" not in text and "runs/denoise" not in text
+    assert "arxiv.org/abs/2405.20008" in text and "license: apache-2.0" in text
+
+
+def test_results_on_hub_datasets_become_eval_results(snapshot):
+    write_card(snapshot, repo_id="org/denoiser")
+    (entry,) = parse_eval_result_entries(yaml.safe_load((snapshot / ".eval_results" / "hf_ext.yaml").read_text()))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("org/photos", "psnr", 30.123456)
+    assert entry.notes == "PSNR (RGB, border 0), sigma 25"
+    local = [result for result in EVALUATION["results"] if result["dataset"] != "org/photos"]
+    (snapshot / "eval.json").write_text(json.dumps({"results": local}))
+    write_card(snapshot, repo_id="org/denoiser")
+    assert not (snapshot / ".eval_results" / "hf_ext.yaml").exists()
+
+
+def test_sections_without_data_are_left_out(tmp_path):
+    text = write_card(save_snapshot(tmp_path / "bare", reports=False), repo_id="org/bare").read_text()
+    assert_finished(text)
+    assert not {"Data", "Training", "Results"} & set(headings(text))
+    assert "model-index" not in text and "base_model" not in text and "datasets" not in text
+
+
+@pytest.mark.parametrize("drop", ["commit", "hardware", "seconds", "versions", "steps", "arguments"])
+@pytest.mark.parametrize("how", ["absent", "null"])
+def test_a_partial_report_leaves_no_gap(snapshot, drop, how):
+    report = {key: value for key, value in TRAINING.items() if key != drop}
+    (snapshot / "training.json").write_text(json.dumps(report | ({drop: None} if how == "null" else {})))
+    assert_finished(write_card(snapshot, repo_id="org/denoiser").read_text())
+
+
+@pytest.mark.parametrize(
+    ("options", "present"),
+    [
+        ({"shift_policy": "layer"}, "each stage holds two dictionaries"),
+        ({"shift_policy": "stage"}, "Every second stage shifts"),
+        ({"shift_policy": "none"}, "Windows are never shifted"),
+        ({"similarity": "cosine"}, "the paper uses the inner product"),
+        ({"include_self": True}, "one of its own keys"),
+        ({"scale": 2}, "enlarges images 2 times"),
+        ({"train_top_k": (3, 6)}, "training used 3, 6."),
+        (
+            {"architecture": "u-shaped", "depths": (1, 1), "num_heads": (2, 2), "refinement_depth": 1},
+            "resampling of the U-shaped architecture are our choice",
+        ),
+    ],
+)
+def test_the_card_describes_the_configuration(tmp_path, options, present):
+    text = write_card(save_snapshot(tmp_path / "model", reports=False, **options), repo_id="org/x").read_text()
+    assert_finished(text)
+    assert present in text
+    other = write_card(save_snapshot(tmp_path / "default", reports=False), repo_id="org/x").read_text()
+    assert (present in other) == (options in ({"shift_policy": "layer"}, {"include_self": True}))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[", "not valid JSON"),
+        ('{"results": {}}', "`results` must be a list"),
+        ('{"results": [3]}', "a result needs metric"),
+        ('{"results": [{"metric": "psnr", "dataset": "x"}]}', "a result needs metric"),
+        ('{"results": [{"metric": "psnr", "dataset": "x", "value": "30"}]}', "a result needs metric"),
+        ('{"results": [{"metric": "psnr", "dataset": "x", "value": NaN}]}', "a finite number"),
+        ('{"results": [{"metric": "psnr", "dataset": null, "value": 1}]}', "a result needs metric"),
+    ],
+)
+def test_a_malformed_evaluation_is_named(snapshot, content, message):
+    (snapshot / "eval.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"eval\.json: .*{message}"):
+        write_card(snapshot, repo_id="org/x")
+    assert not (snapshot / "README.md").exists()
+
+
+def test_a_folder_that_is_no_model(tmp_path):
+    with pytest.raises(ValueError, match="model_type is None"):
+        write_card(tmp_path, repo_id="org/x")
+
+
+def test_an_authors_card_is_kept_and_ours_is_renewed(tmp_path, snapshot):
+    write_card(snapshot, repo_id="org/first")
+    assert "org/second" in write_card(snapshot, repo_id="org/second").read_text()
+    edited = (snapshot / "README.md").read_text().replace(MARKER, "I trained this.")
+    (snapshot / "README.md").write_text(edited)
+    assert write_card(snapshot, repo_id="org/third").read_text() == edited
+    folder = stage(snapshot, tmp_path / "out", repo_id="org/fourth")
+    assert (folder / "README.md").read_text() == edited
+    assert (folder / ".eval_results" / "hf_ext.yaml").exists()
+
+
+def test_other_kinds_of_models(tmp_path):
+    tiny_adapter().save_pretrained(tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = "org/denoiser"
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    card = ModelCard.load(write_card(tmp_path / "adapter", repo_id="org/adapter"))
+    assert_finished(card.content)
+    assert (card.data.library_name, card.data.base_model) == ("peft", "org/denoiser")
+    assert card.data.base_model_relation == "adapter" and "LORA adapter for [org/denoiser]" in card.text
+    bert = ModelCard.load(write_card(save_bert(tmp_path / "bert"), repo_id="org/bert"))
+    assert_finished(bert.content)
+    assert "license" not in bert.data.to_dict() and "A `bert` model." in bert.text
+
+
+def test_an_undefined_name_in_a_template_is_an_error():
+    template = cards._environment().from_string("{{ config.top_k }} {{ stranger }}")
+    with pytest.raises(jinja2.UndefinedError, match="stranger"):
+        template.render(config={"top_k": 3})
+
+
+def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_path, run_client):
+    model = tiny_model()
+    with torch.no_grad():
+        # as initialised, the model hardly changes a picture
+        model.reconstruction[0].bias.fill_(0.1)
+    push(model, "org/tiny", processor=SemanIRImageProcessor(), endpoint=hub.url, token=False, check=False)
+    url = f"{hub.url}/org/tiny/resolve/main/README.md"
+    card = get_session().get(url).text
+    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    home = tmp_path / "home"
+    home.mkdir()
+    degraded = Image.effect_noise((10, 6), 60).convert("RGB")
+    degraded.save(home / "degraded.png")
+    run_client("import sys\nsys.modules['hf_ext'] = None\n" + snippet)
+    with torch.no_grad():
+        outputs = model(**SemanIRImageProcessor()(degraded, return_tensors="pt"))
+    expected = SemanIRImageProcessor().post_process_image_restoration(outputs)[0]
+    with Image.open(home / "restored.png") as restored:
+        pixels = restored.tobytes()
+    assert pixels == expected.tobytes() and pixels != degraded.tobytes()
+    close_session()
