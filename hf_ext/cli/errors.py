@@ -29,5 +29,14 @@ def library_failures() -> tuple[type[BaseException], ...]:
 
 
 def message(error: BaseException) -> str:
-    """What to show of an exception: its text, or its name where it has none."""
-    return str(error) or type(error).__name__
+    """What to show of an exception: its text, or its name where it has none; of a failed request the address too."""
+    import httpx2
+
+    text = str(error) or type(error).__name__
+    if not isinstance(error, httpx2.RequestError):
+        return text
+    try:
+        return f"{text} ({error.request.url})"
+    except RuntimeError:
+        # httpx2 raises it where the error belongs to no request.
+        return text

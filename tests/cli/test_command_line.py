@@ -1,0 +1,175 @@
+"""hf-ext as a program: help, exit codes, messages instead of tracebacks, lazy commands."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import httpx2
+import pytest
+from click.testing import CliRunner, Result
+from hf_ext_cli.main import COMMANDS, main
+from hf_ext_cli.output import finite
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def all_commands() -> dict[str, click.Command]:
+    context = click.Context(main)
+    found: dict[str, click.Command] = {}
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        found[name] = command
+        if isinstance(command, click.Group):
+            found |= {f"{name} {inner}": item for inner, item in command.commands.items()}
+    return found
+
+
+def test_the_commands_are_those_that_are_promised():
+    expected = {"train", "evaluate", "push", "card", "info", "hub", "hub serve"}
+    assert set(all_commands()) == expected
+    listing = run("--help").output
+    assert all(re.search(rf"^  {name} ", listing, re.MULTILINE) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(all_commands()))
+def test_each_command_explains_itself_with_examples(name):
+    result = run(*name.split(), "--help")
+    assert result.exit_code == 0
+    assert result.output.startswith(f"Usage: main {name} ")
+    if name != "hub":
+        assert re.search(rf"Examples:\n.*hf-ext {name} ", result.output, re.DOTALL)
+    for option in all_commands()[name].params:
+        assert not isinstance(option, click.Option) or option.help, f"{name} {option.name} has no help"
+
+
+@pytest.mark.parametrize("name", sorted(all_commands()))
+def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch):
+    """The words of each example parse: no option is misspelled, no argument is missing."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/denoise/snapshot", "hub", "photos"):
+        (tmp_path / folder).mkdir(parents=True)
+    text = all_commands()[name].help or ""
+    examples = re.findall(r"^ *(?:\w+=\S+ )*hf-ext (.+)$", text.partition("Examples:")[2], re.MULTILINE)
+    assert examples or name == "hub"
+    for path in re.findall(r"examples/\S+", " ".join(examples)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    for example in examples:
+        words = re.findall(r'"[^"]*"|\S+', example)
+        command: click.Command = main
+        while isinstance(command, click.Group):
+            found = command.get_command(click.Context(command), words.pop(0))
+            assert found is not None, example
+            command = found
+        command.make_context(command.name, words)
+
+
+def test_the_files_that_help_names_exist():
+    texts = " ".join(command.help or "" for command in [main, *all_commands().values()])
+    named = set(re.findall(r"\bexamples/\S+\.yaml", texts))
+    assert named
+    assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
+
+
+def test_version():
+    import hf_ext
+
+    assert run("--version").output == f"hf-ext, version {hf_ext.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "No such command 'trian'"),
+        (["train"], "Missing argument 'FILE.yaml'"),
+        (["train", "--max_steps", "3"], "No such option"),
+        (["train", "nowhere.yaml"], "File 'nowhere.yaml' does not exist"),
+        (["evaluate", "model"], "Missing option '--config'"),
+        (["push", "nowhere", "org/name"], "Directory 'nowhere' does not exist"),
+        (["push", "."], "Missing argument 'ORG/NAME'"),
+        (["info"], "Missing argument 'SOURCE'"),
+        (["hub", "serve"], "Missing option '--root'"),
+        (["hub", "serve", "--root", ".", "--port", "70000"], "70000 is not in the range"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_value_before_the_model_is_refused(tmp_path):
+    (tmp_path / "a.yaml").touch()
+    result = run("evaluate", "--seed", "3", "--config", tmp_path / "a.yaml")
+    assert result.exit_code == 2
+    assert "MODEL comes before the values" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (ValueError("the value is wrong"), 2),
+        (TypeError("the type is wrong"), 2),
+        (OSError("the disk is full"), 1),
+        (FileNotFoundError(2, "No such file", "weights"), 1),
+        (httpx2.ConnectError("connection refused"), 1),
+        (KeyboardInterrupt(), 1),
+    ],
+)
+def test_an_expected_error_is_a_message_with_its_exit_code(monkeypatch, error, exit_code):
+    def fail(source: str) -> None:
+        raise error
+
+    monkeypatch.setattr("hf_ext_cli.information.describe", fail)
+    result = run("info", "model")
+    assert result.exit_code == exit_code
+    assert result.stderr == ("\nAborted!\n" if isinstance(error, KeyboardInterrupt) else f"Error: {error}\n")
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_debug_lets_the_exception_through(monkeypatch, how):
+    monkeypatch.setenv("HF_EXT_DEBUG", "1" if how == "variable" else "0")
+    result = run(*(["--debug"] if how == "option" else []), "info", "/nowhere/at/all")
+    assert isinstance(result.exception, ValueError)
+    monkeypatch.setenv("HF_EXT_DEBUG", "0")
+    assert isinstance(run("info", "/nowhere/at/all").exception, SystemExit)
+
+
+def test_our_own_mistakes_keep_their_traceback(monkeypatch):
+    def fail(source: str) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("hf_ext_cli.information.describe", fail)
+    assert isinstance(run("info", "model").exception, ZeroDivisionError)
+
+
+def test_the_installed_program_ends_with_the_exit_code_and_one_message(tmp_path):
+    program = Path(sys.executable).with_name("hf-ext")
+    done = subprocess.run([program, "info", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Error: {tmp_path}: no .safetensors file here")
+    assert done.stdout == ""
+
+
+def test_the_shell_can_complete_commands():
+    program = Path(sys.executable).with_name("hf-ext")
+    environment = {**os.environ, "_HF_EXT_COMPLETE": "bash_complete", "COMP_WORDS": "hf-ext ev", "COMP_CWORD": "1"}
+    done = subprocess.run([program], env=environment, capture_output=True, text=True)
+    assert "evaluate" in done.stdout
+
+
+def test_json_has_null_for_what_is_not_finite():
+    value = {"a": float("inf"), "b": [float("nan"), 1.5, (2, "x")], "c": None}
+    assert json.dumps(finite(value), allow_nan=False) == '{"a": null, "b": [null, 1.5, [2, "x"]], "c": null}'

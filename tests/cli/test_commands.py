@@ -1,0 +1,187 @@
+"""Each command with real folders and a real Hub on loopback."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hf_ext_cli.main import main
+from huggingface_hub import HfApi, close_session
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+from hf_ext.hub.server import EmbeddedHub
+from tests.hub.published import CODE, EVALUATION, STAGED, save_snapshot
+
+# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+
+
+def run(*arguments: str | Path, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory) -> Path:
+    return save_snapshot(tmp_path_factory.mktemp("run") / "snapshot")
+
+
+@pytest.fixture
+def hub(tmp_path):
+    disable_progress_bars()
+    with EmbeddedHub(tmp_path / "hub") as running:
+        yield running
+    enable_progress_bars()
+    close_session()
+
+
+def test_info_describes_a_folder_from_its_headers(snapshot):
+    found = json.loads(run("info", snapshot, "--json").stdout)
+    import torch
+    from safetensors.torch import load_file
+
+    weights = load_file(snapshot / "model.safetensors")
+    assert found["parameters"] == sum(tensor.numel() for tensor in weights.values())
+    assert found["bytes"] == sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    assert (found["tensors"], found["files"]) == (len(weights), 1)
+    assert found["dtypes"] == {"float32": found["parameters"]}
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert found["architectures"] == ["SemanIRForImageRestoration"]
+    assert found["model_type"] == "semanir"
+    assert "AutoModelForImageToImage" in found["heads"]
+    assert found["results"] == EVALUATION["results"]
+    assert (found["commit"], found["adapter"], found["card"]) == (None, None, None)
+
+
+def test_info_for_a_person(snapshot):
+    lines = run("info", snapshot).stdout.splitlines()
+    assert any(line.startswith("architecture ") and line.endswith("SemanIRForImageRestoration") for line in lines)
+    assert any(line.endswith("30.1235 on org/photos, test") for line in lines)
+    assert any(line.startswith("card ") and line.endswith("none") for line in lines)
+
+
+def test_info_names_a_malformed_file(tmp_path):
+    folder = save_snapshot(tmp_path / "snapshot", reports=False)
+    (folder / "config.json").write_text("{")
+    assert f"{folder / 'config.json'}: not valid JSON" in run("info", folder, code=2).stderr
+
+
+def test_card_writes_a_card_that_passes_its_own_check(tmp_path):
+    folder = save_snapshot(tmp_path / "snapshot")
+    assert run("card", folder, "--check", code=1).stdout == f"{folder / 'README.md'}: there is no card\n"
+    written = json.loads(run("card", folder, "--repo-id", "org/name", "--license", "mit", "--json").stdout)
+    assert written["text"] == (folder / "README.md").read_text(encoding="utf-8")
+    assert "org/name" in written["text"]
+    assert "nothing is wrong" in run("card", folder, "--check").stdout
+    found = json.loads(run("info", folder, "--json").stdout)
+    assert found["card"]["license"] == "mit"
+
+
+def test_card_check_finds_what_is_missing_or_contradicts(tmp_path):
+    folder = save_snapshot(tmp_path / "snapshot")
+    run("card", folder)
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8").replace("pipeline_tag: image-to-image\n", "")
+    card.write_text(text + "\n[More Information Needed]\n", encoding="utf-8")
+    report = json.loads((folder / "eval.json").read_text())
+    report["results"][0]["value"] = 31.5
+    (folder / "eval.json").write_text(json.dumps(report))
+    problems = json.loads(run("card", folder, "--check", "--json", code=1).stdout)["problems"]
+    assert problems == [
+        f"{card}: pipeline_tag is not in the metadata",
+        f"{card}: [More Information Needed] is left in the text",
+        f"{card}: psnr of 31.5 in eval.json is not in the metadata",
+    ]
+
+
+def test_a_dry_run_lists_what_would_be_uploaded_and_uploads_nothing(snapshot, hub):
+    arguments = ["push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check", "--dry-run"]
+    files = json.loads(run(*arguments, "--json").stdout)["files"]
+    assert set(STAGED) | {"eval.json", "training.json"} <= set(files)
+    assert files["model.safetensors"] == (snapshot / "model.safetensors").stat().st_size
+    assert all(name in run(*arguments).stdout for name in CODE)
+    assert not HfApi(endpoint=hub.url, token=False).repo_exists("me/tiny")
+
+
+def test_push_then_info_by_range_reads(snapshot, hub, tmp_path):
+    done = run(
+        "push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check", "--private", "--json", "--message", "First"
+    )
+    pushed = json.loads(done.stdout)
+    api = HfApi(endpoint=hub.url, token=False)
+    assert api.repo_info("me/tiny").sha == pushed["commit"]
+    assert api.list_repo_commits("me/tiny")[0].title == "First"
+    assert api.repo_info("me/tiny").private
+    assert pushed["pull_request"] is None
+    # HF_ENDPOINT is read when huggingface_hub is imported, so info runs in a process of its own.
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    command = [Path(sys.executable).with_name("hf-ext"), "info", "me/tiny", "--json"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    assert found["commit"] == pushed["commit"]
+    assert found["architectures"] == ["SemanIRForImageRestoration"]
+    assert found["card"]["library_name"] == "transformers"
+    cached = {path.name for path in (tmp_path / "home").rglob("snapshots/*/*")}
+    assert "model.safetensors" not in cached
+
+
+def test_push_to_a_branch_and_as_a_pull_request(snapshot, hub):
+    common = ["push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check"]
+    run(*common)
+    text = run(*common, "--branch", "next", "--license", "mit").stdout
+    assert re.search(r"^commit +[0-9a-f]{40}$", text, re.MULTILINE)
+    assert "pull request" not in text
+    assert re.search(r"^pull request +http", run(*common, "--create-pr", "--license", "cc0-1.0").stdout, re.MULTILINE)
+    refs = HfApi(endpoint=hub.url, token=False).list_repo_refs("me/tiny", include_pull_requests=True)
+    assert {branch.name for branch in refs.branches} == {"main", "next"}
+    assert len(refs.pull_requests or []) == 1
+    assert "create_pr" in run(*common, "--branch", "next", "--create-pr", code=2).stderr
+
+
+def test_push_refuses_code_and_an_absent_hub_without_a_traceback(snapshot, tmp_path, hub):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "model.safetensors").write_bytes((snapshot / "model.safetensors").read_bytes())
+    (foreign / "config.json").write_text('{"model_type": "other"}')
+    (foreign / "modeling_other.py").write_text("raise SystemExit('executed')")
+    result = run("push", foreign, "me/foreign", "--endpoint", hub.url, code=2)
+    assert "modeling_other.py is code" in result.stderr
+    hub.stop()
+    result = run("push", snapshot, "me/tiny", "--endpoint", "http://127.0.0.1:9", "--no-check", code=1)
+    assert re.search(r"^Error: .*refused \(http://127\.0\.0\.1:9/", result.stderr, re.MULTILINE)
+    assert "Traceback" not in result.output
+
+
+def test_hub_serve_serves_until_it_is_told_to_stop(tmp_path):
+    (tmp_path / "token").write_text("secret\n")
+    command = [Path(sys.executable).with_name("hf-ext"), "hub", "serve", "--root", tmp_path / "hub", "--port", "0"]
+    server = subprocess.Popen([*command, "--token-file", tmp_path / "token"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().split(" at ")[1].split(";")[0]
+        assert server.stdout.readline() == f"  export HF_ENDPOINT={url} HF_HUB_DISABLE_XET=1\n"
+        HfApi(endpoint=url, token="secret").create_repo("me/tiny", private=True)
+        assert HfApi(endpoint=url, token="secret").repo_exists("me/tiny")
+        assert not HfApi(endpoint=url, token=False).repo_exists("me/tiny")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+        close_session()
+
+
+def test_hub_serve_needs_a_token_beyond_loopback(tmp_path):
+    result = run("hub", "serve", "--root", tmp_path / "hub", "--host", "0.0.0.0", code=2)
+    assert "not loopback: set a token" in result.stderr
+    (tmp_path / "token").write_text("\n")
+    result = run("hub", "serve", "--root", tmp_path / "hub", "--token-file", tmp_path / "token", code=2)
+    assert "token must be" in result.stderr

@@ -1,0 +1,170 @@
+"""What is installed: the package list, the contents of wheel, sdist and editable installs, the public names."""
+
+import importlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    # pytest depends on it where the standard library has no reader.
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES: list[str] = PROJECT["tool"]["setuptools"]["packages"]
+FOLDERS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
+
+
+def folder_of(package: str) -> Path:
+    """Where a package lies in the repository, by the longest mapped prefix of its name."""
+    prefix = package
+    while prefix not in FOLDERS:
+        prefix = prefix.rpartition(".")[0]
+    return ROOT / FOLDERS[prefix] / package.removeprefix(prefix).lstrip(".").replace(".", "/")
+
+
+def files_of(package: str) -> set[str]:
+    """Paths in the wheel that a package must have."""
+    names = [path.name for path in folder_of(package).glob("*.py")]
+    names += [path.name for path in folder_of(package).glob("*.md") if package == "hf_ext.model_cards"]
+    return {f"{package.replace('.', '/')}/{name}" for name in names}
+
+
+def test_the_package_list_equals_the_disk():
+    # Sub-packages of `hf_ext` on disk are in the list under that name, but for the one that is installed as a sibling.
+    on_disk = {"hf_ext", "hf_ext.pipelines", "hf_ext.model_cards", "hf_ext_cli"}
+    for path in (ROOT / "hf_ext").rglob("__init__.py"):
+        on_disk.add(".".join(("hf_ext", *path.parent.relative_to(ROOT / "hf_ext").parts)))
+    for path in (ROOT / "pipelines").rglob("__init__.py"):
+        on_disk.add(".".join(("hf_ext.pipelines", *path.parent.relative_to(ROOT / "pipelines").parts)))
+    on_disk.remove("hf_ext.cli")
+    assert len(PACKAGES) == len(set(PACKAGES))
+    assert set(PACKAGES) == on_disk
+
+
+def test_every_python_file_of_the_package_lies_in_a_listed_package():
+    listed = {folder_of(package) for package in PACKAGES}
+    stray = [path for folder in ("hf_ext", "pipelines", "model_cards") for path in (ROOT / folder).rglob("*.py")]
+    assert [path for path in stray if path.parent not in listed] == []
+
+
+def test_torchvision_is_not_required():
+    project = PROJECT["project"]
+    requirements = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    assert not [item for item in requirements if item.startswith("torchvision")]
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert "torchvision" not in pinned
+    importing = [path for package in PACKAGES for path in folder_of(package).glob("*.py")]
+    assert [path for path in importing if "import torchvision" in path.read_text(encoding="utf-8")] == []
+
+
+def public_packages() -> list[str]:
+    return [
+        name for name in PACKAGES if (folder_of(name) / "__init__.py").read_text(encoding="utf-8").find("__all__") >= 0
+    ]
+
+
+@pytest.mark.parametrize("package", public_packages())
+def test_public_names_are_sorted_and_importable(package):
+    module = importlib.import_module(package)
+    # The order of ruff's RUF022: constants, then classes, then the rest.
+    kinds = [(not name.isupper(), not name[:1].isupper(), name) for name in module.__all__]
+    assert kinds == sorted(kinds)
+    assert len(set(module.__all__)) == len(module.__all__)
+    for name in module.__all__:
+        getattr(module, name)
+
+
+def test_the_public_names_of_the_package_are_few():
+    import hf_ext
+
+    assert 1 <= len(hf_ext.__all__) <= 15
+    assert hf_ext.__version__ == PROJECT["project"]["version"]
+
+
+def run_python(program: str, folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_the_package_does_not_import_diffusers(tmp_path):
+    program = "import sys, hf_ext; print(sorted({'diffusers', 'evaluate', 'torchvision'} & set(sys.modules)))"
+    assert run_python(program, tmp_path) == "[]\n"
+
+
+def test_the_command_line_imports_neither_the_package_nor_the_libraries(tmp_path):
+    # Help asks every command for its text, so every module of the command line is imported.
+    program = """
+import sys
+from hf_ext_cli.main import main
+try:
+    main(["--help"])
+except SystemExit as done:
+    assert done.code == 0
+heavy = {"hf_ext", "torch", "transformers", "diffusers", "datasets", "huggingface_hub", "numpy", "httpx2"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    assert "Usage: " in run_python(program, tmp_path)
+
+
+def test_the_installed_modules_are_importable_outside_the_repository(tmp_path):
+    program = """
+from pathlib import Path
+import hf_ext, hf_ext.hub, hf_ext.model_cards, hf_ext.pipelines, hf_ext.training, hf_ext_cli.main
+print(Path(hf_ext.__file__).with_name("py.typed").is_file())
+print(len(list(Path(hf_ext.model_cards.__file__).parent.glob("*.md"))) > 0)
+"""
+    assert run_python(program, tmp_path) == "True\nTrue\n"
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory) -> tuple[Path, Path]:
+    """A wheel and an sdist, built from a copy without build isolation: nothing is downloaded, the tree stays clean."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("hf_ext", "pipelines", "model_cards"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    out = tmp_path_factory.mktemp("dist")
+    # The sdist, and the wheel from the sdist: what the sdist lacks, the wheel lacks too.
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def test_the_wheel_has_every_module_the_templates_and_the_licence(distributions):
+    with zipfile.ZipFile(distributions[0]) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+        scripts = archive.read(next(name for name in names if name.endswith(".dist-info/entry_points.txt"))).decode()
+    expected = set().union(*(files_of(package) for package in PACKAGES)) | {"hf_ext/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == expected
+    assert any(name.startswith("hf_ext/model_cards/") and name.endswith(".md") for name in expected)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "hf-ext = hf_ext_cli.main:main" in scripts
+
+
+def test_the_sdist_has_what_builds_the_wheel(distributions):
+    with tarfile.open(distributions[1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    sources = {str(path.relative_to(ROOT)) for package in PACKAGES for path in folder_of(package).glob("*.py")}
+    assert sources | {"pyproject.toml", "README.md", "LICENSE", "hf_ext/py.typed"} <= names
+
+
+@pytest.mark.slow
+def test_the_wheel_works_where_the_repository_is_not(distributions):
+    command = [sys.executable, str(ROOT / "tests" / "smoke_wheel.py"), str(distributions[0])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
