@@ -1,0 +1,143 @@
+"""SemanIRImageProcessor: every kind of picture in, 8-bit pictures out."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers.modeling_outputs import ImageSuperResolutionOutput
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
+
+
+def make_array(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+COLOUR = make_array(6, 9, 3)
+EXPECTED = torch.from_numpy(COLOUR).permute(2, 0, 1).float()[None] / 255
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.fromarray(COLOUR),
+        Image.fromarray(COLOUR).convert("RGBA"),
+        COLOUR,
+        COLOUR.transpose(2, 0, 1),
+        torch.from_numpy(COLOUR),
+        [COLOUR],
+        [[Image.fromarray(COLOUR)]],
+        COLOUR[None],
+    ],
+    ids=["pil", "rgba", "channels-last", "channels-first", "tensor", "list", "nested", "batch"],
+)
+def test_colour_images_of_every_kind_are_one_batch(image):
+    pixels = SemanIRImageProcessor()(image, return_tensors="pt").pixel_values
+    assert pixels.dtype == torch.float32
+    torch.testing.assert_close(pixels, EXPECTED)
+
+
+@pytest.mark.parametrize("wrap", [lambda image: image, lambda image: [image]], ids=["one", "list"])
+@pytest.mark.parametrize("kind", [Image.fromarray, np.asarray, torch.from_numpy])
+def test_grey_images_keep_one_channel_or_get_three(kind, wrap):
+    grey = make_array(6, 9)
+    expected = torch.from_numpy(grey).float()[None, None] / 255
+    one = SemanIRImageProcessor(do_convert_rgb=False)(wrap(kind(grey)), return_tensors="pt").pixel_values
+    torch.testing.assert_close(one, expected)
+    three = SemanIRImageProcessor()(wrap(kind(grey)), return_tensors="pt").pixel_values
+    torch.testing.assert_close(three, expected.expand(-1, 3, -1, -1))
+
+
+def test_float_and_16_bit_arrays():
+    processor = SemanIRImageProcessor()
+    floats = COLOUR.astype(np.float32) / 255
+    torch.testing.assert_close(processor(floats, do_rescale=False, return_tensors="pt").pixel_values, EXPECTED)
+    deep = COLOUR.astype(np.uint16) * 257
+    pixels = processor(deep, do_convert_rgb=False, rescale_factor=1 / 65535, return_tensors="pt").pixel_values
+    torch.testing.assert_close(pixels, EXPECTED)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_deep_pil_images_are_refused(dtype):
+    with pytest.raises(ValueError, match="more than 8 bits a channel"):
+        SemanIRImageProcessor()(Image.fromarray(np.zeros((4, 4), dtype)), return_tensors="pt")
+
+
+def test_images_of_several_sizes_are_padded_by_reflection():
+    images = [COLOUR, make_array(5, 11, 3), make_array(1, 1, 3)]
+    # An array of 3 or 4 rows could have its channels first; a picture is clear.
+    pictures = [Image.fromarray(image) for image in images]
+    pixels = SemanIRImageProcessor()(pictures, return_tensors="np").pixel_values
+    assert pixels.shape == (3, 3, 6, 11)
+    for padded, image in zip(pixels, images, strict=True):
+        height, width = image.shape[:2]
+        wanted = np.pad(image, ((0, 6 - height), (0, 11 - width), (0, 0)), mode="reflect")
+        np.testing.assert_allclose(padded, wanted.transpose(2, 0, 1) / 255, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"sizes \[\(5, 11\), \(6, 9\)\] do not make one batch"):
+        SemanIRImageProcessor(do_pad=False)(images[:2], return_tensors="pt")
+
+
+def test_size_divisor_pads_only_what_is_not_aligned():
+    processor = SemanIRImageProcessor(size_divisor=4)
+    assert processor(make_array(5, 8, 3), return_tensors="pt").pixel_values.shape == (1, 3, 8, 8)
+    assert processor(make_array(8, 8, 3), return_tensors="pt").pixel_values.shape == (1, 3, 8, 8)
+
+
+def test_options_survive_saving(tmp_path):
+    SemanIRImageProcessor(do_convert_rgb=False, size_divisor=16, rescale_factor=1 / 65535).save_pretrained(tmp_path)
+    loaded = SemanIRImageProcessor.from_pretrained(tmp_path)
+    assert (loaded.do_convert_rgb, loaded.size_divisor, loaded.rescale_factor) == (False, 16, 1 / 65535)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_post_processing_clips_and_rounds(dtype):
+    values = torch.tensor([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0], dtype=dtype).view(1, 1, 2, 3).expand(1, 3, 2, 3)
+    image = SemanIRImageProcessor().post_process_image_restoration(ImageSuperResolutionOutput(reconstruction=values))[
+        0
+    ]
+    assert image.mode == "RGB"
+    assert np.asarray(image)[..., 1].tolist() == [[0, 0, 64], [128, 255, 255]]
+
+
+def test_post_processing_undoes_processing():
+    processor = SemanIRImageProcessor()
+    images = [COLOUR, make_array(5, 11, 3)]
+    outputs = ImageSuperResolutionOutput(reconstruction=processor(images, return_tensors="pt").pixel_values)
+    sizes = [image.shape[:2] for image in images]
+    for target_sizes in (sizes, torch.tensor(sizes)):
+        arrays = processor.post_process_image_restoration(outputs, target_sizes, output_type="np")
+        assert all(np.array_equal(array, image) for array, image in zip(arrays, images, strict=True))
+        pictures = processor.post_process_image_restoration(outputs, target_sizes)
+        assert all(np.array_equal(np.asarray(a), b) for a, b in zip(pictures, images, strict=True))
+
+
+def test_grey_output_is_a_grey_picture():
+    outputs = ImageSuperResolutionOutput(reconstruction=torch.rand(1, 1, 4, 5))
+    processor = SemanIRImageProcessor()
+    assert processor.post_process_image_restoration(outputs)[0].mode == "L"
+    assert processor.post_process_image_restoration(outputs, output_type="np")[0].shape == (4, 5)
+
+
+def test_post_processing_refuses_what_does_not_fit():
+    outputs = ImageSuperResolutionOutput(reconstruction=torch.rand(2, 3, 4, 5))
+    process = SemanIRImageProcessor().post_process_image_restoration
+    with pytest.raises(ValueError, match="has 1 sizes for 2 images"):
+        process(outputs, [(4, 5)])
+    with pytest.raises(ValueError, match="restored size 4 x 5"):
+        process(outputs, [(4, 5), (5, 5)])
+    with pytest.raises(ValueError, match="allowed: 'pil', 'np'"):
+        process(outputs, output_type="jpeg")
+    with pytest.raises(ValueError, match="no `reconstruction`"):
+        process(ImageSuperResolutionOutput())
+
+
+def test_pictures_go_through_a_model_and_come_back_upscaled():
+    torch.manual_seed(0)
+    config = SemanIRConfig(embed_dim=8, depths=[1], num_heads=[1], window_size=4, top_k=4, scale=2, upsampler="direct")
+    model, processor = SemanIRForImageRestoration(config).eval(), SemanIRImageProcessor()
+    pictures = [Image.fromarray(COLOUR), Image.fromarray(make_array(5, 11, 3))]
+    with torch.no_grad():
+        outputs = model(**processor(pictures, return_tensors="pt"))
+    sizes = [(2 * picture.height, 2 * picture.width) for picture in pictures]
+    restored = processor.post_process_image_restoration(outputs, sizes)
+    assert [(picture.height, picture.width) for picture in restored] == sizes

@@ -1,0 +1,297 @@
+"""SemanIR models: shapes, sizes, k, precision, saving, training, adapters, and loading without hf_ext."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
+from hf_ext.semanir.modeling_semanir import SemanIRStage
+from tests.testing import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
+
+COLUMNAR = {
+    "embed_dim": 12,
+    "depths": [2, 2],
+    "num_heads": [2, 3],
+    "window_size": 4,
+    "top_k": 6,
+    "image_mean": [0.4, 0.5, 0.6],
+}
+U_SHAPED = {
+    "architecture": "u-shaped",
+    "embed_dim": 8,
+    "depths": [1, 2, 1],
+    "num_heads": [1, 2, 4],
+    "refinement_depth": 2,
+    "window_size": 4,
+    "top_k": 6,
+}
+
+
+def make_model(**fields) -> SemanIRForImageRestoration:
+    torch.manual_seed(0)
+    model = SemanIRForImageRestoration(SemanIRConfig(**fields)).eval()
+    with torch.no_grad():
+        # As large as in training, so that differences in the body are seen in the image.
+        model.reconstruction[0].weight *= 50
+    return model
+
+
+def make_images(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def restore(model, images, **kwargs) -> torch.Tensor:
+    return model(images, **kwargs).reconstruction
+
+
+class SemanIRTester(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
+    model_class = SemanIRForImageRestoration
+    bfloat16_tolerance = 0.05
+    lora_targets = ["query_key_value", "projection"]
+    fields: dict
+
+    def make_config(self):
+        return SemanIRConfig(**self.fields)
+
+    def make_inputs(self):
+        clean = make_images(4, 3, 12, 10)
+        noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(1))
+        return {"pixel_values": clean + 0.2 * noise, "labels": clean}
+
+
+class TestColumnar(SemanIRTester):
+    fields = COLUMNAR
+
+
+class TestUShaped(SemanIRTester):
+    fields = {**U_SHAPED, "reconstruction_loss": "charbonnier"}
+
+
+class TestUShapedWideTop(SemanIRTester):
+    fields = {**U_SHAPED, "downsampling": "unshuffle", "reduce_top_skip": False, "refinement_depth": 0}
+
+
+@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED], ids=["columnar", "u-shaped"])
+@pytest.mark.parametrize("size", [(1, 1), (3, 2), (4, 4), (5, 17), (16, 1), (23, 9)])
+def test_any_size_comes_out_as_it_went_in(fields, size):
+    restored = restore(make_model(**fields), make_images(2, 3, *size))
+    assert restored.shape == (2, 3, *size)
+    assert restored.isfinite().all()
+
+
+@pytest.mark.parametrize("upsampler", ["pixelshuffle", "direct"])
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_upscaling(scale, upsampler):
+    model = make_model(**COLUMNAR, scale=scale, upsampler=upsampler)
+    images = make_images(1, 3, 5, 7)
+    assert restore(model, images).shape == (1, 3, 5 * scale, 7 * scale)
+    loss = model(images, labels=torch.zeros(1, 3, 5 * scale, 7 * scale)).loss
+    assert loss.isfinite()
+
+
+def test_channels_may_differ_between_input_and_output():
+    fields = {**U_SHAPED, "num_channels": 4, "num_channels_out": 3}
+    assert restore(make_model(**fields), make_images(1, 4, 8, 8)).shape == (1, 3, 8, 8)
+    assert restore(make_model(**{**U_SHAPED, "num_channels": 1}), make_images(1, 1, 8, 8)).shape == (1, 1, 8, 8)
+
+
+def test_untrained_restoration_is_nearly_the_input():
+    torch.manual_seed(0)
+    images = make_images(1, 3, 16, 16)
+    restored = restore(SemanIRForImageRestoration(SemanIRConfig(**U_SHAPED)).eval(), images)
+    assert 0 < (restored - images).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED], ids=["columnar", "u-shaped"])
+def test_padding_is_that_of_a_padded_image(fields):
+    """What the model pads by itself equals giving it the image reflected by hand."""
+    model = make_model(**fields)
+    images = make_images(1, 3, 13, 14)
+    padded = torch.nn.functional.pad(images, (0, 2, 0, 3), mode="reflect")
+    torch.testing.assert_close(restore(model, images), restore(model, padded)[..., :13, :14])
+
+
+@pytest.mark.parametrize("fields", [COLUMNAR, U_SHAPED], ids=["columnar", "u-shaped"])
+def test_images_of_a_batch_do_not_see_each_other(fields):
+    model = make_model(**fields)
+    images = make_images(3, 3, 16, 12)
+    alone = torch.cat([restore(model, image[None]) for image in images])
+    torch.testing.assert_close(restore(model, images), alone, atol=1e-5, rtol=1e-5)
+
+
+def test_k_of_the_call_overrides_the_configured_k():
+    model = make_model(**COLUMNAR)
+    images = make_images(1, 3, 16, 16)
+    assert torch.equal(restore(model, images), restore(model, images, top_k=6))
+    few, all_keys = restore(model, images, top_k=1), restore(model, images, top_k=16)
+    assert not torch.allclose(few, restore(model, images))
+    assert not torch.allclose(all_keys, restore(model, images))
+    assert torch.equal(all_keys, restore(model, images, top_k=1000))
+
+
+@pytest.mark.parametrize(
+    "option", [("similarity", "cosine"), ("include_self", False), ("shift_policy", "none"), ("shift_policy", "stage")]
+)
+def test_dictionary_options_change_the_result(option):
+    images = make_images(1, 3, 16, 16)
+    base, changed = make_model(**COLUMNAR), make_model(**COLUMNAR, **dict([option]))
+    with torch.no_grad():
+        # A common direction makes tokens that have much of it the most similar to all.
+        base.model.body.first_norm.bias.copy_(torch.linspace(-3, 3, 12))
+    changed.load_state_dict(base.state_dict())
+    assert not torch.allclose(restore(base, images), restore(changed, images))
+
+
+def test_shift_policy_says_which_layers_are_shifted():
+    def shifted(policy):
+        model = SemanIRModel(SemanIRConfig(**COLUMNAR, shift_policy=policy))
+        return [module.shifted for module in model.modules() if isinstance(module, SemanIRStage)]
+
+    assert shifted("none") == [[False, False], [False, False]]
+    assert shifted("stage") == [[False, False], [True, True]]
+    assert shifted("layer") == [[False, True], [False, True]]
+
+
+def test_losses_are_those_of_their_formulas():
+    labels = make_images(2, 3, 8, 8)
+    for loss, formula in (
+        ("l1", lambda error: error.abs().mean()),
+        ("charbonnier", lambda error: (error**2 + 1e-6).sqrt().mean()),
+    ):
+        model = make_model(**COLUMNAR, reconstruction_loss=loss)
+        with torch.no_grad():
+            outputs = model(labels.flip(0), labels=labels)
+        torch.testing.assert_close(outputs.loss, formula(outputs.reconstruction - labels))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    [
+        (COLUMNAR, [(12, 12, 12), (12, 12, 12), (12, 12, 12)]),
+        (U_SHAPED, [(8, 16, 16), (8, 16, 16), (16, 8, 8), (32, 4, 4), (16, 8, 8), (8, 16, 16), (8, 16, 16)]),
+    ],
+    ids=["columnar", "u-shaped"],
+)
+def test_hidden_states_are_the_stages(fields, sizes):
+    model = make_model(**fields)
+    images = make_images(1, 3, 12, 12)
+    outputs = model(images, output_hidden_states=True)
+    # The first is the input of the first stage; inputs after downsampling are not outputs of a stage.
+    assert [tuple(state.shape[1:]) for state in outputs.hidden_states] == sizes
+    assert len(outputs.hidden_states) == model.config.num_hidden_layers + 1
+    assert model(images).hidden_states is None
+
+
+def test_wrong_inputs_are_refused_with_the_reason():
+    model = make_model(**COLUMNAR)
+    with pytest.raises(ValueError, match=r"expected \(batch_size, 3, height, width\)"):
+        model(make_images(1, 1, 8, 8))
+    with pytest.raises(ValueError, match="each at least 1"):
+        model(make_images(1, 3, 0, 8))
+    with pytest.raises(ValueError, match="has shape"):
+        model(make_images(3, 8, 8))
+    with pytest.raises(ValueError, match="`top_k` is 0"):
+        model(make_images(1, 3, 8, 8), top_k=0)
+    with pytest.raises(ValueError, match="`labels` has shape"):
+        model(make_images(1, 3, 8, 8), labels=make_images(1, 1, 8, 8))
+
+
+def test_float16_output_is_finite_with_large_features():
+    """Post-norm keeps the stream bounded: a body whose input is large does not overflow."""
+    model = make_model(**COLUMNAR).half()
+    with torch.no_grad():
+        model.model.extractor.weight *= 100
+    assert restore(model, make_images(1, 3, 8, 8)).isfinite().all()
+
+
+def test_half_precision_model_keeps_the_precision_of_the_input():
+    images = make_images(1, 3, 8, 8)
+    assert restore(make_model(**U_SHAPED).bfloat16(), images).dtype == torch.float32
+
+
+def test_dictionary_is_the_same_under_autocast():
+    """Similarities are compared in float32, whatever the rest of the model computes in."""
+    features = torch.randn(1, 12, 8, 8, generator=torch.Generator().manual_seed(0))
+    seen = []
+    stage = make_model(**COLUMNAR).model.body.stages[0]
+    stage.layers[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[1].mask))
+    stage(features, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        stage(features, 6)
+    assert torch.equal(*seen)
+
+
+def test_all_layers_of_a_partition_read_one_dictionary():
+    model = make_model(**{**COLUMNAR, "depths": [4], "num_heads": [2]})
+    seen = []
+    for layer in model.model.body.stages[0].layers:
+        layer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[1]))
+    restore(model, make_images(1, 3, 8, 8))
+    assert seen[0] is seen[2] and seen[1] is seen[3] and seen[0] is not seen[1]
+
+
+def test_auto_classes(tmp_path):
+    model = make_model(**COLUMNAR)
+    model.save_pretrained(tmp_path)
+    SemanIRImageProcessor().save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is SemanIRConfig
+    assert type(AutoModelForImageToImage.from_pretrained(tmp_path)) is SemanIRForImageRestoration
+    assert type(AutoImageProcessor.from_pretrained(tmp_path)) is SemanIRImageProcessor
+    body = AutoModel.from_pretrained(tmp_path)
+    assert type(body) is SemanIRModel
+    images = make_images(1, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(body(images).last_hidden_state, model.model(images).last_hidden_state)
+
+
+WITHOUT_PACKAGE = """
+import sys
+sys.modules["hf_ext"] = None
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
+
+source, target, images, restored = sys.argv[1:]
+arguments = {"trust_remote_code": True}
+assert AutoConfig.from_pretrained(source, **arguments).model_type == "semanir"
+assert type(AutoModel.from_pretrained(source, **arguments)).__name__ == "SemanIRModel"
+model = AutoModelForImageToImage.from_pretrained(source, **arguments)
+processor = AutoImageProcessor.from_pretrained(source, **arguments)
+model.save_pretrained(target)
+processor.save_pretrained(target)
+with torch.no_grad():
+    save_file({"restored": model(load_file(images)["images"]).reconstruction}, restored)
+"""
+
+
+def test_folder_loads_and_saves_again_without_the_package(tmp_path):
+    model = make_model(**COLUMNAR)
+    images = make_images(1, 3, 9, 10)
+    save_file({"images": images}, tmp_path / "images")
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    model.save_pretrained(folders[0])
+    SemanIRImageProcessor().save_pretrained(folders[0])
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    # From the folder that we wrote, then from the folder that the process without us wrote.
+    for source, target in zip(folders, folders[1:], strict=False):
+        command = [
+            sys.executable,
+            "-c",
+            WITHOUT_PACKAGE,
+            source,
+            target,
+            tmp_path / "images",
+            target / ".." / "restored",
+        ]
+        result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert torch.equal(load_file(tmp_path / "restored")["restored"], restore(model, images))
+        for name in ("config.json", "preprocessor_config.json"):
+            assert json.loads((target / name).read_text()) == json.loads((folders[0] / name).read_text())
+        assert {file.name for file in target.iterdir()} == {file.name for file in folders[0].iterdir()}
