@@ -25,8 +25,8 @@ class DataSource:
 
     Args:
         path (`str`):
-            A local folder (`imagefolder`, parquet, webdataset, json, … as `datasets` infers it), a folder with `lq/` and
-            `hq/` sub-folders of equally named images, a single data file, or a Hub id, optionally `org/name@revision`.
+            A local folder (images, parquet, webdataset, json, … as `datasets` infers it), a folder with `lq/` and `hq/`
+            sub-folders of equally named images, a single data file, or a Hub id, optionally `org/name@revision`.
         name (`str`, *optional*): Configuration of a data set that has several.
         split (`str`, defaults to `"train"`): Split, with slices as in `"train[:10%]"` for map-style data.
         streaming (`bool`, defaults to `False`): Read as a stream instead of indexing.
@@ -45,7 +45,7 @@ class DataSource:
         if self.shuffle_buffer < 0 or (self.shuffle_buffer and not self.streaming):
             raise ValueError(
                 f"shuffle_buffer must be 0 or, with streaming: true, a positive number of examples; got "
-                f"{self.shuffle_buffer} with streaming: {str(self.streaming).lower()}. Map-style data is always shuffled."
+                f"{self.shuffle_buffer} with streaming: {str(self.streaming).lower()}. Other data is always shuffled."
             )
 
 
@@ -86,7 +86,8 @@ class DataArguments:
 @dataclass
 class TrainingArguments:
     """
-    Everything that defines a run. YAML keys and `--field value` flags carry these names; sections take `--data.train.path …`.
+    Everything that defines a run. YAML keys and `--field value` flags carry these names; for a key of a section the
+    flag is `--section.key value`.
 
     Args:
         method (`str`): Which method trains: `"semanir"`.
@@ -159,7 +160,9 @@ class TrainingArguments:
         # The loop steps the schedule by time alone, so those that follow a metric are not offered.
         followers = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
         schedules = [schedule.value for schedule in SchedulerType if schedule not in followers]
-        _require(self.lr_scheduler_type in schedules, "lr_scheduler_type", self.lr_scheduler_type, f"one of {schedules}")
+        _require(
+            self.lr_scheduler_type in schedules, "lr_scheduler_type", self.lr_scheduler_type, f"one of {schedules}"
+        )
 
     def validate_data(self) -> None:
         _ = self.data_arguments
@@ -177,7 +180,9 @@ class _Loader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         repeated = {key for key in keys if keys.count(key) > 1}
         if repeated:
-            raise ValueError(f"repeated key(s) {sorted(repeated)} near line {node.start_mark.line + 1}: keep one of each.")
+            raise ValueError(
+                f"repeated key(s) {sorted(repeated)} near line {node.start_mark.line + 1}: keep one of each."
+            )
         return super().construct_mapping(node, deep)
 
 
@@ -227,7 +232,9 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
     while words:
         word = words.pop(0)
         if not word.startswith("--") or word == "--":
-            raise ValueError(f"unexpected argument {word!r}: overrides are written `--field value` or `--field=value`.")
+            raise ValueError(
+                f"unexpected argument {word!r}: overrides are written `--field value` or `--field=value`."
+            )
         name, given, value = word[2:].partition("=")
         if not given:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"

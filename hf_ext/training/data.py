@@ -1,8 +1,8 @@
-"""Data for the training loop: sources opened with `datasets`, and loaders whose order is a function of (seed, rank, step).
+"""Data for the training loop: sources opened with `datasets`, in an order that is a function of (seed, rank, step).
 
-Map-style data: batch `b` of rank `r` holds the positions `(b · world + r) · B + j` of an endless sequence in which epoch
-`e` is a permutation drawn from `(seed, e)`; example and augmentation depend on the position alone. A loader that starts
-at batch `b` is therefore the loader that ran up to it, whatever the number of workers.
+Map-style data: batch `b` of rank `r` holds the positions `(b · world + r) · B + j` of an endless sequence in which
+epoch `e` is a permutation drawn from `(seed, e)`; example and augmentation depend on the position alone. A loader that
+starts at batch `b` is therefore the loader that ran up to it, whatever the number of workers.
 Streams: every worker yields whole batches together with its own reading state, and a resumed loader hands each worker
 its state back.
 """
@@ -113,7 +113,9 @@ def read_example(source: datasets.Dataset, index: int) -> dict[str, Any]:
     try:
         return source[index]
     except OSError as error:
-        raise OSError(f"example {index} cannot be read: {error}. Restore the file or remove it from the data.") from error
+        raise OSError(
+            f"example {index} cannot be read: {error}. Restore the file or remove it from the data."
+        ) from error
 
 
 class PositionBatches(Sampler[list[int]]):
@@ -149,8 +151,8 @@ class StreamBatches(IterableDataset):
     def __iter__(self) -> Iterator[tuple[dict[str, Any], int, dict[str, Any]] | None]:
         worker = get_worker_info()
         identity, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        # The DataLoader asks worker 0 first. A run that stopped after a number of batches that the workers do not divide
-        # goes on with another one: those before it hand out a blank, which the reader drops.
+        # The DataLoader asks worker 0 first. A run that stopped after a number of batches that the workers do not
+        # divide goes on with another one: those before it hand out a blank, which the reader drops.
         if identity < self.first_batch % workers:
             yield None
         # The epoch number of a stream lives in memory that all workers share; each needs its own.
@@ -258,4 +260,6 @@ def _check_workers(num_workers: int) -> None:
     """More loader processes than processors only wait for each other, and exhaust memory on big machines."""
     limit = 4 * (os.cpu_count() or 1)
     if num_workers > limit:
-        raise ValueError(f"data.num_workers is {num_workers}; this machine has {os.cpu_count()} cores: use at most {limit}.")
+        raise ValueError(
+            f"data.num_workers is {num_workers}; this machine has {os.cpu_count()} cores: use at most {limit}."
+        )

@@ -1,0 +1,96 @@
+"""Evaluation: examples shared out over the processes, gathered, summarised, written as eval.json."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from tqdm import tqdm
+
+from .arguments import DataSource
+from .data import read_example
+from .state import write_json
+
+if TYPE_CHECKING:
+    from .loop import Task
+
+
+def evaluate(
+    task: "Task", model: torch.nn.Module, data: datasets.Dataset, accelerator: Accelerator | None = None
+) -> dict[str, float]:
+    """
+    Evaluates a model on every example of a data set exactly once, over all processes.
+
+    Args:
+        task ([`Task`]): Says how a batch is scored and how scores are summarised.
+        model (`torch.nn.Module`): The model; it is in evaluation mode for the call.
+        data (`datasets.Dataset`): The examples.
+        accelerator (`Accelerator`, *optional*): Of a running training; a new one otherwise.
+
+    Returns:
+        `dict[str, float]`: Metrics by name.
+
+    Raises:
+        ValueError: If there are no examples.
+    """
+    if len(data) == 0:
+        raise ValueError("the evaluation data is empty: check data.eval.path and data.eval.split.")
+    accelerator = accelerator or Accelerator()
+    was_training = model.training
+    model.eval()
+    scores: list[tuple[int, dict[str, float]]] = []
+    with torch.no_grad():
+        batches = list(_share(len(data), task.eval_batch_size, accelerator))
+        for indices, is_repeat in tqdm(batches, "evaluating", leave=False, disable=not accelerator.is_main_process):
+            examples = [read_example(data, index) for index in indices]
+            rows = task.evaluate_batch(model, examples, indices)
+            if not is_repeat:
+                scores += zip(indices, rows, strict=True)
+    model.train(was_training)
+    gathered = sorted(gather_object(scores), key=lambda item: item[0])
+    return task.summarize([row for _, row in gathered])
+
+
+def _share(count: int, batch_size: int, accelerator: Accelerator) -> Iterator[tuple[list[int], bool]]:
+    """Batches of this process. All processes get equally many, since sharded models run forward together."""
+    batches = [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)]
+    for first in range(0, len(batches), accelerator.num_processes):
+        mine = first + accelerator.process_index
+        yield batches[min(mine, len(batches) - 1)], mine >= len(batches)
+
+
+def write_results(
+    path: Path | None, task: "Task", metrics: dict[str, float], source: DataSource, revision: str | None = None
+) -> dict[str, Any]:
+    """
+    Writes `eval.json`: what was measured, how, on what.
+
+    Args:
+        path (`Path`, *optional*): The file; nothing is written when not given.
+        task ([`Task`]): Names the metrics and their protocol.
+        metrics (`dict[str, float]`): What [`evaluate`] returned.
+        source ([`DataSource`]): The evaluation data.
+        revision (`str`, *optional*): Commit of the model, where it came from a Hub.
+
+    Returns:
+        `dict`: The content of the file.
+    """
+    results = [
+        {
+            "metric": name,
+            "name": task.metric_names[name],
+            "value": value,
+            "dataset": Path(source.path).name,
+            "split": source.split,
+            "task": task.pipeline_tag,
+            "arguments": task.describe(),
+        }
+        for name, value in metrics.items()
+    ]
+    content = {"results": results, "revision": revision}
+    if path is not None:
+        write_json(path, content)
+    return content

@@ -1,0 +1,119 @@
+"""From a YAML file to a run: the entry points of `accelerate launch -m hf_ext.training` and of `hf-ext`."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import transformers
+
+from .arguments import TrainingArguments, apply_overrides, build, read_yaml
+from .data import open_source
+from .evaluation import evaluate, write_results
+from .loop import Task, train
+
+# Where each method keeps its part of the loop; imported when asked for, as diffusers is slow to import.
+TASKS = {
+    "semanir": ("hf_ext.semanir.training_semanir", "SemanIRTask"),
+}
+
+USAGE = """usage: accelerate launch -m hf_ext.training FILE.yaml [--field value] [--section.field value] …
+
+Trains what FILE.yaml describes; running it again continues an interrupted run.
+
+  accelerate launch -m hf_ext.training examples/semanir/denoise.yaml
+  accelerate launch -m hf_ext.training examples/semanir/denoise.yaml --max_steps 10 --task.sigma 50
+  accelerate launch --multi_gpu --num_processes 2 -m hf_ext.training examples/semanir/denoise.yaml
+"""
+
+
+def build_task(arguments: TrainingArguments) -> Task:
+    """
+    Builds the task that `arguments.method` names, from the `task` section.
+
+    Args:
+        arguments ([`TrainingArguments`]): The run.
+
+    Returns:
+        [`Task`]: The method's part of the loop.
+
+    Raises:
+        ValueError: If there is no such method, or the `task` section does not fit it.
+    """
+    if arguments.method not in TASKS:
+        raise ValueError(f"unknown method {arguments.method!r}; allowed: {', '.join(sorted(TASKS))}.")
+    module, name = TASKS[arguments.method]
+    return build(getattr(importlib.import_module(module), name), arguments.task, "task")
+
+
+def evaluate_checkpoint(
+    source: str, config: Path, overrides: list[str] | None = None, output: Path | None = None
+) -> dict[str, Any]:
+    """
+    Evaluates a published or local model as the YAML file's run would.
+
+    Args:
+        source (`str`): Model folder, or `org/name@revision`.
+        config (`Path`): The run's YAML file; `data.eval` and the `task` section are used.
+        overrides (`list[str]`, *optional*): `--field value` words.
+        output (`Path`, *optional*): Where to write the result as `eval.json`.
+
+    Returns:
+        `dict`: What `eval.json` holds.
+
+    Raises:
+        ValueError: If the file has no `data.eval`, or something does not fit.
+    """
+    mapping = apply_overrides(read_yaml(config), overrides or [])
+    arguments = build(TrainingArguments, {"output_dir": "", **mapping})
+    eval_source = arguments.data_arguments.eval_source
+    if eval_source is None:
+        raise ValueError(f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER.")
+    task = build_task(arguments)
+    # The checkpoint's own configuration counts here, not the model section of the file.
+    model = task.build_model({}, source)
+    metrics = evaluate(task, model, open_source(eval_source))
+    revision = source.partition("@")[2] or None
+    return write_results(output, task, metrics, eval_source, revision)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """
+    Runs a training from command-line words.
+
+    Args:
+        argv (`list[str]`, *optional*): The words; those of this process when not given.
+
+    Returns:
+        `int`: 0 when the run is complete, 1 when it failed, 2 when the words or the file are wrong.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return 0 if words else 2
+    try:
+        arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
+        task = build_task(arguments)
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        return _fail(error, 2)
+    # One bar is enough: those of every saved shard would tear the run's own.
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    try:
+        train(task, arguments)
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+        return _fail(error, 1)
+    return 0
+
+
+def _fail(error: Exception, code: int) -> int:
+    """One clear line for a user's mistake; the traceback where it is asked for."""
+    if os.environ.get("HF_EXT_DEBUG"):
+        raise error
+    # A loader process passes on its whole traceback, whose last line is the message.
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = lines[-1] if "DataLoader worker" in lines[0] else "\n".join(lines)
+    sys.stderr.write(f"error: {text}\n")
+    return code

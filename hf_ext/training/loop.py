@@ -1,0 +1,387 @@
+"""The training loop of all methods, on `accelerate.Accelerator`, and the protocol by which a method fills it.
+
+Order, augmentation and randomness are functions of (seed, rank, step), so that a run continued from a state equals the
+run that was never interrupted.
+"""
+
+import contextlib
+import math
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import datasets
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, ProjectConfiguration, send_to_device, set_seed
+from PIL import Image
+from tqdm import tqdm
+from transformers import get_scheduler
+
+from .arguments import TrainingArguments
+from .data import TrainingLoader, open_source
+from .evaluation import evaluate, write_results
+from .models import add_adapter, enable_activation_checkpointing
+from .plots import plot_curves
+from .state import (
+    Progress,
+    RunFolder,
+    WeightAverage,
+    append_row,
+    clear_write_errors,
+    load_state,
+    replace_folder,
+    save_state,
+    write_json,
+)
+
+
+class Task(Protocol):
+    """
+    What a method tells the shared loop.
+
+    Attributes:
+        pipeline_tag (`str`): The Hub's name of the task, for results and cards.
+        metric_names (`dict[str, str]`): Metrics of an evaluation with their protocol in words; the first decides which
+            state is the best.
+        greater_is_better (`bool`): Direction of that metric.
+        eval_batch_size (`int`): Examples that `evaluate_batch` gets at once.
+    """
+
+    pipeline_tag: str
+    metric_names: dict[str, str]
+    greater_is_better: bool
+    eval_batch_size: int
+
+    def build_model(self, config: dict[str, Any], init_from: str | None) -> torch.nn.Module:
+        """Builds the model from the `model` section and, where given, a checkpoint's weights."""
+
+    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """Groups for AdamW, in which a method sets its own decay, learning rate or betas."""
+
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+        """Turns one example into tensors; all randomness comes from the generator."""
+
+    def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
+        """Mean loss of a batch, a scalar."""
+
+    def evaluate_batch(
+        self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
+    ) -> list[dict[str, float]]:
+        """Scores of each example. Randomness, such as added noise, depends on the index alone."""
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        """Metrics of the data set from the scores of its examples."""
+
+    def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
+        """A picture of what the model does, or `None`."""
+
+    def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
+        """Writes a folder that `from_pretrained` loads, with processors."""
+
+    def describe(self) -> dict[str, Any]:
+        """Options of the task, for results and cards."""
+
+
+def train(task: Task, arguments: TrainingArguments) -> dict[str, float]:
+    """
+    Trains a task's model, or continues the run that `arguments.output_dir` holds.
+
+    Args:
+        task ([`Task`]): The method's part.
+        arguments ([`TrainingArguments`]): The run.
+
+    Returns:
+        `dict[str, float]`: Metrics of the last evaluation; empty without evaluation data.
+
+    Raises:
+        ValueError: If arguments, data and an existing run do not fit each other.
+        FloatingPointError: If the loss is no longer finite.
+        OSError: If the disk is full or a data file vanished.
+    """
+    run = _Training(task, arguments)
+    run.resume()
+    run.fit()
+    return run.metrics
+
+
+class _Training:
+    """One process's part in a run."""
+
+    def __init__(self, task: Task, arguments: TrainingArguments):
+        self.task = task
+        self.arguments = arguments
+        self.progress = Progress()
+        self.metrics: dict[str, float] = {}
+        self.folder = RunFolder(arguments.output_dir)
+        self.accelerator = Accelerator(
+            mixed_precision=arguments.mixed_precision,
+            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+            log_with=None if arguments.report_to == "none" else arguments.report_to,
+            project_config=ProjectConfiguration(arguments.output_dir, str(self.folder.path / "tensorboard")),
+        )
+        with self.accelerator.main_process_first():
+            if self.accelerator.is_main_process:
+                self.folder.prepare(arguments, self.accelerator.num_processes)
+            sources = arguments.data_arguments
+            self.train_data = open_source(sources.train_source)
+            self.eval_data = None if sources.eval_source is None else open_source(sources.eval_source)
+        self._build()
+
+    def _build(self) -> None:
+        """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
+        arguments = self.arguments
+        set_seed(arguments.seed)
+        module = self.task.build_model(arguments.model, arguments.init_from)
+        if arguments.peft is not None:
+            module = add_adapter(module, arguments.peft)
+        if arguments.activation_checkpointing:
+            enable_activation_checkpointing(module)
+        if arguments.torch_compile:
+            # In place: wrapping would rename the parameters.
+            module.compile()
+        groups = self.task.parameter_groups(module, arguments.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=arguments.learning_rate, weight_decay=arguments.weight_decay)
+        self.scheduler = get_scheduler(
+            arguments.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=arguments.warmup_steps,
+            num_training_steps=arguments.max_steps,
+        )
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            # DeepSpeed asks for it where it is given no loader of its own.
+            plugin = self.accelerator.state.deepspeed_plugin
+            plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = arguments.per_device_train_batch_size
+        self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
+        self.module = self.accelerator.unwrap_model(self.model)
+        self.average = WeightAverage(self.module, arguments.ema_decay) if arguments.ema_decay else None
+        self.accelerator.register_for_checkpointing(self.progress, self.scheduler)
+        if self.average is not None:
+            self.accelerator.register_for_checkpointing(self.average)
+
+    def resume(self) -> None:
+        """Continues from the newest complete state, if there is one."""
+        steps, stream_states = self.folder.saved_steps(), None
+        if steps:
+            stream_states = load_state(self.accelerator, self.folder, steps[-1])
+            self._say(f"continuing {self.folder.path} from step {self.progress.step}")
+        if self.accelerator.is_main_process:
+            self.folder.truncate_metrics(self.progress.step)
+        self.accelerator.wait_for_everyone()
+        for row in self.folder.read_metrics():
+            names = [name for name in row if name.startswith("eval_")]
+            self.metrics = {name.removeprefix("eval_"): row[name] for name in names} or self.metrics
+        self.loader = TrainingLoader(
+            self.train_data,
+            self.arguments.data_arguments.train_source,
+            self.task.training_sample,
+            self.arguments.seed,
+            self.arguments.per_device_train_batch_size,
+            self.arguments.data_arguments.num_workers,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            first_batch=self.progress.step * self.arguments.gradient_accumulation_steps,
+            stream_states=stream_states,
+        )
+
+    def fit(self) -> None:
+        """Runs the remaining steps."""
+        arguments, progress = self.arguments, self.progress
+        if progress.step >= arguments.max_steps:
+            self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
+            return
+        self.accelerator.init_trackers(
+            "hf-ext",
+            config=_flat(asdict(arguments)),
+            # Hides what a run wrote after the state from which it continues.
+            init_kwargs={"tensorboard": {"purge_step": progress.step + 1}},
+        )
+        self.model.train()
+        window, norm, clock = torch.zeros((), device=self.accelerator.device), None, time.monotonic()
+        window_start, window_samples = progress.step, progress.samples
+        with self._bar() as bar:
+            batches = iter(self.loader)
+            while progress.step < arguments.max_steps:
+                loss, norm = self._step(batches)
+                window += loss
+                bar.update(self._batch_size)
+                if not self._due(arguments.logging_steps, arguments.eval_steps, arguments.save_steps):
+                    continue
+                mean = self._mean_loss(window, progress.step - window_start)
+                elapsed, clock = time.monotonic() - clock, time.monotonic()
+                progress.seconds += elapsed
+                speed = (progress.samples - window_samples) / elapsed
+                self._log({"loss": mean, "samples_per_second": round(speed, 2), **self._rates(norm)})
+                bar.set_postfix(loss=f"{mean:.4g}", samples_per_second=f"{speed:.3g}")
+                window.zero_()
+                window_start, window_samples = progress.step, progress.samples
+                self._checkpoint()
+                clock = time.monotonic()
+        self.accelerator.end_training()
+
+    @property
+    def _batch_size(self) -> int:
+        arguments = self.arguments
+        per_process = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+        return per_process * self.accelerator.num_processes
+
+    def _step(self, batches: Iterator[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One optimizer step; the mean loss of this process and, where clipped, the gradient norm."""
+        arguments, accelerator = self.arguments, self.accelerator
+        passes, norm = arguments.gradient_accumulation_steps, None
+        total = torch.zeros((), device=accelerator.device)
+        for index in range(passes):
+            batch = send_to_device(next(batches), accelerator.device)
+            self._seed(self.progress.step * passes + index)
+            with accelerator.accumulate(self.model):
+                loss = self.task.loss(self.model, batch, self.progress.step)
+                accelerator.backward(loss)
+                total += loss.detach() / passes
+                if accelerator.sync_gradients and arguments.max_grad_norm:
+                    norm = accelerator.clip_grad_norm_(self.model.parameters(), arguments.max_grad_norm)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        if not accelerator.optimizer_step_was_skipped:
+            self.scheduler.step()
+            if self.average is not None:
+                self.average.step()
+        self.progress.step += 1
+        self.progress.samples += self._batch_size
+        return total, norm
+
+    def _seed(self, batch: int) -> None:
+        """Dropout and the like as a function of (seed, rank, batch)."""
+        sequence = np.random.SeedSequence((self.arguments.seed, 3, self.accelerator.process_index, batch))
+        set_seed(int(sequence.generate_state(1)[0]))
+
+    def _due(self, *intervals: int) -> bool:
+        step = self.progress.step
+        return step == self.arguments.max_steps or any(step % interval == 0 for interval in intervals)
+
+    def _mean_loss(self, window: torch.Tensor, steps: int) -> float:
+        """Mean loss since the last row, over all processes. One check here finds a bad loss of any step in between."""
+        mean = float(self.accelerator.reduce(window / steps, reduction="mean"))
+        if not math.isfinite(mean):
+            saved = self.folder.saved_steps()
+            last = f"state {saved[-1]} is the last good one" if saved else "no state was saved yet"
+            raise FloatingPointError(
+                f"the loss is {mean} between steps {self.progress.step - steps + 1} and {self.progress.step}; {last}. "
+                "Lower learning_rate or max_grad_norm, lengthen warmup_steps, use mixed_precision: bf16 or 'no', and "
+                "check the data for NaN."
+            )
+        return mean
+
+    def _rates(self, norm: torch.Tensor | None) -> dict[str, float]:
+        rates = {"learning_rate": self.scheduler.get_last_lr()[0]}
+        return rates if norm is None else {**rates, "gradient_norm": float(norm)}
+
+    def _log(self, values: dict[str, float]) -> None:
+        """One row in metrics.jsonl and the tracker."""
+        self.accelerator.log(values, step=self.progress.step)
+        if self.accelerator.is_main_process:
+            row = {"step": self.progress.step, "samples": self.progress.samples, **values}
+            with clear_write_errors("metrics.jsonl", self.folder):
+                append_row(self.folder.metrics, row)
+
+    def _checkpoint(self) -> None:
+        """Evaluation, resume state and snapshots where they are due."""
+        arguments, improved = self.arguments, False
+        if self.eval_data is not None and self._due(arguments.eval_steps):
+            improved = self._evaluate()
+        if not (improved or self._due(arguments.save_steps)):
+            return
+        if improved:
+            self._write_snapshot(self.folder.best)
+        if self._due(arguments.save_steps):
+            self._write_snapshot(self.folder.snapshot)
+        # Last: a state says that everything of its step is on disk.
+        save_state(self.accelerator, self.folder, self.progress.step, self.loader.stream_states)
+        if self.accelerator.is_main_process:
+            self.folder.prune(arguments.save_total_limit, self.progress.best_step)
+            plot_curves(self.folder)
+
+    def _evaluate(self) -> bool:
+        """Evaluates the weights that are published; whether they are the best so far."""
+        assert self.eval_data is not None
+        with self._published_weights():
+            self.metrics = evaluate(self.task, self.module, self.eval_data, self.accelerator)
+            if self.accelerator.is_main_process:
+                self._draw_samples(self.eval_data)
+        self._log({f"eval_{name}": value for name, value in self.metrics.items()})
+        value, best = self.metrics[next(iter(self.task.metric_names))], self.progress.best_value
+        better = value > best if self.task.greater_is_better else value < best
+        # No value yet is NaN, and a first NaN is no best.
+        if better or (math.isnan(best) and not math.isnan(value)):
+            self.progress.best_step, self.progress.best_value = self.progress.step, value
+            return True
+        return False
+
+    def _draw_samples(self, data: datasets.Dataset) -> None:
+        self.module.eval()
+        with torch.no_grad():
+            picture = self.task.sample_picture(self.module, [data[index] for index in range(min(3, len(data)))])
+        self.module.train()
+        if picture is not None:
+            folder = self.folder.path / "samples"
+            folder.mkdir(exist_ok=True)
+            picture.save(folder / f"step-{self.progress.step}.png")
+
+    def _published_weights(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.average is None else self.average.applied()
+
+    def _write_snapshot(self, final: Path) -> None:
+        """A loadable model folder with what its card needs."""
+        temporary = final.with_name(final.name + ".tmp")
+        with clear_write_errors(final.name, self.folder), self._published_weights():
+            state_dict = self.accelerator.get_state_dict(self.model)
+            if self.accelerator.is_main_process:
+                self.task.save_model(self.module, state_dict, temporary)
+                write_json(temporary / "training.json", self._provenance())
+                source = self.arguments.data_arguments.eval_source
+                if source is not None and self.metrics:
+                    write_results(temporary / "eval.json", self.task, self.metrics, source)
+                replace_folder(temporary, final)
+        self.accelerator.wait_for_everyone()
+
+    def _provenance(self) -> dict[str, Any]:
+        libraries = ("torch", "transformers", "diffusers", "peft", "accelerate", "datasets")
+        cuda = torch.cuda.is_available()
+        device = (
+            torch.cuda.get_device_name() if cuda else f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
+        )
+        return {
+            "arguments": asdict(self.arguments),
+            "task": self.task.describe(),
+            "hardware": f"{self.accelerator.num_processes} process(es) on {device}",
+            "seconds": round(self.progress.seconds, 1),
+            "steps": self.progress.step,
+            "samples": self.progress.samples,
+            "versions": {name: version(name) for name in libraries},
+        }
+
+    def _bar(self) -> tqdm:
+        return tqdm(
+            total=self.arguments.max_steps * self._batch_size,
+            initial=self.progress.samples,
+            unit=" samples",
+            # A log file gets a line now and then, a terminal a moving bar.
+            mininterval=0.5 if sys.stderr.isatty() else 20.0,
+            disable=not self.accelerator.is_main_process,
+        )
+
+    def _say(self, text: str) -> None:
+        if self.accelerator.is_main_process:
+            tqdm.write(text, file=sys.stderr)
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Trackers take plain values only."""
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
+    }

@@ -1,0 +1,112 @@
+"""What the loop does to a model before training: weights from a checkpoint, adapters, activation checkpointing."""
+
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+import peft
+import torch
+from diffusers import ModelMixin
+from transformers import PreTrainedModel
+
+from hf_ext.hub.checkpoints import open_checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+def split_revision(source: str) -> tuple[str, str]:
+    """
+    Splits `org/name@revision`, as `from_pretrained` wants it.
+
+    Args:
+        source (`str`): Local folder, or Hub id with or without a revision.
+
+    Returns:
+        `tuple[str, str]`: Folder or id, and revision (`"main"` where none is named).
+    """
+    if Path(source).expanduser().exists():
+        return str(Path(source).expanduser()), "main"
+    name, _, revision = source.partition("@")
+    return name, revision or "main"
+
+
+def initialize_from(model: torch.nn.Module, source: str) -> list[str]:
+    """
+    Copies into a model the tensors of a checkpoint that fit by name and shape; only safetensors are read.
+
+    Args:
+        model (`torch.nn.Module`): The model; its other tensors keep their initial values.
+        source (`str`): Folder or `org/name@revision`.
+
+    Returns:
+        `list[str]`: Names of the model's tensors that the checkpoint did not provide.
+
+    Raises:
+        ValueError: If no tensor fits.
+    """
+    tensors = model.state_dict()
+    with open_checkpoint(source) as checkpoint, torch.no_grad():
+        fitting = [
+            name
+            for name, tensor in tensors.items()
+            if name in checkpoint and tuple(checkpoint.info(name).shape) == tuple(tensor.shape)
+        ]
+        if not fitting:
+            raise ValueError(
+                f"init_from: no tensor of {source} fits {type(model).__name__} by name and shape "
+                f"(for instance {next(iter(tensors))!r} {tuple(next(iter(tensors.values())).shape)}): "
+                "choose a checkpoint of the same method, or the same sizes in the model section."
+            )
+        for name in fitting:
+            tensors[name].copy_(checkpoint[name])
+    missing = [name for name in tensors if name not in set(fitting)]
+    if missing:
+        logger.warning(
+            "init_from %s: %d of %d tensors start anew: %s", source, len(missing), len(tensors), missing[:8]
+        )
+    return missing
+
+
+def add_adapter(model: torch.nn.Module, configuration: dict[str, Any]) -> peft.PeftModel:
+    """
+    Wraps a model for parameter-efficient fine-tuning.
+
+    Args:
+        model (`torch.nn.Module`): The base model; its weights are frozen.
+        configuration (`dict[str, Any]`): A peft configuration with its `peft_type`.
+
+    Returns:
+        `peft.PeftModel`: The model with its adapter.
+
+    Raises:
+        ValueError: If the configuration is not one of peft's, or fits no module.
+    """
+    known = sorted(kind.value for kind in peft.PeftType)
+    if configuration.get("peft_type") not in known:
+        raise ValueError(f"peft.peft_type is {configuration.get('peft_type')!r}; allowed: {', '.join(known)}.")
+    try:
+        return peft.get_peft_model(cast(PreTrainedModel, model), peft.get_peft_config(dict(configuration)))
+    except TypeError as error:
+        raise ValueError(f"section 'peft': {error}. Allowed keys are those of peft's configuration class.") from error
+
+
+def enable_activation_checkpointing(model: torch.nn.Module) -> None:
+    """
+    Turns on recomputation of activations in the backward pass.
+
+    Args:
+        model (`torch.nn.Module`): A transformers or diffusers model, or a peft model of one.
+
+    Raises:
+        TypeError: If the model is of another kind.
+    """
+    base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    if isinstance(base, PreTrainedModel):
+        base.activation_checkpointing_enable()
+    elif isinstance(base, ModelMixin):
+        base.enable_gradient_checkpointing()
+    else:
+        raise TypeError(
+            f"activation_checkpointing needs a transformers or diffusers model, got {type(base).__name__}: "
+            "set it to false."
+        )

@@ -1,0 +1,323 @@
+"""State of a run: its folder, progress, weight average, and resume states that are whole or absent."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from diffusers.training_utils import EMAModel
+from safetensors import SafetensorError
+
+from .arguments import TrainingArguments
+
+# What may differ between the two halves of an interrupted run: nothing here changes a weight.
+FREE_TO_CHANGE = {"output_dir", "logging_steps", "eval_steps", "save_steps", "save_total_limit", "report_to"}
+
+
+@dataclass
+class Progress:
+    """How far a run is; saved with every state."""
+
+    step: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    best_step: int = -1
+    best_value: float = float("nan")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The fields as a dictionary."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores [`~Progress.state_dict`]."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class WeightAverage:
+    """
+    Exponential moving average of a model's parameters and saved floating-point buffers, on diffusers' `EMAModel`.
+
+    `EMAModel` averages what requires gradients and copies the rest. Statistics such as those of BatchNorm belong to
+    the averaged weights, so they are averaged over the same horizon; integer buffers are copied.
+
+    Args:
+        model (`torch.nn.Module`): The model, unwrapped.
+        decay (`float`): Decay of the average, reached from below as (1 + t) / (10 + t).
+    """
+
+    def __init__(self, model: torch.nn.Module, decay: float):
+        saved = model.state_dict(keep_vars=True)
+        buffers = [buffer for name, buffer in model.named_buffers() if name in saved]
+        # Detached aliases share memory with the buffers, and may claim a gradient without the model knowing.
+        aliases = [buffer.detach().requires_grad_(buffer.is_floating_point()) for buffer in buffers]
+        self.tensors = cast(list[torch.nn.Parameter], [*model.parameters(), *aliases])
+        self.average = EMAModel(self.tensors, decay=decay)
+
+    def step(self) -> None:
+        """Takes the current weights into the average."""
+        self.average.step(self.tensors)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Puts the averaged weights into the model for the duration of a `with` block."""
+        self.average.store(self.tensors)
+        self.average.copy_to(self.tensors)
+        try:
+            yield
+        finally:
+            self.average.restore(self.tensors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the average."""
+        return self.average.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores [`~WeightAverage.state_dict`]."""
+        self.average.load_state_dict(state)
+        self.average.shadow_params = [
+            shadow.to(tensor.device) for shadow, tensor in zip(self.average.shadow_params, self.tensors, strict=True)
+        ]
+
+
+class RunFolder:
+    """
+    The folder of one run.
+
+    `args.json`, `metrics.jsonl`, `state/step-N/` (resume states), `snapshot/` and `best/` (loadable models).
+
+    Args:
+        path (`str` or `Path`): The folder.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.arguments = self.path / "args.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.states = self.path / "state"
+        self.snapshot = self.path / "snapshot"
+        self.best = self.path / "best"
+
+    def prepare(self, arguments: TrainingArguments, processes: int) -> None:
+        """
+        Creates the folder, or readies an existing run of the same arguments for being continued.
+
+        Args:
+            arguments ([`TrainingArguments`]): Arguments of the run that starts.
+            processes (`int`): Number of training processes.
+
+        Raises:
+            ValueError: If the folder holds a run with other arguments, or files of something else.
+        """
+        wanted = {"arguments": asdict(arguments), "processes": processes}
+        if self.arguments.exists():
+            self._check(json.loads(self.arguments.read_text()), wanted)
+        elif any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
+            raise ValueError(
+                f"{self.path} holds training files but no args.json, so it is not a run that can be continued: "
+                "choose another output_dir."
+            )
+        self.states.mkdir(parents=True, exist_ok=True)
+        for leftover in (*self.states.glob("*.tmp"), *self.path.glob("*.tmp")):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        for folder in (self.snapshot, self.best):
+            _recover(folder)
+        write_json(self.arguments, wanted)
+
+    def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        before, now = found["arguments"], wanted["arguments"]
+        changed = [
+            f"{name}: {before.get(name)!r} → {now.get(name)!r}"
+            for name in now
+            if name not in FREE_TO_CHANGE and before.get(name) != now.get(name)
+        ]
+        if found["processes"] != wanted["processes"]:
+            changed.append(f"number of processes: {found['processes']} → {wanted['processes']}")
+        if changed and self.saved_steps():
+            raise ValueError(
+                f"{self.path} holds a run with other settings ({'; '.join(changed)}). Continue it with the same "
+                "settings, or choose another output_dir."
+            )
+
+    def saved_steps(self) -> list[int]:
+        """Steps of the complete resume states, ascending."""
+        names = [re.fullmatch(r"step-(\d+)", path.name) for path in self.states.glob("step-*")]
+        return sorted(int(match[1]) for match in names if match)
+
+    def state(self, step: int) -> Path:
+        """Folder of one resume state."""
+        return self.states / f"step-{step}"
+
+    def prune(self, keep_last: int, best_step: int) -> None:
+        """
+        Deletes all resume states but the last `keep_last` and the best.
+
+        Args:
+            keep_last (`int`): How many of the newest to keep.
+            best_step (`int`): The step to keep besides them.
+        """
+        for step in self.saved_steps()[:-keep_last]:
+            if step != best_step:
+                doomed = self.state(step).with_suffix(".tmp")
+                os.replace(self.state(step), doomed)
+                shutil.rmtree(doomed)
+
+    def truncate_metrics(self, step: int) -> None:
+        """
+        Drops rows that were written after the state from which the run continues.
+
+        Args:
+            step (`int`): The last step to keep.
+        """
+        rows = [json.dumps(row) + "\n" for row in self.read_metrics() if row["step"] <= step]
+        temporary = self.metrics.with_suffix(".tmp")
+        temporary.write_text("".join(rows))
+        os.replace(temporary, self.metrics)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Rows of `metrics.jsonl`; a last line that a crash cut off is left out."""
+        if not self.metrics.exists():
+            return []
+        text = self.metrics.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """
+    Adds a line to a JSON-lines file.
+
+    Args:
+        path (`Path`): The file.
+        row (`dict[str, Any]`): What JSON can hold.
+    """
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """
+    Writes a JSON file so that it is whole or as before.
+
+    Args:
+        path (`Path`): The file.
+        content (`Any`): What JSON can hold.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def replace_folder(temporary: Path, final: Path) -> None:
+    """
+    Puts a finished folder in the place of another; a crash in between is mended by [`RunFolder.prepare`].
+
+    Args:
+        temporary (`Path`): The new folder, on the same file system.
+        final (`Path`): Its place.
+    """
+    previous = final.with_name(final.name + ".previous")
+    _sync(temporary)
+    if previous.exists():
+        shutil.rmtree(previous)
+    if final.exists():
+        os.replace(final, previous)
+    os.replace(temporary, final)
+    if previous.exists():
+        shutil.rmtree(previous)
+
+
+def _recover(folder: Path) -> None:
+    """Finishes a [`replace_folder`] that was cut off."""
+    previous = folder.with_name(folder.name + ".previous")
+    if previous.exists() and folder.exists():
+        shutil.rmtree(previous)
+    elif previous.exists():
+        os.replace(previous, folder)
+
+
+def _sync(folder: Path) -> None:
+    """Makes the folder's content durable before a rename makes it visible."""
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_symlink():
+            continue
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
+    """
+    Turns a failed write into a message that names the place, the free space and the last good state.
+
+    Args:
+        what (`str`): What is being written.
+        run ([`RunFolder`]): The run.
+
+    Raises:
+        OSError: In place of the errors with which torch and safetensors report a failed write.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # torch and safetensors report a full disk as RuntimeError and SafetensorError; anything else is passed on.
+        writing = ("PytorchStreamWriter", "unexpected pos", "file write", "os error")
+        if not isinstance(error, OSError) and not any(text in str(error) for text in writing):
+            raise
+        free = shutil.disk_usage(run.path).free / 2**30
+        last = f"the last good state is step {run.saved_steps()[-1]}" if run.saved_steps() else "there is no state yet"
+        raise OSError(
+            f"cannot write {what} to {run.path} ({error}); {free:.1f} GiB are free there; {last}. "
+            "Make room and run the same command again."
+        ) from error
+
+
+def save_state(accelerator: Accelerator, run: RunFolder, step: int, stream_states: list[Any]) -> None:
+    """
+    Writes the resume state of all processes: under a temporary name, then renamed once it is complete and durable.
+
+    Args:
+        accelerator (`Accelerator`): Holds model, optimizer and registered objects.
+        run ([`RunFolder`]): Where to.
+        step (`int`): The step that was just finished.
+        stream_states (`list`): Reading states of this process's loader.
+
+    Raises:
+        OSError: If the disk is full or the folder cannot be written.
+    """
+    temporary = run.states / f"step-{step}.tmp"
+    with clear_write_errors(f"the state of step {step}", run):
+        accelerator.save_state(str(temporary))
+        write_json(temporary / f"stream-{accelerator.process_index}.json", stream_states)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            if run.state(step).exists():
+                shutil.rmtree(run.state(step))
+            _sync(temporary)
+            os.replace(temporary, run.state(step))
+    accelerator.wait_for_everyone()
+
+
+def load_state(accelerator: Accelerator, run: RunFolder, step: int) -> list[Any]:
+    """
+    Restores what [`save_state`] wrote. States are pickles: only folders of this run are read.
+
+    Args:
+        accelerator (`Accelerator`): With the same objects prepared and registered.
+        run ([`RunFolder`]): Where from.
+        step (`int`): Which state.
+
+    Returns:
+        `list`: Reading states for this process's loader.
+    """
+    accelerator.load_state(str(run.state(step)))
+    return json.loads((run.state(step) / f"stream-{accelerator.process_index}.json").read_text())
