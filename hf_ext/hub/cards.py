@@ -77,7 +77,7 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
 
 def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any]) -> str:
     config, template_name = _read_config(folder)
-    training = _read_optional(folder / "training.json")
+    training = _read_training(folder / "training.json")
     arguments = training.get("arguments") or {}
     source = resources.files("hf_ext.model_cards").joinpath(template_name).read_text(encoding="utf-8")
     found = _FRONT_MATTER.fullmatch(source)
@@ -92,7 +92,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         results=[_result_row(result) for result in evaluation["results"]],
         evaluated_revision=evaluation.get("revision"),
         data=_flatten(arguments.get("data") or {}),
-        degradation=_flatten(arguments.get("task") or {}),
+        degradation=_flatten(training.get("task") or arguments.get("task") or {}),
         training=_training_rows(training, arguments),
         model=_model_rows(folder, config),
     )
@@ -120,7 +120,11 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ValueError(f"{folder}/config.json: model_type is {model_type!r}; is it the folder of a model?")
-    return config, "transformers.md" if installed_room(model_type) is None else f"{model_type}.md"
+    if installed_room(model_type) is not None:
+        return config, f"{model_type}.md"
+    if not config.get("architectures"):
+        raise ValueError(f"{folder}/config.json: architectures names no class; save the model with save_pretrained")
+    return config, "transformers.md"
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
@@ -139,6 +143,18 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
                 f"{path}: a result needs metric, dataset (strings) and value (a finite number), got {result!r:.200}"
             )
     return evaluation
+
+
+def _read_training(path: Path) -> dict[str, Any]:
+    training = _read_optional(path)
+    kinds: dict[str, type | tuple[type, ...]] = {"arguments": dict, "task": dict, "versions": dict}
+    kinds["seconds"] = (int, float)
+    for key, kind in kinds.items():
+        if training.get(key) is not None and not isinstance(training[key], kind):
+            raise ValueError(
+                f"{path}: {key} is {training[key]!r:.80}, which a training does not write; remove the file"
+            )
+    return training
 
 
 def _metadata(

@@ -42,6 +42,23 @@ def installed_room(model_type: str) -> ModuleType | None:
     return sys.modules[package] if package.startswith("hf_ext.") else None
 
 
+def room_of(folder: Path) -> ModuleType | None:
+    """
+    Finds the sub-package of hf_ext that a checkpoint belongs to.
+
+    Args:
+        folder (`Path`): A model with `config.json`, or a peft adapter, which names the library of its base model.
+
+    Returns:
+        `ModuleType` or `None`: As for [`installed_room`].
+    """
+    adapter, config = folder / "adapter_config.json", folder / "config.json"
+    if adapter.is_file():
+        library = str((_read_json(adapter).get("auto_mapping") or {}).get("parent_library"))
+        return sys.modules.get(library.rpartition(".")[0]) if library.startswith("hf_ext.") else None
+    return installed_room(str(_read_json(config).get("model_type"))) if config.is_file() else None
+
+
 def verify_code(folder: Path) -> None:
     """
     Checks that a folder holds and names no code except files of the installed package, unchanged.
@@ -52,9 +69,7 @@ def verify_code(folder: Path) -> None:
     Raises:
         ValueError: A `.py` file that is not the installed package's, or a JSON file that names code elsewhere.
     """
-    config_path = folder / "config.json"
-    model_type = _read_json(config_path).get("model_type") if config_path.is_file() else None
-    room = installed_room(model_type) if isinstance(model_type, str) else None
+    room = room_of(folder)
     allowed: dict[str, Path] = {}
     if room is not None and room.__file__ is not None:
         home = Path(room.__file__).parent

@@ -38,10 +38,16 @@ def _load_transformers(folder: Path) -> None:
             _load_model(loader, folder, reference.endswith(f".{saved}"), trust_remote_code=True)
     if not auto_map:
         _load_model(getattr(transformers, saved), folder, True)
-    if (folder / "preprocessor_config.json").exists():
-        transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=bool(auto_map))
-    if (folder / "tokenizer_config.json").exists():
-        transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=bool(auto_map))
+
+
+def _load_processors(folder: Path) -> None:
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    trust = any(folder.glob("*.py"))
+    loaders: dict[str, Any] = {"preprocessor_config.json": AutoImageProcessor, "tokenizer_config.json": AutoTokenizer}
+    for name, loader in loaders.items():
+        if (folder / name).exists():
+            loader.from_pretrained(folder, trust_remote_code=trust)
 
 
 def _load_adapter(folder: Path) -> None:
@@ -59,3 +65,4 @@ if __name__ == "__main__":
         _load_adapter(directory)
     else:
         _load_transformers(directory)
+    _load_processors(directory)

@@ -32,7 +32,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from .cards import write_card
 from .checkpoints import open_checkpoint
-from .load_check import SHIPPED_ROLES, check_loads, installed_room, verify_code
+from .load_check import SHIPPED_ROLES, check_loads, installed_room, room_of, verify_code
 from .safetensors_headers import parse_json_object
 
 Source: TypeAlias = PreTrainedModel | PeftModel | str | Path
@@ -196,27 +196,30 @@ def _write_folder(folder: Path, out: Path) -> None:
     # refuses pickles, and verifies every header
     with open_checkpoint(folder):
         pass
+    room = room_of(folder)
     if (folder / "adapter_config.json").is_file():
-        _copy(folder, out)
-    elif (folder / "config.json").is_file():
-        config = parse_json_object((folder / "config.json").read_bytes(), str(folder / "config.json"))
-        room = installed_room(str(config.get("model_type")))
         if room is None:
-            _copy(folder, out)
-        else:
-            model, processor = _load(folder, config, vars(room))
-            _save(model, processor, out)
-            for name in (*_REPORTS, "README.md"):
-                if (folder / name).is_file():
-                    shutil.copyfile(folder / name, out / name)
+            _refuse_files(folder, ("*.py",), "code")
+        _copy(folder, out)
+        if room is not None and (processor := _load_processor(folder, vars(room))) is not None:
+            # written again, with the code of the installed package
+            processor.save_pretrained(str(out))
+    elif (folder / "config.json").is_file() and room is None:
+        _refuse_files(folder, ("*.py",), "code")
+        _copy(folder, out)
+    elif room is not None:
+        model, processor = _load(folder, vars(room))
+        _save(model, processor, out)
+        for name in (*_REPORTS, "README.md"):
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, out / name)
     else:
         raise ValueError(f"{folder}: neither config.json nor adapter_config.json in it; is it a checkpoint?")
 
 
-def _load(
-    folder: Path, config: dict[str, Any], exported: dict[str, Any]
-) -> tuple[PreTrainedModel, ImageProcessingMixin | None]:
+def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, ImageProcessingMixin | None]:
     """One of our models and its image processor, by the classes of the installed package only."""
+    config = parse_json_object((folder / "config.json").read_bytes(), str(folder / "config.json"))
     heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
     names = config.get("architectures") or [None]
     if len(names) != 1 or names[0] not in heads:
@@ -226,11 +229,15 @@ def _load(
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if problems:
         raise ValueError(f"{folder}: the weights do not fit {names[0]}: {problems}; fetch or save the folder again")
-    processor = None
-    if (folder / "preprocessor_config.json").is_file():
-        (processor_class,) = [item for item in exported.values() if _is_class(item, ImageProcessingMixin)]
-        processor = processor_class.from_pretrained(folder)
-    return model, processor
+    return model, _load_processor(folder, exported)
+
+
+def _load_processor(folder: Path, exported: dict[str, Any]) -> ImageProcessingMixin | None:
+    if not (folder / "preprocessor_config.json").is_file():
+        return None
+    (processor_class,) = [item for item in exported.values() if _is_class(item, ImageProcessingMixin)]
+    processor: ImageProcessingMixin = processor_class.from_pretrained(folder)
+    return processor
 
 
 def _is_class(item: object, kind: type) -> bool:
@@ -238,14 +245,17 @@ def _is_class(item: object, kind: type) -> bool:
 
 
 def _copy(folder: Path, out: Path) -> None:
-    for pattern, why in ((("*.py",), "code"), (_PICKLES, "a pickle")):
-        found = sorted(path.name for item in pattern for path in folder.glob(item))
-        if found:
-            raise ValueError(f"{folder}: {found[0]} is {why}, which is not published; take it out of the folder first")
-    for pattern_copied in _COPIED:
-        for path in folder.glob(pattern_copied):
+    _refuse_files(folder, _PICKLES, "a pickle")
+    for pattern in _COPIED:
+        for path in folder.glob(pattern):
             if path.is_file():
                 shutil.copyfile(path, out / path.name)
+
+
+def _refuse_files(folder: Path, patterns: tuple[str, ...], what: str) -> None:
+    found = sorted(path.name for pattern in patterns for path in folder.glob(pattern))
+    if found:
+        raise ValueError(f"{folder}: {found[0]} is {what}, which is not published; take it out of the folder first")
 
 
 def _require_free(out: Path, overwrite: bool) -> None:

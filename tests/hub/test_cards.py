@@ -163,8 +163,18 @@ def test_a_malformed_evaluation_is_named(snapshot, content, message):
     assert not (snapshot / "README.md").exists()
 
 
+@pytest.mark.parametrize("change", [{"arguments": [1]}, {"versions": "2"}, {"task": 3}, {"seconds": "long"}])
+def test_a_malformed_training_report_is_named(snapshot, change):
+    (snapshot / "training.json").write_text(json.dumps(TRAINING | change))
+    with pytest.raises(ValueError, match=rf"training\.json: {next(iter(change))} is"):
+        write_card(snapshot, repo_id="org/x")
+
+
 def test_a_folder_that_is_no_model(tmp_path):
     with pytest.raises(ValueError, match="model_type is None"):
+        write_card(tmp_path, repo_id="org/x")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="architectures names no class"):
         write_card(tmp_path, repo_id="org/x")
 
 

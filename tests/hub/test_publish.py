@@ -15,6 +15,7 @@ from transformers import AutoModelForImageToImage, BertModel
 from hf_ext import semanir
 from hf_ext.hub import publish
 from hf_ext.hub.checkpoints import CheckpointError
+from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.publish import stage
 from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
 
@@ -195,6 +196,24 @@ def test_an_adapter_is_staged_and_loads_with_peft(tmp_path, in_memory):
     loaded = PeftModel.from_pretrained(tiny_model(), folder)
     with torch.no_grad():
         assert loaded(pixels).reconstruction.equal(adapter.eval()(pixels).reconstruction)
+
+
+def test_an_adapter_of_ours_travels_with_its_image_processor_and_our_code(tmp_path):
+    adapter = tmp_path / "adapter"
+    tiny_adapter().save_pretrained(adapter)
+    SemanIRImageProcessor(do_convert_rgb=False).save_pretrained(adapter)
+    (adapter / "image_processing_semanir.py").write_text("raise SystemExit('changed')")
+    (adapter / "evil.py").write_text("")
+    folder = stage(adapter, tmp_path / "out")
+    expected = ["adapter_config.json", "adapter_model.safetensors", "preprocessor_config.json"]
+    assert sorted(contents(folder)) == sorted(["README.md", "image_processing_semanir.py", *expected])
+    assert (folder / CODE[1]).read_bytes() == (ROOM / CODE[1]).read_bytes()
+    check_loads(folder)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["auto_mapping"]["parent_library"] = "transformers.models.bert"
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"evil\.py is code"):
+        stage(adapter, tmp_path / "other")
 
 
 def test_sources_that_cannot_be_staged(tmp_path):
