@@ -25,7 +25,7 @@ class DataSource:
 
     Args:
         path (`str`):
-            A local folder (images, parquet, webdataset, json, … as `datasets` infers it), a folder with `lq/` and `hq/`
+            A local folder (images, parquet, webdataset, … as `datasets` infers it), a folder with `lq/` and `hq/`
             sub-folders of equally named images, a single data file, or a Hub id, optionally `org/name@revision`.
         name (`str`, *optional*): Configuration of a data set that has several.
         split (`str`, defaults to `"train"`): Split, with slices as in `"train[:10%]"` for map-style data.

@@ -104,7 +104,7 @@ def enable_activation_checkpointing(model: torch.nn.Module) -> None:
     if isinstance(base, PreTrainedModel):
         base.activation_checkpointing_enable()
     elif isinstance(base, ModelMixin):
-        base.enable_gradient_checkpointing()
+        base.enable_gradient_checkpointing()  # type: ignore[attr-defined]
     else:
         raise TypeError(
             f"activation_checkpointing needs a transformers or diffusers model, got {type(base).__name__}: "
