@@ -312,6 +312,19 @@ class SemanIRModel(SemanIRPreTrainedModel):
         """Return the first convolution, where gradient checkpointing with adapters starts the graph."""
         return self.extractor
 
+    def _checked_top_k(self, top_k: int | None) -> int:
+        """k of a call: the configured one if none is given."""
+        if top_k is None:
+            return self.config.top_k
+        if top_k < 1:
+            raise ValueError(f"`top_k` is {top_k}; give at least 1, or None for the configured {self.config.top_k}.")
+        smallest, largest = self.config.top_k_range
+        if not smallest <= top_k <= largest:
+            logger.warning_once(
+                f"`top_k` is {top_k}, but the model is trained with {smallest} to {largest}: quality may suffer."
+            )
+        return top_k
+
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: torch.Tensor, top_k: int | None = None, **kwargs: Any) -> BaseModelOutput:
         """
@@ -320,6 +333,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
                 Images in [0, 1], of any size from 1 x 1. Padded at the bottom and right to whole windows.
             top_k (`int`, *optional*):
                 Keys per token, at least 1; `config.top_k` when not given. From the tokens of a window on, dense.
+                Outside the range that `config.train_top_k` says was trained, a warning is logged.
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, dim,
@@ -328,6 +342,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
 
         Raises:
             ValueError: If `pixel_values` is not a batch of images with the configured channels, or `top_k` is below 1.
+            TypeError: If `pixel_values` holds integers.
         """
         config = self.config
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not pixel_values.numel():
@@ -335,9 +350,9 @@ class SemanIRModel(SemanIRPreTrainedModel):
                 f"`pixel_values` has shape {tuple(pixel_values.shape)}; expected (batch_size, {config.num_channels}, "
                 "height, width), each at least 1. Prepare images with SemanIRImageProcessor."
             )
-        top_k = config.top_k if top_k is None else top_k
-        if top_k < 1:
-            raise ValueError(f"`top_k` is {top_k}; give at least 1, or None for the configured {config.top_k}.")
+        if not pixel_values.is_floating_point():
+            raise TypeError(f"`pixel_values` is {pixel_values.dtype}; give floating-point images in [0, 1].")
+        top_k = self._checked_top_k(top_k)
         height, width = (_padded_length(side, config.window_size, self.levels) for side in pixel_values.shape[-2:])
         images = pixel_values - self.image_mean.to(pixel_values.dtype)
         images = _pad(images, (height, width)).to(self.extractor.weight.dtype)

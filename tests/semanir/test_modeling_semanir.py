@@ -135,6 +135,16 @@ def test_k_of_the_call_overrides_the_configured_k():
     assert torch.equal(all_keys, restore(model, images, top_k=1000))
 
 
+def test_k_outside_the_trained_range_is_warned_of(caplog):
+    model = make_model(**COLUMNAR, train_top_k=[3, 9])
+    images = make_images(1, 3, 8, 8)
+    for top_k in (None, 3, 5, 9):
+        restore(model, images, top_k=top_k)
+    assert not caplog.records
+    restore(model, images, top_k=11)
+    assert "`top_k` is 11, but the model is trained with 3 to 9" in caplog.text
+
+
 @pytest.mark.parametrize(
     "option", [("similarity", "cosine"), ("include_self", False), ("shift_policy", "none"), ("shift_policy", "stage")]
 )
@@ -196,6 +206,8 @@ def test_wrong_inputs_are_refused_with_the_reason():
         model(make_images(1, 3, 0, 8))
     with pytest.raises(ValueError, match="has shape"):
         model(make_images(3, 8, 8))
+    with pytest.raises(TypeError, match="torch.uint8; give floating-point images"):
+        model(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     with pytest.raises(ValueError, match="`top_k` is 0"):
         model(make_images(1, 3, 8, 8), top_k=0)
     with pytest.raises(ValueError, match="`labels` has shape"):
