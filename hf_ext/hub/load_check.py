@@ -101,8 +101,22 @@ def _verify_references(path: Path, shipped: set[str]) -> None:
             raise ValueError(f"{path}: auto_map names {reference!r}, code that is not beside it; remove the entry")
     if "custom_pipelines" in content:
         raise ValueError(f"{path}: custom_pipelines names code that is not shipped; remove the entry")
-    for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
-        if any("/" in value for value in _strings(content.get(key, {}))):
+    refuse_kernels(content, path)
+
+
+def refuse_kernels(config: dict[str, Any], path: Path) -> None:
+    """
+    Refuses a configuration that makes transformers fetch and run a kernel: that is code from elsewhere.
+
+    Args:
+        config (`dict`): The configuration.
+        path (`Path`): Where it was read, for the message.
+
+    Raises:
+        ValueError: An attention or experts implementation is named as `org/name`.
+    """
+    for key in ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"):
+        if any("/" in value for value in _strings(config.get(key, {}))):
             raise ValueError(f"{path}: {key} names a kernel on the Hub, which is code; remove the entry")
 
 

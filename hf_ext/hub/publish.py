@@ -32,7 +32,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from .cards import write_card
 from .checkpoints import open_checkpoint
-from .load_check import SHIPPED_ROLES, check_loads, installed_room, room_of, verify_code
+from .load_check import SHIPPED_ROLES, check_loads, installed_room, refuse_kernels, room_of, verify_code
 from .safetensors_headers import parse_json_object
 
 Source: TypeAlias = PreTrainedModel | PeftModel | str | Path
@@ -117,8 +117,9 @@ def push(
     """
     Stages, checks that the folder loads without hf_ext, and uploads it in one commit.
 
-    The repository and the branch are created when they do not exist. Weights, code and reports of an earlier push that
-    the new one does not replace are deleted in the same commit; other files are left alone.
+    The repository and the branch are created when they do not exist. Files of the same name are replaced, the card
+    included. Weights, code and reports of an earlier push that the new one does not replace are deleted in the same
+    commit; other files are left alone.
 
     Args:
         source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): As in [`stage`].
@@ -220,6 +221,8 @@ def _write_folder(folder: Path, out: Path) -> None:
 def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, ImageProcessingMixin | None]:
     """One of our models and its image processor, by the classes of the installed package only."""
     config = parse_json_object((folder / "config.json").read_bytes(), str(folder / "config.json"))
+    # nothing else in the configuration makes our class run code
+    refuse_kernels(config, folder / "config.json")
     heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
     names = config.get("architectures") or [None]
     if len(names) != 1 or names[0] not in heads:

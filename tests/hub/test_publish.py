@@ -88,6 +88,14 @@ def test_code_that_came_with_a_folder_is_neither_run_nor_staged(tmp_path, snapsh
     assert "evil" not in (folder / "config.json").read_text() + (folder / "preprocessor_config.json").read_text()
 
 
+def test_a_kernel_of_the_hub_in_a_configuration_is_refused_before_anything_is_loaded(tmp_path, snapshot, monkeypatch):
+    config = json.loads((snapshot / "config.json").read_text()) | {"attn_implementation": "org/kernel"}
+    (snapshot / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(semanir.SemanIRForImageRestoration, "from_pretrained", None)
+    with pytest.raises(ValueError, match=r"config\.json: attn_implementation names a kernel on the Hub"):
+        stage(snapshot, tmp_path / "out")
+
+
 @pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
 def test_weights_must_fit_the_class(tmp_path, snapshot, change):
     weights = load_file(snapshot / "model.safetensors")
