@@ -5,6 +5,7 @@ neither hf_ext nor torch nor transformers.
 """
 
 import importlib
+import os
 from typing import Any
 
 import click
@@ -36,6 +37,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         if ctx.params["debug"]:
+            # The training loop, which runs in other processes too, asks for it there.
+            os.environ["HF_EXT_DEBUG"] = "1"
             return super().invoke(ctx)
         try:
             return super().invoke(ctx)

@@ -143,6 +143,7 @@ def test_debug_lets_the_exception_through(monkeypatch, how):
     monkeypatch.setenv("HF_EXT_DEBUG", "1" if how == "variable" else "0")
     result = run(*(["--debug"] if how == "option" else []), "info", "/nowhere/at/all")
     assert isinstance(result.exception, ValueError)
+    assert os.environ["HF_EXT_DEBUG"] == "1"
     monkeypatch.setenv("HF_EXT_DEBUG", "0")
     assert isinstance(run("info", "/nowhere/at/all").exception, SystemExit)
 

@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 from hf_ext_cli.main import main
 from huggingface_hub import HfApi, close_session
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from PIL import Image
+from skimage import data
 
 from hf_ext.hub.server import EmbeddedHub
 from tests.hub.published import CODE, EVALUATION, STAGED, save_snapshot
@@ -157,6 +159,47 @@ def test_push_refuses_code_and_an_absent_hub_without_a_traceback(snapshot, tmp_p
     result = run("push", snapshot, "me/tiny", "--endpoint", "http://127.0.0.1:9", "--no-check", code=1)
     assert re.search(r"^Error: .*refused \(http://127\.0\.0\.1:9/", result.stderr, re.MULTILINE)
     assert "Traceback" not in result.output
+
+
+@pytest.fixture
+def configuration(tmp_path) -> Path:
+    """A YAML file with one photograph to evaluate on."""
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(data.astronaut()[:24, :20]).save(tmp_path / "photos" / "astronaut.png")
+    source = {"path": str(tmp_path / "photos"), "split": "train"}
+    file = tmp_path / "denoise.yaml"
+    file.write_text(
+        json.dumps({"method": "semanir", "data": {"train": source, "eval": source}, "task": {"sigma": 25.0}})
+    )
+    return file
+
+
+def test_evaluate_measures_a_checkpoint_and_writes_the_report(snapshot, configuration, tmp_path):
+    command = ["evaluate", snapshot, "--config", configuration, "--output", tmp_path / "eval.json", "--json"]
+    report = json.loads(run(*command, "--task.sigma", "10").stdout)
+    assert report == json.loads((tmp_path / "eval.json").read_text())
+    results = {result["metric"]: result for result in report["results"]}
+    assert {"psnr", "ssim"} <= set(results)
+    assert results["psnr"]["dataset"] == "photos"
+    assert results["psnr"]["arguments"]["sigma"] == 10
+    # The tiny model adds almost nothing to the picture: what is left is the noise, of 10 levels.
+    assert results["psnr"]["value"] == pytest.approx(28.1, abs=1.0)
+    stronger = run("evaluate", snapshot, "--config", configuration).stdout
+    assert re.search(r"^PSNR \(RGB.*\) +\d+\.\d{4} on photos, train$", stronger, re.MULTILINE)
+
+
+def test_what_training_refuses_ends_with_2(snapshot, configuration):
+    result = run("train", configuration, "--output_dir", "run", "--learning_rat", "1", code=2)
+    assert "Did you mean 'learning_rate'?" in result.stderr
+    result = run("evaluate", snapshot, "--config", configuration, "--task.sigm", "1", code=2)
+    assert "Did you mean 'sigma'?" in result.stderr
+
+
+def test_train_passes_everything_after_the_file_on(configuration, monkeypatch):
+    seen = []
+    monkeypatch.setattr("hf_ext.training.main", lambda words: seen.append(words) or 3)
+    run("train", configuration, "--max_steps", "3", "--data.train.path", "x y", "--help", "-1", code=3)
+    assert seen == [[str(configuration), "--max_steps", "3", "--data.train.path", "x y", "--help", "-1"]]
 
 
 def test_hub_serve_serves_until_it_is_told_to_stop(tmp_path):
