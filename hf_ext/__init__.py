@@ -1,5 +1,18 @@
-"""hf_ext: NeurIPS 2024 methods as first-class Hugging Face plugins."""
+"""hf_ext: NeurIPS 2024 methods as Hugging Face plugins. Importing it registers the models with transformers."""
+
+from .hub.checkpoints import open_checkpoint
+from .hub.publish import push, stage
+from .semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "SemanIRConfig",
+    "SemanIRForImageRestoration",
+    "SemanIRImageProcessor",
+    "SemanIRModel",
+    "__version__",
+    "open_checkpoint",
+    "push",
+    "stage",
+]
