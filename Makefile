@@ -1,4 +1,4 @@
-# Everything a developer runs. A fresh machine needs Python >= 3.10 and make: `make quickstart` or `make test`.
+# Everything a developer runs. A fresh machine needs Python >= 3.11 (transformers 5.23 does) and make: `make quickstart` or `make test`.
 # Another interpreter: `make test PYTHON=python3.12`.
 
 PYTHON ?= python3
@@ -62,7 +62,7 @@ clean:
 
 # A half-made environment (no venv module, an interrupt) must not look like a finished one: pip has to run first.
 $(VENV)/.created:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf-ext needs Python >= 3.10, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=/path/to/a/newer/python")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf-ext needs Python >= 3.11, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=/path/to/a/newer/python")'
 	test -x $(PY) && $(PIP) --version || $(PYTHON) -m venv --clear $(VENV)
 	touch $@
 
