@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from .arguments import DataSource
 from .data import read_example
+from .provenance import published_name
 from .state import write_json
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def write_results(
             "metric": name,
             "name": task.metric_names[name],
             "value": value,
-            "dataset": Path(source.path).name,
+            "dataset": published_name(source.path),
             "split": source.split,
             "task": task.pipeline_tag,
             "arguments": task.describe(),

@@ -6,12 +6,10 @@ run that was never interrupted.
 
 import contextlib
 import math
-import platform
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +27,7 @@ from .data import TrainingLoader, open_source
 from .evaluation import evaluate, write_results
 from .models import add_adapter, enable_activation_checkpointing
 from .plots import plot_curves
+from .provenance import provenance
 from .state import (
     Progress,
     RunFolder,
@@ -342,28 +341,15 @@ class _Training:
             state_dict = self.accelerator.get_state_dict(self.model)
             if self.accelerator.is_main_process:
                 self.task.save_model(self.module, state_dict, temporary)
-                write_json(temporary / "training.json", self._provenance())
+                write_json(
+                    temporary / "training.json",
+                    provenance(self.arguments, self.task.describe(), self.progress, self.accelerator.num_processes),
+                )
                 source = self.arguments.data_arguments.eval_source
                 if source is not None and self.metrics:
                     write_results(temporary / "eval.json", self.task, self.metrics, source)
                 replace_folder(temporary, final)
         self.accelerator.wait_for_everyone()
-
-    def _provenance(self) -> dict[str, Any]:
-        libraries = ("torch", "transformers", "diffusers", "peft", "accelerate", "datasets")
-        cuda = torch.cuda.is_available()
-        device = (
-            torch.cuda.get_device_name() if cuda else f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
-        )
-        return {
-            "arguments": asdict(self.arguments),
-            "task": self.task.describe(),
-            "hardware": f"{self.accelerator.num_processes} process(es) on {device}",
-            "seconds": round(self.progress.seconds, 1),
-            "steps": self.progress.step,
-            "samples": self.progress.samples,
-            "versions": {name: version(name) for name in libraries},
-        }
 
     def _bar(self) -> tqdm:
         return tqdm(

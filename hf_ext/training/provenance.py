@@ -1,0 +1,94 @@
+"""What a published model says of the run that made it."""
+
+import platform
+import subprocess
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .arguments import TrainingArguments
+from .state import Progress
+
+
+def provenance(
+    arguments: TrainingArguments, task: dict[str, Any], progress: Progress, processes: int
+) -> dict[str, Any]:
+    """
+    The content of `training.json`.
+
+    Args:
+        arguments ([`TrainingArguments`]): The run.
+        task (`dict[str, Any]`): Options of its task.
+        progress ([`Progress`]): How far it is.
+        processes (`int`): Training processes.
+
+    Returns:
+        `dict[str, Any]`: What JSON can hold; it names no folder of this machine.
+    """
+    libraries = ("hf-ext", "torch", "transformers", "diffusers", "peft", "accelerate", "datasets")
+    cpu = f"CPU ({platform.machine()}), {torch.get_num_threads()} thread(s)"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+    return {
+        "arguments": public_arguments(arguments),
+        "commit": source_commit(),
+        "task": task,
+        "hardware": f"{processes} process(es) on {device}",
+        "seconds": round(progress.seconds, 1),
+        "steps": progress.step,
+        "samples": progress.samples,
+        "versions": {name: version(name) for name in libraries},
+    }
+
+
+def published_name(path: str) -> str:
+    """
+    How a data set or model is called outside this machine: a local folder by its last name, a Hub id as it is.
+
+    Args:
+        path (`str`): Local path or Hub id.
+
+    Returns:
+        `str`: The name.
+    """
+    local = Path(path).expanduser()
+    return local.resolve().name if local.exists() else path
+
+
+def public_arguments(arguments: TrainingArguments) -> dict[str, Any]:
+    """
+    Arguments as they are published: local folders by their last name only.
+
+    Args:
+        arguments ([`TrainingArguments`]): The run.
+
+    Returns:
+        `dict[str, Any]`: What JSON can hold.
+    """
+    content = asdict(arguments)
+    del content["output_dir"]
+    for source in (content["data"]["train"], content["data"].get("eval")):
+        if source is not None:
+            source["path"] = published_name(source["path"])
+    if content["init_from"] is not None:
+        content["init_from"] = published_name(content["init_from"])
+    return content
+
+
+def source_commit() -> str | None:
+    """
+    The commit of hf_ext, where it runs from its git checkout.
+
+    Returns:
+        `str` or `None`: The full hash, with `-dirty` where files differ from it.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
