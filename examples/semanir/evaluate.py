@@ -1,0 +1,13 @@
+"""python examples/semanir/evaluate.py MODEL examples/semanir/denoise.yaml [--field value]"""
+
+import json
+import sys
+from pathlib import Path
+
+from hf_ext.training import evaluate_checkpoint
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    model, config, *overrides = sys.argv[1:]
+    print(json.dumps(evaluate_checkpoint(model, Path(config), overrides), indent=2))
