@@ -21,8 +21,8 @@ from PIL import Image
 from skimage import data
 from skimage.restoration import denoise_tv_chambolle
 
+from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub.publish import push
-from hf_ext.hub.server import EmbeddedHub
 from hf_ext.metrics.psnr import psnr
 
 SIGMA = 25

@@ -12,10 +12,10 @@ from huggingface_hub import close_session
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
 
+from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub.publish import push, stage
-from hf_ext.hub.server import EmbeddedHub
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
-from tests.hub.hub_testing import run_python
+from tests.hub_testing import run_python
 
 # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")

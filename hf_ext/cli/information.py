@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .output import print_json, print_rows, result_row  # noqa: TID251
+from .output import print_json, print_rows, result_row
 
 # The small files beside the weights; fetched from a Hub together.
 DESCRIPTIONS = ["config.json", "adapter_config.json", "eval.json", "README.md"]

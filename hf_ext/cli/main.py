@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .errors import Failed, Unusable, library_failures, message  # noqa: TID251
+from .errors import Failed, Unusable, library_failures, message
 
 # Command: module of this package that defines a function of that name.
 COMMANDS = {

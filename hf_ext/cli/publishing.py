@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .output import print_json, print_rows  # noqa: TID251
+from .output import print_json, print_rows
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 

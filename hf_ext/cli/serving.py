@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from hf_ext.hub.server import EmbeddedHub
+    from hf_ext.embedded_hub.server import EmbeddedHub
 
 
 @click.group()
@@ -38,9 +38,9 @@ def serve(root: Path, host: str, port: int, token_file: Path | None) -> None:
     \b
     Examples:
       hf-ext hub serve --root hub/
-      HF_ENDPOINT=http://127.0.0.1:8765 HF_HUB_DISABLE_XET=1 hf-ext push runs/denoise/snapshot org/name
+      HF_ENDPOINT=http://127.0.0.1:8765 hf-ext push runs/denoise/snapshot org/name
     """
-    from hf_ext.hub.server import serve as run
+    from hf_ext.embedded_hub.server import serve as run
 
     def announce(server: "EmbeddedHub") -> None:
         click.echo(f"Serving {root} at {server.url}; Ctrl-C stops it. Set this for clients:")

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .output import print_json, print_rows, result_row  # noqa: TID251
+from .output import print_json, print_rows, result_row
 
 CONFIG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 

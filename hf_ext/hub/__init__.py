@@ -1,4 +1,1 @@
-"""The Hub: read checkpoints (`checkpoints`), publish (`publish`, `load_check`, `cards`), serve one's own (`server`).
-
-Nothing is imported here, so that serving a Hub does not load torch.
-"""
+"""The Hub: read checkpoints (`checkpoints`), publish (`publish`, `load_check`, `cards`)."""

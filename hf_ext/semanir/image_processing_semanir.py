@@ -60,7 +60,8 @@ class SemanIRImageProcessor(PilBackend):
     size_divisor = None
 
     def __init__(self, **kwargs: Unpack[SemanIRImageProcessorKwargs]):
-        super().__init__(**kwargs)
+        # transformers declares the options of its own processors only; others are allowed all the same.
+        super().__init__(**kwargs)  # type: ignore[misc]
 
     def preprocess(self, images: ImageInput, **kwargs: Unpack[SemanIRImageProcessorKwargs]) -> BatchFeature:
         """

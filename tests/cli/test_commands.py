@@ -16,7 +16,7 @@ from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from PIL import Image
 from skimage import data
 
-from hf_ext.hub.server import EmbeddedHub
+from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.hub.published import CODE, EVALUATION, STAGED, save_snapshot
 
 # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.

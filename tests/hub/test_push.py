@@ -11,10 +11,10 @@ from huggingface_hub import HfApi, close_session, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
+from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub import publish
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.publish import push, stage
-from hf_ext.hub.server import EmbeddedHub
 from hf_ext.semanir import SemanIRImageProcessor
 
 from .published import STAGED, contents, save_bert, save_snapshot, tiny_adapter, tiny_model

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_ext.hub.server import EmbeddedHub
-from tests.hub.hub_testing import run_python
+from hf_ext.embedded_hub.server import EmbeddedHub
+from tests.hub_testing import run_python
 
 HUGGINGFACE_HUB = """
 import json, os, sys

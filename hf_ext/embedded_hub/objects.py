@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from .errors import HubError, entry_not_found
 from .storage import Blob, git_oid, lfs_pointer
@@ -159,13 +159,13 @@ class Commit:
             parents=tuple(value for key, value in fields if key == "parent"),
             title=title,
             description=description,
-            date=datetime.fromtimestamp(int(fields[-1][1].split(" ")[-2]), timezone.utc),
+            date=datetime.fromtimestamp(int(fields[-1][1].split(" ")[-2]), UTC),
         )
 
 
 def hub_time(moment: datetime) -> str:
     """A time as the Hub writes it: the client reads no other form."""
-    return moment.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def ancestors(path: str) -> Iterator[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_ext.hub.server import EmbeddedHub
-from tests.hub.hub_testing import CONTENT, ask, commit_body, create_repository, run_python
+from hf_ext.embedded_hub.server import EmbeddedHub
+from tests.hub_testing import CONTENT, ask, commit_body, create_repository, run_python
 
 
 @pytest.fixture

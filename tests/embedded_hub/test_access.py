@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from hf_ext.hub.routes import ROUTES
-from hf_ext.hub.server import EmbeddedHub
-from tests.hub.hub_testing import CONTENT, ask, commit_body, raw
+from hf_ext.embedded_hub.routes import ROUTES
+from hf_ext.embedded_hub.server import EmbeddedHub
+from tests.hub_testing import CONTENT, ask, commit_body, raw
 
 COMMIT = "/api/models/me/model/commit/main"
 

@@ -11,8 +11,8 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from hf_ext.hub.server import EmbeddedHub
-from tests.hub.hub_testing import CONTENT, Answer, ask, commit_body, create_repository, raw, request_lfs_upload
+from hf_ext.embedded_hub.server import EmbeddedHub
+from tests.hub_testing import CONTENT, Answer, ask, commit_body, create_repository, raw, request_lfs_upload
 
 COMMIT = "/api/models/me/model/commit/main"
 

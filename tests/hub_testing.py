@@ -1,4 +1,4 @@
-"""Helpers for tests that talk to the embedded Hub; import them as `from tests.hub.hub_testing import ...`."""
+"""Helpers for tests that talk to the embedded Hub; import them as `from tests.hub_testing import ...`."""
 
 from __future__ import annotations
 

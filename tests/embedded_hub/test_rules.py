@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_ext.hub.descriptions import count_parameters, read_front_matter
-from hf_ext.hub.errors import HubError
-from hf_ext.hub.names import check_file_path, check_ref_name
-from hf_ext.hub.objects import Entry, Operation, Snapshot
-from hf_ext.hub.repository import Change, Repository
-from hf_ext.hub.storage import Blob, lfs_pointer
-from hf_ext.hub.store import HubStore
-from hf_ext.hub.uploads import IgnoreRules, plan_uploads, store_regular
+from hf_ext.embedded_hub.descriptions import count_parameters, read_front_matter
+from hf_ext.embedded_hub.errors import HubError
+from hf_ext.embedded_hub.names import check_file_path, check_ref_name
+from hf_ext.embedded_hub.objects import Entry, Operation, Snapshot
+from hf_ext.embedded_hub.repository import Change, Repository
+from hf_ext.embedded_hub.storage import Blob, lfs_pointer
+from hf_ext.embedded_hub.store import HubStore
+from hf_ext.embedded_hub.uploads import IgnoreRules, plan_uploads, store_regular
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the reference of this test")
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Repository:
         """Fill an empty folder: the state `identity` and a first commit on `main`."""
         for name in ("commits", "trees"):
             (folder / name).mkdir()
-        state = {**identity, "created": hub_time(datetime.now(timezone.utc)), "refs": {}, "kept": [], "pulls": []}
+        state = {**identity, "created": hub_time(datetime.now(UTC)), "refs": {}, "kept": [], "pulls": []}
         write_atomically(folder / _STATE, json.dumps(state).encode(), incoming)
         repository = cls(folder, incoming)
         with repository._changing() as draft:
@@ -206,7 +206,7 @@ class Repository:
                 "title": title,
                 "branch": revision,
                 "base": base,
-                "created": hub_time(datetime.now(timezone.utc)),
+                "created": hub_time(datetime.now(UTC)),
             }
             pull |= {"status": "open" if change else "draft", "merge_commit": None}
             text = {"edited": False, "hidden": False, "latest": {"raw": description}}
@@ -319,7 +319,7 @@ class Repository:
     def _write_commit(self, snapshot: Snapshot, parents: tuple[str, ...], title: str, description: str) -> Commit:
         """Put a snapshot and its commit on disk; no ref names them yet."""
         tree = snapshot.folders[""]
-        data = Commit.encode(tree, parents, title, description, datetime.now(timezone.utc))
+        data = Commit.encode(tree, parents, title, description, datetime.now(UTC))
         commit = Commit.decode(data)
         write_atomically(inside(self.folder, "trees", f"{tree}.json"), snapshot.dump(), self._incoming)
         write_atomically(inside(self.folder, "commits", commit.oid), data, self._incoming)
@@ -364,4 +364,4 @@ def _open_pull(pulls: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 def _event(kind: str, data: dict[str, Any]) -> dict[str, Any]:
     """An entry of a pull request's history."""
-    return {"type": kind, "createdAt": hub_time(datetime.now(timezone.utc)), "data": data}
+    return {"type": kind, "createdAt": hub_time(datetime.now(UTC)), "data": data}

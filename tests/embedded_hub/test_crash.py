@@ -18,17 +18,21 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from hf_ext.hub import storage
-from hf_ext.hub.errors import HubError
-from hf_ext.hub.objects import Operation
-from hf_ext.hub.repository import Change
-from hf_ext.hub.server import EmbeddedHub
-from hf_ext.hub.store import HubStore
-from hf_ext.hub.uploads import store_regular
-from tests.hub.hub_testing import ask, client_environment, commit_body, create_repository, request_lfs_upload
+from hf_ext.embedded_hub import storage
+from hf_ext.embedded_hub.errors import HubError
+from hf_ext.embedded_hub.objects import Operation
+from hf_ext.embedded_hub.repository import Change
+from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.embedded_hub.store import HubStore
+from hf_ext.embedded_hub.uploads import store_regular
+from tests.hub_testing import ask, client_environment, commit_body, create_repository, request_lfs_upload
 
 COMMIT = "/api/models/me/model/commit/main"
-SERVE = "import sys; from hf_ext.hub.server import serve; serve(sys.argv[1], ready=lambda h: print(h.url, flush=True))"
+SERVE = """
+import sys
+from hf_ext.embedded_hub.server import serve
+serve(sys.argv[1], ready=lambda hub: print(hub.url, flush=True))
+"""
 
 
 @contextmanager
