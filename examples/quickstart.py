@@ -77,7 +77,11 @@ def train(folder: Path, changes: dict[str, object]) -> None:
     """The training run, as anyone would start it."""
     photos = {f"data.{use}.path": folder / "photos" / part for use, part in (("train", "train"), ("eval", "test"))}
     overrides = [word for name, value in {**photos, **changes}.items() for word in (f"--{name}", str(value))]
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1"]
+    # accelerate gives a process one thread where it is not told otherwise.
+    options = {"num_processes": 1, "num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
+    options["num_cpu_threads_per_process"] = os.cpu_count() or 1
+    launcher = [sys.executable, "-m", "accelerate.commands.launch"]
+    launcher += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     config = EXAMPLES / "semanir" / "quickstart.yaml"
     # Threads that spin while they wait lose much time on a machine that does something else as well.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", **os.environ}
@@ -121,9 +125,10 @@ def total_variation(photo: np.ndarray, weight: float) -> np.ndarray:
 
 
 def score(restored: np.ndarray, photo: np.ndarray) -> float:
-    """PSNR over RGB after rounding to 8 bits."""
-    prediction = restored if restored.dtype == np.uint8 else restored.astype(np.float32)
-    return psnr(prediction, photo, channel="rgb", data_range=255 if prediction.dtype == np.uint8 else 1.0)
+    """PSNR over RGB, after rounding to 8 bits."""
+    if restored.dtype == np.uint8:
+        return psnr(restored, photo, channel="rgb")
+    return psnr(restored, photo.astype(np.float32) / 255, channel="rgb", data_range=1.0)
 
 
 def draw(rows: dict[str, dict[str, np.ndarray]], scores: dict[str, dict[str, float]], path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Diffusers pipelines; importing this package registers their names with diffusers."""
+"""Diffusers pipelines of hf-ext; importing this package registers their names with diffusers. There is none yet."""
