@@ -47,9 +47,10 @@ def open_source(source: DataSource) -> datasets.Dataset | datasets.IterableDatas
         raise ValueError(f"no data at {source.path}: give a folder, a data file or a Hub data set id.")
     try:
         return _load(path, source)
-    except (FileNotFoundError, datasets.exceptions.DatasetNotFoundError, ValueError) as error:
-        message = f"cannot read data from {source.path!r} (split {source.split!r}): {error}"
-        raise ValueError(message) from error
+    # datasets raises ConnectionError, an OSError, for a Hub that it cannot reach.
+    except (OSError, datasets.exceptions.DatasetNotFoundError, ValueError) as error:
+        kind = "" if path.exists() else "there is no such folder or file here, and as a data set of the Hub: "
+        raise ValueError(f"cannot read data from {source.path!r} (split {source.split!r}): {kind}{error}") from error
 
 
 def _load(path: Path, source: DataSource) -> datasets.Dataset | datasets.IterableDataset:
