@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import torch
+import transformers
 from transformers import AutoImageProcessor, AutoModelForImageToImage
 
 # Makes sure of it where the package is installed all the same: importing hf_ext fails from here on.
@@ -16,6 +17,7 @@ sys.modules["hf_ext"] = None  # type: ignore[assignment]
 
 def main(repo_id: str, commit: str, *files: str) -> None:
     """Restores every degraded array into the file after it."""
+    transformers.utils.logging.disable_progress_bar()
     remote = {"revision": commit, "trust_remote_code": True}
     processor = AutoImageProcessor.from_pretrained(repo_id, **remote)
     model = AutoModelForImageToImage.from_pretrained(repo_id, **remote).eval()

@@ -1,6 +1,6 @@
 """The whole way in a few minutes on two cores: train, publish, pull and use a small image restorer.
 
-1. Photographs that ship inside scikit-image are written to quickstart/photos.
+1. Photographs that ship inside scikit-image are written to quickstart/scikit-image-photos.
 2. `accelerate launch` trains a tiny SemanIR on five of them, with noise of σ = 25 added.
 3. The snapshot is pushed to a Hub that runs on this machine (`hf-ext hub serve` is the same server).
 4. A process that cannot import hf_ext pulls it and restores three photographs it never saw.
@@ -29,6 +29,7 @@ SIGMA = 25
 REPOSITORY = "quickstart/semanir-denoise"
 EXAMPLES = Path(__file__).resolve().parent
 TILE = 128
+PHOTOS = "scikit-image-photos"
 
 
 def training_photos() -> dict[str, np.ndarray]:
@@ -75,7 +76,7 @@ def middle(picture: np.ndarray) -> np.ndarray:
 
 def train(folder: Path, changes: dict[str, object]) -> None:
     """The training run, as anyone would start it."""
-    photos = {f"data.{use}.path": folder / "photos" / part for use, part in (("train", "train"), ("eval", "test"))}
+    photos = {"data.train.path": folder / PHOTOS, "data.eval.path": folder / PHOTOS}
     overrides = [word for name, value in {**photos, **changes}.items() for word in (f"--{name}", str(value))]
     # accelerate gives a process one thread where it is not told otherwise.
     options = {"num_processes": 1, "num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
@@ -153,7 +154,7 @@ def main() -> None:
     """All steps; the exit code says whether the trained model won."""
     started = time.monotonic()
     folder = Path("quickstart")
-    write_photos(folder / "photos")
+    write_photos(folder / PHOTOS)
     train(folder, {"output_dir": folder / "run"})
     seconds = json.loads((folder / "run" / "snapshot" / "training.json").read_text())["seconds"]
 

@@ -35,29 +35,35 @@ def run_example(*words: str | Path) -> str:
     return result.stdout
 
 
+def picture_size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as picture:
+        return picture.size
+
+
 def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
-    photos.mkdir()
-    for index in range(4):
+    for index in range(8):
+        folder = photos / ("train" if index < 4 else "test")
+        folder.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(index).integers(0, 256, (24, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(photos / f"{index}.png")
+        Image.fromarray(pixels).save(folder / f"{index}.png")
     config = ROOT / "examples" / "semanir" / "quickstart.yaml"
     data = ["--data.train.path", photos, "--data.eval.path", photos]
     tiny = ["--model.embed_dim", "8", "--task.patch_size", "16", "--max_steps", "2", "--eval_steps", "2"]
     folder = tmp_path / "run"
     script = ROOT / "examples" / "semanir"
     run_example(script / "train.py", config, "--output_dir", folder, *data, *tiny)
-    printed = run_example(script / "evaluate.py", folder / "snapshot", config, *data)
+    printed = run_example(script / "eval.py", folder / "snapshot", config, *data)
 
     scores = {row["metric"]: row["value"] for row in json.loads(printed)["results"]}
     trained = {
         row["metric"]: row["value"] for row in json.loads((folder / "snapshot/eval.json").read_text())["results"]
     }
     assert scores == pytest.approx(trained)
-    run_example(script / "infer.py", folder / "snapshot", photos / "0.png", tmp_path / "restored.png")
-    assert Image.open(tmp_path / "restored.png").size == (20, 24)
-    assert Image.open(folder / "samples" / "step-2.png").width == 3 * 20
-    assert Image.open(folder / "curves.png").width > 300
+    run_example(script / "infer.py", folder / "snapshot", photos / "test" / "4.png", tmp_path / "restored.png")
+    assert picture_size(tmp_path / "restored.png") == (20, 24)
+    assert picture_size(folder / "samples" / "step-2.png")[0] == 3 * 20
+    assert picture_size(folder / "curves.png")[0] > 300
 
 
 @pytest.mark.slow
@@ -71,4 +77,4 @@ def test_quickstart_beats_total_variation(tmp_path: Path) -> None:
     outcome = json.loads((tmp_path / "quickstart" / "result.json").read_text())
     assert outcome["margin"] >= 0.3
     assert len(outcome["psnr"]) >= 3
-    assert Image.open(tmp_path / "quickstart" / "before_after.png").width > 800
+    assert picture_size(tmp_path / "quickstart" / "before_after.png")[0] > 800

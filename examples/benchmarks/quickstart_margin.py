@@ -39,7 +39,7 @@ def measure(seed: int, folder: Path) -> dict[str, float]:
 def main(seeds: list[int]) -> None:
     """Measures all seeds and writes the table."""
     folder = ROOT / "runs" / "quickstart-margin"
-    quickstart.write_photos(folder / "photos")
+    quickstart.write_photos(folder / quickstart.PHOTOS)
     weight = quickstart.tune_total_variation()
     photos = quickstart.unseen_photos()
     classical = {
