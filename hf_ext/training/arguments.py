@@ -12,9 +12,19 @@ from typing import Any, Literal, TypeVar
 import yaml
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
-from transformers.trainer_utils import SchedulerType
 
 T = TypeVar("T")
+
+# The transformers schedules that need nothing beyond warm-up and length, and follow no metric.
+SCHEDULES = (
+    "constant",
+    "constant_with_warmup",
+    "cosine",
+    "cosine_with_restarts",
+    "inverse_sqrt",
+    "linear",
+    "polynomial",
+)
 
 
 @strict
@@ -96,7 +106,8 @@ class TrainingArguments:
         task (`dict`): Options of the method's task, for instance its degradation; the task checks them.
         model (`dict`): Configuration of the model; with `init_from`, what to change in the checkpoint's configuration.
         init_from (`str`, *optional*): Folder or `org/name@revision` whose safetensors weights start the run.
-        peft (`dict`, *optional*): A peft configuration, for instance `{peft_type: LORA, r: 8, target_modules: [qkv]}`.
+        peft (`dict`, *optional*):
+            A peft configuration, for instance `{peft_type: LORA, r: 8, target_modules: [qkv]}`. Needs `init_from`.
         seed (`int`, defaults to 0): Decides initial weights, order, augmentation and dropout.
         max_steps (`int`, defaults to 1000): Optimizer steps.
         per_device_train_batch_size (`int`, defaults to 8): Examples for each process and backward pass.
@@ -157,12 +168,19 @@ class TrainingArguments:
             _require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
         _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "more than 0")
         _require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "in [0, 1); 0 is off")
-        # The loop steps the schedule by time alone, so those that follow a metric are not offered.
-        followers = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
-        schedules = [schedule.value for schedule in SchedulerType if schedule not in followers]
         _require(
-            self.lr_scheduler_type in schedules, "lr_scheduler_type", self.lr_scheduler_type, f"one of {schedules}"
+            self.lr_scheduler_type in SCHEDULES,
+            "lr_scheduler_type",
+            self.lr_scheduler_type,
+            f"one of {', '.join(SCHEDULES)}",
         )
+
+    def validate_peft(self) -> None:
+        if self.peft is not None and self.init_from is None:
+            raise ValueError(
+                "peft trains an adapter of an existing model, which is not saved with it: set init_from, or remove "
+                "the section 'peft'."
+            )
 
     def validate_data(self) -> None:
         _ = self.data_arguments

@@ -9,6 +9,7 @@ its state back.
 
 import copy
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def open_source(source: DataSource) -> datasets.Dataset | datasets.IterableDatas
     try:
         return _load(path, source)
     # datasets raises ConnectionError, an OSError, for a Hub that it cannot reach.
-    except (OSError, datasets.exceptions.DatasetNotFoundError, ValueError) as error:
+    except (OSError, datasets.exceptions.DatasetsError, ValueError) as error:
         kind = "" if path.exists() else "there is no such folder or file here, and as a data set of the Hub: "
         raise ValueError(f"cannot read data from {source.path!r} (split {source.split!r}): {kind}{error}") from error
 
@@ -248,13 +249,24 @@ class TrainingLoader:
         return split_dataset_by_node(data, rank=rank, world_size=world_size)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for item in self.loader:
+        for item in self._items():
             if not self.is_stream:
                 yield item
             elif item is not None:
                 batch, worker, state = item
                 self.stream_states[worker] = state
                 yield batch
+
+    def _items(self) -> Iterator[Any]:
+        try:
+            yield from self.loader
+        except RuntimeError as error:
+            if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
+                raise
+            raise OSError(
+                f"a loader process died ({error}), most often because memory or shared memory ran out: use fewer "
+                f"than {self.loader.num_workers} data.num_workers, or smaller batches."
+            ) from error
 
 
 def _check_workers(num_workers: int) -> None:

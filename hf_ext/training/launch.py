@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
 import transformers
 
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
@@ -105,6 +106,11 @@ def main(argv: list[str] | None = None) -> int:
         train(task, arguments)
     except (ValueError, TypeError, OSError, FloatingPointError) as error:
         return _fail(error, 1)
+    except torch.OutOfMemoryError as error:
+        advice = "Lower per_device_train_batch_size, or set activation_checkpointing: true or mixed_precision: bf16."
+        return _fail(MemoryError(f"{error}\n{advice}"), 1)
+    except KeyboardInterrupt:
+        return _fail(InterruptedError("interrupted; the same command continues from the last saved state."), 1)
     return 0
 
 

@@ -17,7 +17,7 @@ import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, ProjectConfiguration, send_to_device, set_seed
+from accelerate.utils import DistributedType, ProjectConfiguration, broadcast, send_to_device, set_seed
 from PIL import Image
 from tqdm import tqdm
 from transformers import get_scheduler
@@ -27,6 +27,7 @@ from .data import TrainingLoader, open_source
 from .evaluation import evaluate, write_results
 from .models import add_adapter, enable_activation_checkpointing
 from .plots import plot_curves
+from .processes import check_supported, check_weights, run_main_first
 from .provenance import provenance
 from .state import (
     Progress,
@@ -125,13 +126,17 @@ class _Training:
             log_with=None if arguments.report_to == "none" else arguments.report_to,
             project_config=ProjectConfiguration(arguments.output_dir, str(self.folder.path / "tensorboard")),
         )
-        with self.accelerator.main_process_first():
-            if self.accelerator.is_main_process:
-                self.folder.prepare(arguments, self.accelerator.num_processes)
-            sources = arguments.data_arguments
-            self.train_data = open_source(sources.train_source)
-            self.eval_data = None if sources.eval_source is None else open_source(sources.eval_source)
+        check_supported(arguments, self.accelerator)
+        run_main_first(self.accelerator, self._open)
         self._build()
+
+    def _open(self) -> None:
+        """The run folder, by the main process, and the data."""
+        if self.accelerator.is_main_process:
+            self.folder.prepare(self.arguments, self.accelerator.num_processes)
+        sources = self.arguments.data_arguments
+        self.train_data = open_source(sources.train_source)
+        self.eval_data = None if sources.eval_source is None else open_source(sources.eval_source)
 
     def _build(self) -> None:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
@@ -267,12 +272,10 @@ class _Training:
         """Mean loss since the last row, over all processes. One check here finds a bad loss of any step in between."""
         mean = float(self.accelerator.reduce(window / steps, reduction="mean"))
         if not math.isfinite(mean):
-            saved = self.folder.saved_steps()
-            last = f"state {saved[-1]} is the last good one" if saved else "no state was saved yet"
             raise FloatingPointError(
-                f"the loss is {mean} between steps {self.progress.step - steps + 1} and {self.progress.step}; {last}. "
-                "Lower learning_rate or max_grad_norm, lengthen warmup_steps, use mixed_precision: bf16 or 'no', and "
-                "check the data for NaN."
+                f"the loss is {mean} between steps {self.progress.step - steps + 1} and {self.progress.step}; "
+                f"{self.folder.last_good}. Lower learning_rate or max_grad_norm, lengthen warmup_steps, use "
+                "mixed_precision: bf16 or 'no', and check the data for NaN."
             )
         return mean
 
@@ -291,6 +294,9 @@ class _Training:
     def _checkpoint(self) -> None:
         """Evaluation, resume state and snapshots where they are due."""
         arguments, improved = self.arguments, False
+        if not self._due(arguments.eval_steps, arguments.save_steps):
+            return
+        check_weights(self.model, self.accelerator, self.folder, self.progress.step)
         if self.eval_data is not None and self._due(arguments.eval_steps):
             improved = self._evaluate()
         if not (improved or self._due(arguments.save_steps)):
@@ -309,6 +315,9 @@ class _Training:
         """Evaluates the weights that are published; whether they are the best so far."""
         assert self.eval_data is not None
         with self._published_weights():
+            # Statistics such as those of BatchNorm follow each process's own examples; the main process's are saved.
+            for buffer in self.module.buffers():
+                broadcast(buffer)
             self.metrics = evaluate(self.task, self.module, self.eval_data, self.accelerator)
             if self.accelerator.is_main_process:
                 self._draw_samples(self.eval_data)

@@ -118,20 +118,24 @@ class RunFolder:
         """
         wanted = {"arguments": asdict(arguments), "processes": processes}
         if self.arguments.exists():
-            self._check(json.loads(self.arguments.read_text()), wanted)
+            self._check(read_json(self.arguments), wanted)
         elif any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
             raise ValueError(
                 f"{self.path} holds training files but no args.json, so it is not a run that can be continued: "
                 "choose another output_dir."
             )
-        self.states.mkdir(parents=True, exist_ok=True)
-        for leftover in (*self.states.glob("*.tmp"), *self.path.glob("*.tmp")):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        self.path.mkdir(parents=True, exist_ok=True)
+        # First: it is what marks the folder as ours.
+        write_json(self.arguments, wanted)
+        self.states.mkdir(exist_ok=True)
+        for leftover in self.states.glob("step-*.tmp"):
+            shutil.rmtree(leftover)
         for folder in (self.snapshot, self.best):
             _recover(folder)
-        write_json(self.arguments, wanted)
 
     def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        if not isinstance(found, dict) or not found.keys() >= wanted.keys():
+            raise ValueError(f"{self.arguments} was not written by a training: choose another output_dir.")
         before, now = found["arguments"], wanted["arguments"]
         changed = [
             f"{name}: {before.get(name)!r} → {now.get(name)!r}"
@@ -150,6 +154,12 @@ class RunFolder:
         """Steps of the complete resume states, ascending."""
         names = [re.fullmatch(r"step-(\d+)", path.name) for path in self.states.glob("step-*")]
         return sorted(int(match[1]) for match in names if match)
+
+    @property
+    def last_good(self) -> str:
+        """Where a failed run goes on, in words."""
+        steps = self.saved_steps()
+        return f"the last good state is step {steps[-1]}" if steps else "there is no state yet"
 
     def state(self, step: int) -> Path:
         """Folder of one resume state."""
@@ -201,6 +211,27 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """
+    Reads a JSON file.
+
+    Args:
+        path (`Path`): The file.
+
+    Returns:
+        Its content.
+
+    Raises:
+        ValueError: If it is not JSON; the file is named.
+    """
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not readable JSON ({error}): restore it, or choose another output_dir."
+        ) from error
+
+
 def write_json(path: Path, content: Any) -> None:
     """
     Writes a JSON file so that it is whole or as before.
@@ -211,6 +242,7 @@ def write_json(path: Path, content: Any) -> None:
     """
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(content, indent=2) + "\n")
+    _sync(temporary)
     os.replace(temporary, path)
 
 
@@ -235,6 +267,9 @@ def replace_folder(temporary: Path, final: Path) -> None:
 
 def _recover(folder: Path) -> None:
     """Finishes a [`replace_folder`] that was cut off."""
+    temporary = folder.with_name(folder.name + ".tmp")
+    if temporary.exists():
+        shutil.rmtree(temporary)
     previous = folder.with_name(folder.name + ".previous")
     if previous.exists() and folder.exists():
         shutil.rmtree(previous)
@@ -242,9 +277,9 @@ def _recover(folder: Path) -> None:
         os.replace(previous, folder)
 
 
-def _sync(folder: Path) -> None:
-    """Makes the folder's content durable before a rename makes it visible."""
-    for path in [*folder.rglob("*"), folder]:
+def _sync(top: Path) -> None:
+    """Makes a file, or a folder with its content, durable before a rename makes it visible."""
+    for path in [*top.rglob("*"), top]:
         if path.is_symlink():
             continue
         descriptor = os.open(path, os.O_RDONLY)
@@ -274,9 +309,8 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
         if not isinstance(error, OSError) and not any(text in str(error) for text in writing):
             raise
         free = shutil.disk_usage(run.path).free / 2**30
-        last = f"the last good state is step {run.saved_steps()[-1]}" if run.saved_steps() else "there is no state yet"
         raise OSError(
-            f"cannot write {what} to {run.path} ({error}); {free:.1f} GiB are free there; {last}. "
+            f"cannot write {what} to {run.path} ({error}); {free:.1f} GiB are free there; {run.last_good}. "
             "Make room and run the same command again."
         ) from error
 
@@ -300,8 +334,6 @@ def save_state(accelerator: Accelerator, run: RunFolder, step: int, stream_state
         write_json(temporary / f"stream-{accelerator.process_index}.json", stream_states)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            if run.state(step).exists():
-                shutil.rmtree(run.state(step))
             _sync(temporary)
             os.replace(temporary, run.state(step))
     accelerator.wait_for_everyone()

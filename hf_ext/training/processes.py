@@ -1,0 +1,90 @@
+"""What training processes check and do together."""
+
+from collections.abc import Callable
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedType, broadcast_object_list
+from torch.distributed.tensor import DTensor
+
+from .arguments import TrainingArguments
+from .state import RunFolder
+
+
+def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> None:
+    """
+    Refuses what this machine, or the way in which it is used, cannot do.
+
+    Args:
+        arguments ([`TrainingArguments`]): The run.
+        accelerator (`Accelerator`): Knows devices and processes.
+
+    Raises:
+        ValueError: With what to set instead.
+    """
+    if arguments.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise ValueError("mixed_precision fp16 needs a GPU: use bf16 or 'no' on a CPU.")
+    if arguments.ema_decay and accelerator.distributed_type == DistributedType.FSDP:
+        raise ValueError(
+            "ema_decay needs the whole weights on every process, which FSDP does not keep: use DDP or DeepSpeed "
+            "ZeRO 2, or set ema_decay: 0."
+        )
+    # accelerate passes silently over a tracker that is not installed.
+    trackers = [str(tracker) for tracker in get_available_trackers()]
+    if arguments.report_to not in ("none", *trackers):
+        raise ValueError(
+            f"report_to is {arguments.report_to!r}; installed here are: none, {', '.join(trackers)}. Install the "
+            "tracker that you want, or use one of these."
+        )
+
+
+def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> None:
+    """
+    Calls a function on the main process, then on the others. Where it fails on the main process it fails everywhere,
+    instead of leaving the others to wait.
+
+    Args:
+        accelerator (`Accelerator`): Of these processes.
+        function (`Callable`): What to call.
+
+    Raises:
+        ValueError, TypeError, OSError: What the function raises; a `ValueError` on the others.
+    """
+    failure: list[str | None] = [None]
+    if accelerator.is_main_process:
+        try:
+            function()
+        except (ValueError, TypeError, OSError) as error:
+            broadcast_object_list([str(error)])
+            raise
+    broadcast_object_list(failure)
+    if failure[0] is not None:
+        raise ValueError(failure[0])
+    if not accelerator.is_main_process:
+        function()
+
+
+def check_weights(model: torch.nn.Module, accelerator: Accelerator, run: RunFolder, step: int) -> None:
+    """
+    Refuses to save weights that are not finite: a gradient may overflow in a step whose loss was still finite.
+
+    Args:
+        model (`torch.nn.Module`): The model.
+        accelerator (`Accelerator`): Of these processes.
+        run ([`RunFolder`]): Tells the last good state.
+        step (`int`): The step that was just finished.
+
+    Raises:
+        FloatingPointError: If a weight is NaN or infinite, on any process.
+    """
+    bad = torch.zeros((), device=accelerator.device)
+    for parameter in model.parameters():
+        # FSDP keeps a part of each weight on each process.
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        bad += (~local.detach().isfinite()).sum()
+    if accelerator.reduce(bad) > 0:
+        raise FloatingPointError(
+            f"weights are no longer finite after step {step}; {run.last_good}. Lower learning_rate or max_grad_norm, "
+            "or lengthen warmup_steps."
+        )

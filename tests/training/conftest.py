@@ -1,0 +1,36 @@
+"""Fixtures of the training tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import pytest
+
+from .tiny import reset, write_images, write_shards
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Converted data sets go to the test's folder, here and in subprocesses; nothing of accelerate is kept."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    yield
+    reset()
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Path:
+    """Nine examples in two parquet files: an odd number, so that epochs end within batches."""
+    return write_shards(tmp_path / "examples", shards=2, examples=9)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """22 examples in four parquet files, for streams."""
+    return write_shards(tmp_path / "shards", shards=4, examples=22)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of nine pictures."""
+    return write_images(tmp_path / "images", 9)

@@ -1,0 +1,81 @@
+"""A run that was interrupted and continued equals the one that was not, bit for bit."""
+
+import json
+
+import pytest
+
+from .launching import launch_two
+from .tiny import TinyTask, contents, make_arguments, run, run_interrupted
+from .two_processes import STOPS, sources
+
+KINDS = ["map", "stream", "buffer"]
+
+
+def assert_exact(tmp_path, kind, workers, **changes):
+    data = {"train": sources(tmp_path)[kind], "eval": {"path": str(tmp_path / "examples")}, "num_workers": workers}
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    metrics = run(TinyTask(), make_arguments(whole, data, **changes))
+    for step in STOPS:
+        run_interrupted(make_arguments(pieces, data, **changes), step)
+    assert run(TinyTask(), make_arguments(pieces, data, **changes)) == metrics
+    expected = contents(whole)
+    # Model, optimizer, and what is registered: a digest for each is compared.
+    assert {"state/step-7/model.safetensors", "state/step-7/optimizer.bin", "state/step-7/custom_checkpoint_1.pkl"} < {
+        *expected
+    }
+    assert contents(pieces) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_process(tmp_path, examples, shards, kind, workers):
+    assert_exact(tmp_path, kind, workers)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ema_decay": 0.0, "gradient_accumulation_steps": 1, "max_grad_norm": 0.0},
+        {"mixed_precision": "bf16", "lr_scheduler_type": "linear"},
+        {"seed": 5, "model": {"batch_norm": False}, "per_device_train_batch_size": 5},
+    ],
+)
+def test_one_process_with_other_settings(tmp_path, examples, changes):
+    assert_exact(tmp_path, "map", 0, **changes)
+
+
+def check_two_processes(tmp_path, cases):
+    launch_two("tests.training.two_processes", str(tmp_path), *cases)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [*results] == cases
+    for case, result in results.items():
+        assert result["processes"] == 2, case
+        assert "state/step-7/stream-1.json" in result["names"], case
+        assert result["differing"] == [], case
+        # Each of the nine examples was evaluated exactly once.
+        assert (result["metrics"]["examples"], result["metrics"]["indices"]) == (9, 36)
+
+
+def test_two_processes(tmp_path, examples, shards):
+    check_two_processes(tmp_path, ["map-0", "stream-2"])
+
+
+@pytest.mark.slow
+def test_two_processes_with_all_data_and_workers(tmp_path, examples, shards):
+    check_two_processes(tmp_path, [f"{kind}-{workers}" for kind in KINDS for workers in (0, 2)])
+
+
+def test_the_comparison_notices_a_difference(tmp_path, examples):
+    """Guards the tests above: another seed changes weights, averages and rows."""
+    data = {"train": {"path": str(examples)}}
+    for seed in (0, 1):
+        run(TinyTask(), make_arguments(tmp_path / str(seed), data, seed=seed))
+    first, second = contents(tmp_path / "0"), contents(tmp_path / "1")
+    differing = {name for name in first if first[name] != second[name]}
+    assert differing >= {
+        "metrics 0",
+        "snapshot/model.safetensors",
+        "state/step-7/model.safetensors",
+        "state/step-7/optimizer.bin",
+        "state/step-7/custom_checkpoint_2.pkl",
+    }

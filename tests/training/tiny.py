@@ -1,0 +1,236 @@
+"""A tiny real task for the tests of the training engine: denoising 8×8 images, with dropout and BatchNorm."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from huggingface_hub.dataclasses import strict
+from PIL import Image
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+
+from hf_ext.training import Task, TrainingArguments, train
+from hf_ext.training.arguments import build
+from hf_ext.training.models import initialize_from
+
+SIDE = 8
+
+
+class TinyConfig(PreTrainedConfig):
+    """Configuration of [`TinyModel`]."""
+
+    model_type = "hf_ext_tiny"
+    width: int = 4
+    dropout: float = 0.3
+    batch_norm: bool = True
+
+
+class TinyModel(PreTrainedModel):
+    """Two convolutions. It has a constant that is not saved and holds -inf, as attention masks do."""
+
+    config_class = TinyConfig
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: TinyConfig):
+        super().__init__(config)
+        self.enter = torch.nn.Conv2d(1, config.width, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(config.width) if config.batch_norm else torch.nn.Identity()
+        self.dropout = torch.nn.Dropout(config.dropout)
+        self.leave = torch.nn.Conv2d(config.width, 1, 3, padding=1)
+        self.register_buffer("mask", self._mask(), persistent=False)
+        self.post_init()
+
+    @staticmethod
+    def _mask() -> torch.Tensor:
+        return torch.tensor([0.0, float("-inf")])
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, TinyModel):
+            init.copy_(module.mask, self._mask())
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """[batch, 1, 8, 8] → the same"""
+        hidden = self.dropout(torch.relu(self.norm(self.enter(pixel_values))))
+        # The constant decides nothing as long as it is what it was: softmax of (0, -inf) is (1, 0).
+        return self.leave(hidden) * self.mask.softmax(0)[0]
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process in the middle of a step."""
+
+
+@strict
+@dataclass
+class TinyTask:
+    """
+    Denoising with [`TinyModel`].
+
+    Args:
+        noise (`float`): Standard deviation of the added noise.
+        interrupt_at (`int`): The step in which the loss raises [`Interrupted`].
+        nan_at (`int`): The step whose loss is not finite.
+    """
+
+    noise: float = 0.3
+    interrupt_at: int = -1
+    nan_at: int = -1
+
+    pipeline_tag: ClassVar[str] = "image-to-image"
+    metric_names: ClassVar[dict[str, str]] = {"mse": "MSE", "examples": "examples", "indices": "sum of their indices"}
+    greater_is_better: ClassVar[bool] = False
+    eval_batch_size: ClassVar[int] = 2
+
+    def build_model(self, config: dict[str, Any], init_from: str | None) -> TinyModel:
+        model = TinyModel(TinyConfig(**config))
+        if init_from:
+            initialize_from(model, init_from)
+        return model
+
+    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        trained = [value for value in model.parameters() if value.requires_grad]
+        return [
+            {"params": [value for value in trained if value.ndim > 1], "weight_decay": weight_decay},
+            {"params": [value for value in trained if value.ndim <= 1], "weight_decay": 0.0, "betas": (0.8, 0.9)},
+        ]
+
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, torch.Tensor]:
+        clean = pixels(example)
+        clean = clean[:, ::-1] if generator.integers(2) else clean
+        noisy = clean + np.float32(self.noise) * generator.standard_normal(clean.shape, dtype=np.float32)
+        return {"pixel_values": torch.from_numpy(noisy[None]), "labels": torch.from_numpy(clean[None].copy())}
+
+    def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
+        if step == self.interrupt_at:
+            raise Interrupted
+        loss = torch.nn.functional.mse_loss(model(batch["pixel_values"]), batch["labels"])
+        return loss * float("nan") if step == self.nan_at else loss
+
+    def evaluate_batch(
+        self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
+    ) -> list[dict[str, float]]:
+        clean = torch.from_numpy(np.stack([pixels(example) for example in examples]))[:, None]
+        errors = (model(clean) - clean).square().mean((1, 2, 3))
+        return [{"mse": float(error), "index": index} for error, index in zip(errors, indices, strict=True)]
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        mean = float(np.mean([row["mse"] for row in rows]))
+        return {"mse": mean, "examples": len(rows), "indices": sum(row["index"] for row in rows)}
+
+    def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
+        return Image.fromarray(np.uint8(pixels(examples[0]) * 255))
+
+    def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
+        model.save_pretrained(folder, state_dict=state_dict)  # type: ignore[operator]
+
+    def describe(self) -> dict[str, Any]:
+        return {"noise": self.noise}
+
+
+def pixels(example: dict[str, Any]) -> np.ndarray:
+    """[8, 8] in [0, 1], from a column of numbers or of pictures."""
+    if "image" in example:
+        return np.asarray(example["image"].convert("L"), dtype=np.float32) / 255
+    return np.asarray(example["pixels"], dtype=np.float32).reshape(SIDE, SIDE)
+
+
+def write_shards(folder: Path, shards: int, examples: int) -> Path:
+    """A folder of parquet files with `examples` rows in all; row `i` starts with the pixel i / 100."""
+    folder.mkdir(parents=True)
+    rows = np.random.default_rng(0).random((examples, SIDE * SIDE), dtype=np.float32)
+    rows[:, 0] = np.arange(examples) / 100
+    for shard, part in enumerate(np.array_split(rows, shards)):
+        table = pyarrow.table({"pixels": list(part)})
+        pyarrow.parquet.write_table(table, folder / f"train-{shard:05d}-of-{shards:05d}.parquet")
+    return folder
+
+
+def write_images(folder: Path, count: int, seed: int = 0) -> Path:
+    """A folder of PNG pictures."""
+    folder.mkdir(parents=True)
+    for index, picture in enumerate(np.random.default_rng(seed).integers(256, size=(count, SIDE, SIDE))):
+        Image.fromarray(np.uint8(picture)).save(folder / f"{index:03d}.png")
+    return folder
+
+
+def make_arguments(output: Path, data: dict[str, Any], **changes: Any) -> TrainingArguments:
+    """A run of seven steps that uses what can make resuming inexact."""
+    values: dict[str, Any] = {
+        "method": "tiny",
+        "output_dir": str(output),
+        "data": data,
+        "max_steps": 7,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2,
+        "weight_decay": 0.1,
+        "warmup_steps": 2,
+        "ema_decay": 0.9,
+        "logging_steps": 3,
+        "eval_steps": 3,
+        "save_steps": 2,
+        "report_to": "none",
+    }
+    return build(TrainingArguments, {**values, **changes})
+
+
+def run(task: Task, arguments: TrainingArguments) -> dict[str, float]:
+    """[`train`], as the first thing that a process does with accelerate."""
+    reset()
+    return train(task, arguments)
+
+
+def reset() -> None:
+    """Forgets what accelerate keeps for a whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def run_interrupted(arguments: TrainingArguments, step: int) -> None:
+    """Runs until the middle of a step."""
+    try:
+        run(TinyTask(interrupt_at=step), arguments)
+    except Interrupted:
+        return
+    raise AssertionError(f"the run did not reach step {step}")
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """What a run left behind, without its times: rows of metrics, and a digest of every tensor of every folder."""
+    found: dict[str, Any] = {}
+    for number, line in enumerate((folder / "metrics.jsonl").read_text().splitlines()):
+        found[f"metrics {number}"] = {
+            name: value for name, value in json.loads(line).items() if name != "samples_per_second"
+        }
+    for path in sorted([*folder.glob("state/*/*"), *folder.glob("snapshot/*"), *folder.glob("best/*")]):
+        name = str(path.relative_to(folder))
+        if path.name.startswith("random_states"):
+            # Every step draws its own.
+            continue
+        if path.suffix in (".bin", ".pkl"):
+            state = torch.load(path, weights_only=False)
+            # Seconds that the run took so far.
+            found[name] = digest({key: value for key, value in state.items() if key != "seconds"})
+        elif path.name != "training.json":
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def digest(value: Any) -> str:
+    """A hash that changes with any bit of any tensor in nested lists and dictionaries."""
+    if isinstance(value, dict):
+        text = repr([(key, digest(item)) for key, item in value.items()])
+    elif isinstance(value, (list, tuple)):
+        text = repr([digest(item) for item in value])
+    elif isinstance(value, torch.Tensor):
+        text = repr((value.dtype, value.shape, value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()))
+    else:
+        text = repr(value)
+    return hashlib.sha256(text.encode()).hexdigest()
