@@ -1,0 +1,147 @@
+"""Runs that are killed at any moment go on, and end as if nothing had happened."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_ext.training import state
+from hf_ext.training.state import RunFolder, replace_folder
+
+from .launching import start
+from .tiny import TinyModel, TinyTask, contents, make_arguments, run
+
+STEPS = 40
+
+
+def assert_states_complete(folder: Path) -> None:
+    """Every state that is there under its final name can be read."""
+    names = {"model.safetensors", "optimizer.bin", "random_states_0.pkl", "stream-0.json", "custom_checkpoint_2.pkl"}
+    for path in folder.glob("state/step-*[0-9]"):
+        assert {file.name for file in path.iterdir()} >= names, path
+        assert torch.load(path / "custom_checkpoint_0.pkl")["step"] == int(path.name.split("-")[1])
+        torch.load(path / "optimizer.bin")
+
+
+def assert_snapshots_load(folder: Path) -> None:
+    for name in ("snapshot", "best"):
+        found, previous = folder / name, folder / f"{name}.previous"
+        if found.exists() or previous.exists():
+            TinyModel.from_pretrained(found if found.exists() else previous)
+
+
+def kill_while(process, folder: Path, pattern: str, patience: float) -> bool:
+    """Kills the process group as soon as a name of this pattern appears; whether it did."""
+    end = time.monotonic() + patience
+    while process.poll() is None and time.monotonic() < end:
+        if any(folder.glob(pattern)):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return True
+        time.sleep(0.0005)
+    return False
+
+
+def kill_after_start(process, folder: Path, rng: random.Random) -> bool:
+    """Kills the process group at a random moment after its training began."""
+    already = (folder / "metrics.jsonl").stat().st_mtime_ns if (folder / "metrics.jsonl").exists() else 0
+    while process.poll() is None:
+        if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_mtime_ns != already:
+            time.sleep(rng.random() * 0.6)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                return True
+        time.sleep(0.001)
+    return False
+
+
+def kill_and_continue(tmp_path: Path, examples: Path, moments: list[str]) -> None:
+    words = (str(examples), str(STEPS))
+    whole, killed, rng = tmp_path / "whole", tmp_path / "killed", random.Random(1)
+    process = start("tests.training.killable", str(whole), *words)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, text
+    kills = 0
+    for moment in moments:
+        process = start("tests.training.killable", str(killed), *words)
+        hit = kill_after_start(process, killed, rng) if moment == "any" else kill_while(process, killed, moment, 60)
+        kills += hit
+        if not hit:
+            text, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, text
+        assert_states_complete(killed)
+        assert_snapshots_load(killed)
+    # The first of the kills cannot come too late; those after may find the run complete.
+    assert kills >= 1
+    process = start("tests.training.killable", str(killed), *words)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, text
+    assert contents(killed) == contents(whole)
+    assert not [*killed.glob("**/*.tmp"), *killed.glob("*.previous")]
+
+
+def test_killed_while_a_state_is_written(tmp_path, examples):
+    kill_and_continue(tmp_path, examples, ["state/step-*.tmp", "any"])
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(tmp_path, examples):
+    kill_and_continue(tmp_path, examples, ["any", "state/step-*.tmp", "best.tmp", "*.previous", "any", "snapshot.tmp"])
+
+
+class Killed(BaseException):
+    """Ends a process as a kill would: nothing catches it."""
+
+
+@pytest.mark.parametrize("renames", range(3))
+def test_a_snapshot_survives_a_kill_between_its_renames(tmp_path, examples, monkeypatch, renames):
+    """The calls that change names in replace_folder, each the last one that happens."""
+    output = tmp_path / "run"
+    arguments = make_arguments(output, {"train": {"path": str(examples)}}, max_steps=2)
+    run(TinyTask(), arguments)
+    expected = (output / "snapshot" / "model.safetensors").read_bytes()
+    newer = output / "snapshot.tmp"
+    shutil.copytree(output / "snapshot", newer)
+    done = []
+
+    def count(function):
+        def counted(*words):
+            if len(done) == renames:
+                raise Killed
+            done.append(words)
+            return function(*words)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state.os, "replace", count(os.replace))
+        patch.setattr(state.shutil, "rmtree", count(shutil.rmtree))
+        with pytest.raises(Killed):
+            replace_folder(newer, output / "snapshot")
+    assert len(done) == renames
+    RunFolder(output).prepare(arguments, 1)
+    assert (output / "snapshot" / "model.safetensors").read_bytes() == expected
+    TinyModel.from_pretrained(output / "snapshot")
+    assert not [*output.glob("*.tmp"), *output.glob("*.previous")]
+
+
+def test_a_kill_before_anything_was_saved_leaves_a_folder_that_can_be_used(tmp_path, examples, monkeypatch):
+    arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}}, max_steps=1)
+
+    def killed(*_, **__):
+        raise Killed
+
+    for place in ("os.replace", "Path.mkdir"):
+        with monkeypatch.context() as patch:
+            owner, name = place.split(".")
+            patch.setattr(state.os if owner == "os" else state.Path, name, killed)
+            with pytest.raises(Killed):
+                RunFolder(tmp_path / "run").prepare(arguments, 1)
+    run(TinyTask(), arguments)
+    assert RunFolder(tmp_path / "run").saved_steps() == [1]
