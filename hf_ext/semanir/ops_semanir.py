@@ -13,6 +13,10 @@ from transformers.utils.generic import maybe_autocast
 
 Pair = tuple[int, int]
 
+# Logits of one call of fused attention: near the size of a CPU's cache, and enough to fill a GPU.
+_LOGITS_CPU = 2**22
+_LOGITS_GPU = 2**26
+
 
 class Dictionary(NamedTuple):
     """
@@ -37,9 +41,9 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _normalize(vectors: torch.Tensor) -> torch.Tensor:
-    """Unit vectors: as F.normalize, with two thirds of its backward time."""
-    return vectors * vectors.square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt()
+def _normalize(vectors: torch.Tensor, length: torch.Tensor | float = 1.0) -> torch.Tensor:
+    """Vectors of a given length: as F.normalize, with two thirds of its backward time."""
+    return vectors * (vectors.square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt() * length)
 
 
 def partition_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
@@ -237,8 +241,20 @@ def key_semantic_attention(
     Returns:
         `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`.
     """
+    chunk = max(1, (_LOGITS_CPU if query.device.type == "cpu" else _LOGITS_GPU) // bias.numel())
+    if not torch.is_grad_enabled() and len(query) > chunk:
+        # Bias and mask together are as large as all logits: for a whole image, gigabytes.
+        parts = [slice(start, start + chunk) for start in range(0, len(query), chunk)]
+        return torch.cat(
+            [
+                key_semantic_attention(
+                    query[part], key[part], value[part], temperature, bias, None if mask is None else mask[part]
+                )
+                for part in parts
+            ]
+        )
     precise = _at_least_float32(query.dtype)
-    query = _normalize(query.to(precise)) * temperature.to(precise)[:, None, None]
+    query = _normalize(query.to(precise), temperature.to(precise)[:, None, None])
     key = _normalize(key.to(precise))
     if torch.is_grad_enabled() and query.device.type == "cpu":
         # A bias that needs a gradient sends SDPA on a CPU to a path that takes 1.5 times as long as these lines.

@@ -131,6 +131,18 @@ def test_attention_without_gradient_equals_its_reference(dtype):
             assert_operators_agree(*PAIRS["key_semantic_attention"], plain, dtype, TOLERANCES[dtype])
 
 
+def test_windows_in_several_calls_give_what_one_call_gives(monkeypatch):
+    """Without a graph, many windows are attended to a few at a time; the last few may be fewer."""
+    for arguments in attention_cases():
+        plain = {name: None if value is None else value.detach() for name, value in arguments.items()}
+        with torch.no_grad():
+            monkeypatch.setattr(ops, "_LOGITS_CPU", 10**9)
+            together = ops.key_semantic_attention(**plain)
+            for windows in (1, 3):
+                monkeypatch.setattr(ops, "_LOGITS_CPU", windows * plain["bias"].numel())
+                torch.testing.assert_close(ops.key_semantic_attention(**plain), together, atol=1e-14, rtol=0)
+
+
 def test_dictionary_geometry_equals_the_reference():
     for arguments in dictionary_cases():
         fast, plain = (build(**arguments) for build in PAIRS["build_dictionary"])
