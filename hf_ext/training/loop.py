@@ -27,7 +27,7 @@ from .data import TrainingLoader, open_source
 from .evaluation import evaluate, write_results
 from .models import add_adapter, enable_activation_checkpointing
 from .plots import plot_curves
-from .processes import check_supported, check_weights, run_main_first
+from .processes import check_supported, check_tracker, check_weights, run_main_first
 from .provenance import provenance
 from .state import (
     Progress,
@@ -120,6 +120,7 @@ class _Training:
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self.folder = RunFolder(arguments.output_dir)
+        check_tracker(arguments.report_to)
         self.accelerator = Accelerator(
             mixed_precision=arguments.mixed_precision,
             gradient_accumulation_steps=arguments.gradient_accumulation_steps,

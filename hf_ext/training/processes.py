@@ -12,6 +12,24 @@ from .arguments import TrainingArguments
 from .state import RunFolder
 
 
+def check_tracker(name: str) -> None:
+    """
+    Refuses a tracker that is not installed, for which accelerate would only warn.
+
+    Args:
+        name (`str`): The tracker, or `"none"`.
+
+    Raises:
+        ValueError: With those that are installed.
+    """
+    trackers = [str(tracker) for tracker in get_available_trackers()]
+    if name not in ("none", *trackers):
+        raise ValueError(
+            f"report_to is {name!r}; installed here are: none, {', '.join(trackers)}. Install the tracker that you "
+            "want, or use one of these."
+        )
+
+
 def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> None:
     """
     Refuses what this machine, or the way in which it is used, cannot do.
@@ -29,13 +47,6 @@ def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> N
         raise ValueError(
             "ema_decay needs the whole weights on every process, which FSDP does not keep: use DDP or DeepSpeed "
             "ZeRO 2, or set ema_decay: 0."
-        )
-    # accelerate passes silently over a tracker that is not installed.
-    trackers = [str(tracker) for tracker in get_available_trackers()]
-    if arguments.report_to not in ("none", *trackers):
-        raise ValueError(
-            f"report_to is {arguments.report_to!r}; installed here are: none, {', '.join(trackers)}. Install the "
-            "tracker that you want, or use one of these."
         )
 
 

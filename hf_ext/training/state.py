@@ -305,7 +305,7 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
         # torch and safetensors report a full disk as RuntimeError and SafetensorError; anything else is passed on.
-        writing = ("PytorchStreamWriter", "unexpected pos", "file write", "os error")
+        writing = ("PytorchStreamWriter", "unexpected pos", "file write", "iostream error", "os error")
         if not isinstance(error, OSError) and not any(text in str(error) for text in writing):
             raise
         free = shutil.disk_usage(run.path).free / 2**30

@@ -136,8 +136,9 @@ class TinyTask:
 
 def pixels(example: dict[str, Any]) -> np.ndarray:
     """[8, 8] in [0, 1], from a column of numbers or of pictures."""
-    if "image" in example:
-        return np.asarray(example["image"].convert("L"), dtype=np.float32) / 255
+    picture = example.get("image") or example.get("hq")
+    if picture is not None:
+        return np.asarray(picture.convert("L"), dtype=np.float32) / 255
     return np.asarray(example["pixels"], dtype=np.float32).reshape(SIDE, SIDE)
 
 

@@ -1,0 +1,236 @@
+"""What goes wrong is said in one clear line, and the last good state stays."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from hf_ext.training import launch
+from hf_ext.training.launch import main
+from hf_ext.training.state import RunFolder
+
+from .launching import ROOT, environment
+from .tiny import TinyTask, contents, make_arguments, reset, run, run_interrupted, write_images
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The tiny task as a method."""
+    monkeypatch.setitem(launch.TASKS, "tiny", ("tests.training.tiny", "TinyTask"))
+
+
+def write_config(tmp_path, data, **changes):
+    values = {
+        "method": "tiny",
+        "output_dir": str(tmp_path / "run"),
+        "data": data,
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "save_steps": 2,
+        "report_to": "none",
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**values, **changes}))
+    return str(path)
+
+
+def fails(capsys, code, *words):
+    """The message of a training that ends with this exit code."""
+    reset()
+    assert main(list(words)) == code
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return next(line for line in error.splitlines() if line.startswith("error: "))
+
+
+def test_help_and_missing_words(capsys):
+    assert main(["--help"]) == 0
+    assert "accelerate launch -m hf_ext.training FILE.yaml" in capsys.readouterr().out
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max_step", "3"], "unknown key 'max_step'. Did you mean 'max_steps'?"),
+        (["--max_steps", "many"], "max_steps"),
+        (["--max_steps", "0"], "max_steps must be a whole number of at least 1; got 0"),
+        (["--data.train.paht", "x"], "unknown key 'paht' in section 'data.train'"),
+        (["--task.noize", "1"], "unknown key 'noize' in section 'task'"),
+        (["--task.noise", "loud"], "section 'task'"),
+        (["--method", "none"], "unknown method 'none'; allowed: semanir, tiny"),
+        (["--lr_scheduler_type", "greedy"], "lr_scheduler_type must be one of constant,"),
+        (["--ema_decay", "1"], "ema_decay must be in [0, 1)"),
+        (["--peft.peft_type", "LORA"], "set init_from"),
+        (["--data.eval.path", "x", "--data.eval.streaming"], "data.eval.streaming must be false"),
+        (["--data.train.shuffle_buffer", "9"], "shuffle_buffer must be 0 or, with streaming: true"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_wrong_words_exit_with_2_and_name_the_key(tmp_path, capsys, tiny, words, message):
+    config = write_config(tmp_path, {"train": {"path": "x"}})
+    assert message in fails(capsys, 2, config, *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_unusable_files(tmp_path, capsys):
+    assert "no configuration file at" in fails(capsys, 2, str(tmp_path / "absent.yaml"))
+    (tmp_path / "twice.yaml").write_text("seed: 1\nseed: 2\n")
+    assert "repeated key(s) ['seed']" in fails(capsys, 2, str(tmp_path / "twice.yaml"))
+
+
+def test_what_this_machine_cannot_do(tmp_path, capsys, tiny, examples):
+    config = write_config(tmp_path, {"train": {"path": str(examples)}})
+    assert "mixed_precision fp16 needs a GPU" in fails(capsys, 1, config, "--mixed_precision", "fp16")
+    assert "report_to is 'wandb'; installed here are" in fails(capsys, 1, config, "--report_to", "wandb")
+    assert "data.num_workers is 999" in fails(capsys, 1, config, "--data.num_workers", "999")
+    stream = ["--data.train.streaming", "--data.num_workers", "3"]
+    assert "a process has only 2 shard(s)" in fails(capsys, 1, config, *stream)
+
+
+def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path, capsys, tiny, examples):
+    config = write_config(tmp_path, {"train": {"path": str(examples)}})
+    message = fails(capsys, 1, config, "--task.nan_at", "2")
+    assert "the loss is nan between steps 3 and 4; the last good state is step 2" in message
+    assert RunFolder(tmp_path / "run").saved_steps() == [2]
+
+
+class OverflowingTask(TinyTask):
+    """A gradient that is not finite below a loss that is."""
+
+    def loss(self, model, batch, step):
+        loss = super().loss(model, batch, step)
+        if step == 3:
+            loss.register_hook(lambda gradient: gradient * float("nan"))
+        return loss
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, examples):
+    arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}})
+    with pytest.raises(FloatingPointError, match="weights are no longer finite after step 4; .* step 2"):
+        run(OverflowingTask(), arguments)
+    assert RunFolder(tmp_path / "run").saved_steps() == [2]
+    state = torch.load(tmp_path / "run" / "state" / "step-2" / "custom_checkpoint_0.pkl")
+    assert state["step"] == 2
+
+
+class VanishingTask(TinyTask):
+    """A picture disappears while the run goes on."""
+
+    doomed: Path
+
+    def loss(self, model, batch, step):
+        self.doomed.unlink(missing_ok=True)
+        return super().loss(model, batch, step)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_vanished_file_is_named(tmp_path, capsys, monkeypatch, workers):
+    # Pairs are read from their folders; of a plain folder `datasets` makes a copy.
+    for side in ("lq", "hq"):
+        write_images(tmp_path / "pairs" / side, 6)
+    task = VanishingTask()
+    task.doomed = tmp_path / "pairs" / "hq" / "003.png"
+    monkeypatch.setattr(launch, "build_task", lambda arguments: task)
+    config = write_config(tmp_path, {"train": {"path": str(tmp_path / "pairs")}}, max_steps=99)
+    message = fails(capsys, 1, config, "--data.num_workers", workers)
+    assert "cannot be read" in message and "003.png" in message and "Restore the file" in message
+    assert RunFolder(tmp_path / "run").saved_steps()
+
+
+def test_a_continued_run_must_be_the_same_run(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    run_interrupted(make_arguments(tmp_path / "run", data), 5)
+    before = contents(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"other settings \(learning_rate: 0.01 → 0.5"):
+        run(TinyTask(), make_arguments(tmp_path / "run", data, learning_rate=0.5))
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(ValueError, match="number of processes: 1 → 2"):
+        folder.prepare(make_arguments(tmp_path / "run", data), 2)
+    assert contents(tmp_path / "run") == before
+    # What changes no weight may differ.
+    run(TinyTask(), make_arguments(tmp_path / "run", data, save_total_limit=1))
+    assert folder.saved_steps() == [7]
+
+
+def test_folders_of_others_are_left_alone(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    (tmp_path / "a" / "snapshot").mkdir(parents=True)
+    with pytest.raises(ValueError, match="no args.json"):
+        run(TinyTask(), make_arguments(tmp_path / "a", data))
+    (tmp_path / "b").mkdir()
+    for text, message in (('{"lr": 1}', "was not written by a training"), ("{", "is not readable JSON")):
+        (tmp_path / "b" / "args.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            run(TinyTask(), make_arguments(tmp_path / "b", data))
+        assert (tmp_path / "b" / "args.json").read_text() == text
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "mine.tmp").write_text("precious")
+    run(TinyTask(), make_arguments(tmp_path / "c", data, max_steps=1))
+    assert (tmp_path / "c" / "mine.tmp").read_text() == "precious"
+
+
+def test_a_cut_off_row_of_metrics_is_survived(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    run(TinyTask(), make_arguments(tmp_path / "whole", data))
+    run_interrupted(make_arguments(tmp_path / "cut", data), 5)
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 5, "samples": 20, "loss": 9.0}) + '\n{"step": 6, "sam')
+    run(TinyTask(), make_arguments(tmp_path / "cut", data))
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def run_script(config, *words):
+    script = (
+        "import sys, resource; from hf_ext.training import launch; "
+        'launch.TASKS["tiny"] = ("tests.training.tiny", "TinyTask"); sys.exit(launch.main(sys.argv[1:]))'
+    )
+    return [sys.executable, "-c", script, config, *words]
+
+
+def test_a_full_disk_keeps_the_last_good_state(tmp_path, examples):
+    """Files may not grow beyond a limit, which is what a full disk looks like to the writer."""
+    data = {"train": {"path": str(examples)}}
+    config = write_config(tmp_path, data)
+    assert subprocess.run(run_script(config, "--max_steps", "2"), cwd=ROOT, env=environment()).returncode == 0
+    # The same run with two more steps, as far as its arguments say.
+    saved = json.loads((tmp_path / "run" / "args.json").read_text())
+    saved["arguments"]["max_steps"] = 4
+    (tmp_path / "run" / "args.json").write_text(json.dumps(saved))
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+    done = subprocess.run(
+        run_script(config), cwd=ROOT, env=environment(), preexec_fn=limit, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "error: cannot write" in done.stderr and "the last good state is step 2" in done.stderr
+    assert RunFolder(tmp_path / "run").saved_steps() == [2]
+    assert subprocess.run(run_script(config), cwd=ROOT, env=environment()).returncode == 0
+    assert RunFolder(tmp_path / "run").saved_steps() == [2, 4]
+    assert not [*(tmp_path / "run").glob("**/*.tmp")]
+
+
+def test_interrupting_by_hand_leaves_one_line(tmp_path, examples):
+    config = write_config(tmp_path, {"train": {"path": str(examples)}, "num_workers": 2}, max_steps=100000)
+    process = subprocess.Popen(
+        run_script(config), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1, error
+    assert "error: interrupted; the same command continues from the last saved state." in error
+    assert "Traceback" not in error
