@@ -89,6 +89,10 @@ class SemanIRConfig(PreTrainedConfig):
             Loss of [`SemanIRForImageRestoration`] when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the truncated normal that initialises linear layers.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: If a value is not allowed, as in every configuration of
+            transformers. It is no `ValueError`; it names the field, what was got and what is allowed.
     """
 
     model_type = "semanir"

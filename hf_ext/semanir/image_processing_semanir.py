@@ -35,11 +35,13 @@ class SemanIRImageProcessor(PilBackend):
     batch as they are. Images of several sizes are padded at the bottom and right, reflected, to the largest height and
     width, so that they make one batch; give `target_sizes` to `post_process_image_restoration` to cut the padding off.
     Tokens of the padding are attended to like any other, so near them the result may differ a little from that of the
-    image alone. Process images of different sizes one at a time to avoid that.
+    image alone. Process images of different sizes one at a time to avoid that. An orientation that a PIL image notes
+    in its EXIF data is not applied: `PIL.ImageOps.exif_transpose` does that.
 
     Args:
         do_convert_rgb (`bool`, *optional*, defaults to `True`):
-            Whether to convert images to RGB. Set it to `False` for models of one channel (grey images) or four.
+            Whether to convert images to RGB; transparent ones are laid over white. Set it to `False` for models of
+            one channel (grey images) or four.
         do_rescale (`bool`, *optional*, defaults to `True`):
             Whether to multiply by `rescale_factor`. Set it to `False` for float images that are in [0, 1] already.
         rescale_factor (`float`, *optional*, defaults to 1 / 255):
@@ -75,13 +77,16 @@ class SemanIRImageProcessor(PilBackend):
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
 
         Raises:
-            ValueError: If sizes differ and `do_pad` is off, or an image is a 16-bit or float PIL image.
+            ValueError: If there is no image; sizes differ and `do_pad` is off; a PIL image is 16-bit or float, or of
+                palette indices or bits and not to be converted; or whole numbers exceed 1 after rescaling.
         """
+        if isinstance(images, (list, tuple)) and not images:
+            raise ValueError("`images` is empty; give at least one image.")
         if isinstance(images, (list, tuple)):
             return super().preprocess([_with_channels(image) for image in images], **kwargs)
         return super().preprocess(_with_channels(images), **kwargs)
 
-    def process_image(self, image: Any, *args: Any, **kwargs: Any) -> np.ndarray:
+    def process_image(self, image: Any, do_convert_rgb: bool | None = None, *args: Any, **kwargs: Any) -> np.ndarray:
         """Turn one image into an array of channels, height, width. See [`~SemanIRImageProcessor.preprocess`]."""
         # Pillow clips these modes to 8 bits when it converts them: the picture would come out white.
         if isinstance(image, Image.Image) and image.mode[0] in "IF":
@@ -89,7 +94,12 @@ class SemanIRImageProcessor(PilBackend):
                 f"The image has PIL mode {image.mode!r}, more than 8 bits a channel. Give numpy.asarray(image) with "
                 "do_convert_rgb=False and the rescale_factor that brings it to [0, 1] (1 / 65535 for 16 bits)."
             )
-        return super().process_image(image, *args, **kwargs)
+        if isinstance(image, Image.Image) and image.mode in ("1", "P", "PA") and not do_convert_rgb:
+            raise ValueError(
+                f"The image has PIL mode {image.mode!r}, whose values are no brightness from 0 to 255. Convert it "
+                "first, for instance with image.convert('L'), or set do_convert_rgb=True."
+            )
+        return super().process_image(image, do_convert_rgb, *args, **kwargs)
 
     # The base class names every option of every processor; like those of transformers, this names its own.
     def _preprocess(  # type: ignore[override]
@@ -103,6 +113,13 @@ class SemanIRImageProcessor(PilBackend):
         **kwargs: Any,
     ) -> BatchFeature:
         if do_rescale:
+            for image in images:
+                # Floats may exceed white: noise is not always clipped.
+                if np.issubdtype(image.dtype, np.integer) and image.max() * rescale_factor > 1 + 1e-6:
+                    raise ValueError(
+                        f"An image of {image.dtype} has values up to {image.max()}, which `rescale_factor` "
+                        f"{rescale_factor:g} does not bring to [0, 1]; give 1 / 65535 for 16 bits."
+                    )
             images = [self.rescale(image, rescale_factor) for image in images]
         sizes = sorted({image.shape[1:] for image in images})
         if do_pad:

@@ -63,6 +63,35 @@ def test_deep_pil_images_are_refused(dtype):
         SemanIRImageProcessor()(Image.fromarray(np.zeros((4, 4), dtype)), return_tensors="pt")
 
 
+def test_values_that_are_no_brightness_are_refused():
+    for mode in ("P", "1"):
+        picture = Image.fromarray(COLOUR).convert(mode)
+        with pytest.raises(ValueError, match=f"PIL mode '{mode}', whose values are no brightness"):
+            SemanIRImageProcessor(do_convert_rgb=False)(picture, return_tensors="pt")
+        pixels = SemanIRImageProcessor()(picture, return_tensors="np").pixel_values[0]
+        wanted = np.asarray(picture.convert("RGB")).transpose(2, 0, 1) / 255
+        np.testing.assert_allclose(pixels, wanted, rtol=1e-6)
+
+
+def test_rescaling_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="uint16 has values up to 65535"):
+        SemanIRImageProcessor()(np.full((6, 9, 3), 65535, np.uint16), return_tensors="pt")
+
+
+def test_no_images_are_refused():
+    with pytest.raises(ValueError, match="`images` is empty"):
+        SemanIRImageProcessor()([], return_tensors="pt")
+
+
+def test_transparent_pixels_are_white_and_exif_orientation_is_not_applied():
+    picture = Image.fromarray(COLOUR).convert("RGBA")
+    picture.putalpha(0)
+    assert SemanIRImageProcessor()(picture, return_tensors="pt").pixel_values.eq(1).all()
+    turned = Image.fromarray(COLOUR)
+    turned.getexif()[0x0112] = 6
+    torch.testing.assert_close(SemanIRImageProcessor()(turned, return_tensors="pt").pixel_values, EXPECTED)
+
+
 def test_images_of_several_sizes_are_padded_by_reflection():
     images = [COLOUR, make_array(5, 11, 3), make_array(1, 1, 3)]
     # An array of 3 or 4 rows could have its channels first; a picture is clear.
