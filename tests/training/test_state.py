@@ -1,0 +1,121 @@
+"""Weight averages, resume states that are kept, and the rows and pictures of a run."""
+
+import json
+
+import pytest
+import torch
+
+from hf_ext.training.state import RunFolder, WeightAverage
+
+from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, run
+
+
+def move(model: TinyModel, seed: int) -> None:
+    """Other weights, and a forward pass that moves the statistics of BatchNorm."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator)
+    model(torch.randn(3, 1, 8, 8, generator=generator))
+
+
+def test_the_average_follows_parameters_and_saved_buffers():
+    torch.manual_seed(0)
+    model = TinyModel(TinyConfig()).train()
+    average = WeightAverage(model, 0.9)
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for step in range(4):
+        move(model, step)
+        average.step()
+        # diffusers reaches the decay from below; its first step copies.
+        decay = 0.0 if step == 0 else min(0.9, (1 + step) / (10 + step))
+        for name, tensor in model.state_dict().items():
+            blended = decay * expected[name] + (1 - decay) * tensor if tensor.is_floating_point() else tensor.clone()
+            expected[name] = blended
+    now = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert not torch.equal(now["norm.running_mean"], expected["norm.running_mean"])
+    with average.applied():
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(tensor, expected[name], msg=name)
+        assert model.norm.num_batches_tracked == 4
+        assert model.mask.tolist() == [0.0, float("-inf")]
+    assert all(torch.equal(tensor, now[name]) for name, tensor in model.state_dict().items())
+
+
+def test_weights_come_back_when_the_block_fails():
+    model = TinyModel(TinyConfig())
+    average = WeightAverage(model, 0.9)
+    move(model, 0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ZeroDivisionError), average.applied():
+        _ = 1 / 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class SeeingTask(TinyTask):
+    """Keeps what the evaluation saw."""
+
+    def evaluate_batch(self, model, examples, indices):
+        self.seen = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        assert not model.training
+        return super().evaluate_batch(model, examples, indices)
+
+
+def test_averaged_weights_are_evaluated_and_published(tmp_path, examples):
+    task, data = SeeingTask(), {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
+    run(task, make_arguments(tmp_path / "run", data))
+    published = TinyModel.from_pretrained(tmp_path / "run" / "snapshot")
+    trained = RunFolder(tmp_path / "run").state(7) / "model.safetensors"
+    from safetensors.torch import load_file
+
+    assert not torch.equal(load_file(trained)["enter.weight"], published.enter.weight)
+    for name, tensor in published.state_dict().items():
+        assert torch.equal(tensor, task.seen[name]), name
+    assert published.mask.tolist() == [0.0, float("-inf")]
+
+
+class ScoredTask(TinyTask):
+    """Evaluations with given results."""
+
+    def summarize(self, rows):
+        self.scores = getattr(self, "scores", iter([5.0, 1.0, 3.0, 2.0, float("nan")]))
+        return {**super().summarize(rows), "mse": next(self.scores)}
+
+
+def test_the_best_and_the_last_states_are_kept(tmp_path, examples):
+    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
+    arguments = make_arguments(tmp_path / "run", data, max_steps=10, save_steps=1, eval_steps=2, save_total_limit=2)
+    run(ScoredTask(), arguments)
+    folder = RunFolder(tmp_path / "run")
+    assert folder.saved_steps() == [4, 9, 10]
+    assert json.loads((folder.best / "training.json").read_text())["steps"] == 4
+    assert json.loads((folder.best / "eval.json").read_text())["results"][0]["value"] == 1.0
+    assert json.loads((folder.snapshot / "training.json").read_text())["steps"] == 10
+
+
+def test_a_run_leaves_rows_curves_pictures_and_tracks(tmp_path, examples):
+    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
+    run(TinyTask(), make_arguments(tmp_path / "run", data, report_to="tensorboard"))
+    folder = RunFolder(tmp_path / "run")
+    rows = folder.read_metrics()
+    assert [row["step"] for row in rows if "loss" in row] == [2, 3, 4, 6, 7]
+    assert [row["step"] for row in rows if "eval_mse" in row] == [3, 6, 7]
+    assert all(row["samples"] == 4 * row["step"] for row in rows)
+    assert {"loss", "samples_per_second", "learning_rate", "gradient_norm"} < rows[0].keys()
+    assert (folder.path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in (folder.path / "samples").iterdir()) == [
+        "step-3.png",
+        "step-6.png",
+        "step-7.png",
+    ]
+    assert [*folder.path.glob("tensorboard/**/events.out.tfevents.*")]
+    assert not [*folder.snapshot.glob("*optimizer*")]
+
+
+def test_a_complete_run_stays_as_it_is(tmp_path, examples):
+    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
+    arguments = make_arguments(tmp_path / "run", data)
+    metrics = run(TinyTask(), arguments)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*/**/*") if path.is_file()}
+    assert run(TinyTask(), arguments) == metrics
+    assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*/**/*") if path.is_file()} == before
