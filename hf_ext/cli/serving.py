@@ -33,7 +33,7 @@ def serve(root: Path, host: str, port: int, token_file: Path | None) -> None:
     """Serve the repositories in a folder to huggingface_hub, transformers, diffusers and datasets.
 
     It makes the folder if there is none, and runs until Ctrl-C. Clients read its address from HF_ENDPOINT when they
-    start.
+    start. It has no Xet storage: `hf upload` and push_to_hub need HF_HUB_DISABLE_XET=1, hf-ext push does not.
 
     \b
     Examples:

@@ -79,11 +79,13 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     config, template_name = _read_config(folder)
     training = _read_training(folder / "training.json")
     arguments = training.get("arguments") or {}
-    source = resources.files("hf_ext.model_cards").joinpath(template_name).read_text(encoding="utf-8")
-    found = _FRONT_MATTER.fullmatch(source)
-    assert found is not None, f"{template_name} has no front matter"
-    metadata = _metadata(yaml.safe_load(found[1]), repo_id, license, config, arguments, evaluation["results"])
-    body = _environment().from_string(found[2])
+    fields, source = _template(template_name)
+    method = str(arguments.get("method"))
+    if template_name == "adapter.md" and installed_room(method) is not None:
+        # an adapter of ours does the task of its method, under the same licence
+        fields = {**_template(f"{method}.md")[0], **fields}
+    metadata = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
+    body = _environment().from_string(source)
     text = body.render(
         title=repo_id.rpartition("/")[2],
         repo_id=repo_id,
@@ -97,6 +99,14 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         model=_model_rows(folder, config),
     )
     return f"---\n{metadata.to_yaml().strip()}\n---\n\n{MARKER}\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _template(name: str) -> tuple[dict[str, Any], str]:
+    """A template's metadata and text."""
+    source = resources.files("hf_ext.model_cards").joinpath(name).read_text(encoding="utf-8")
+    found = _FRONT_MATTER.fullmatch(source)
+    assert found is not None, f"{name} has no front matter"
+    return yaml.safe_load(found[1]), found[2]
 
 
 def _environment() -> jinja2.Environment:

@@ -55,7 +55,12 @@ def room_of(folder: Path) -> ModuleType | None:
     adapter, config = folder / "adapter_config.json", folder / "config.json"
     if adapter.is_file():
         library = str((_read_json(adapter).get("auto_mapping") or {}).get("parent_library"))
-        return sys.modules.get(library.rpartition(".")[0]) if library.startswith("hf_ext.") else None
+        if library.startswith("hf_ext."):
+            return sys.modules.get(library.rpartition(".")[0])
+        # peft leaves that entry out where the configuration has a task_type; our own runs name their method.
+        training = folder / "training.json"
+        arguments = _read_json(training).get("arguments") if training.is_file() else None
+        return installed_room(str(arguments.get("method"))) if isinstance(arguments, dict) else None
     return installed_room(str(_read_json(config).get("model_type"))) if config.is_file() else None
 
 

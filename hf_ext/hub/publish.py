@@ -25,7 +25,7 @@ from huggingface_hub import (
     get_session,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
 from peft import PeftModel
 from transformers import PreTrainedModel
 from transformers.image_processing_base import ImageProcessingMixin
@@ -140,6 +140,7 @@ def push(
     Raises:
         ValueError: As in [`stage`] and [`check_loads`]; or the options contradict each other or the repository.
     """
+    validate_repo_id(repo_id)
     branch = revision or constants.DEFAULT_REVISION
     if create_pr and branch != constants.DEFAULT_REVISION:
         raise ValueError(

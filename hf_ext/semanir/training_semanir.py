@@ -1,6 +1,6 @@
 """SemanIR in the shared training loop: degradations, patches, scores and pictures."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -208,8 +208,9 @@ class SemanIRTask:
         SemanIRImageProcessor(do_convert_rgb=self.config.num_channels == 3).save_pretrained(folder)
 
     def describe(self) -> dict[str, Any]:
-        """Options of the task."""
-        return asdict(self)
+        """The degradation, which is what a score depends on."""
+        noise = {"sigma": self.sigma} if self.degradation == "gaussian_noise" else {}
+        return {"degradation": self.degradation, **noise}
 
     def _images(self, example: dict[str, Any]) -> list[np.ndarray]:
         """The clean image, or degraded and clean, as float arrays [height, width, channels] in [0, 1]."""

@@ -107,7 +107,8 @@ class TrainingArguments:
         model (`dict`): Configuration of the model; with `init_from`, what to change in the checkpoint's configuration.
         init_from (`str`, *optional*): Folder or `org/name@revision` whose safetensors weights start the run.
         peft (`dict`, *optional*):
-            A peft configuration, for instance `{peft_type: LORA, r: 8, target_modules: [qkv]}`. Needs `init_from`.
+            A peft configuration, for instance `{peft_type: LORA, r: 8, target_modules: [query_key_value]}`. It needs
+            `init_from`.
         seed (`int`, defaults to 0): Decides initial weights, order, augmentation and dropout.
         max_steps (`int`, defaults to 1000): Optimizer steps.
         per_device_train_batch_size (`int`, defaults to 8): Examples for each process and backward pass.

@@ -86,7 +86,7 @@ class Task(Protocol):
         """Writes a folder that `from_pretrained` loads, with processors."""
 
     def describe(self) -> dict[str, Any]:
-        """Options of the task, for results and cards."""
+        """What the scores depend on, such as a degradation; for results and cards."""
 
 
 def train(task: Task, arguments: TrainingArguments) -> dict[str, float]:
@@ -144,8 +144,8 @@ class _Training:
         arguments = self.arguments
         set_seed(arguments.seed)
         module = self.task.build_model(arguments.model, arguments.init_from)
-        if arguments.peft is not None:
-            module = add_adapter(module, arguments.peft)
+        if arguments.peft is not None and arguments.init_from is not None:
+            module = add_adapter(module, arguments.peft, arguments.init_from)
         if arguments.activation_checkpointing:
             enable_activation_checkpointing(module)
         if arguments.torch_compile:
@@ -351,6 +351,8 @@ class _Training:
             state_dict = self.accelerator.get_state_dict(self.model)
             if self.accelerator.is_main_process:
                 self.task.save_model(self.module, state_dict, temporary)
+                # peft writes a card full of blanks; publishing writes a real one.
+                (temporary / "README.md").unlink(missing_ok=True)
                 write_json(
                     temporary / "training.json",
                     provenance(self.arguments, self.task.describe(), self.progress, self.accelerator.num_processes),

@@ -67,13 +67,14 @@ def initialize_from(model: torch.nn.Module, source: str) -> list[str]:
     return missing
 
 
-def add_adapter(model: torch.nn.Module, configuration: dict[str, Any]) -> peft.PeftModel:
+def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str) -> peft.PeftModel:
     """
     Wraps a model for parameter-efficient fine-tuning.
 
     Args:
         model (`torch.nn.Module`): The base model; its weights are frozen.
         configuration (`dict[str, Any]`): A peft configuration with its `peft_type`.
+        base (`str`): Folder or `org/name@revision` of the base weights; the adapter names it.
 
     Returns:
         `peft.PeftModel`: The model with its adapter.
@@ -84,8 +85,12 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any]) -> peft.P
     known = sorted(kind.value for kind in peft.PeftType)
     if configuration.get("peft_type") not in known:
         raise ValueError(f"peft.peft_type is {configuration.get('peft_type')!r}; allowed: {', '.join(known)}.")
+    name, revision = split_revision(base)
+    # peft takes the name of the base from this attribute, as from_pretrained would have set it.
+    cast(Any, model).name_or_path = name
     try:
-        return peft.get_peft_model(cast(PreTrainedModel, model), peft.get_peft_config(dict(configuration)))
+        adapter = peft.get_peft_config({"revision": revision, **configuration})
+        return peft.get_peft_model(cast(PreTrainedModel, model), adapter)
     except TypeError as error:
         raise ValueError(f"section 'peft': {error}. Allowed keys are those of peft's configuration class.") from error
 

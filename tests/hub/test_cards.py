@@ -198,6 +198,13 @@ def test_other_kinds_of_models(tmp_path):
     assert_finished(card.content)
     assert (card.data.library_name, card.data.base_model) == ("peft", "org/denoiser")
     assert card.data.base_model_relation == "adapter" and "LORA adapter for [org/denoiser]" in card.text
+    assert "from hf_ext import SemanIRForImageRestoration" in card.text
+    assert 'SemanIRForImageRestoration.from_pretrained("org/denoiser")' in card.text
+    # Somebody else's adapter has a licence that only they know; that of our own run is its method's.
+    assert "license" not in card.data.to_dict() and "pipeline_tag" not in card.data.to_dict()
+    (tmp_path / "adapter" / "training.json").write_text(json.dumps(TRAINING))
+    ours = ModelCard.load(write_card(tmp_path / "adapter", repo_id="org/adapter")).data
+    assert (ours.library_name, ours.license, ours.pipeline_tag) == ("peft", "apache-2.0", "image-to-image")
     bert = ModelCard.load(write_card(save_bert(tmp_path / "bert"), repo_id="org/bert"))
     assert_finished(bert.content)
     assert "license" not in bert.data.to_dict() and "A `bert` model." in bert.text

@@ -19,7 +19,7 @@ from hf_ext.hub.load_check import check_loads
 from hf_ext.hub.publish import stage
 from hf_ext.semanir import SemanIRImageProcessor, SemanIRModel
 
-from .published import CODE, STAGED, contents, save_bert, save_snapshot, tiny_adapter, tiny_model
+from .published import CODE, STAGED, TRAINING, contents, save_bert, save_snapshot, tiny_adapter, tiny_model
 
 # peft 0.21 asks transformers for a property by its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -222,6 +222,12 @@ def test_an_adapter_of_ours_travels_with_its_image_processor_and_our_code(tmp_pa
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"evil\.py is code"):
         stage(adapter, tmp_path / "other")
+    # peft writes no auto_mapping beside a task_type; a run of ours names its method.
+    del config["auto_mapping"]
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    (adapter / "training.json").write_text(json.dumps(TRAINING))
+    folder = stage(adapter, tmp_path / "named")
+    assert (folder / CODE[1]).read_bytes() == (ROOM / CODE[1]).read_bytes()
 
 
 def test_sources_that_cannot_be_staged(tmp_path):
