@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hf_ext.training.state import RunFolder, WeightAverage
 
@@ -66,8 +67,6 @@ def test_averaged_weights_are_evaluated_and_published(tmp_path, examples):
     run(task, make_arguments(tmp_path / "run", data))
     published = TinyModel.from_pretrained(tmp_path / "run" / "snapshot")
     trained = RunFolder(tmp_path / "run").state(7) / "model.safetensors"
-    from safetensors.torch import load_file
-
     assert not torch.equal(load_file(trained)["enter.weight"], published.enter.weight)
     for name, tensor in published.state_dict().items():
         assert torch.equal(tensor, task.seen[name]), name

@@ -1,0 +1,138 @@
+"""Sources of examples, and the order in which they are read."""
+
+import io
+import multiprocessing
+import tarfile
+
+import pytest
+from PIL import Image
+
+from hf_ext.training.arguments import DataSource
+from hf_ext.training.data import TrainingLoader, open_source
+from hf_ext.training.evaluation import _share
+
+from .tiny import SIDE, TinyTask, pixels, write_images
+
+
+def write_tar(path, images):
+    with tarfile.open(path, "w") as archive:
+        for index, file in enumerate(sorted(images.glob("*.png"))):
+            content = file.read_bytes()
+            member = tarfile.TarInfo(f"{index:04d}.image.png")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["imagefolder", "paired", "parquet folder", "parquet file", "webdataset"])
+def test_every_kind_of_source_gives_all_of_its_examples(tmp_path, examples, images, kind, streaming):
+    if kind == "paired":
+        for side in ("lq", "hq"):
+            write_images(tmp_path / "pairs" / side, 9)
+    path = {
+        "imagefolder": images,
+        "paired": tmp_path / "pairs",
+        "parquet folder": examples,
+        "parquet file": examples / "train-00000-of-00002.parquet",
+        "webdataset": tmp_path / "pictures.tar",
+    }[kind]
+    if kind == "webdataset":
+        write_tar(path, images)
+    found = list(open_source(DataSource(str(path), streaming=streaming)))
+    assert len(found) == (5 if kind == "parquet file" else 9)
+    columns = {"paired": {"lq", "hq"}, "imagefolder": {"image"}, "webdataset": {"image.png", "__key__", "__url__"}}
+    assert {*found[0]} == columns.get(kind, {"pixels"})
+    if kind == "paired":
+        assert found[3]["lq"].tobytes() == found[3]["hq"].tobytes() == Image.open(images / "003.png").tobytes()
+    elif kind == "webdataset":
+        assert found[3]["image.png"].size == (SIDE, SIDE)
+    else:
+        assert pixels(found[0]).shape == (SIDE, SIDE)
+
+
+def test_unusable_sources_are_named(tmp_path, images):
+    for side, count in (("lq", 2), ("hq", 3)):
+        write_images(tmp_path / "pairs" / side, count)
+    with pytest.raises(ValueError, match=r"got 2 and 3, unpaired: \['002.png'\]"):
+        open_source(DataSource(str(tmp_path / "pairs")))
+    with pytest.raises(ValueError, match="absent"):
+        open_source(DataSource(str(tmp_path / "absent")))
+    with pytest.raises(ValueError, match="split 'test'"):
+        open_source(DataSource(str(images), split="test"))
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "train.parquet").write_bytes(b"no parquet")
+    with pytest.raises(ValueError, match="cannot read data from"):
+        open_source(DataSource(str(tmp_path / "bad")))
+
+
+def make_loader(path, workers=0, first_batch=0, rank=0, world_size=1, **changes):
+    source = DataSource(str(path), **changes)
+    return TrainingLoader(
+        open_source(source), source, TinyTask(noise=0.0).training_sample, 0, 2, workers, rank, world_size, first_batch
+    )
+
+
+def read(loader, batches):
+    """Row numbers of the examples in reading order, whichever way they were flipped."""
+    iterator = iter(loader)
+    labels = [picture for _ in range(batches) for picture in next(iterator)["labels"][:, 0, 0]]
+    iterator.close()
+    numbers = [[round(float(row[side]) * 100, 3) for side in (0, -1)] for row in labels]
+    return [next(int(number) for number in pair if number == int(number)) for pair in numbers]
+
+
+def test_each_epoch_is_another_permutation(examples):
+    order = read(make_loader(examples), 9)
+    first, second = order[:9], order[9:]
+    assert sorted(first) == sorted(second) == [*range(9)]
+    assert first != second
+    assert read(make_loader(examples, workers=2), 9) == order
+    assert read(make_loader(examples, first_batch=4), 5) == order[8:]
+
+
+def test_processes_share_an_epoch_of_indexed_data(examples):
+    whole = read(make_loader(examples), 8)
+    parts = [read(make_loader(examples, rank=rank, world_size=2), 4) for rank in (0, 1)]
+    assert [whole[0:2], whole[2:4]] == [part[:2] for part in parts]
+    assert sorted(parts[0] + parts[1]) == sorted(whole)
+
+
+@pytest.mark.parametrize("buffer", [0, 5])
+def test_each_epoch_of_a_stream_has_another_order_of_shards(shards, buffer):
+    order = read(make_loader(shards, streaming=True, shuffle_buffer=buffer), 33)
+    epochs = [order[start : start + 22] for start in (0, 22, 44)]
+    assert all(sorted(epoch) == [*range(22)] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    if not buffer:
+        # Within a shard of five or six rows the order stays.
+        assert [number for number in epochs[0] if number < 6] == [*range(6)]
+
+
+def test_processes_share_a_stream(shards):
+    parts = [read(make_loader(shards, rank=rank, world_size=2, streaming=True), 5) for rank in (0, 1)]
+    assert not {*parts[0]} & {*parts[1]}
+
+
+def test_too_many_workers_for_the_shards_of_a_stream(shards):
+    with pytest.raises(ValueError, match="has only 2 shard.s. of the stream .4 in all, 2 process"):
+        make_loader(shards, workers=3, world_size=2, streaming=True)
+
+
+def test_loader_processes_end_with_the_reading(examples):
+    read(make_loader(examples, workers=2), 3)
+    assert not multiprocessing.active_children()
+
+
+class Process:
+    def __init__(self, process_index, num_processes):
+        self.process_index, self.num_processes = process_index, num_processes
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 9])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_evaluation_takes_each_example_once_in_equally_many_batches(count, processes):
+    shares = [list(_share(count, 2, Process(rank, processes))) for rank in range(processes)]
+    assert len({len(share) for share in shares}) == 1
+    taken = [index for share in shares for indices, is_repeat in share if not is_repeat for index in indices]
+    assert sorted(taken) == [*range(count)]
