@@ -1,0 +1,221 @@
+"""SemanIR in the training loop: its samples and scores, fine-tuning, adapters, compilation."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import datasets
+import numpy as np
+import peft
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from PIL import Image
+from safetensors.torch import save_file
+
+from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
+from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.training import TrainingArguments, train
+from hf_ext.training.models import initialize_from
+from tests.training.launching import ROOT, environment
+
+MODEL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for index, picture in enumerate(np.random.default_rng(0).integers(256, size=(3, 20, 24, 3))):
+        Image.fromarray(np.uint8(picture)).save(folder / f"{index}.png")
+    return folder
+
+
+def run(tmp_path, photos, name="run", task=None, **changes):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    values = {
+        "method": "semanir",
+        "output_dir": str(tmp_path / name),
+        "data": {"train": {"path": str(photos)}, "eval": {"path": str(photos)}},
+        "model": MODEL,
+        "max_steps": 2,
+        "per_device_train_batch_size": 2,
+        "logging_steps": 1,
+        "report_to": "none",
+        **changes,
+    }
+    metrics = train(task or SemanIRTask(patch_size=8), TrainingArguments(**values))
+    rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+    return metrics, [row["loss"] for row in rows if "loss" in row]
+
+
+def restore(model, seed=0):
+    pixels = torch.rand(1, 3, 12, 12, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        return model.eval()(pixel_values=pixels).reconstruction
+
+
+def test_a_run_leaves_a_model_that_scores_what_was_said(tmp_path, photos):
+    metrics, losses = run(tmp_path, photos)
+    assert len(losses) == 2
+    model = SemanIRForImageRestoration.from_pretrained(tmp_path / "run" / "snapshot").eval()
+    assert SemanIRImageProcessor.from_pretrained(tmp_path / "run" / "snapshot").do_convert_rgb
+    task = SemanIRTask(patch_size=8)
+    examples = [{"image": Image.open(path)} for path in sorted(photos.iterdir())]
+    with torch.no_grad():
+        again = task.summarize(task.evaluate_batch(model, examples, [0, 1, 2]))
+    assert again == metrics
+    results = json.loads((tmp_path / "run" / "snapshot" / "eval.json").read_text())["results"]
+    assert {result["metric"]: result["value"] for result in results} == metrics
+
+
+def test_activation_checkpointing_gives_the_same_losses(tmp_path, photos):
+    plain = run(tmp_path, photos, "plain")
+    assert run(tmp_path, photos, "checkpointed", activation_checkpointing=True) == plain
+
+
+def test_bf16_trains_near_float32(tmp_path, photos):
+    _, plain = run(tmp_path, photos, "plain")
+    _, halved = run(tmp_path, photos, "halved", mixed_precision="bf16")
+    assert halved != plain
+    np.testing.assert_allclose(halved, plain, rtol=0.02)
+
+
+@pytest.mark.slow
+# torch's compiler reads deprecated parts of torch.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_compiled_training_is_near_the_plain_one(tmp_path, photos):
+    _, plain = run(tmp_path, photos, "plain")
+    _, compiled = run(tmp_path, photos, "compiled", torch_compile=True)
+    np.testing.assert_allclose(compiled, plain, rtol=1e-3)
+    SemanIRForImageRestoration.from_pretrained(tmp_path / "compiled" / "snapshot")
+
+
+# peft still asks for the name that transformers deprecates.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_an_adapter_is_trained_and_loads_with_peft(tmp_path, photos, checkpointing):
+    run(tmp_path, photos, "base")
+    base = tmp_path / "base" / "snapshot"
+
+    class KeepingTask(SemanIRTask):
+        def save_model(self, model, state_dict, folder):
+            self.output = restore(model)
+            model.train()
+            super().save_model(model, state_dict, folder)
+
+    task = KeepingTask(patch_size=8)
+    changes = {"model": {}, "learning_rate": 0.1, "activation_checkpointing": checkpointing}
+    section = {"peft_type": "LORA", "r": 2, "target_modules": ["query_key_value", "projection"]}
+    run(tmp_path, photos, "adapter", task, init_from=str(base), peft=section, **changes)
+    snapshot = tmp_path / "adapter" / "snapshot"
+    assert (snapshot / "adapter_model.safetensors").exists() and not (snapshot / "model.safetensors").exists()
+    original = SemanIRForImageRestoration.from_pretrained(base)
+    expected = restore(original)
+    loaded = restore(peft.PeftModel.from_pretrained(original, snapshot))
+    assert torch.equal(loaded, task.output)
+    assert not torch.equal(loaded, expected)
+
+
+def test_wrong_adapter_sections_are_refused(tmp_path, photos):
+    run(tmp_path, photos, "base")
+    start = {"init_from": str(tmp_path / "base" / "snapshot"), "model": {}}
+    with pytest.raises(ValueError, match="peft.peft_type is 'LORRA'; allowed: "):
+        run(tmp_path, photos, "a", peft={"peft_type": "LORRA"}, **start)
+    with pytest.raises(ValueError, match="section 'peft': .*rank"):
+        run(tmp_path, photos, "b", peft={"peft_type": "LORA", "rank": 2}, **start)
+    with pytest.raises(ValueError, match="nothing_like_it"):
+        run(tmp_path, photos, "c", peft={"peft_type": "LORA", "target_modules": ["nothing_like_it"]}, **start)
+
+
+def test_weights_come_from_a_folder(tmp_path, photos, caplog):
+    run(tmp_path, photos, "base")
+    base = tmp_path / "base" / "snapshot"
+    task = SemanIRTask(patch_size=8)
+    expected = SemanIRForImageRestoration.from_pretrained(base)
+    assert torch.equal(restore(task.build_model({}, str(base))), restore(expected))
+    with caplog.at_level(logging.WARNING):
+        model = SemanIRTask(patch_size=8).build_model({"mlp_ratio": 3.0}, str(base))
+    assert "tensors start anew" in caplog.text
+    assert any(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+    save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="no tensor of .* fits SemanIRForImageRestoration"):
+        initialize_from(model, str(tmp_path))
+
+
+def test_samples_are_functions_of_the_generator():
+    picture = Image.fromarray(np.random.default_rng(0).integers(256, size=(20, 24, 3), dtype=np.uint8))
+    task = SemanIRTask(patch_size=8, sigma=50.0)
+    first, again = (task.training_sample({"image": picture}, np.random.default_rng(3)) for _ in range(2))
+    other = task.training_sample({"image": picture}, np.random.default_rng(4))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["labels"], other["labels"])
+    assert first["labels"].shape == first["pixel_values"].shape == (3, 8, 8)
+    noise = torch.cat(
+        [
+            (sample["pixel_values"] - sample["labels"]).flatten()
+            for seed in range(40)
+            for sample in [task.training_sample({"image": picture}, np.random.default_rng(seed))]
+        ]
+    )
+    assert abs(float(noise.std()) * 255 - 50) < 2 and abs(float(noise.mean()) * 255) < 2
+
+
+def test_pairs_are_cut_and_turned_alike():
+    clean = np.random.default_rng(0).integers(256, size=(9, 7, 3), dtype=np.uint8)
+    example = {"lq": Image.fromarray(255 - clean), "hq": Image.fromarray(clean)}
+    task = SemanIRTask(degradation="paired", patch_size=8)
+    for seed in range(8):
+        sample = task.training_sample(example, np.random.default_rng(seed))
+        torch.testing.assert_close(sample["pixel_values"] + sample["labels"], torch.ones(3, 8, 8))
+
+
+def test_the_data_must_have_the_columns(tmp_path):
+    picture = Image.new("RGB", (9, 9))
+    with pytest.raises(ValueError, match="no column 'photo'; it has \\['image'\\]"):
+        SemanIRTask(image_column="photo").training_sample({"image": picture}, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="differs in size"):
+        pair = {"lq": picture, "hq": Image.new("RGB", (9, 8))}
+        SemanIRTask(degradation="paired").training_sample(pair, np.random.default_rng(0))
+
+
+def test_weights_come_from_a_hub(tmp_path, photos):
+    run(tmp_path, photos, "base")
+    script = """
+import sys, torch
+from pathlib import Path
+from huggingface_hub import HfApi
+api = HfApi()
+api.create_repo("me/base")
+commit = api.upload_folder(repo_id="me/base", folder_path=sys.argv[1])
+from hf_ext.semanir.training_semanir import SemanIRTask
+ours = SemanIRTask().build_model({}, f"me/base@{commit.oid}")
+local = SemanIRTask().build_model({}, sys.argv[1])
+assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), local.parameters(), strict=True))
+"""
+    with EmbeddedHub(tmp_path / "hub") as hub:
+        places = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_TOKEN": "x",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "base" / "snapshot")],
+            cwd=ROOT,
+            env=environment(**places),
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
