@@ -27,16 +27,17 @@ def start(module: str, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def launch_two(module: str, *words: str) -> str:
+def launch_two(module: str, *words: str, code: int = 0) -> str:
     """
-    Runs a module in two processes; their output.
+    Runs a module in two processes, as `examples/accelerate/ddp_2_cpu.yaml` says; their output.
 
     `accelerate launch --cpu --num_processes 2` would start a single one without saying so.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    config = ROOT / "examples" / "accelerate" / "ddp_2_cpu.yaml"
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
     done = subprocess.run(
         [*launcher, "--main_process_port", str(port), "-m", module, *words],
         cwd=ROOT,
@@ -46,5 +47,5 @@ def launch_two(module: str, *words: str) -> str:
         stderr=subprocess.STDOUT,
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == code, done.stdout
     return done.stdout

@@ -16,7 +16,7 @@ from hf_ext.training import launch
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
 
-from .launching import ROOT, environment
+from .launching import ROOT, environment, launch_two
 from .tiny import TinyTask, contents, make_arguments, reset, run, run_interrupted, write_images
 
 
@@ -234,3 +234,13 @@ def test_interrupting_by_hand_leaves_one_line(tmp_path, examples):
     assert process.returncode == 1, error
     assert "error: interrupted; the same command continues from the last saved state." in error
     assert "Traceback" not in error
+
+
+@pytest.mark.slow
+def test_no_process_waits_for_one_that_failed(tmp_path, examples):
+    (tmp_path / "run" / "snapshot").mkdir(parents=True)
+    config = write_config(tmp_path, {"train": {"path": str(examples)}}, method="semanir")
+    text = launch_two("hf_ext.training", config, code=1)
+    # Both processes know the reason; none is cut off in the middle of waiting.
+    assert text.count("error: ") == text.count("no args.json") == 2, text
+    assert "Connection" not in text

@@ -1,0 +1,69 @@
+"""Each setting of a run does what it says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.commands.config.config_args import load_config_from_file
+from safetensors.torch import load_file
+
+from hf_ext.training.arguments import SCHEDULES
+from hf_ext.training.state import RunFolder
+
+from .launching import ROOT
+from .tiny import TinyTask, make_arguments, run
+
+
+def rows(folder: Path, **changes):
+    """Rows of a run that logs each of its five steps, and its weights."""
+    values = {"max_steps": 5, "logging_steps": 1, "save_steps": 5, "warmup_steps": 0, "ema_decay": 0.0, **changes}
+    data = values.pop("data")
+    run(TinyTask(), make_arguments(folder, data, **values))
+    run_folder = RunFolder(folder)
+    return run_folder.read_metrics(), load_file(run_folder.state(5) / "model.safetensors")
+
+
+def test_warm_up_and_decay(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    found, _ = rows(tmp_path / "run", data=data, warmup_steps=2, lr_scheduler_type="linear", learning_rate=0.06)
+    # The rate that the next step uses.
+    assert [row["learning_rate"] for row in found] == pytest.approx([0.03, 0.06, 0.04, 0.02, 0.0])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_runs(tmp_path, examples, schedule):
+    found, _ = rows(tmp_path / "run", data={"train": {"path": str(examples)}}, lr_scheduler_type=schedule)
+    assert len(found) == 5
+
+
+def test_gradients_are_clipped_and_decay_reaches_its_group_only(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    plain, weights = rows(tmp_path / "plain", data=data, weight_decay=0.0)
+    free, unclipped = rows(tmp_path / "free", data=data, weight_decay=0.0, max_grad_norm=0.0)
+    assert max(row["gradient_norm"] for row in plain) > 1.0
+    assert all("gradient_norm" not in row for row in free)
+    assert not torch.equal(weights["enter.weight"], unclipped["enter.weight"])
+    # One step without a gradient to speak of: only the decay moves weights.
+    still = {"max_grad_norm": 1e-30, "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    _, kept = rows(tmp_path / "kept", data=data, weight_decay=0.0, **still)
+    _, decayed = rows(tmp_path / "decayed", data=data, weight_decay=0.5, **still)
+    torch.testing.assert_close(decayed["enter.weight"], kept["enter.weight"] * 0.95**5)
+    # Biases start at zero and have no decay.
+    assert decayed["enter.bias"].abs().max() < 1e-20
+
+
+def test_accumulation_is_one_larger_batch(tmp_path, examples):
+    """Without noise of its own, a model sees the same examples in the same order."""
+    data, model = {"train": {"path": str(examples)}}, {"dropout": 0.0, "batch_norm": False}
+    _, two = rows(tmp_path / "two", data=data, model=model)
+    changes = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}
+    _, one = rows(tmp_path / "one", data=data, model=model, **changes)
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_reads_the_launch_configurations(path):
+    config = load_config_from_file(str(path))
+    assert config.num_processes == 2
+    assert path.read_text().startswith("# ")
