@@ -10,6 +10,8 @@ import datasets
 import torch
 import transformers
 
+from hf_ext.hub.checkpoints import open_checkpoint
+
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
 from .data import open_source
 from .evaluation import evaluate, write_results
@@ -73,10 +75,11 @@ def evaluate_checkpoint(
     if eval_source is None:
         raise ValueError(f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER.")
     task = build_task(arguments)
+    with open_checkpoint(source) as checkpoint:
+        revision = checkpoint.commit
     # The checkpoint's own configuration counts here, not the model section of the file.
-    model = task.build_model({}, source)
+    model = task.build_model({}, source if revision is None else f"{source.partition('@')[0]}@{revision}")
     metrics = evaluate(task, model, open_source(eval_source))
-    revision = source.partition("@")[2] or None
     return write_results(output, task, metrics, eval_source, revision)
 
 

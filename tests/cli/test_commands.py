@@ -18,6 +18,7 @@ from skimage import data
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.hub.published import CODE, EVALUATION, STAGED, save_snapshot
+from tests.hub_testing import run_python
 
 # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
@@ -186,6 +187,17 @@ def test_evaluate_measures_a_checkpoint_and_writes_the_report(snapshot, configur
     assert results["psnr"]["value"] == pytest.approx(28.1, abs=1.0)
     stronger = run("evaluate", snapshot, "--config", configuration).stdout
     assert re.search(r"^PSNR \(RGB.*\) +\d+\.\d{4} on photos, train$", stronger, re.MULTILINE)
+
+
+def test_evaluate_pins_the_commit_of_a_model_on_a_hub(snapshot, configuration, hub, tmp_path):
+    commit = json.loads(run("push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check", "--json").stdout)[
+        "commit"
+    ]
+    script = "import sys; from hf_ext_cli.main import main; main(sys.argv[1:])"
+    arguments = ["evaluate", "me/tiny", "--config", str(configuration), "--json"]
+    report = json.loads(run_python(script, hub.url, tmp_path / "home", *arguments))
+    assert report["revision"] == commit
+    assert {result["metric"] for result in report["results"]} == {"psnr", "ssim"}
 
 
 def test_what_training_refuses_ends_with_2(snapshot, configuration):
