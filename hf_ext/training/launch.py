@@ -10,12 +10,11 @@ import datasets
 import torch
 import transformers
 
-from hf_ext.hub.checkpoints import open_checkpoint
-
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
 from .data import open_source
 from .evaluation import evaluate, write_results
 from .loop import Task, train
+from .models import pin_revision
 
 # Where each method keeps its part of the loop; imported when asked for, as diffusers is slow to import.
 TASKS = {
@@ -75,11 +74,11 @@ def evaluate_checkpoint(
     if eval_source is None:
         raise ValueError(f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER.")
     task = build_task(arguments)
-    with open_checkpoint(source) as checkpoint:
-        revision = checkpoint.commit
+    pinned = pin_revision(source)
     # The checkpoint's own configuration counts here, not the model section of the file.
-    model = task.build_model({}, source if revision is None else f"{source.partition('@')[0]}@{revision}")
+    model = task.build_model({}, pinned)
     metrics = evaluate(task, model, open_source(eval_source))
+    revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]
     return write_results(output, task, metrics, eval_source, revision)
 
 

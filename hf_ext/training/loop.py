@@ -25,7 +25,7 @@ from transformers import get_scheduler
 from .arguments import TrainingArguments
 from .data import TrainingLoader, open_source
 from .evaluation import evaluate, write_results
-from .models import add_adapter, enable_activation_checkpointing
+from .models import add_adapter, enable_activation_checkpointing, pin_revision
 from .plots import plot_curves
 from .processes import check_supported, check_tracker, check_weights, run_main_first
 from .provenance import provenance
@@ -143,9 +143,10 @@ class _Training:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
         arguments = self.arguments
         set_seed(arguments.seed)
-        module = self.task.build_model(arguments.model, arguments.init_from)
-        if arguments.peft is not None and arguments.init_from is not None:
-            module = add_adapter(module, arguments.peft, arguments.init_from)
+        init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
+        module = self.task.build_model(arguments.model, init_from)
+        if arguments.peft is not None and init_from is not None:
+            module = add_adapter(module, arguments.peft, init_from)
         if arguments.activation_checkpointing:
             enable_activation_checkpointing(module)
         if arguments.torch_compile:

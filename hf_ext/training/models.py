@@ -30,6 +30,20 @@ def split_revision(source: str) -> tuple[str, str]:
     return name, revision or "main"
 
 
+def pin_revision(source: str) -> str:
+    """
+    Names the commit that a Hub id stands for now, so that configuration and weights are of one commit.
+
+    Args:
+        source (`str`): Local folder, or Hub id with or without a revision.
+
+    Returns:
+        `str`: The folder as it is, or `org/name@commit`.
+    """
+    with open_checkpoint(source) as checkpoint:
+        return source if checkpoint.commit is None else f"{source.partition('@')[0]}@{checkpoint.commit}"
+
+
 def initialize_from(model: torch.nn.Module, source: str) -> list[str]:
     """
     Copies into a model the tensors of a checkpoint that fit by name and shape; only safetensors are read.
