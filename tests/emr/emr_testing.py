@@ -1,0 +1,197 @@
+"""Tiny real checkpoints for the tests of EMR-Merging; import them as `from tests.emr.emr_testing import ...`."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import UNet2DModel
+from huggingface_hub import HfApi, save_torch_state_dict
+from peft import IA3Config, LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz")
+
+
+def write_weights(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    config: Mapping[str, Any] | None = None,
+    stem: str = "model",
+    max_shard_size: int | str | None = None,
+    metadata: dict[str, str] | None = None,
+) -> Path:
+    """Writes raw tensors as a checkpoint folder, in shards when `max_shard_size` is given; with `config.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": "pt"} | (metadata or {})
+    if max_shard_size is None:
+        copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+        save_file(copies, folder / f"{stem}.safetensors", metadata=metadata)
+    else:
+        pattern = f"{stem}{{suffix}}.safetensors"
+        save_torch_state_dict(
+            dict(tensors), folder, filename_pattern=pattern, max_shard_size=max_shard_size, metadata=metadata
+        )
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(dict(config)))
+    return folder
+
+
+def write_tokenizer(folder: Path, words: tuple[str, ...] = WORDS) -> Path:
+    """Writes a word-level tokenizer whose ids are the places of `words`."""
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=16, **special).save_pretrained(folder)
+    return folder
+
+
+def perturb(model: nn.Module, seed: int, noise: float) -> None:
+    """Stands in for a fine-tuning: uniform noise in [-noise, noise] on every floating-point parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_((2 * torch.rand(parameter.shape, generator=generator) - 1).to(parameter.dtype) * noise)
+
+
+def tiny_bert(
+    folder: Path,
+    seed: int = 0,
+    *,
+    base: Path | None = None,
+    num_labels: int = 2,
+    task_head: bool = True,
+    noise: float = 2e-3,
+    dtype: torch.dtype | None = None,
+    words: tuple[str, ...] = WORDS,
+    max_shard_size: int | str = "5GB",
+    **sizes: Any,
+) -> Path:
+    """
+    Without `base`: a `BertModel` to start from. With it: a fine-tune of that base, `BertForSequenceClassification`
+    with its own head and label names (names in the file start with `bert.`), or a `BertModel` if not `task_head`.
+    """
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24} | sizes
+    config = BertConfig(vocab_size=len(words), max_position_embeddings=16, **shape)
+    if base is None:
+        model: Any = BertModel(config)
+    elif task_head:
+        config.id2label = {index: f"seed{seed}-{index}" for index in range(num_labels)}
+        model = BertForSequenceClassification(config)
+        model.bert.load_state_dict(BertModel.from_pretrained(base).state_dict(), strict=False)
+        perturb(model.bert, seed, noise)
+    else:
+        model = BertModel.from_pretrained(base)
+        perturb(model, seed, noise)
+    model = model if dtype is None else model.to(dtype)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return write_tokenizer(folder, words)
+
+
+def tiny_gpt2(
+    folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3, dtype: torch.dtype | None = None
+) -> Path:
+    """A `GPT2LMHeadModel`, whose head is tied to its embedding; a fine-tune of `base` when that is given."""
+    torch.manual_seed(seed)
+    if base is None:
+        tokens = {"bos_token_id": 2, "eos_token_id": 3}
+        config = GPT2Config(vocab_size=len(WORDS), n_positions=16, n_embd=16, n_layer=2, n_head=2, **tokens)
+        model = GPT2LMHeadModel(config)
+    else:
+        model = GPT2LMHeadModel.from_pretrained(base)
+        perturb(model, seed, noise)
+    model = model if dtype is None else model.to(dtype)  # type: ignore[arg-type]
+    model.save_pretrained(folder)
+    return write_tokenizer(folder)
+
+
+def tiny_unet(folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3) -> Path:
+    """A diffusers `UNet2DModel`; a fine-tune of `base` when that is given."""
+    torch.manual_seed(seed)
+    if base is None:
+        model = UNet2DModel(
+            sample_size=8,
+            block_out_channels=(8, 8),
+            layers_per_block=1,
+            norm_num_groups=4,
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+            attention_head_dim=4,
+        )
+    else:
+        model = UNet2DModel.from_pretrained(base)
+        perturb(model, seed, noise)
+    model.save_pretrained(folder)
+    return folder
+
+
+def tiny_semanir(folder: Path, seed: int = 0, *, base: Path | None = None, noise: float = 2e-3) -> Path:
+    """Our restorer with its image processor; a fine-tune of `base` when that is given."""
+    torch.manual_seed(seed)
+    if base is None:
+        config = SemanIRConfig(embed_dim=8, depths=(1,), num_heads=(2,), window_size=4, top_k=6)
+        model = SemanIRForImageRestoration(config)
+    else:
+        model = SemanIRForImageRestoration.from_pretrained(base)
+        perturb(model, seed, noise)
+    model.save_pretrained(folder)
+    SemanIRImageProcessor().save_pretrained(folder)
+    return folder
+
+
+def tiny_adapter(folder: Path, base: Path, seed: int = 0, *, kind: str = "lora", **options: Any) -> Path:
+    """
+    A peft adapter with random weights for the model in `base`: `kind` is `"lora"` or `"ia3"`, and `options` go to its
+    configuration. `target_modules` defaults to the attention of BERT.
+    """
+    torch.manual_seed(seed)
+    model = AutoModel.from_pretrained(base)
+    options = {"target_modules": ["query", "value"]} | options
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers for a property by its old name
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        if kind == "lora":
+            adapted = get_peft_model(model, LoraConfig(**({"r": 2, "init_lora_weights": False} | options)))
+        else:
+            adapted = get_peft_model(model, IA3Config(**({"feedforward_modules": []} | options)))
+            perturb_named(adapted, lambda name: "ia3_" in name, seed, 0.1)
+        adapted.save_pretrained(folder)
+    return folder
+
+
+def perturb_named(model: nn.Module, chosen: Callable[[str], bool], seed: int, noise: float) -> None:
+    """`perturb` for the parameters whose name is `chosen`."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if chosen(name):
+                parameter.add_((2 * torch.rand(parameter.shape, generator=generator) - 1).to(parameter.dtype) * noise)
+
+
+def push_folder(url: str, repo_id: str, folder: Path) -> str:
+    """Uploads a folder to the Hub at `url` and returns the commit."""
+    api = HfApi(endpoint=url, token=False)
+    api.create_repo(repo_id, exist_ok=True)
+    with warnings.catch_warnings():
+        # huggingface_hub 2.4 sends large files with an argument that its HTTP library deprecates
+        warnings.filterwarnings("ignore", "Use 'content=<...>' to upload", DeprecationWarning)
+        return str(api.upload_folder(repo_id=repo_id, folder_path=folder).oid)
