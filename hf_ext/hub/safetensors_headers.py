@@ -33,6 +33,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+# How a header names each type.
+DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class CheckpointError(ValueError):

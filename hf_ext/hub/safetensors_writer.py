@@ -1,0 +1,228 @@
+"""Safetensors files whose size is known beforehand: written in place, in any order, by several threads or processes.
+
+`safetensors` itself writes whole tensors from memory. Here the header and the space come first, so that a file larger
+than memory is filled block by block, and a full disk is noticed before any work is done.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from .safetensors_headers import DTYPE_NAMES, MAX_HEADER_BYTES
+
+# Data starts at a multiple of this, so that every tensor is aligned for a memory map and for vector instructions.
+_ALIGNMENT = 64
+
+
+class SafetensorsWriter:
+    """
+    One safetensors file that is filled in place.
+
+    Creating it writes the header and reserves the whole file. A file that is already there and has the same size keeps
+    its data, which is how an interrupted work goes on. The data of wide types comes first, so that every element is
+    aligned.
+
+    Args:
+        path (`str` or `Path`): The file.
+        tensors (`Mapping[str, tuple[torch.dtype, tuple[int, ...]]]`): Type and shape of every tensor, by name.
+        metadata (`Mapping[str, str]`, *optional*): Strings for the header. Defaults to `{"format": "pt"}`.
+
+    Attributes:
+        path (`Path`): The file.
+        size (`int`): Its length in bytes.
+
+    Raises:
+        ValueError: A type that safetensors does not have, a negative size, or a header over 100 MB.
+        OSError: The file cannot be written, or there is no room for it; the message says how much is needed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        header, self._offsets, self._types, self.size = _layout(tensors, metadata, self.path.name)
+        self._lengths = {name: math.prod(shape) for name, (_, shape) in tensors.items()}
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._reserve()
+            self._write_at(memoryview(header), 0)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def write(self, name: str, start: int, tensor: torch.Tensor) -> None:
+        """
+        Writes a run of elements of a tensor. Thread-safe.
+
+        Args:
+            name (`str`): Name of the tensor.
+            start (`int`): First element, in row-major order.
+            tensor (`torch.Tensor`): The elements; contiguous, on the CPU, of the type of the tensor.
+
+        Raises:
+            KeyError: There is no such tensor.
+            ValueError: Another type, not contiguous, or not inside the tensor.
+            OSError: The disk is full, or the file cannot be written.
+        """
+        dtype = self._types[name]
+        if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise ValueError(
+                f"{self.path}: {name!r} takes contiguous {dtype} on the CPU, got {tensor.dtype} on {tensor.device}, "
+                f"contiguous: {tensor.is_contiguous()}; convert it first"
+            )
+        if start < 0 or start + tensor.numel() > self._lengths[name]:
+            raise ValueError(
+                f"{self.path}: elements [{start}, {start + tensor.numel()}) are not inside {name!r} "
+                f"of {self._lengths[name]}"
+            )
+        if tensor.numel():
+            data = tensor.reshape(-1).view(torch.uint8).numpy().data
+            self._write_at(data, self._offsets[name] + start * dtype.itemsize)
+
+    def write_bytes(self, name: str, start: int, data: memoryview) -> None:
+        """
+        Writes a run of bytes of a tensor, without the checks of [`~SafetensorsWriter.write`]. Thread-safe.
+
+        Args:
+            name (`str`): Name of the tensor.
+            start (`int`): First byte, counted from the start of the tensor.
+            data (`memoryview`): The bytes.
+
+        Raises:
+            OSError: The disk is full, or the file cannot be written.
+        """
+        self._write_at(data, self._offsets[name] + start)
+
+    def flush(self) -> None:
+        """Waits until what was written so far is on the disk."""
+        os.fdatasync(self._descriptor)
+
+    def close(self, *, sync: bool = True) -> None:
+        """
+        Closes the file.
+
+        Args:
+            sync (`bool`, *optional*, defaults to `True`): Whether to wait until all of it is on the disk.
+        """
+        if self._descriptor < 0:
+            return
+        try:
+            if sync:
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _reserve(self) -> None:
+        try:
+            os.ftruncate(self._descriptor, self.size)
+            os.posix_fallocate(self._descriptor, 0, self.size)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+                # a file system that cannot reserve: a full disk is then noticed when it is
+                return
+            raise self._explained(error) from error
+
+    def _write_at(self, data: memoryview, position: int) -> None:
+        done = 0
+        while done < len(data):
+            try:
+                done += os.pwrite(self._descriptor, data[done:], position + done)
+            except OSError as error:
+                raise self._explained(error) from error
+
+    def _explained(self, error: OSError) -> OSError:
+        """The same error, with what is needed and what there is."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return OSError(error.errno, f"cannot write ({error.strerror})", str(self.path))
+        place = os.statvfs(self.path.parent)
+        return OSError(
+            error.errno,
+            f"no room ({error.strerror}): this file needs {self.size:,} bytes in all, "
+            f"{place.f_bavail * place.f_frsize:,} are free on its disk; make room, or lift the limit",
+            str(self.path),
+        )
+
+
+def plan_shards(sizes: Mapping[str, int], max_shard_size: int, stem: str) -> dict[str, list[str]]:
+    """
+    Distributes tensors over files, in their order, as `save_pretrained` names them.
+
+    Args:
+        sizes (`Mapping[str, int]`): Bytes of every tensor, by name.
+        max_shard_size (`int`): Bytes of data that a file may hold; a larger tensor gets a file of its own.
+        stem (`str`): For instance `"model"`: `model.safetensors`, or `model-00001-of-00002.safetensors` and so on.
+
+    Returns:
+        `dict[str, list[str]]`: Names of the tensors in every file. One file has no number in its name.
+
+    Raises:
+        ValueError: `max_shard_size` is not positive.
+    """
+    if max_shard_size <= 0:
+        raise ValueError(f"max_shard_size is {max_shard_size}; give a positive number of bytes")
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if shards[-1] and filled + size > max_shard_size:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    if len(shards) == 1:
+        return {f"{stem}.safetensors": shards[0]}
+    return {f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors": names for i, names in enumerate(shards, start=1)}
+
+
+def shard_index(shards: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -> str:
+    """
+    The text of `<stem>.safetensors.index.json`.
+
+    Args:
+        shards (`Mapping[str, Iterable[str]]`): As [`plan_shards`] returns it.
+        sizes (`Mapping[str, int]`): Bytes of every tensor, by name.
+
+    Returns:
+        `str`: JSON.
+    """
+    weight_map = {name: file for file, names in shards.items() for name in names}
+    index = {"metadata": {"total_size": sum(sizes[name] for name in weight_map)}, "weight_map": weight_map}
+    return json.dumps(index, indent=2) + "\n"
+
+
+def _layout(
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None, file: str
+) -> tuple[bytes, dict[str, int], dict[str, torch.dtype], int]:
+    """Header, first byte and type of every tensor, and the length of the file."""
+    for name, (dtype, shape) in tensors.items():
+        if dtype not in DTYPE_NAMES or any(size < 0 for size in shape):
+            raise ValueError(f"{file}: tensor {name!r} is {dtype} {tuple(shape)}, which safetensors cannot hold")
+    header: dict[str, object] = {"__metadata__": dict({"format": "pt"} if metadata is None else metadata)}
+    starts: dict[str, int] = {}
+    position = 0
+    for name in sorted(tensors, key=lambda name: -tensors[name][0].itemsize):
+        dtype, shape = tensors[name]
+        starts[name] = position
+        position += math.prod(shape) * dtype.itemsize
+        header[name] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [starts[name], position],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    if len(text) > MAX_HEADER_BYTES:
+        raise ValueError(f"{file}: the header would have {len(text)} bytes, at most {MAX_HEADER_BYTES} are allowed")
+    begin = 8 + len(text)
+    offsets = {name: begin + start for name, start in starts.items()}
+    return len(text).to_bytes(8, "little") + text, offsets, {n: t[0] for n, t in tensors.items()}, begin + position

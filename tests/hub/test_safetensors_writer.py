@@ -1,0 +1,179 @@
+"""SafetensorsWriter: what it writes is what safetensors reads, in any order, from many threads, or no room."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from hf_ext.hub import safetensors_writer
+from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.hub.safetensors_headers import DTYPE_NAMES
+from hf_ext.hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
+
+from .checkpoint_files import assert_same, some_tensors
+
+
+def layout(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def test_every_type_is_read_back_by_safetensors_and_by_us(tmp_path):
+    tensors = some_tensors()
+    writer = SafetensorsWriter(tmp_path / "model.safetensors", layout(tensors), {"format": "pt", "ключ": "значение"})
+    for name, tensor in reversed(tensors.items()):
+        writer.write(name, 0, tensor)
+    writer.close()
+    assert writer.size == (tmp_path / "model.safetensors").stat().st_size
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert_same(checkpoint, tensors)
+        assert checkpoint.metadata == {"format": "pt", "ключ": "значение"}
+        for name in checkpoint:
+            assert checkpoint.info(name).offset % checkpoint.info(name).dtype.itemsize == 0
+        assert min(checkpoint.info(name).offset for name in checkpoint) % 64 == 0
+    supported = {name: tensor for name, tensor in tensors.items() if tensor.dtype != torch.uint16}
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in supported.items():
+        assert loaded[name].reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))
+
+
+types = st.sampled_from([dtype for dtype in DTYPE_NAMES if dtype != torch.float8_e4m3fnuz])
+shapes = st.lists(st.integers(0, 5), max_size=3)
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).filter(lambda x: x != "__metadata__")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(texts, st.tuples(types, shapes), min_size=1, max_size=6), st.randoms())
+def test_any_names_types_and_shapes_written_in_pieces_in_any_order(tmp_path_factory, described, random):
+    path = tmp_path_factory.mktemp("writer") / "model.safetensors"
+    content = {name: random.randbytes(_count(shape) * dtype.itemsize) for name, (dtype, shape) in described.items()}
+    writer = SafetensorsWriter(path, {name: (dtype, tuple(shape)) for name, (dtype, shape) in described.items()})
+    pieces = [(name, start) for name, data in content.items() for start in range(0, len(data), 7)]
+    random.shuffle(pieces)
+    for name, start in pieces:
+        writer.write_bytes(name, start, memoryview(content[name][start : start + 7]))
+    writer.close(sync=False)
+    with open_checkpoint(path) as checkpoint:
+        for name, (dtype, shape) in described.items():
+            info = checkpoint.info(name)
+            assert (info.dtype, info.shape) == (dtype, tuple(shape))
+            assert path.read_bytes()[info.offset : info.offset + info.nbytes] == content[name]
+    if torch.uint16 not in {dtype for dtype, _ in described.values()}:
+        with safe_open(path, "pt") as file:
+            assert set(file.keys()) == set(described)
+
+
+def _count(shape: list[int]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def test_threads_write_blocks_of_one_tensor(tmp_path):
+    values = torch.randn(1000).bfloat16()
+    writer = SafetensorsWriter(tmp_path / "a.safetensors", {"x": (torch.bfloat16, (10, 100))})
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda start: writer.write("x", start, values[start : start + 13]), range(0, 1000, 13)))
+    writer.close()
+    assert load_file(tmp_path / "a.safetensors")["x"].equal(values.reshape(10, 100))
+
+
+def test_a_file_of_the_same_size_keeps_its_data(tmp_path):
+    described = {"x": (torch.float32, (4,)), "y": (torch.int64, (2,))}
+    first = SafetensorsWriter(tmp_path / "a.safetensors", described)
+    first.write("x", 1, torch.tensor([1.0, 2.0]))
+    first.close()
+    second = SafetensorsWriter(tmp_path / "a.safetensors", described)
+    second.write("x", 3, torch.tensor([3.0]))
+    second.flush()
+    second.close()
+    assert load_file(tmp_path / "a.safetensors")["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_what_it_refuses(tmp_path):
+    path = tmp_path / "a.safetensors"
+    writer = SafetensorsWriter(path, {"x": (torch.float32, (4,))})
+    for start, tensor, message in [
+        (0, torch.zeros(4).half(), "takes contiguous torch.float32"),
+        (0, torch.zeros(8)[::2], "contiguous: False"),
+        (1, torch.zeros(4), r"elements \[1, 5\) are not inside 'x' of 4"),
+        (-1, torch.zeros(2), "not inside"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            writer.write("x", start, tensor)
+    with pytest.raises(KeyError):
+        writer.write("y", 0, torch.zeros(1))
+    writer.close()
+    writer.close()
+    assert load_file(path)["x"].eq(0).all()
+    with pytest.raises(ValueError, match=r"b\.safetensors: tensor 'x' is torch.complex128"):
+        SafetensorsWriter(tmp_path / "b.safetensors", {"x": (torch.complex128, (1,))})
+    with pytest.raises(OSError, match="No such file"):
+        SafetensorsWriter(tmp_path / "absent" / "b.safetensors", {})
+
+
+def test_a_header_over_the_limit_of_the_format(tmp_path, monkeypatch):
+    monkeypatch.setattr(safetensors_writer, "MAX_HEADER_BYTES", 100)
+    with pytest.raises(ValueError, match="at most 100 are allowed"):
+        SafetensorsWriter(tmp_path / "a.safetensors", {"x" * 90: (torch.float32, (4,))})
+
+
+def test_no_room_is_noticed_at_once_and_says_what_is_needed(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"this file needs 4,000,\d\d\d bytes in all, [\d,]+ are free") as caught:
+            SafetensorsWriter(tmp_path / "a.safetensors", {"x": (torch.float32, (1000, 1000))})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG and str(tmp_path / "a.safetensors") in str(caught.value)
+
+
+def test_a_disk_that_fills_up_later(tmp_path, monkeypatch):
+    def unsupported(*arguments: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    writer = SafetensorsWriter(tmp_path / "a.safetensors", {"x": (torch.float32, (1000,))})
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match=r"this file needs 4,\d\d\d bytes in all") as caught:
+        writer.write("x", 0, torch.ones(1000))
+    assert caught.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    writer.write("x", 0, torch.ones(1000))
+    writer.close()
+    assert load_file(tmp_path / "a.safetensors")["x"].eq(1).all()
+
+
+def test_shards_keep_the_order_and_their_index_is_read_by_us(tmp_path: Path):
+    tensors = {f"layer.{i}": torch.full((i + 1, 8), float(i)) for i in range(5)}
+    sizes = {name: tensor.numel() * 4 for name, tensor in tensors.items()}
+    shards = plan_shards(sizes, 100, "model")
+    assert list(shards.values()) == [["layer.0", "layer.1"], ["layer.2"], ["layer.3"], ["layer.4"]]
+    assert list(shards)[0] == "model-00001-of-00004.safetensors"
+    for file, names in shards.items():
+        writer = SafetensorsWriter(tmp_path / file, layout({name: tensors[name] for name in names}))
+        for name in names:
+            writer.write(name, 0, tensors[name])
+        writer.close()
+    (tmp_path / "model.safetensors.index.json").write_text(shard_index(shards, sizes))
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert list(checkpoint) == list(tensors)
+        assert_same(checkpoint, tensors)
+    assert json.loads(shard_index(shards, sizes))["metadata"]["total_size"] == sum(sizes.values())
+    assert plan_shards(sizes, sum(sizes.values()), "model") == {"model.safetensors": list(tensors)}
+    assert plan_shards({}, 10, "model") == {"model.safetensors": []}
+    with pytest.raises(ValueError, match="max_shard_size is 0"):
+        plan_shards(sizes, 0, "model")
