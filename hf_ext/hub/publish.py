@@ -6,7 +6,6 @@ the image processor or tokenizer, and the card.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -32,6 +31,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from .cards import write_card
 from .checkpoints import open_checkpoint
+from .folders import replace_folder, sync_folder
 from .load_check import SHIPPED_ROLES, check_loads, installed_room, refuse_kernels, room_of, verify_code
 from .safetensors_headers import parse_json_object
 
@@ -93,8 +93,8 @@ def stage(
         _write(source, temporary, processor)
         verify_code(temporary)
         write_card(temporary, repo_id=repo_id or out.name, license=license)
-        _sync(temporary)
-        _move(temporary, out)
+        sync_folder(temporary)
+        replace_folder(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return out
@@ -269,28 +269,6 @@ def _require_free(out: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{out} exists and is not empty; choose another place, or pass overwrite=True")
     if not any((out / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise FileExistsError(f"{out} exists and is no checkpoint, so it is not replaced; choose another place")
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-
-
-def _move(temporary: Path, out: Path) -> None:
-    """Puts the finished folder in its place; an earlier one is deleted only after that."""
-    if not out.exists():
-        os.replace(temporary, out)
-        return
-    aside = out.with_name(f"{temporary.name}.old")
-    os.replace(out, aside)
-    try:
-        os.replace(temporary, out)
-    except OSError:
-        os.replace(aside, out)
-        raise
-    shutil.rmtree(aside)
 
 
 def _create(api: HfApi, repo_id: str, branch: str, private: bool | None) -> None:

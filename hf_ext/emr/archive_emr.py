@@ -1,0 +1,205 @@
+"""One file of an artifact: tar compressed with zstandard, the same bytes for the same folder.
+
+The masks of sparse fine-tunes shrink several times, those of dense ones hardly (their bits are close to random), and
+the weights of the unified model little. `tar --zstd -xf` reads the file too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tarfile
+import uuid
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any, cast
+
+from ..hub.folders import sync_folder
+
+_LEVELS = (1, 19)
+_COPIED_AT_ONCE = 1 << 20
+# The longest header of a zstandard frame.
+_FRAME_HEADER = 18
+# A part of a path in an archive: nothing that some system reads as a root, a parent, a drive or a hidden file.
+_PART = re.compile(r"(?!\.)[^\x00-\x1f\x7f/\\:]{1,255}")
+
+
+def pack(folder: str | Path, archive: str | Path, *, level: int = 3, overwrite: bool = False) -> dict[str, Any]:
+    """
+    Writes an artifact into one file.
+
+    Names, order, owners and times in the archive do not depend on the machine: the same folder gives the same bytes.
+    A file that is a link, as in the cache of the Hub, is stored as what it points to.
+
+    Args:
+        folder (`str` or `Path`): The artifact.
+        archive (`str` or `Path`): The file to write, for instance `merged.tar.zst`. It appears complete, or not.
+        level (`int`, *optional*, defaults to 3): Compression level of zstandard, 1 (fast) to 19 (small).
+        overwrite (`bool`, *optional*, defaults to `False`): Replace `archive` if it is there.
+
+    Returns:
+        `dict[str, Any]`: `path`, `files` (their number), `bytes` (of the files) and `archive_bytes`.
+
+    Raises:
+        ValueError: It is no artifact, or the level is out of range.
+        FileExistsError: `archive` exists.
+        ImportError: zstandard is not installed.
+    """
+    zstandard = _zstandard()
+    folder, archive = Path(folder), Path(archive)
+    if not (folder / "emr.json").is_file():
+        raise ValueError(f"{folder}: no emr.json in it, so it is no artifact of a merge; give the folder of one")
+    if not _LEVELS[0] <= level <= _LEVELS[1]:
+        raise ValueError(f"level must be from {_LEVELS[0]} to {_LEVELS[1]}, got {level}")
+    if archive.exists() and not overwrite:
+        raise FileExistsError(f"{archive} exists; choose another name, or overwrite it")
+    entries = _entries(folder)
+    temporary = archive.with_name(f".{archive.name}-{uuid.uuid4().hex}")
+    try:
+        with open(temporary, "xb") as target:
+            # The bytes depend on the level only: with any number of threads above none they are the same.
+            compressor = zstandard.ZstdCompressor(level=level, threads=-1, write_checksum=True)
+            with (
+                # The size is in the header of the frame, so that a file that was cut off is recognised.
+                compressor.stream_writer(target, size=_length(entries), closefd=False) as stream,
+                tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+            ):
+                for entry in entries:
+                    with open(folder / entry.name, "rb") as file:
+                        tar.addfile(entry, file)
+            target.flush()
+            os.fsync(target.fileno())
+        os.replace(temporary, archive)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return {
+        "path": str(archive),
+        "files": len(entries),
+        "bytes": sum(entry.size for entry in entries),
+        "archive_bytes": archive.stat().st_size,
+    }
+
+
+def unpack(archive: str | Path, out: str | Path) -> Path:
+    """
+    Restores the folder from an archive.
+
+    Only regular files with names inside the folder are taken: an archive with links, devices, absolute paths or `..`
+    is refused, and nothing of it is left.
+
+    Args:
+        archive (`str` or `Path`): What [`pack`] wrote.
+        out (`str` or `Path`): The folder to write; it must not exist. It appears complete, or not at all.
+
+    Returns:
+        `Path`: `out`.
+
+    Raises:
+        ValueError: It is no such archive, it is damaged, or it holds something else than files inside the folder.
+        FileExistsError: `out` exists.
+        ImportError: zstandard is not installed.
+    """
+    zstandard = _zstandard()
+    archive, out = Path(archive), Path(out)
+    if out.exists():
+        raise FileExistsError(f"{out} exists; choose another place")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}-{uuid.uuid4().hex}")
+    temporary.mkdir()
+    try:
+        try:
+            _extract_all(archive, temporary, zstandard)
+        except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
+            raise ValueError(
+                f"{archive}: not a complete archive of an artifact ({error}); fetch or pack it again"
+            ) from error
+        if not (temporary / "emr.json").is_file():
+            raise ValueError(f"{archive}: no emr.json in it, so it is no artifact of a merge, or it was cut off")
+        sync_folder(temporary)
+        os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def _zstandard() -> ModuleType:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ImportError("archives need the package zstandard: pip install 'hf-ext[archive]'") from error
+    return zstandard
+
+
+def _entries(folder: Path) -> list[tarfile.TarInfo]:
+    """Every file of the folder but hidden ones, in order."""
+    entries = []
+    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).parts):
+        parts = path.relative_to(folder).parts
+        if any(part.startswith(".") for part in parts) or not path.is_file():
+            continue
+        entry = tarfile.TarInfo("/".join(parts))
+        if not all(_PART.fullmatch(part) for part in parts):
+            raise ValueError(f"{folder}: {entry.name!r} is a name that not every system can store; rename the file")
+        entry.mode, entry.size = 0o644, path.stat().st_size
+        entries.append(entry)
+    return entries
+
+
+def _length(entries: list[tarfile.TarInfo]) -> int:
+    """Bytes of the tar file: headers, contents in whole blocks, the two empty blocks, all in whole records."""
+    length = 2 * tarfile.BLOCKSIZE
+    for entry in entries:
+        length += len(entry.tobuf(tarfile.PAX_FORMAT)) + -(-entry.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    return -(-length // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
+
+
+class _Counted:
+    """A stream that knows how many bytes were read from it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream, self.count = stream, 0
+
+    def read(self, size: int) -> bytes:
+        data = self.stream.read(size)
+        self.count += len(data)
+        return data
+
+
+def _extract_all(archive: Path, folder: Path, zstandard: ModuleType) -> None:
+    with open(archive, "rb") as source:
+        length = zstandard.get_frame_parameters(source.read(_FRAME_HEADER)).content_size
+        if length == zstandard.CONTENTSIZE_UNKNOWN:
+            raise EOFError("it does not say how long it is")
+        if length > shutil.disk_usage(folder).free:
+            raise OSError(errno.ENOSPC, f"{length:,} bytes are to be unpacked, and the disk has less", str(folder))
+        source.seek(0)
+        with zstandard.ZstdDecompressor().stream_reader(source, closefd=False) as decompressed:
+            stream = _Counted(decompressed)
+            with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar:
+                for member in tar:
+                    _extract(tar, member, folder, archive)
+            # To the end, where the checksum is.
+            while stream.read(_COPIED_AT_ONCE):
+                pass
+        if stream.count != length:
+            raise EOFError(f"{stream.count:,} of {length:,} bytes are there")
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, archive: Path) -> None:
+    parts = member.name.split("/")
+    if not member.isreg() or not all(_PART.fullmatch(part) for part in parts):
+        raise ValueError(
+            f"{archive}: {member.name!r} is no regular file inside the folder; nothing was unpacked. Do not trust "
+            "this archive"
+        )
+    target = folder.joinpath(*parts)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    content: IO[bytes] | None = tar.extractfile(member)
+    assert content is not None
+    try:
+        with open(target, "xb") as file:
+            shutil.copyfileobj(content, file, _COPIED_AT_ONCE)
+    except FileExistsError as error:
+        raise ValueError(f"{archive}: {member.name!r} is in it twice; do not trust this archive") from error

@@ -1,0 +1,78 @@
+"""Finished folders: their files on the disk, and one folder put in the place of another in a single step."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+
+# Of linux/fcntl.h and linux/fs.h.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def sync_folder(folder: Path) -> None:
+    """
+    Waits until every file of a folder is on the disk.
+
+    Args:
+        folder (`Path`): A folder; the folders in it count too.
+    """
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+
+def replace_folder(new: Path, out: Path) -> None:
+    """
+    Puts a finished folder in its place; an earlier one is deleted only after that.
+
+    Where the system can exchange two folders (Linux), `out` is at every moment the whole old or the whole new folder.
+    Elsewhere there is a moment between two renames in which the old one is called `.NAME.old`; see
+    [`recover_folder`].
+
+    Args:
+        new (`Path`): The finished folder, on the same file system as `out`.
+        out (`Path`): Its place; may hold an earlier folder.
+
+    Raises:
+        OSError: It could not be moved; `out` is as it was.
+    """
+    if not out.exists():
+        os.replace(new, out)
+    elif _exchange(new, out):
+        shutil.rmtree(new)
+    else:
+        aside = out.with_name(f".{out.name}.old")
+        os.replace(out, aside)
+        try:
+            os.replace(new, out)
+        except OSError:
+            os.replace(aside, out)
+            raise
+        shutil.rmtree(aside)
+
+
+def recover_folder(out: Path) -> None:
+    """
+    Finishes or takes back a [`replace_folder`] that was killed.
+
+    Args:
+        out (`Path`): The place that was written to.
+    """
+    aside = out.with_name(f".{out.name}.old")
+    if aside.is_dir() and not out.exists():
+        os.replace(aside, out)
+    elif aside.is_dir():
+        shutil.rmtree(aside)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchanges two folders in one step; False where the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    done: int = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    return done == 0

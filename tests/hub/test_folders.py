@@ -1,0 +1,99 @@
+"""A folder takes the place of another: never half, never gone, also where the system cannot exchange two."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from hf_ext.hub import folders
+from hf_ext.hub.folders import recover_folder, replace_folder
+
+from .published import contents
+
+
+@pytest.fixture
+def pair(tmp_path) -> tuple[Path, Path]:
+    for name in ("new", "out"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        (tmp_path / name / "sub" / "file").write_text(name)
+    return tmp_path / "new", tmp_path / "out"
+
+
+@pytest.fixture(params=["exchange", "renames"])
+def either(request, monkeypatch):
+    if request.param == "renames":
+        monkeypatch.setattr(folders, "_exchange", lambda first, second: False)
+    elif not hasattr(os, "posix_fadvise"):
+        pytest.skip("only Linux exchanges folders")
+
+
+@pytest.mark.parametrize("kind", ["absent", "empty", "full"])
+def test_the_new_folder_is_there_and_the_old_one_gone(pair, tmp_path, either, kind):
+    new, _ = pair
+    out = tmp_path / kind if kind != "full" else tmp_path / "out"
+    if kind == "empty":
+        out.mkdir()
+    replace_folder(new, out)
+    assert contents(out) == {"sub/file": b"new"}
+    assert {path.name for path in tmp_path.iterdir()} == {"out", out.name}
+
+
+def test_a_reader_never_finds_nothing(tmp_path):
+    """Hundreds of exchanges while another thread reads: each read finds one whole folder."""
+    if not folders._exchange(*[Path(tmp_path, name) for name in ("a", "b") if not Path(tmp_path, name).mkdir()]):
+        pytest.skip("this file system cannot exchange folders")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "file").touch()
+    done, missing = threading.Event(), []
+
+    def look() -> None:
+        while not done.is_set():
+            try:
+                os.stat(out)
+            except FileNotFoundError:
+                missing.append(1)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for index in range(300):
+        new = tmp_path / f"new-{index}"
+        new.mkdir()
+        (new / "file").touch()
+        replace_folder(new, out)
+    done.set()
+    reader.join()
+    assert not missing
+
+
+def test_when_the_new_folder_cannot_be_moved_in_the_earlier_one_comes_back(pair, tmp_path, monkeypatch):
+    replace, calls = os.replace, []
+
+    def fail_once(source, target):
+        calls.append(Path(target).name)
+        if len(calls) == 2:
+            raise OSError("no")
+        replace(source, target)
+
+    monkeypatch.setattr(folders, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(folders.os, "replace", fail_once)
+    with pytest.raises(OSError, match="no"):
+        replace_folder(*pair)
+    assert calls == [".out.old", "out", "out"]
+    assert contents(tmp_path) == {"new/sub/file": b"new", "out/sub/file": b"out"}
+
+
+def test_what_a_kill_left_between_two_renames_is_put_right(pair, tmp_path):
+    new, out = pair
+    os.replace(out, tmp_path / ".out.old")
+    recover_folder(out)
+    assert contents(tmp_path) == {"new/sub/file": b"new", "out/sub/file": b"out"}
+    # Killed one step later: the new folder is in its place, the old one not yet deleted.
+    os.replace(out, tmp_path / ".out.old")
+    os.replace(new, out)
+    recover_folder(out)
+    recover_folder(out)
+    assert contents(tmp_path) == {"out/sub/file": b"new"}
