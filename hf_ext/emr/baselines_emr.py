@@ -1,4 +1,4 @@
-"""Single-model merges, block by block: weight average, task arithmetic, TIES, and DARE in front of any of them or of EMR.
+"""Merges into one model, block by block: weight average, task arithmetic, TIES, and DARE in front of them or of EMR.
 
 Weight average: Wortsman et al., "Model soups", https://arxiv.org/abs/2203.05482. Task arithmetic: Ilharco et al.,
 https://arxiv.org/abs/2212.04089, W0 + w Σ_t τ_t. TIES: Yadav et al., https://arxiv.org/abs/2306.01708, trim, elect the
