@@ -5,7 +5,9 @@ Opening reads the headers only. A tensor is read when it is asked for, and then 
 
 from __future__ import annotations
 
+import hashlib
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +25,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
-from .range_readers import LocalFile, RangeReader, RemoteFile
+from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
 from .safetensors_headers import (
     MAX_HEADER_BYTES,
     CheckpointError,
@@ -50,13 +52,16 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     Attributes:
         commit (`str` or `None`): Resolved commit sha, `None` for a local folder or file.
         metadata (`dict[str, str]`): The `__metadata__` of the file; for shards, what all of them say alike.
+        files (`dict[str, WeightsFile]`): The safetensors files, by name.
         bytes_read (`int`): Bytes that were read so far: headers, indexes and tensors.
     """
 
     def __init__(self, open_file: Callable[[str], RangeReader], entry: str, commit: str | None) -> None:
         self.commit = commit
         self.metadata: dict[str, str] = {}
+        self.files: dict[str, WeightsFile] = {}
         self.bytes_read = 0
+        self._counting = threading.Lock()
         self._open_file = open_file
         self._readers: dict[str, RangeReader] = {}
         self._tensors: dict[str, TensorInfo] = {}
@@ -105,11 +110,48 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             KeyError: There is no such tensor.
             ValueError: The run is not inside the tensor.
         """
-        info = self._tensors[name]
-        length = info.nbytes // info.dtype.itemsize
-        if not 0 <= start <= stop <= length:
-            raise ValueError(f"block [{start}, {stop}) is not inside tensor {name!r} of {length} elements")
-        return self._read_elements(info, start, stop)
+        return self._read_elements(self._checked(name, start, stop), start, stop)
+
+    def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
+        """
+        Reads a run of elements of a tensor in row-major order into memory that is there already. Several threads may
+        read at once.
+
+        Args:
+            name (`str`): Name of the tensor.
+            start (`int`): First element.
+            stop (`int`): One past the last element.
+            out (`torch.Tensor`): `[stop - start]`, contiguous, on the CPU, of the dtype of the tensor; it is filled.
+
+        Raises:
+            KeyError: There is no such tensor.
+            ValueError: The run is not inside the tensor, or `out` does not fit.
+        """
+        info = self._checked(name, start, stop)
+        fits = out.dtype == info.dtype and out.shape == (stop - start,) and out.device.type == "cpu"
+        if not fits or not out.is_contiguous():
+            raise ValueError(
+                f"out for [{start}, {stop}) of tensor {name!r} must be a contiguous {info.dtype} of shape "
+                f"[{stop - start}] on the CPU; got {out.dtype} {list(out.shape)} on {out.device}"
+            )
+        self._fill(info.file, out.view(torch.uint8).numpy().data, info.offset + start * info.dtype.itemsize)
+
+    def will_need(self, name: str, start: int, stop: int) -> None:
+        """
+        Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile.
+
+        Args:
+            name (`str`): Name of the tensor.
+            start (`int`): First element.
+            stop (`int`): One past the last element.
+
+        Raises:
+            KeyError: There is no such tensor.
+            ValueError: The run is not inside the tensor.
+        """
+        info = self._checked(name, start, stop)
+        size = info.dtype.itemsize
+        self._readers[info.file].will_need(info.offset + start * size, (stop - start) * size)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -134,18 +176,26 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     ) -> None:
         self.close()
 
+    def _checked(self, name: str, start: int, stop: int) -> TensorInfo:
+        info = self._tensors[name]
+        length = info.nbytes // info.dtype.itemsize
+        if not 0 <= start <= stop <= length:
+            raise ValueError(f"block [{start}, {stop}) is not inside tensor {name!r} of {length} elements")
+        return info
+
     def _read_elements(self, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
-        if self._closed:
-            raise ValueError("the checkpoint is closed; open it again to read from it")
         size = info.dtype.itemsize
         data = torch.empty((stop - start) * size, dtype=torch.uint8)
         self._fill(info.file, data.numpy().data, info.offset + start * size)
         return data.view(info.dtype)
 
     def _fill(self, file: str, buffer: memoryview, start: int) -> None:
+        if self._closed:
+            raise ValueError("the checkpoint is closed; open it again to read from it")
         if len(buffer):
             self._readers[file].read_into(buffer, start)
-            self.bytes_read += len(buffer)
+            with self._counting:
+                self.bytes_read += len(buffer)
 
     def _read_bytes(self, file: str, start: int, length: int) -> bytearray:
         data = bytearray(length)
@@ -160,8 +210,12 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         size = self._open(file)
         if size < 8:
             raise CheckpointError(f"{file}: {size} bytes are too few for a safetensors file; fetch or save it again.")
-        length = header_length(self._read_bytes(file, 0, 8), size, file)
-        return parse_header(self._read_bytes(file, 8, length), size, file)
+        prefix = self._read_bytes(file, 0, 8)
+        header = self._read_bytes(file, 8, header_length(prefix, size, file))
+        reader = self._readers[file]
+        digest = hashlib.sha256(prefix + header).hexdigest()
+        self.files[file] = WeightsFile(size, digest, reader.sha256, reader.path)
+        return parse_header(header, size, file)
 
     def _read_index(self, index: str) -> None:
         size = self._open(index)
@@ -312,24 +366,24 @@ def _open_repository(repo_id: str, revision: str | None, token: str | bool | Non
             raise CheckpointError(f"{where}: {api.endpoint} cannot be reached and this is not in the cache.")
         return _open_local(snapshot, commit)
     where = f"{repo_id}@{commit[:12]}"
-    sizes = listing
+    files = listing
 
     def open_file(name: str) -> RangeReader:
-        if name not in sizes:
+        if name not in files:
             raise CheckpointError(f"{where}: there is no {name}; the checkpoint is incomplete, ask its owner.")
+        size, lfs = files[name].size, files[name].lfs
+        sha256 = None if lfs is None else lfs.sha256
         cached = try_to_load_from_cache(repo_id, name, revision=commit)
-        if isinstance(cached, str) and Path(cached).stat().st_size == sizes[name]:
-            return LocalFile(Path(cached), f"{where}/{name} (cached)")
-        return RemoteFile(repo_id, name, commit, sizes[name], token, endpoint)
+        if isinstance(cached, str) and Path(cached).stat().st_size == size:
+            return LocalFile(Path(cached), f"{where}/{name} (cached)", sha256)
+        return RemoteFile(repo_id, name, commit, size, token, endpoint, sha256)
 
-    return Checkpoint(open_file, _find_entry(list(sizes), where), commit)
+    return Checkpoint(open_file, _find_entry(list(files), where), commit)
 
 
-def _list_files(api: HfApi, repo_id: str, commit: str) -> dict[str, int] | None:
-    """Sizes of the files at the root of a repository, or `None` when the Hub cannot be reached."""
+def _list_files(api: HfApi, repo_id: str, commit: str) -> dict[str, RepoFile] | None:
+    """The files at the root of a repository, or `None` when the Hub cannot be reached."""
     try:
-        return {
-            item.path: item.size for item in api.list_repo_tree(repo_id, revision=commit) if isinstance(item, RepoFile)
-        }
+        return {item.path: item for item in api.list_repo_tree(repo_id, revision=commit) if isinstance(item, RepoFile)}
     except (OfflineModeIsEnabled, httpx2.TransportError):
         return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urljoin, urlsplit
@@ -25,14 +26,37 @@ _COMMIT_HEADER = constants.HUGGINGFACE_HEADER_X_REPO_COMMIT
 _RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
 
 
+@dataclass(frozen=True)
+class WeightsFile:
+    """
+    One safetensors file of a checkpoint, as far as it can be told apart from others without reading its tensors.
+
+    Args:
+        size (`int`): Length in bytes.
+        header_sha256 (`str`): Hash of the header: its eight bytes of length and its JSON.
+        sha256 (`str` or `None`): Hash of the whole file, where a Hub lists it.
+        path (`Path` or `None`): Where it lies on this disk; `None` if it is read from a Hub.
+    """
+
+    size: int
+    header_sha256: str
+    sha256: str | None
+    path: Path | None
+
+
 class RangeReader(Protocol):
-    """A file of known length whose bytes can be read from any place."""
+    """A file of known length whose bytes can be read from any place, by several threads at once."""
 
     name: str
     size: int
+    path: Path | None
+    sha256: str | None
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fills `buffer` with the bytes from `start` on, or raises [`CheckpointError`]."""
+
+    def will_need(self, start: int, length: int) -> None:
+        """Says that these bytes will be read soon."""
 
     def close(self) -> None:
         """Releases what the reader holds."""
@@ -46,31 +70,36 @@ class LocalFile:
     Args:
         path (`Path`): The file. It is kept open, so replacing it does not mix two versions.
         name (`str`): Name used in the error messages.
+        sha256 (`str`, *optional*): Hash of the file, where a Hub lists it.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, sha256: str | None = None) -> None:
         try:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by close())
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be opened ({error.strerror}); check the path.") from error
         self.name = name
-        self.size = self._file.seek(0, 2)
-        self._lock = threading.Lock()
+        self.path: Path | None = path
+        self.sha256 = sha256
+        self.size = os.fstat(self._file.fileno()).st_size
 
     def read_into(self, buffer: memoryview, start: int) -> None:
-        """Fills `buffer` with the bytes from `start` on."""
+        """Fills `buffer` with the bytes from `start` on; threads do not wait for each other."""
         done = 0
-        with self._lock:
-            self._file.seek(start)
-            # one call may return less than was asked for (2 GiB at most on Linux)
-            while done < len(buffer):
-                count = self._file.readinto(buffer[done:])
-                if not count:
-                    raise CheckpointError(
-                        f"{self.name}: short read, {done} of {len(buffer)} bytes from byte {start}; "
-                        "the file was cut while it was being read: save or fetch it again."
-                    )
-                done += count
+        # one call may return less than was asked for (2 GiB at most on Linux)
+        while done < len(buffer):
+            count = os.preadv(self._file.fileno(), [buffer[done:]], start + done)
+            if not count:
+                raise CheckpointError(
+                    f"{self.name}: short read, {done} of {len(buffer)} bytes from byte {start}; "
+                    "the file was cut while it was being read: save or fetch it again."
+                )
+            done += count
+
+    def will_need(self, start: int, length: int) -> None:
+        """Lets the system read these bytes ahead, where it can."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), start, length, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Closes the file."""
@@ -91,13 +120,23 @@ class RemoteFile:
         size (`int`): Length of the file in bytes, as the Hub lists it.
         token (`str` or `bool`, *optional*): As in `huggingface_hub`.
         endpoint (`str`, *optional*): Address of the Hub.
+        sha256 (`str`, *optional*): Hash of the file, as the Hub lists it.
     """
 
     def __init__(
-        self, repo_id: str, name: str, commit: str, size: int, token: str | bool | None, endpoint: str | None
+        self,
+        repo_id: str,
+        name: str,
+        commit: str,
+        size: int,
+        token: str | bool | None,
+        endpoint: str | None,
+        sha256: str | None = None,
     ) -> None:
         self.name = name
         self.size = size
+        self.path: Path | None = None
+        self.sha256 = sha256
         self._commit = commit
         self._where = f"{repo_id}@{commit[:12]}/{name}"
         self._url = hf_hub_url(repo_id, name, revision=commit, endpoint=endpoint)
@@ -130,6 +169,9 @@ class RemoteFile:
             f"short read, {done} of {len(buffer)} bytes from byte {start} after {_ATTEMPTS} attempts "
             f"({problem or 'the connection was closed early'}); check the connection and try again"
         ) from problem
+
+    def will_need(self, start: int, length: int) -> None:
+        """Nothing to do: a range is fetched when it is read."""
 
     def close(self) -> None:
         """Nothing to release: connections belong to the session of `huggingface_hub`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
+from hf_ext.hub.range_readers import WeightsFile
 
 from .checkpoint_files import assert_same, sharded, some_tensors
 
@@ -314,3 +317,57 @@ def test_every_byte_of_a_checkpoint_is_accounted_for(tmp_path):
             assert checkpoint.info(name).nbytes == checkpoint[name].nbytes
         assert checkpoint.bytes_read == (tmp_path / "model.safetensors").stat().st_size
         assert header < checkpoint.bytes_read
+
+
+def test_read_into_fills_the_memory_that_it_is_given_and_counts_its_bytes(tmp_path):
+    tensors = some_tensors()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        before = checkpoint.bytes_read
+        for name, tensor in tensors.items():
+            out = torch.empty(tensor.numel(), dtype=tensor.dtype)
+            checkpoint.read_into(name, 0, tensor.numel(), out)
+            assert out.view(torch.uint8).equal(tensor.contiguous().view(-1).view(torch.uint8)), name
+        assert checkpoint.bytes_read - before == sum(tensor.nbytes for tensor in tensors.values())
+        part = torch.zeros(6, dtype=torch.int64)
+        checkpoint.will_need("long", 3, 6)
+        checkpoint.read_into("long", 3, 6, part[2:5])
+        assert part.tolist() == [0, 0, 3, 4, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "out"),
+    [
+        (3, 11, torch.empty(8, dtype=torch.int64)),
+        (0, 4, torch.empty(4)),
+        (0, 4, torch.empty(5, dtype=torch.int64)),
+        (0, 4, torch.empty(2, 2, dtype=torch.int64)),
+        (0, 4, torch.empty(8, dtype=torch.int64)[::2]),
+    ],
+)
+def test_read_into_refuses_runs_and_memory_that_do_not_fit(tmp_path, start, stop, out):
+    save_file(some_tensors(), tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint, pytest.raises(ValueError, match="'long'"):
+        checkpoint.read_into("long", start, stop, out)
+
+
+def test_threads_may_read_at_once(tmp_path):
+    tensor = torch.arange(200_000)
+    save_file({"w": tensor}, tmp_path / "model.safetensors")
+    out = torch.empty_like(tensor)
+    with open_checkpoint(tmp_path) as checkpoint, ThreadPoolExecutor(8) as pool:
+        before = checkpoint.bytes_read
+        pieces = [(start, min(start + 777, 200_000)) for start in range(0, 200_000, 777)]
+        list(pool.map(lambda piece: checkpoint.read_into("w", *piece, out[slice(*piece)]), pieces))
+        assert checkpoint.bytes_read - before == tensor.nbytes
+    assert out.equal(tensor)
+
+
+def test_the_files_are_described_by_their_sizes_and_headers(tmp_path):
+    sharded(tmp_path)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert set(checkpoint.files) == {path.name for path in tmp_path.glob("*.safetensors")}
+        for name, file in checkpoint.files.items():
+            data = (tmp_path / name).read_bytes()
+            header = data[: 8 + int.from_bytes(data[:8], "little")]
+            assert file == WeightsFile(len(data), hashlib.sha256(header).hexdigest(), None, tmp_path / name)
