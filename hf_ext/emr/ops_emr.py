@@ -1,0 +1,382 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Block operations of EMR-Merging (arXiv 2405.17461): elect, mask, the sums of the rescalers, and restore.
+
+Compiled by numba (`kernels_emr`) where it can be imported, else plain torch: bit-equal weights and masks, sums within
+1e-12. `HF_EXT_NO_NUMBA=1` forces torch. `reference_emr` has the same functions in the paper's own two passes.
+Shapes: n elements of a flat tensor, N tasks. A sum is taken in fp64 over each sub-block of 8,192 elements, and the
+sub-blocks are added in the order of their index: how a tensor is cut into blocks changes no bit.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+
+SUB_BLOCK = 8192
+# Elements of one tensor that are one unit of work, of the journal and of partial sums.
+SEGMENT = 128 * SUB_BLOCK
+# Columns of `sums`, with d = W_t - W_0, t = W_uni - W_0 and the mask M:
+# Σ|d|, Σd², #{d≠0}, #{M}, ΣM|t|, ΣMt², ΣMdt, Σdt, #{dt<0}, #{W_uni·W_t<0}.
+SUMS = (
+    "abs",
+    "square",
+    "nonzero",
+    "mask",
+    "masked_abs",
+    "masked_square",
+    "masked_dot",
+    "dot",
+    "opposed",
+    "weight_opposed",
+)
+# Columns of `totals`: ΣW_0², Σ|t|, Σt², #{t≠0}.
+TOTALS = ("base_square", "unified_abs", "unified_square", "unified_nonzero")
+# Inner products of pairs of tasks are sampled: one sub-block in 16.
+GRAM_STEP = 16
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Elements that the torch path of `restore_block` and `lora_rows` works on at once.
+_PIECE_CPU = 2**18
+_PIECE_GPU = 2**26
+
+
+@functools.cache
+def _compiled() -> tuple[Callable[..., None], Callable[..., None]] | None:
+    """The compiled twins of `_run_block` and `_restore`, or None where they are not wanted or numba is missing."""
+    if os.environ.get("HF_EXT_NO_NUMBA", "0") not in ("", "0"):
+        return None
+    try:
+        from .kernels_emr import restore, run_block
+    except ImportError:
+        return None
+    return run_block, restore
+
+
+def merge_block(
+    base: torch.Tensor,
+    tasks: list[torch.Tensor],
+    unified: torch.Tensor,
+    masks: torch.Tensor | None,
+    sums: torch.Tensor,
+    totals: torch.Tensor,
+    gram: torch.Tensor,
+    *,
+    first: int = 0,
+    tie: str = "zero",
+) -> None:
+    """
+    Elect the unified weights of a block, mask each task, and add the block's sums. Single-threaded; the interpreter
+    lock is free meanwhile.
+
+    With d_t = W_t - W_0 in fp32 and S = Σ_t d_t (fp32, in the order of the tasks), W_uni is max_t W_t where S > 0,
+    min_t W_t where S < 0 and W_0 where S = 0: the paper's τ_uni = W_uni - W_0. The mask is M_t = [sgn d_t = sgn τ_uni
+    ≠ 0], with the τ_uni of the weights as stored.
+
+    Args:
+        base (`torch.Tensor` of shape `(n,)`): Pretrained weights W_0; float32, float16 or bfloat16, as all weights.
+        tasks (`list[torch.Tensor]` of shape `(n,)` each): Fine-tuned weights W_t, each of its own dtype.
+        unified (`torch.Tensor` of shape `(n,)`): Takes W_uni, rounded to its dtype.
+        masks (`torch.Tensor` of shape `(N, at least ceil(n / 8))`, *optional*):
+            Takes the bits of M_t, lowest bit first; uint8. Bits after the last element are 0; further bytes stay.
+        sums (`torch.Tensor` of shape `(N, 10)`): `SUMS` are added to it; float64.
+        totals (`torch.Tensor` of shape `(4,)`): `TOTALS` are added to it; float64.
+        gram (`torch.Tensor` of shape `(N, N)`):
+            Σ d_i d_j of every sixteenth sub-block is added to the upper triangle; float64.
+        first (`int`, *optional*, defaults to 0): Index in the tensor of the block's first sub-block.
+        tie (`str`, *optional*, defaults to `"zero"`):
+            Where S = 0: `"zero"` elects nobody (the paper), `"negative"` the most negative d_t (the authors' code).
+
+    Raises:
+        `ValueError`: if a shape, a layout or `tie` is wrong.
+        `TypeError`: if a dtype is wrong.
+    """
+    if tie not in ("zero", "negative"):
+        raise ValueError(f"tie is {tie!r}: choose 'zero' (the paper) or 'negative' (the authors' code)")
+    _check_block(base, tasks, unified, masks, sums, totals, gram, first)
+    compiled = _compiled()
+    run = compiled[0] if compiled else _run_block
+    run(base, tasks, unified, masks, sums, totals, gram, first, tie)
+
+
+def mask_block(
+    base: torch.Tensor,
+    tasks: list[torch.Tensor],
+    unified: torch.Tensor,
+    masks: torch.Tensor | None,
+    sums: torch.Tensor,
+    totals: torch.Tensor,
+    gram: torch.Tensor,
+    *,
+    first: int = 0,
+) -> None:
+    """
+    Mask each task against unified weights that are given, and add the block's sums: the second half of
+    [`merge_block`], and mask-and-rescale as a post-process of any merged model (Table 9 of the paper).
+
+    Args:
+        base (`torch.Tensor` of shape `(n,)`): Pretrained weights W_0.
+        tasks (`list[torch.Tensor]` of shape `(n,)` each): Fine-tuned weights W_t.
+        unified (`torch.Tensor` of shape `(n,)`): Merged weights, already rounded to the dtype they are stored in.
+        masks (`torch.Tensor` of shape `(N, at least ceil(n / 8))`, *optional*): Takes the bits of M_t.
+        sums (`torch.Tensor` of shape `(N, 10)`): `SUMS` are added to it.
+        totals (`torch.Tensor` of shape `(4,)`): `TOTALS` are added to it.
+        gram (`torch.Tensor` of shape `(N, N)`): Sampled Σ d_i d_j is added to its upper triangle.
+        first (`int`, *optional*, defaults to 0): Index in the tensor of the block's first sub-block.
+
+    Raises:
+        `ValueError`: if a shape or a layout is wrong.
+        `TypeError`: if a dtype is wrong.
+    """
+    _check_block(base, tasks, unified, masks, sums, totals, gram, first)
+    compiled = _compiled()
+    run = compiled[0] if compiled else _run_block
+    run(base, tasks, unified, masks, sums, totals, gram, first, None)
+
+
+def restore_block(
+    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor
+) -> None:
+    """
+    Weights of one task: Ŵ = W_0 + λ·(W_uni - W_0) where the mask is set and W_0 elsewhere, computed in fp32 and
+    rounded once. On the CPU it runs on as many threads as torch uses.
+
+    Args:
+        base (`torch.Tensor`): Pretrained weights W_0 of any shape; float32, float16 or bfloat16, as all weights.
+        unified (`torch.Tensor`): W_uni, as many elements.
+        mask (`torch.Tensor` of shape `(at least ceil(numel / 8),)`): Bits of M, lowest bit first; uint8.
+        scale (`float`): λ of the task (or of the task and tensor).
+        out (`torch.Tensor`): Takes Ŵ, rounded to its dtype; as many elements. May be `base` or `unified`.
+
+    Raises:
+        `ValueError`: if sizes or devices differ or a tensor is not contiguous.
+        `TypeError`: if a dtype is wrong.
+    """
+    weights = {"base": base, "unified": unified, "out": out}
+    for name, tensor in weights.items():
+        _check_weights(name, tensor, base.numel(), base.device)
+    _check_mask(mask, base.numel(), base.device)
+    base, unified, out, mask = base.view(-1), unified.view(-1), out.view(-1), mask.view(-1)
+    compiled = _compiled()
+    restore = compiled[1] if compiled and base.device.type == "cpu" else _restore
+    restore(base, unified, mask, scale, out)
+
+
+def pack_mask(bits: torch.Tensor) -> torch.Tensor:
+    """
+    Pack booleans: element i is bit i % 8 of byte i // 8.
+
+    Args:
+        bits (`torch.BoolTensor` of shape `(n,)`): The mask.
+
+    Returns:
+        `torch.Tensor` of shape `(ceil(n / 8),)`: uint8; bits after the last element are 0.
+    """
+    padded = F.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
+    return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
+
+
+def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
+    """
+    Undo [`pack_mask`].
+
+    Args:
+        mask (`torch.Tensor` of shape `(at least ceil(n / 8),)`): Packed bits; uint8.
+        n (`int`): Number of elements.
+
+    Returns:
+        `torch.BoolTensor` of shape `(n,)`.
+    """
+    bits = mask[: -(-n // 8), None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)
+    return (bits & 1).view(-1)[:n].bool()
+
+
+def lora_rows(
+    base: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scaling: float,
+    start: int,
+    stop: int,
+    out: torch.Tensor,
+) -> None:
+    """
+    Elements `start` to `stop` of the flat base + s·B·A, in fp32 with one rounding: the sum over the rank is taken in
+    order, so that how a matrix is cut changes no bit.
+
+    Args:
+        base (`torch.Tensor` of shape `(stop - start,)`): These elements of the base weights.
+        a (`torch.Tensor` of shape `(rank, columns)`): `lora_A`.
+        b (`torch.Tensor` of shape `(rows, rank)`): `lora_B`.
+        scaling (`float`): s, alpha / rank (or alpha / sqrt(rank)).
+        start (`int`): First element of the flattened matrix.
+        stop (`int`): The element after the last.
+        out (`torch.Tensor` of shape `(stop - start,)`): Takes the result, rounded to its dtype.
+
+    Raises:
+        `ValueError`: if the shapes do not fit.
+    """
+    rows, columns = b.shape[0], a.shape[1]
+    if a.shape[0] != b.shape[1] or not 0 <= start <= stop <= rows * columns:
+        raise ValueError(
+            f"a {tuple(a.shape)}, b {tuple(b.shape)} and elements {start} to {stop} do not fit: "
+            "a must be (rank, columns), b (rows, rank) and the elements inside rows * columns"
+        )
+    for name, tensor in (("base", base), ("out", out)):
+        _check_weights(name, tensor, stop - start, a.device)
+    a, b = a.float(), b.float()
+    low = start
+    while low < stop:
+        top = low // columns
+        bottom = min(-(-stop // columns), top + max(1, _PIECE_CPU // columns))
+        high = min(stop, bottom * columns)
+        product = torch.zeros(bottom - top, columns, device=a.device)
+        for row, column in zip(a, b[top:bottom].T, strict=True):
+            product += column[:, None] * row
+        delta = product.view(-1)[low - top * columns : high - top * columns]
+        here = slice(low - start, high - start)
+        out[here] = delta.mul_(scaling).add_(base[here].float())
+        low = high
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[slice]:
+    step = _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_GPU
+    return (slice(start, min(start + step, len(tensor))) for start in range(0, len(tensor), step))
+
+
+def _check_weights(name: str, tensor: torch.Tensor, n: int, device: torch.device) -> None:
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"{name} is {tensor.dtype}: weights must be float32, float16 or bfloat16; convert them first")
+    if tensor.numel() != n or not tensor.is_contiguous() or tensor.device != device:
+        raise ValueError(
+            f"{name} has {tensor.numel()} elements with strides {tensor.stride()} on {tensor.device}: "
+            f"it must be contiguous with {n} elements on {device}"
+        )
+
+
+def _check_mask(mask: torch.Tensor, n: int, device: torch.device) -> None:
+    if mask.dtype != torch.uint8:
+        raise TypeError(f"the mask is {mask.dtype}: it must be packed bits in uint8, as pack_mask makes them")
+    if mask.numel() < -(-n // 8) or not mask.is_contiguous() or mask.device != device:
+        raise ValueError(
+            f"the mask has {mask.numel()} bytes on {mask.device}: {n} elements need {-(-n // 8)} "
+            f"contiguous bytes on {device}"
+        )
+
+
+def _check_block(
+    base: torch.Tensor,
+    tasks: list[torch.Tensor],
+    unified: torch.Tensor,
+    masks: torch.Tensor | None,
+    sums: torch.Tensor,
+    totals: torch.Tensor,
+    gram: torch.Tensor,
+    first: int,
+) -> None:
+    cpu = torch.device("cpu")
+    if not tasks or first < 0:
+        raise ValueError(f"{len(tasks)} tasks from sub-block {first}: at least one task and no negative index")
+    _check_weights("base", base, base.numel(), cpu)
+    _check_weights("unified", unified, base.numel(), cpu)
+    for index, task in enumerate(tasks):
+        _check_weights(f"task {index}", task, base.numel(), cpu)
+    if masks is not None:
+        if masks.ndim != 2 or len(masks) != len(tasks):
+            raise ValueError(f"masks have shape {tuple(masks.shape)}: one row of packed bits for each task is needed")
+        for row in masks:
+            _check_mask(row, base.numel(), cpu)
+    shapes = {"sums": (len(tasks), len(SUMS)), "totals": (len(TOTALS),), "gram": (len(tasks), len(tasks))}
+    for (name, shape), tensor in zip(shapes.items(), (sums, totals, gram), strict=True):
+        if tensor.dtype != torch.float64 or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}: contiguous float64 of {shape} is needed"
+            )
+
+
+def _elect(base: torch.Tensor, tasks: list[torch.Tensor], tie: str) -> torch.Tensor:
+    """W_uni in fp32. The first of equal weights is kept, which matters for +0 and -0 only."""
+    total = torch.zeros_like(base)
+    highest = lowest = tasks[0].float()
+    for task in tasks:
+        weights = task.float()
+        total += weights - base
+        highest = torch.where(weights > highest, weights, highest)
+        lowest = torch.where(weights < lowest, weights, lowest)
+    negative = total < 0
+    if tie == "negative":
+        negative |= (total == 0) & (lowest < base)
+    return torch.where(total > 0, highest, torch.where(negative, lowest, base))
+
+
+def _add_up(values: torch.Tensor) -> torch.Tensor:
+    """[..., n] -> [..., sub-blocks]: sums by halving, so that neither threads nor vectors decide the order."""
+    values = F.pad(values, (0, -values.shape[-1] % SUB_BLOCK))
+    values = values.view(*values.shape[:-1], -1, SUB_BLOCK)
+    while values.shape[-1] > 1:
+        low, high = values.chunk(2, dim=-1)
+        values = low + high
+    return values.squeeze(-1)
+
+
+def _task_sums(base: torch.Tensor, weights: torch.Tensor, unified: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """`SUMS` of one task for each sub-block, [10, sub-blocks], from weights in fp32."""
+    delta, common = (weights - base).double(), (unified - base).double()
+    masked = torch.where(bits, common, 0.0)
+    columns = (
+        delta.abs(),
+        delta * delta,
+        delta != 0,
+        bits,
+        masked.abs(),
+        masked * masked,
+        delta * masked,
+        delta * common,
+        delta.sign() * common.sign() < 0,
+        weights.sign() * unified.sign() < 0,
+    )
+    return torch.stack([_add_up(column.double()) for column in columns])
+
+
+def _restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+    for part in _pieces(base):
+        bits = unpack_mask(mask[part.start // 8 :], part.stop - part.start)
+        start = base[part].float()
+        moved = (unified[part].float() - start).mul_(scale).add_(start)
+        out[part] = torch.where(bits, moved, start)
+
+
+def _run_block(
+    base: torch.Tensor,
+    tasks: list[torch.Tensor],
+    unified: torch.Tensor,
+    masks: torch.Tensor | None,
+    sums: torch.Tensor,
+    totals: torch.Tensor,
+    gram: torch.Tensor,
+    first: int,
+    tie: str | None,
+) -> None:
+    """[`merge_block`] in torch, or [`mask_block`] if `tie` is None."""
+    base = base.float()
+    if tie is not None:
+        unified.copy_(_elect(base, tasks, tie))
+    elected = unified.float()
+    common = elected - base
+    rows = []
+    for index, task in enumerate(tasks):
+        weights = task.float()
+        bits = ((weights - base).sign() == common.sign()) & (common != 0)
+        if masks is not None:
+            masks[index, : -(-len(bits) // 8)] = pack_mask(bits)
+        rows.append(_task_sums(base, weights, elected, bits))
+    columns = (base.double().square(), common.double().abs(), common.double().square(), (common != 0).double())
+    parts = torch.stack([_add_up(column) for column in columns])
+    for position in range(parts.shape[-1]):
+        sums += torch.stack([row[:, position] for row in rows])
+        totals += parts[:, position]
+        if (first + position) % GRAM_STEP == 0:
+            here = slice(position * SUB_BLOCK, (position + 1) * SUB_BLOCK)
+            deltas = torch.stack([task[here].float() - base[here] for task in tasks]).double()
+            for index, delta in enumerate(deltas):
+                gram[index, index:] += _add_up(delta * deltas[index:])[:, 0]

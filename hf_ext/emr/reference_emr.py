@@ -1,0 +1,119 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Textbook EMR-Merging: `ops_emr` with the same names and signatures, in the two passes of the paper.
+
+For tests and benchmarks: slow, never shipped with a checkpoint. Each function states its equation literally; sums are
+taken over the whole block in fp64.
+"""
+
+import torch
+
+from .ops_emr import GRAM_STEP, SUB_BLOCK
+
+
+def merge_block(
+    base: torch.Tensor,
+    tasks: list[torch.Tensor],
+    unified: torch.Tensor,
+    masks: torch.Tensor | None,
+    sums: torch.Tensor,
+    totals: torch.Tensor,
+    gram: torch.Tensor,
+    *,
+    first: int = 0,
+    tie: str = "zero",
+) -> None:
+    """γ = sgn Σ_t τ_t, then ε = max |τ_t| over the tasks with τ_t·γ > 0. See [`ops_emr.merge_block`]."""
+    weights = torch.stack([task.float() for task in tasks])
+    vectors = weights - base.float()
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
+        total += vector
+    gamma = total.sign()
+    if tie == "negative":
+        gamma[total == 0] = -1.0
+    agreeing = (vectors.sign() == gamma) & (gamma != 0)
+    # ε belongs to the agreeing weight farthest along γ; that weight is W_0 + τ_uni without the rounding of the sum.
+    winner = torch.where(agreeing, gamma * weights, -torch.inf).argmax(dim=0)
+    unified.copy_(torch.where(agreeing.any(dim=0), weights.gather(0, winner[None])[0], base.float()))
+    mask_block(base, tasks, unified, masks, sums, totals, gram, first=first)
+
+
+def mask_block(
+    base: torch.Tensor,
+    tasks: list[torch.Tensor],
+    unified: torch.Tensor,
+    masks: torch.Tensor | None,
+    sums: torch.Tensor,
+    totals: torch.Tensor,
+    gram: torch.Tensor,
+    *,
+    first: int = 0,
+) -> None:
+    """M_t = [τ_t ⊙ τ_uni > 0], a product that cannot underflow in fp64. See [`ops_emr.mask_block`]."""
+    common = (unified.float() - base.float()).double()
+    vectors = torch.stack([task.float() - base.float() for task in tasks]).double()
+    for index, (task, vector) in enumerate(zip(tasks, vectors, strict=True)):
+        mask = vector * common > 0
+        if masks is not None:
+            masks[index, : -(-len(mask) // 8)] = pack_mask(mask)
+        sums[index] += torch.stack(
+            [
+                vector.abs().sum(),
+                vector.square().sum(),
+                (vector != 0).sum(),
+                mask.sum(),
+                common[mask].abs().sum(),
+                common[mask].square().sum(),
+                (vector * common)[mask].sum(),
+                (vector * common).sum(),
+                (vector * common < 0).sum(),
+                (task.double() * unified.double() < 0).sum(),
+            ]
+        )
+    pieces = [base.double().square(), common.abs(), common.square(), (common != 0)]
+    totals += torch.stack([piece.sum() for piece in pieces])
+    sub_blocks = first + torch.arange(len(base)) // SUB_BLOCK
+    sampled = vectors[:, sub_blocks % GRAM_STEP == 0]
+    gram += (sampled @ sampled.T).triu()
+
+
+def restore_block(
+    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor
+) -> None:
+    """Ŵ = W_0 + λ·M ⊙ τ_uni in fp32. See [`ops_emr.restore_block`]."""
+    start = base.float().flatten()
+    vector = unified.float().flatten() - start
+    chosen = unpack_mask(mask.flatten(), base.numel())
+    weights = start.clone()
+    weights[chosen] += torch.tensor(scale, dtype=torch.float32) * vector[chosen]
+    out.copy_(weights.view(out.shape))
+
+
+def pack_mask(bits: torch.Tensor) -> torch.Tensor:
+    """Byte i // 8 holds element i at bit i % 8. See [`ops_emr.pack_mask`]."""
+    flags = [int(flag) for flag in bits.tolist()]
+    packed = [sum(flag << bit for bit, flag in enumerate(flags[i : i + 8])) for i in range(0, len(flags), 8)]
+    return torch.tensor(packed, dtype=torch.uint8)
+
+
+def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
+    """Element i is (byte[i // 8] >> (i % 8)) & 1. See [`ops_emr.unpack_mask`]."""
+    packed = mask.tolist()
+    return torch.tensor([bool(packed[i // 8] >> (i % 8) & 1) for i in range(n)], dtype=torch.bool)
+
+
+def lora_rows(
+    base: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scaling: float,
+    start: int,
+    stop: int,
+    out: torch.Tensor,
+) -> None:
+    """The whole product, then its rows: out = base + s·Σ_k b[:, k] a[k, :]. See [`ops_emr.lora_rows`]."""
+    product = torch.zeros(b.shape[0], a.shape[1])
+    for k in range(a.shape[0]):
+        product = product + torch.outer(b[:, k].float(), a[k].float())
+    update = torch.tensor(scaling, dtype=torch.float32) * product.flatten()[start:stop]
+    out.copy_(base.float() + update)
