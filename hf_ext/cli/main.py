@@ -16,6 +16,8 @@ from .errors import Failed, Unusable, library_failures, message
 COMMANDS = {
     "train": "training",
     "evaluate": "training",
+    "merge": "emr",
+    "emr": "emr",
     "push": "publishing",
     "card": "publishing",
     "info": "information",
@@ -59,12 +61,13 @@ class Commands(click.Group):
 )
 @click.version_option(package_name="hf-ext", prog_name="hf-ext")
 def main(debug: bool) -> None:
-    """NeurIPS 2024 methods as Hugging Face plugins: train, evaluate, publish and inspect their models.
+    """NeurIPS 2024 methods as Hugging Face plugins: train, evaluate, merge, publish and inspect their models.
 
     \b
     Examples:
       hf-ext train examples/semanir/denoise.yaml --max_steps 100
       hf-ext info runs/denoise/snapshot
+      hf-ext merge --base org/base --task a=org/a --task b=org/b --out merged
       hf-ext push runs/denoise/snapshot org/name --private
       hf-ext COMMAND --help
 
@@ -76,3 +79,8 @@ def main(debug: bool) -> None:
     Completion of commands and options by the shell, for bash (also zsh and fish):
       eval "$(_HF_EXT_COMPLETE=bash_source hf-ext)"
     """
+
+
+if __name__ == "__main__":
+    # `accelerate launch -m hf_ext_cli.main merge ...`
+    main(prog_name="hf-ext")

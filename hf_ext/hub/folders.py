@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import sys
 from pathlib import Path
 
 # Of linux/fcntl.h and linux/fs.h.
@@ -71,7 +72,7 @@ def recover_folder(out: Path) -> None:
 
 def _exchange(first: Path, second: Path) -> bool:
     """Exchanges two folders in one step; False where the system or the file system cannot."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     if rename is None:
         return False
     done: int = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)

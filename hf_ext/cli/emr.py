@@ -1,0 +1,317 @@
+"""hf-ext merge and hf-ext emr: EMR-Merging."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .output import print_json, print_rows
+
+if TYPE_CHECKING:
+    from hf_ext.emr.configuration_emr import MergeConfig
+
+ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+ENDPOINT_OPTION = click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
+
+
+def choice(*values: str) -> click.Choice[str]:
+    return click.Choice(values)
+
+
+# Those of hf_ext.emr.configuration_emr, which the help must not import; a test compares them.
+METHODS = choice("emr", "elect", "average", "task_arithmetic", "ties", "given")
+RESCALES = choice("global", "official", "tensor", "l2", "tensor_l2", "none")
+TIES = choice("zero", "negative")
+SHAPE_POLICIES = choice("extra", "overlap", "error")
+DTYPES = choice("float32", "float16", "bfloat16")
+ADAPTERS = choice("refuse", "delta", "adapter")
+
+# One for each field of the configuration. None: as the file says, or the default.
+FIELDS = [
+    click.option("--base", metavar="ID", help="The model that all tasks were fine-tuned from."),
+    click.option("--task", "tasks", metavar="NAME=ID", multiple=True, help="A fine-tuned model; once for each task."),
+    click.option("--method", type=METHODS, help="How to merge.  [default: emr]"),
+    click.option("--rescale", type=RESCALES, help="How each task's strength is restored.  [default: global]"),
+    click.option("--masks/--no-masks", default=None, help="Write 1-bit task masks.  [default: with emr and given]"),
+    click.option("--tie", type=TIES, help="Elected value where the tasks sum to zero.  [default: zero]"),
+    click.option("--weight", type=float, help="Weight of task arithmetic or TIES.  [default: 0.3, 1.0]"),
+    click.option("--density", type=float, help="Share of each task that TIES keeps.  [default: 0.2]"),
+    click.option("--drop", type=float, help="Share of each task that DARE drops first.  [default: 0.0]"),
+    click.option("--seed", type=int, help="Seed of DARE.  [default: 0]"),
+    click.option("--merged", metavar="ID", help="The merged model, for --method given."),
+    click.option("--exclude", metavar="REGEX", multiple=True, help="Tensors to store raw for each task; repeatable."),
+    click.option("--shape-policy", type=SHAPE_POLICIES, help="Tensors of other shapes.  [default: extra]"),
+    click.option("--small-raw/--no-small-raw", default=None, help="Store one-dimensional tensors raw."),
+    click.option("--dtype", type=DTYPES, help="Type of the result.  [default: that of the models]"),
+    click.option("--adapters", type=ADAPTERS, help="What to do with peft adapters.  [default: refuse]"),
+    click.option("--keep-state/--no-keep-state", default=None, help="Keep what `emr add` needs to be exact."),
+    click.option("--include-base/--no-include-base", default=None, help="Store the base model too."),
+    click.option("--max-shard-size", metavar="SIZE", help="Largest file of weights.  [default: 5GB]"),
+    click.option("--memory", metavar="SIZE", help="Budget of all buffers.  [default: 64MB]"),
+    click.option("--workers", type=click.IntRange(min=1), help="Threads.  [default: the cores]"),
+]
+
+
+def field_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds an option for each field of the configuration."""
+    for option in reversed(FIELDS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("file", metavar="[FILE.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("place", metavar="[OUT]", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The same as OUT.")
+@field_options
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it holds an earlier merge.")
+@click.option("--dry-run", is_flag=True, help="Only show the plan; no weight is read or fetched.")
+@click.option("--dump-yaml", is_flag=True, help="Only print the configuration as a YAML file.")
+@ENDPOINT_OPTION
+@JSON_OPTION
+def merge(
+    file: Path | None,
+    place: Path | None,
+    out: Path | None,
+    overwrite: bool,
+    dry_run: bool,
+    dump_yaml: bool,
+    endpoint: str | None,
+    as_json: bool,
+    **fields: Any,
+) -> None:
+    """Merge fine-tunes of one model, local folders or org/name[@revision], into one model and a 1-bit mask per task.
+
+    What a YAML file says is replaced by the options. Everything is checked, and the plan shown, before any weight is
+    read. The weights are streamed: neither the memory nor the disk holds the models. The same command continues a
+    merge that was interrupted, with the same result.
+
+    \b
+    Examples:
+      hf-ext merge --base org/base --task a=org/a --task b=runs/b --out merged
+      hf-ext merge --base org/base --task a=org/a --task b=org/b@v1 --method ties --out ties --dry-run
+      hf-ext merge merge.yaml merged --rescale l2
+
+    \b
+    Several processes or machines that share a disk:
+      accelerate launch --num_processes 4 -m hf_ext_cli.main merge FILE.yaml OUT
+    """
+    config = read_config(file, fields)
+    if dump_yaml:
+        import yaml
+
+        click.echo(yaml.safe_dump(config.to_dict(), sort_keys=False), nl=False)
+        return
+    target = target_folder(file, place, out, dry_run)
+    from hf_ext.emr.merging_emr import merge_checkpoints
+    from hf_ext.emr.plan_emr import make_plan
+
+    # Of several processes the first one talks.
+    speaks = os.environ.get("RANK", "0") == "0"
+    if dry_run or speaks:
+        plan = make_plan(config, endpoint=endpoint)
+        if not as_json:
+            click.echo("\n".join(plan.lines()))
+        if dry_run:
+            if as_json:
+                print_json({"plan": plan.to_dict()})
+            return
+    result = merge_checkpoints(config, target, endpoint=endpoint, overwrite=overwrite, progress=speaks)
+    if speaks and as_json:
+        print_json({"path": str(result.path), "report": result.report})
+    elif speaks:
+        show_report(result.path, result.report)
+
+
+def read_config(file: Path | None, fields: dict[str, Any]) -> "MergeConfig":
+    """The configuration of a file with the options in place of its values."""
+    from hf_ext.emr.configuration_emr import MergeConfig
+
+    given = {name: value for name, value in fields.items() if value is not None and value != ()}
+    if "tasks" in given:
+        given["tasks"] = dict(name_and_source(text) for text in given["tasks"])
+        if len(given["tasks"]) != len(fields["tasks"]):
+            raise click.UsageError("--task: a name is given twice; each task needs a name of its own.")
+    if "exclude" in given:
+        given["exclude"] = list(given["exclude"])
+    if file is not None:
+        if not file.is_file():
+            raise click.UsageError(f"File '{file}' does not exist; without one, give --base, --task and --out.")
+        return MergeConfig.from_dict({**MergeConfig.from_yaml(file).to_dict(), **given})
+    if missing := [name for name, field in (("--base", "base"), ("--task", "tasks")) if field not in given]:
+        raise click.UsageError(f"Missing option {' and '.join(missing)}, or a FILE.yaml that holds what they say.")
+    return MergeConfig.from_dict(given)
+
+
+def name_and_source(text: str) -> tuple[str, str]:
+    """The two sides of NAME=ID."""
+    name, sign, source = text.partition("=")
+    if not (name and sign and source):
+        raise click.UsageError(f"Expected NAME=ID, for instance emotion=org/bert-emotion, got '{text}'.")
+    return name, source
+
+
+def target_folder(file: Path | None, place: Path | None, out: Path | None, dry_run: bool) -> Path:
+    """The one folder that was named."""
+    if place is not None and out is not None:
+        raise click.UsageError(f"OUT is given twice: '{place}' and --out '{out}'.")
+    target = place or out
+    if target is None and not dry_run:
+        raise click.UsageError("Missing OUT: name it after FILE.yaml, or with --out.")
+    return target or Path()
+
+
+def show_report(path: Path, report: dict[str, Any]) -> None:
+    """The report's table and where everything is."""
+    from hf_ext.emr.report_emr import report_lines
+
+    click.echo("\n".join(report_lines(report)))
+    masks = (path / "emr.json").is_file()
+    print_rows(
+        [
+            ("model", path),
+            *([("masks", path / "tasks")] if masks else []),
+            *((name.partition(".")[0] if name != "README.md" else "card", path / name) for name in SHOWN_FILES),
+        ]
+    )
+
+
+SHOWN_FILES = ("report.json", "README.md")
+
+
+@click.group()
+def emr() -> None:
+    """Artifacts of a merge: add and remove tasks, export one as a plain checkpoint, compare, archive."""
+
+
+@emr.command()
+@click.argument("artifact", type=ARTIFACT)
+@click.argument("task", metavar="NAME=ID")
+@click.option("--frozen", is_flag=True, help="Leave the merged model and the other tasks bit for bit as they are.")
+@ENDPOINT_OPTION
+@JSON_OPTION
+def add(artifact: Path, task: str, frozen: bool, endpoint: str | None, as_json: bool) -> None:
+    """Add a fine-tuned model to ARTIFACT as the task NAME.
+
+    Where the merge kept its state (--keep-state) the result equals that of merging all tasks again, without their
+    models. Without state, or with --frozen, the merged model stays as it is and only the new task's mask is made: the
+    new task is then less exact than after a new merge.
+
+    \b
+    Examples:
+      hf-ext emr add merged c=org/c
+      hf-ext emr add merged c=runs/c --frozen
+    """
+    from hf_ext.emr import updating_emr
+
+    name, source = name_and_source(task)
+    run = updating_emr.add_task_frozen if frozen else updating_emr.add_task
+    done = run(artifact, name, source, endpoint=endpoint)
+    if as_json:
+        print_json(done)
+    else:
+        print_rows([(key, value) for key, value in done.items() if value is not None])
+
+
+@emr.command()
+@click.argument("artifact", type=ARTIFACT)
+@click.argument("name")
+@JSON_OPTION
+def remove(artifact: Path, name: str, as_json: bool) -> None:
+    """Remove the task NAME from ARTIFACT; the merged model and the other tasks stay bit for bit as they are.
+
+    \b
+    Examples:
+      hf-ext emr remove merged a
+    """
+    from hf_ext.emr.updating_emr import remove_task
+
+    done = remove_task(artifact, name)
+    if as_json:
+        print_json(done)
+    else:
+        print_rows(list(done.items()))
+
+
+@emr.command()
+@click.argument("artifact")
+@click.argument("task")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--base", metavar="ID", help="The base model, where it is not found as ARTIFACT names it.")
+@ENDPOINT_OPTION
+def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str | None) -> None:
+    """Write TASK of ARTIFACT, a folder or org/name[@revision], as a plain checkpoint into OUT.
+
+    \b
+    Examples:
+      hf-ext emr export merged a exported/a
+      hf-ext emr export org/merged@v1 a exported/a --base models/base
+    """
+    from hf_ext.emr.using_emr import EMRModel
+
+    EMRModel.from_pretrained(artifact, task, base=base, endpoint=endpoint).export(task, out)
+    click.echo(out)
+
+
+@emr.command()
+@click.argument("artifacts", metavar="ARTIFACT...", nargs=-1, required=True, type=ARTIFACT)
+@JSON_OPTION
+def compare(artifacts: tuple[Path, ...], as_json: bool) -> None:
+    """Show for each task how far merges are from its own model, next to 1-bit deltas of the same size.
+
+    \b
+    Examples:
+      hf-ext emr compare merged
+      hf-ext emr compare merged merged_l2 ties --json
+    """
+    from hf_ext.emr.updating_emr import compare_merges, comparison_lines
+
+    found = compare_merges(artifacts)
+    if as_json:
+        print_json(found)
+    else:
+        click.echo("\n".join(comparison_lines(found)))
+
+
+@emr.command()
+@click.argument("artifact", type=ARTIFACT)
+@click.argument("archive", metavar="FILE.tar.zst", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--level", default=3, show_default=True, type=click.IntRange(1, 19), help="1 is fast, 19 is small.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE.tar.zst if it is there.")
+@JSON_OPTION
+def pack(artifact: Path, archive: Path, level: int, overwrite: bool, as_json: bool) -> None:
+    """Write ARTIFACT into one compressed file; the same artifact gives the same bytes.
+
+    \b
+    Examples:
+      hf-ext emr pack merged merged.tar.zst
+    """
+    from hf_ext.emr.archive_emr import pack as run
+
+    done = run(artifact, archive, level=level, overwrite=overwrite)
+    if as_json:
+        print_json(done)
+    else:
+        share = done["archive_bytes"] / max(done["bytes"], 1)
+        click.echo(
+            f"{done['path']}: {done['archive_bytes']:,} bytes, {share:.0%} of the {done['bytes']:,} bytes in "
+            f"{done['files']} files"
+        )
+
+
+@emr.command()
+@click.argument("archive", metavar="FILE.tar.zst", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def unpack(archive: Path, out: Path) -> None:
+    """Restore an artifact from FILE.tar.zst into the folder OUT.
+
+    \b
+    Examples:
+      hf-ext emr unpack merged.tar.zst merged
+    """
+    from hf_ext.emr.archive_emr import unpack as run
+
+    click.echo(run(archive, out))
