@@ -1,0 +1,257 @@
+"""Configuration of a merge: which checkpoints, by which method, into what. From YAML, a mapping or keywords."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+
+from hf_ext.settings import build, read_yaml
+
+TASK_ID = r"[A-Za-z0-9._-]{1,64}"
+WEIGHTS = {"task_arithmetic": 0.3, "ties": 1.0}
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_MIN_MEMORY = 10**6
+
+
+# @strict checks annotations that are types: no `from __future__ import annotations` here
+@strict
+@dataclass
+class MergeConfig:
+    """
+    Everything that defines a merge. YAML keys carry these names; what does not go together is refused.
+
+    Args:
+        base (`str`): The model that all tasks were fine-tuned from: a folder, or `org/name` or `org/name@revision`.
+        tasks (`dict[str, str]`):
+            The fine-tunes by name, each a folder or `org/name[@revision]`. The order matters only to the last bit of
+            sums. A name has up to 64 letters, digits, `.`, `_` and `-`.
+        method (`str`, defaults to `"emr"`):
+            `"emr"` elects, masks and rescales; `"elect"` stops after electing; `"average"`, `"task_arithmetic"` and
+            `"ties"` are the usual single models; `"given"` takes the model in `merged`.
+        masks (`bool`, *optional*):
+            Whether each task gets its mask and scale. Always with `"emr"` and `"given"`; `True` with another method
+            applies them to its result (Table 9 of the paper).
+        rescale (`str`, defaults to `"global"`):
+            The scale λ: ratio of L1 norms over the whole model (`"global"`, the paper), ratio of sums of the tensors'
+            means (`"official"`, the authors' scripts), ratio of L1 norms of each `"tensor"`, the least-squares scale
+            (`"l2"`, `"tensor_l2"`), or 1 (`"none"`).
+        tie (`str`, defaults to `"zero"`):
+            Where the task vectors sum to zero: nobody is elected (`"zero"`, the paper), or the most negative value
+            (`"negative"`, the authors' scripts).
+        weight (`float`, *optional*): Factor of the merged vector: 0.3 for task arithmetic, 1.0 for TIES.
+        density (`float`, defaults to 0.2): TIES: share of each task vector that is kept, in (0, 1].
+        drop (`float`, defaults to 0.0):
+            DARE, before any method but `"given"`: share of each task vector that is dropped at random, in [0, 1); the
+            rest is divided by `1 - drop`.
+        seed (`int`, defaults to 0): Decides what DARE drops.
+        merged (`str`, *optional*): The merged model of method `"given"`: a folder or `org/name[@revision]`.
+        exclude (`list[str]`):
+            Regular expressions, matched from the start of a tensor's name in the base or in a task, for tensors that
+            stay as each task has them.
+        shape_policy (`str`, defaults to `"extra"`):
+            A tensor whose shape in a task is not the base's: kept by the task (`"extra"`); a resized vocabulary whose
+            first tokens agree is merged in its leading rows (`"overlap"`); refused (`"error"`).
+        small_raw (`bool`, defaults to `False`): Whether one-dimensional tensors stay as each task has them.
+        dtype (`str`, *optional*): Type of the merged tensors, if not the base's.
+        adapters (`str`, defaults to `"refuse"`):
+            Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
+            (`"delta"`), or merged as adapters (`"adapter"`: (IA)³, or LoRA with one common `lora_A`).
+        keep_state (`bool`, defaults to `False`): Whether to write what adding a task exactly needs.
+        include_base (`bool`, defaults to `False`): Whether the result holds a copy of the base.
+        max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
+        memory (`str`, defaults to `"64MB"`): Budget of all I/O buffers together.
+        workers (`int`, *optional*): Threads; as many as there are processors.
+    """
+
+    base: str
+    tasks: dict[str, str]
+    method: Literal["emr", "elect", "average", "task_arithmetic", "ties", "given"] = "emr"
+    masks: bool | None = None
+    rescale: Literal["global", "official", "tensor", "l2", "tensor_l2", "none"] = "global"
+    tie: Literal["zero", "negative"] = "zero"
+    weight: float | None = None
+    density: float = 0.2
+    drop: float = 0.0
+    seed: int = 0
+    merged: str | None = None
+    exclude: list[str] = field(default_factory=list)
+    shape_policy: Literal["extra", "overlap", "error"] = "extra"
+    small_raw: bool = False
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    adapters: Literal["refuse", "delta", "adapter"] = "refuse"
+    keep_state: bool = False
+    include_base: bool = False
+    max_shard_size: str = "5GB"
+    memory: str = "64MB"
+    workers: int | None = None
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> "MergeConfig":
+        """
+        Builds a configuration from a mapping.
+
+        Args:
+            mapping (`Mapping[str, Any]`): Values of the fields.
+
+        Returns:
+            [`MergeConfig`]: The configuration.
+
+        Raises:
+            ValueError: A key is unknown or missing, a value is not allowed, or two contradict each other.
+        """
+        return build(cls, dict(mapping))
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> "MergeConfig":
+        """
+        Reads a configuration from a YAML file. Relative folders in it are relative to the working directory.
+
+        Args:
+            path (`str` or `Path`): The file.
+
+        Returns:
+            [`MergeConfig`]: The configuration.
+
+        Raises:
+            ValueError: It is no YAML, repeats a key, or holds what [`MergeConfig.from_dict`] refuses.
+            FileNotFoundError: There is no such file.
+        """
+        mapping = read_yaml(path)
+        try:
+            return cls.from_dict(mapping)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        The fields as plain values; [`MergeConfig.from_dict`] makes the same configuration of them.
+
+        Returns:
+            `dict[str, Any]`: Value of each field.
+        """
+        return dataclasses.asdict(self)
+
+    @property
+    def with_masks(self) -> bool:
+        """Whether the result has a mask and a scale for each task."""
+        return self.method in ("emr", "given") if self.masks is None else self.masks
+
+    @property
+    def factor(self) -> float:
+        """Factor of the merged vector: `weight`, or what the method defaults to."""
+        return WEIGHTS.get(self.method, 1.0) if self.weight is None else self.weight
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory` in bytes."""
+        return _in_bytes("memory", self.memory)
+
+    @property
+    def shard_bytes(self) -> int:
+        """`max_shard_size` in bytes."""
+        return _in_bytes("max_shard_size", self.max_shard_size)
+
+    def validate_sources(self) -> None:
+        if not self.base.strip():
+            raise ValueError("base is empty: give the folder or org/name[@revision] that the tasks started from.")
+        if not self.tasks:
+            raise ValueError("tasks is empty: give at least one `name: folder` or `name: org/name[@revision]`.")
+        for name, source in self.tasks.items():
+            if not re.fullmatch(TASK_ID, name) or name in (".", ".."):
+                raise ValueError(
+                    f"task name {name!r:.80} is not allowed: it names a folder, so use up to 64 of the letters A-Z, "
+                    "a-z, digits, '.', '_' and '-', and not '.' or '..' alone."
+                )
+            if not source.strip():
+                raise ValueError(f"task {name!r} has no source: give a folder or org/name[@revision].")
+        # one folder for both, where the file system does not tell capitals apart
+        folded: dict[str, str] = {}
+        for name in self.tasks:
+            if folded.setdefault(name.casefold(), name) != name:
+                raise ValueError(
+                    f"tasks {folded[name.casefold()]!r} and {name!r} differ only in capitals; rename one."
+                )
+
+    def validate_numbers(self) -> None:
+        _require(0 < self.density <= 1, "density", self.density, "in (0, 1]")
+        _require(0 <= self.drop < 1, "drop", self.drop, "in [0, 1); 0 is off")
+        _require(0 <= self.seed < 2**64, "seed", self.seed, "0 or more and under 2**64")
+        if self.weight is not None:
+            _require(math.isfinite(self.weight), "weight", self.weight, "finite")
+        if self.workers is not None:
+            _require(self.workers >= 1, "workers", self.workers, "a whole number of at least 1")
+        _require(self.memory_bytes >= _MIN_MEMORY, "memory", self.memory, "at least 1MB")
+        _require(self.shard_bytes >= 1, "max_shard_size", self.max_shard_size, "at least 1B")
+        for pattern in self.exclude:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"exclude holds {pattern!r}, which is no regular expression ({error}).") from error
+
+    def validate_choices(self) -> None:
+        """Refuses what would have no effect, or two opposite ones."""
+        method = self.method
+        if method == "given" and self.merged is None:
+            raise ValueError("method 'given' needs `merged`: the folder or org/name[@revision] of the merged model.")
+        _refuse(self.merged is not None and method != "given", "merged", method, "it belongs to method 'given'")
+        _refuse(
+            self.weight is not None and method not in WEIGHTS, "weight", method, "only task_arithmetic and ties use it"
+        )
+        _refuse(self.density != 0.2 and method != "ties", "density", method, "only ties uses it")
+        _refuse(self.drop != 0 and method == "given", "drop", method, "the model is merged already")
+        _refuse(self.tie != "zero" and method not in ("emr", "elect"), "tie", method, "only emr and elect use it")
+        _refuse(self.keep_state and method != "emr", "keep_state", method, "only emr can add tasks exactly")
+        _refuse(self.keep_state and self.drop != 0, "keep_state", method, "not with `drop`, which changes the vectors")
+        if method == "emr" and self.masks is False:
+            raise ValueError("method 'emr' without masks is 'elect': set method: elect, or remove masks: false.")
+        if method == "given" and self.masks is False:
+            raise ValueError("method 'given' without masks would copy `merged`: remove masks: false.")
+        if not self.with_masks and (self.rescale != "global" or self.include_base):
+            name = "rescale" if self.rescale != "global" else "include_base"
+            raise ValueError(f"{name} has no meaning without masks: add masks: true, or remove {name}.")
+
+
+def load_config(config: MergeConfig | Mapping[str, Any] | str | Path) -> MergeConfig:
+    """
+    The configuration that any of its written forms means.
+
+    Args:
+        config ([`MergeConfig`], `Mapping`, `str` or `Path`): A configuration, its fields, or the path of a YAML file.
+
+    Returns:
+        [`MergeConfig`]: The configuration.
+
+    Raises:
+        ValueError: As [`MergeConfig.from_dict`] and [`MergeConfig.from_yaml`] raise.
+        FileNotFoundError: There is no such file.
+        TypeError: It is something else.
+    """
+    if isinstance(config, MergeConfig):
+        return config
+    if isinstance(config, Mapping):
+        return MergeConfig.from_dict(config)
+    if isinstance(config, (str, Path)):
+        return MergeConfig.from_yaml(config)
+    raise TypeError(f"a merge is described by a MergeConfig, a mapping or a YAML file; got {type(config).__name__}.")
+
+
+def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} must be {allowed}; got {value!r}.")
+
+
+def _refuse(condition: bool, name: str, method: str, why: str) -> None:
+    if condition:
+        raise ValueError(f"{name} does not go with method {method!r}: {why}. Remove {name} or change the method.")
+
+
+def _in_bytes(name: str, text: str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B)\s*", text, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{name} must be a number and a unit, such as '64MB' or '5GB'; got {text!r}.")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
