@@ -1,0 +1,307 @@
+"""The manifest and the files of an artifact: what is written is read back, what is hostile is refused; rescalers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from hf_ext.emr.artifact_emr import compute_scales, mask_bytes, open_extras, open_masks, open_unified, read_sums
+from hf_ext.emr.manifest_emr import Manifest, SourceRecord, TaskRecord, TensorRecord, artifact_file
+from hf_ext.emr.ops_emr import SUMS
+from hf_ext.hub.safetensors_headers import CheckpointError
+
+ABS, MASKED_ABS = SUMS.index("abs"), SUMS.index("masked_abs")
+SQUARE, MASKED_SQUARE, MASKED_DOT = SUMS.index("square"), SUMS.index("masked_square"), SUMS.index("masked_dot")
+
+
+def write_artifact(folder: Path) -> Manifest:
+    """Two tensors, of which one is merged over its first 600 elements by the task `a.b`; written by hand."""
+    place = folder / "tasks" / "a.b"
+    place.mkdir(parents=True)
+    save_file({"w": torch.zeros(100, 7), "ids": torch.arange(3)}, folder / "model.safetensors")
+    save_file({"m.w": torch.zeros(128, dtype=torch.uint8)}, place / "mask.safetensors")
+    save_file({"m.w": torch.ones(120), "head": torch.ones(2, 2)}, place / "extra.safetensors")
+    columns = {"columns": ",".join(SUMS)}
+    save_file({"sums": torch.ones(1, 10, dtype=torch.float64)}, place / "sums.safetensors", metadata=columns)
+    size = (folder / "model.safetensors").stat().st_size
+    files = {"model.safetensors": {"bytes": size, "sha256": "a" * 64, "header_sha256": "b" * 64}}
+    task = TaskRecord(
+        origin=SourceRecord("me/a", "c" * 40, files),
+        architecture="BertForSequenceClassification",
+        base_prefix="",
+        task_prefix="m.",
+        scale=0.1,
+        density=0.5,
+        shared=("m.ids",),
+        tails={"m.w": (120, 6)},
+    )
+    manifest = Manifest(
+        library="transformers",
+        base=SourceRecord("me/base", None, files),
+        unified={"model.safetensors": {"bytes": size}},
+        method={"method": "emr", "rescale": "global"},
+        tensors=(TensorRecord("w", (100, 7), torch.float32, 600), TensorRecord("ids", (3,), torch.int64, 0)),
+        aliases={"tied": "w"},
+        tasks={"a.b": task},
+        version="0.1.0",
+    )
+    manifest.write(folder)
+    return manifest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_artifact(tmp_path / "merged")
+    return tmp_path / "merged"
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    written = write_artifact(tmp_path)
+    manifest = Manifest.read(tmp_path)
+    assert manifest == written
+    assert list(manifest.merged) == ["w"]
+    assert manifest.tasks["a.b"].base_name("m.w") == "w"
+    with open_unified(tmp_path, manifest) as unified, open_masks(tmp_path, manifest, "a.b") as masks:
+        assert set(unified) == {"w", "ids"} and set(masks) == {"m.w"}
+    extras = open_extras(tmp_path, manifest, "a.b")
+    assert extras is not None and set(extras) == {"m.w", "head"}
+    extras.close()
+    assert read_sums(tmp_path, manifest, "a.b").shape == (1, 10)
+    text = (tmp_path / "emr.json").read_text()
+    assert '"scale_hex": "0x1.999999999999ap-4"' in text and '"scale": 0.1' in text
+
+
+@given(st.dictionaries(st.text(min_size=1), st.floats(0, 1e300), min_size=1))
+def test_scales_are_exact(tmp_path_factory, scales):
+    folder = tmp_path_factory.mktemp("scales")
+    manifest = write_artifact(folder)
+    task = dataclasses.replace(manifest.tasks["a.b"], scale=None, scales=scales)
+    dataclasses.replace(manifest, tasks={"a.b": task}).write(folder)
+    assert Manifest.read(folder).tasks["a.b"].scales == scales
+
+
+def _set(*keys: str | int) -> Callable[[dict[str, Any], Any], None]:
+    def change(record: dict[str, Any], value: Any) -> None:
+        for key in keys[:-1]:
+            record = record[key]
+        if value is None:
+            del record[keys[-1]]
+        else:
+            record[keys[-1]] = value
+
+    return change
+
+
+TASK = ("tasks", "a.b")
+HOSTILE = {
+    "other format": (("format",), "x", '`format` must be "emr-merging"'),
+    "newer version": (("format_version",), 2, "a newer hf-ext"),
+    "bit order": (("bit_order",), "big", "`bit_order`"),
+    "parent as task": (("tasks",), {"..": {}}, "a task must be named by"),
+    "dot as task": (("tasks",), {".": {}}, "a task must be named by"),
+    "path as task": (("tasks",), {"a/b": {}}, "a task must be named by"),
+    "absolute task": (("tasks",), {"/etc": {}}, "a task must be named by"),
+    "line break in a task": (("tasks",), {"a\n": {}}, "a task must be named by"),
+    "long task": (("tasks",), {"a" * 65: {}}, "a task must be named by"),
+    "tasks as list": (("tasks",), ["a"], "`tasks` must be an object"),
+    "file in a folder": (("unified", "files"), {"../model.safetensors": {"bytes": 1}}, "without folders"),
+    "absolute file": (("base", "files"), {"/etc/passwd": {"bytes": 1}}, "without folders"),
+    "hidden file": ((*TASK, "files"), {".env": {"bytes": 1}}, "without folders"),
+    "length as text": (("unified", "files"), {"model.safetensors": {"bytes": "1"}}, "`bytes`"),
+    "negative length": (("unified", "files"), {"model.safetensors": {"bytes": -1}}, "`bytes`"),
+    "hash": (("base", "files", "model.safetensors", "sha256"), "xyz", "`sha256`"),
+    "base folder": (("base", "folder"), "../base", '`folder` must be "base"'),
+    "revision": (("base", "revision"), "main", "`revision` must be a commit"),
+    "no source": (("base", "source"), None, "`source` must be a text"),
+    "rescale": (("method", "rescale"), "magic", "`rescale` must be one of"),
+    "no tensors": (("tensors",), None, "`tensors` must be a list"),
+    "tensor as text": (("tensors", 0), "w", "an entry of `tensors`"),
+    "negative size": (("tensors", 0, "shape"), [-1, 7], "the shape of 'w'"),
+    "bool as size": (("tensors", 0, "shape"), [True, 7], "the shape of 'w'"),
+    "huge size": (("tensors", 0, "shape"), [2**63, 7], "the shape of 'w'"),
+    "too many elements": (("tensors", 0, "elements"), 701, "`elements` of 'w' must be from 0 to 700"),
+    "negative elements": (("tensors", 0, "elements"), -1, "`elements` of 'w'"),
+    "unknown type": (("tensors", 0, "dtype"), "F7", "`dtype` of 'w'"),
+    "type as list": (("tensors", 0, "dtype"), ["F32"], "`dtype` must be a text"),
+    "merged integers": (("tensors", 1, "elements"), 3, "must be float32, float16 or bfloat16"),
+    "a tensor twice": (("tensors", 1, "name"), "w", "no tensor may come twice"),
+    "alias of nothing": (("aliases",), {"x": "y"}, "an alias must lead"),
+    "alias of a tensor": (("aliases",), {"w": "w"}, "an alias must lead"),
+    "infinite scale": ((*TASK, "scale_hex"), "inf", "`scale_hex` must be a finite number"),
+    "no number": ((*TASK, "scale_hex"), "0xzz", "`scale_hex` must be a finite number"),
+    "overflow": ((*TASK, "scale_hex"), "0x1p99999", "`scale_hex` must be a finite number"),
+    "negative scale": ((*TASK, "scale_hex"), "-0x1p+0", "not negative"),
+    "scale as number": ((*TASK, "scale_hex"), 0.5, "in quotes"),
+    "no scale": ((*TASK, "scale_hex"), None, "either scale_hex or scales"),
+    "both scales": ((*TASK, "scales"), {}, "either scale_hex or scales"),
+    "prefix": ((*TASK, "task_prefix"), 5, "`task_prefix` must be a text"),
+    "density": ((*TASK, "density"), "half", "`density`"),
+    "shared": ((*TASK, "shared"), [1], "`shared` must be a list of names"),
+    "tails": ((*TASK, "tails"), {"m.w": [1]}, "`tails` must hold objects"),
+    "tail": ((*TASK, "tails"), {"m.w": {"shape": "x"}}, "the shape of 'm.w'"),
+    "architecture": ((*TASK, "architecture"), 1, "`architecture`"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_manifest_is_refused(folder, case):
+    keys, value, message = HOSTILE[case]
+    record = json.loads((folder / "emr.json").read_text())
+    _set(*keys)(record, value)
+    (folder / "emr.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=rf"(?s)^{folder}/emr\.json: .*{message}"):
+        Manifest.read(folder)
+
+
+def test_no_manifest_or_no_json(folder, tmp_path):
+    with pytest.raises(CheckpointError, match=r"emr\.json: there is no such file; is it an artifact"):
+        Manifest.read(tmp_path / "absent")
+    for text in ("", "[]", "{", '{"a": 1, "a": 2}'):
+        (folder / "emr.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"emr\.json"):
+            Manifest.read(folder)
+
+
+def test_links_that_leave_the_folder_are_refused(folder, tmp_path):
+    manifest = Manifest.read(folder)
+    outside = tmp_path / "outside"
+    shutil.move(folder / "tasks" / "a.b", outside)
+    (folder / "tasks" / "a.b").symlink_to(outside, target_is_directory=True)
+    for read in (open_masks, open_extras, read_sums):
+        with pytest.raises(CheckpointError, match="a link that leaves the folder"):
+            read(folder, manifest, "a.b")
+    shutil.move(folder / "emr.json", tmp_path / "emr.json")
+    (folder / "emr.json").symlink_to(tmp_path / "emr.json")
+    with pytest.raises(CheckpointError, match="a link that leaves the folder"):
+        Manifest.read(folder)
+
+
+def test_links_of_the_cache_of_the_hub_are_followed(folder, tmp_path):
+    blobs = tmp_path / "models--me--merged" / "blobs"
+    snapshot = tmp_path / "models--me--merged" / "snapshots" / ("c" * 40)
+    blobs.mkdir(parents=True)
+    for index, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
+        target = snapshot / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, blobs / str(index))
+        target.symlink_to(Path("../" * len(target.relative_to(blobs.parent).parts[:-1]), "blobs", str(index)))
+    manifest = Manifest.read(snapshot)
+    open_unified(snapshot, manifest).close()
+    open_masks(snapshot, manifest, "a.b").close()
+    assert artifact_file(snapshot, "tasks", "a.b", "sums.safetensors").is_symlink()
+
+
+WRONG_FILES = {
+    "root of another length": ("model.safetensors", {"w": torch.zeros(100, 7)}, open_unified, "bytes, the manifest"),
+    "short mask": ("mask.safetensors", {"m.w": torch.zeros(64, dtype=torch.uint8)}, open_masks, "600 elements need"),
+    "float mask": ("mask.safetensors", {"m.w": torch.zeros(128)}, open_masks, "600 elements need"),
+    "unknown mask": ("mask.safetensors", {"x": torch.zeros(128, dtype=torch.uint8)}, open_masks, "no merged tensor"),
+    "mask of unmerged": ("mask.safetensors", {"m.ids": torch.zeros(64, dtype=torch.uint8)}, open_masks, "no merged"),
+    "no tail": ("extra.safetensors", {"head": torch.zeros(1)}, open_extras, "no tail of 'm.w'"),
+    "long tail": (
+        "extra.safetensors",
+        {"m.w": torch.zeros(121)},
+        open_extras,
+        r"the tail of 'm.w' has shape",
+    ),
+    "sums of others": ("sums.safetensors", {"sums": torch.zeros(2, 10).double()}, read_sums, "holds"),
+    "no sums": ("sums.safetensors", {"x": torch.zeros(1)}, read_sums, "holds None"),
+    "other columns": ("sums.safetensors", {"sums": torch.zeros(1, 10).double()}, read_sums, "other columns"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+def test_files_that_do_not_fit_the_manifest_are_refused(folder, case):
+    name, tensors, read, message = WRONG_FILES[case]
+    manifest = Manifest.read(folder)
+    save_file(tensors, (folder if name.startswith("model") else folder / "tasks" / "a.b") / name)
+    arguments = () if read is open_unified else ("a.b",)
+    with pytest.raises(CheckpointError, match=message):
+        read(folder, manifest, *arguments)
+
+
+def test_root_weights_of_other_shapes_are_refused(folder):
+    manifest = Manifest.read(folder)
+    save_file({"w": torch.zeros(7, 100), "ids": torch.arange(3)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"differ in \['w'\]"):
+        open_unified(folder, manifest)
+
+
+def test_sums_that_are_not_finite_are_refused(folder):
+    sums = torch.full((1, 10), math.nan, dtype=torch.float64)
+    place = folder / "tasks" / "a.b" / "sums.safetensors"
+    save_file({"sums": sums}, place, metadata={"columns": ",".join(SUMS)})
+    with pytest.raises(CheckpointError, match="impossible sums"):
+        read_sums(folder, Manifest.read(folder), "a.b")
+
+
+@pytest.mark.parametrize("elements, length", [(0, 0), (1, 64), (512, 64), (513, 128), (600, 128)])
+def test_length_of_a_mask(elements, length):
+    assert mask_bytes(elements) == length
+
+
+def toy_sums() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two tensors of 2 and 8 elements, two tasks; the second takes part in the second tensor only."""
+    sums = np.zeros((2, 2, len(SUMS)))
+    sums[0, 0, [ABS, MASKED_ABS, SQUARE, MASKED_DOT, MASKED_SQUARE]] = [3, 4, 5, 6, 8]
+    sums[1, 0, [ABS, MASKED_ABS, SQUARE, MASKED_DOT, MASKED_SQUARE]] = [8, 16, 10, 12, 24]
+    sums[1, 1, [ABS, MASKED_ABS, SQUARE, MASKED_DOT, MASKED_SQUARE]] = [6, 5, 4, 3, 2]
+    return sums, np.array([2, 8]), np.array([[True, False], [True, True]])
+
+
+@pytest.mark.parametrize(
+    "mode, expected",
+    [
+        ("global", [11 / 20, 6 / 5]),
+        ("official", [(3 / 2 + 1) / (4 / 2 + 2), 6 / 5]),
+        ("l2", [18 / 32, 3 / 2]),
+        ("tensor", [[3 / 4, 1], [8 / 16, 6 / 5]]),
+        ("tensor_l2", [[6 / 8, 1], [12 / 24, 3 / 2]]),
+        ("none", [1, 1]),
+    ],
+)
+def test_rescalers_by_hand(mode, expected):
+    assert compute_scales(*toy_sums(), mode).tolist() == expected
+
+
+@pytest.mark.parametrize("mode", ["global", "official", "l2", "tensor", "tensor_l2"])
+def test_guards_of_the_rescalers(mode):
+    sums, elements, participates = toy_sums()
+    sums[:, 0] = 0  # equals the base
+    sums[1, 1, [MASKED_ABS, MASKED_DOT, MASKED_SQUARE]] = 0  # lost every vote
+    scales = compute_scales(sums, elements, participates, mode)
+    assert scales.reshape(-1, 2)[-1].tolist() == [1, 0]
+
+
+def test_an_empty_tensor_does_not_count():
+    sums, elements, participates = toy_sums()
+    elements[0], sums[0] = 0, 0
+    assert compute_scales(sums, elements, participates, "official").tolist() == [0.5, 6 / 5]
+
+
+def test_the_order_of_tensors_and_tasks_does_not_matter():
+    rng = np.random.default_rng(0)
+    sums = rng.random((50, 3, len(SUMS))) * 10.0 ** rng.integers(-9, 9, (50, 1, 1))
+    elements, participates = rng.integers(1, 1000, 50), rng.random((50, 3)) < 0.8
+    order = rng.permutation(50)
+    for mode in ("global", "official", "l2"):
+        once = compute_scales(sums, elements, participates, mode)
+        again = compute_scales(sums[order][:, ::-1], elements[order], participates[order][:, ::-1], mode)
+        assert once.tolist() == again[::-1].tolist()
+
+
+def test_an_unknown_mode():
+    with pytest.raises(ValueError, match="rescale is 'l3'; allowed are global, official"):
+        compute_scales(*toy_sums(), "l3")
