@@ -304,6 +304,25 @@ def _open_local(path: Path, commit: str | None = None) -> Checkpoint:
     return Checkpoint(lambda name: LocalFile(path, str(path)), entry, commit)
 
 
+def stays_inside(folder: Path, path: Path) -> bool:
+    """
+    Whether a file of a folder is really in it, and not a link to somewhere else.
+
+    Args:
+        folder (`Path`): The folder.
+        path (`Path`): The file, as found in the folder.
+
+    Returns:
+        `bool`: Links inside the folder, and inside the cache of `huggingface_hub`, stay inside.
+    """
+    folder = folder.resolve()
+    allowed = [folder]
+    # in the cache of huggingface_hub, models--org--name/snapshots/<commit>/ links to blobs/, and that to shared blobs
+    if folder.parent.name == "snapshots":
+        allowed += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
+    return any(path.resolve().is_relative_to(root) for root in allowed)
+
+
 def _inside(folder: Path, name: str) -> Path:
     """The path of a file of the folder, refused when it is a link to somewhere else."""
     path = folder / name
@@ -311,12 +330,7 @@ def _inside(folder: Path, name: str) -> Path:
         raise CheckpointError(
             f"{path}: there is no such file; a shard is missing: fetch or save the checkpoint again."
         )
-    folder = folder.resolve()
-    allowed = [folder]
-    # in the cache of huggingface_hub, models--org--name/snapshots/<commit>/ links to blobs/, and that to shared blobs
-    if folder.parent.name == "snapshots":
-        allowed += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
-    if not any(path.resolve().is_relative_to(root) for root in allowed):
+    if not stays_inside(folder, path):
         raise CheckpointError(
             f"{path}: a link that leaves the folder; copy the file into it, or open the file itself."
         )

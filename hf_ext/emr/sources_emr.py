@@ -1,0 +1,323 @@
+"""Opened inputs of a merge: tensors by header and range, small files on demand, and what identifies the weights."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import snapshot_download
+
+from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint, stays_inside
+from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
+
+Library = Literal["transformers", "diffusers", "peft"]
+
+CONFIGURATION_FILES = ("config.json", "adapter_config.json", "model_index.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "generation_config.json",
+)
+SMALL_FILES = (*CONFIGURATION_FILES, *TOKENIZER_FILES, *PROCESSOR_FILES)
+_MAX_CONFIGURATION_BYTES = 10_000_000
+
+
+class Source:
+    """
+    One opened checkpoint of a merge: the base or a task's fine-tune. Made by [`open_weights`]. Only its header and its
+    configuration have been read.
+
+    Tensors of type float64 are given as float32: no arithmetic of a merge is wider.
+
+    Attributes:
+        label (`str`): `"base"` or the task's name, for messages.
+        spec (`str`): The folder or `org/name[@revision]` as it was given.
+        repo_id (`str` or `None`): `org/name` if it is on a Hub.
+        commit (`str` or `None`): Commit of the repository.
+        config (`dict`): What `config.json` holds (for an adapter: `adapter_config.json`); empty if there is none.
+        library (`str`): `"transformers"`, `"diffusers"` or `"peft"`.
+        tensors (`Mapping[str, TensorInfo]`): The tensors, in the order of the file.
+        metadata (`Mapping[str, str]`): The strings in the header.
+        same_as_base (`frozenset[str]`):
+            Tensors of the base, by the base's names, that this task has unchanged and that are not in `tensors`.
+    """
+
+    def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | _Repository) -> None:
+        self.label = label
+        self.spec = spec
+        self.repo_id = place.repo_id if isinstance(place, _Repository) else None
+        self.commit = checkpoint.commit
+        self.metadata: Mapping[str, str] = checkpoint.metadata
+        self.same_as_base: frozenset[str] = frozenset()
+        self._checkpoint = checkpoint
+        self._place = place
+        self._stored = {name: checkpoint.info(name) for name in checkpoint}
+        self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
+        self.library, self.config = _read_configuration(
+            label, place.fetch(CONFIGURATION_FILES) if isinstance(place, _Repository) else place
+        )
+
+    @property
+    def folder(self) -> Path:
+        """Where the small files lie: the local folder, or a snapshot in the cache, fetched when it is first asked."""
+        return self._place.fetch(SMALL_FILES) if isinstance(self._place, _Repository) else self._place
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of weights files that were read so far: headers, indexes and tensors."""
+        return self._checkpoint.bytes_read
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as they are stored."""
+        return sum(info.nbytes for info in self._stored.values())
+
+    def small_files(self, patterns: tuple[str, ...] = SMALL_FILES) -> dict[str, Path]:
+        """
+        The small files that are there: configuration, tokenizer, processor. Links out of the folder are left out.
+
+        Args:
+            patterns (`tuple[str, ...]`, *optional*): Names or patterns of names, such as [`TOKENIZER_FILES`].
+
+        Returns:
+            `dict[str, Path]`: Path of each by its name in the checkpoint, which may be in a sub-folder.
+        """
+        folder = self.folder
+        found = (
+            (path.relative_to(folder).as_posix(), path)
+            for path in sorted([*folder.glob("*"), *folder.glob("additional_chat_templates/*")])
+            if path.is_file() and stays_inside(folder, path)
+        )
+        return {name: path for name, path in found if any(fnmatch.fnmatchcase(name, item) for item in patterns)}
+
+    def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
+        """
+        Reads a run of elements of a tensor, in row-major order. Several threads may read at once.
+
+        Args:
+            name (`str`): Name of the tensor.
+            start (`int`): First element.
+            stop (`int`): One past the last element.
+            out (`torch.Tensor`): `[stop - start]`, contiguous, on the CPU, of `tensors[name].dtype`; it is filled.
+
+        Raises:
+            KeyError: There is no such tensor.
+            ValueError: The run is not inside the tensor, `out` does not fit, or the file cannot be read.
+        """
+        if self._stored[name].dtype == torch.float64:
+            wide = torch.empty(max(stop - start, 0), dtype=torch.float64)
+            self._checkpoint.read_into(name, start, stop, wide)
+            out.copy_(wide)
+        else:
+            self._checkpoint.read_into(name, start, stop, out)
+
+    def read(self, name: str) -> torch.Tensor:
+        """
+        Reads a whole tensor; for small ones.
+
+        Args:
+            name (`str`): Name of the tensor.
+
+        Returns:
+            `torch.Tensor`: The tensor.
+
+        Raises:
+            KeyError: There is no such tensor.
+            ValueError: The file cannot be read.
+        """
+        info = self.tensors[name]
+        out = torch.empty(info.nbytes // info.dtype.itemsize, dtype=info.dtype)
+        self.read_into(name, 0, len(out), out)
+        return out.reshape(info.shape)
+
+    def will_need(self, name: str, start: int, stop: int) -> None:
+        """
+        Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile.
+
+        Args:
+            name (`str`): Name of the tensor.
+            start (`int`): First element.
+            stop (`int`): One past the last element.
+        """
+        self._checkpoint.will_need(name, start, stop)
+
+    def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
+        """
+        What tells these weights from others, for `emr.json`.
+
+        Args:
+            hash_files (`bool`, *optional*, defaults to `False`):
+                Whether to read local files through for a hash that no Hub has told.
+
+        Returns:
+            `dict[str, Any]`: `source`, `revision` and `files`: `bytes`, `sha256` (or `None`), `header_sha256` of each.
+        """
+        files = {
+            name: {
+                "bytes": file.size,
+                "sha256": _hash(file.path) if hash_files and file.path and not file.sha256 else file.sha256,
+                "header_sha256": file.header_sha256,
+            }
+            for name, file in self._checkpoint.files.items()
+        }
+        return {"source": self.repo_id or self.spec, "revision": self.commit, "files": files}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """
+        What must not change while a merge is interrupted: the identity, with the times of local files.
+
+        Returns:
+            `dict[str, Any]`: As [`Source.identity`]; each local file also has `mtime_ns`.
+        """
+        result = self.identity()
+        for name, file in self._checkpoint.files.items():
+            if file.path is not None:
+                result["files"][name]["mtime_ns"] = os.stat(file.path).st_mtime_ns
+        return result
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._checkpoint.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Repository:
+    """Small files of a repository at one commit."""
+
+    def __init__(self, repo_id: str, commit: str, token: str | bool | None, endpoint: str | None) -> None:
+        self.repo_id = repo_id
+        self._commit = commit
+        self._token = token
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._fetched: dict[tuple[str, ...], Path] = {}
+
+    def fetch(self, patterns: tuple[str, ...]) -> Path:
+        """The snapshot in the cache, with these files of it."""
+        with self._lock:
+            if patterns not in self._fetched:
+                folder = snapshot_download(
+                    self.repo_id,
+                    revision=self._commit,
+                    allow_patterns=list(patterns),
+                    token=self._token,
+                    endpoint=self._endpoint,
+                )
+                self._fetched[patterns] = Path(folder)
+            return self._fetched[patterns]
+
+
+def open_weights(
+    label: str, spec: str | Path, *, token: str | bool | None = None, endpoint: str | None = None
+) -> Source:
+    """
+    Opens a checkpoint that takes part in a merge, reading its header and its configuration only.
+
+    Args:
+        label (`str`): `"base"` or the task's name, for messages.
+        spec (`str` or `Path`): A folder, a safetensors file, or `org/name[@revision]` on a Hub.
+        token (`str` or `bool`, *optional*): Token of the Hub, as in `huggingface_hub`.
+        endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
+
+    Returns:
+        [`Source`]: The opened checkpoint.
+
+    Raises:
+        CheckpointError: It cannot be read; the message names it. It is a `ValueError`.
+    """
+    path = Path(spec).expanduser()
+    what = "base" if label == "base" else f"task {label!r}"
+    pipeline = path / "model_index.json"
+    try:
+        if pipeline.is_file():
+            raise CheckpointError(
+                f"{path}: a diffusers pipeline; merge its models one by one: give {path / 'unet'} or the like."
+            )
+        checkpoint = open_checkpoint(spec, token=token, endpoint=endpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{what}: {error}") from error
+    try:
+        if path.exists():
+            return Source(label, str(spec), checkpoint, path if path.is_dir() else path.parent)
+        assert checkpoint.commit is not None
+        repo_id = str(spec).partition("@")[0]
+        return Source(label, str(spec), checkpoint, _Repository(repo_id, checkpoint.commit, token, endpoint))
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _as_single(info: TensorInfo) -> TensorInfo:
+    if info.dtype != torch.float64:
+        return info
+    return TensorInfo(torch.float32, info.shape, info.nbytes // 2, info.file, info.offset)
+
+
+def _read_configuration(label: str, folder: Path) -> tuple[Library, dict[str, Any]]:
+    """The library that the folder is for, and its configuration."""
+    config = read_json(folder / "config.json", label)
+    adapter = read_json(folder / "adapter_config.json", label)
+    if adapter:
+        return "peft", adapter
+    return ("diffusers" if "_diffusers_version" in config else "transformers"), config
+
+
+def read_json(path: Path, label: str) -> dict[str, Any]:
+    """
+    Reads a small JSON object.
+
+    Args:
+        path (`Path`): The file.
+        label (`str`): Whose file it is, for the messages.
+
+    Returns:
+        `dict[str, Any]`: The object; empty if there is no such file.
+
+    Raises:
+        CheckpointError: It is too long, or no JSON object.
+    """
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > _MAX_CONFIGURATION_BYTES:
+        raise CheckpointError(f"{label}: {path.name} is longer than {_MAX_CONFIGURATION_BYTES} bytes.")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{label}: {path} is not valid JSON ({error}); fetch or save it again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{label}: {path} holds {type(value).__name__}, not a JSON object; save it again.")
+    return value
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
