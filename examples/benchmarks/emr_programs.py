@@ -1,0 +1,222 @@
+"""The programs that `emr_merge.py` times, each in a process of its own: `python emr_programs.py NAME '{...}'`.
+
+A program is a function that imports its libraries and returns the work to do; the process reports, as its last line,
+the time of both, and of the work alone the processor time, the bytes passed to read and write, and how far resident
+memory rose above the process after its imports. Only the standard library is imported at the top, so that the
+environments of other tools can run this file.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STARTED = time.perf_counter()
+MEGABYTE = 1 << 20
+Work = Callable[[], Any]
+
+
+def hf_ext_merge(config: dict[str, Any], out: str) -> Work:
+    """Our merge through its public function."""
+    import numba
+    import safetensors.torch
+    import torch
+
+    import hf_ext
+
+    del numba, safetensors, torch
+    return lambda: hf_ext.merge_checkpoints(config, out, progress=False)
+
+
+def in_memory(base: str, tasks: list[str], out: str) -> Work:
+    """EMR as the authors' scripts lay it out in memory: all task vectors at once, a byte for each bit of a mask."""
+    import torch
+    from safetensors.torch import load_file
+
+    def work() -> None:
+        pretrained = load_file(base)
+        vectors = [{name: weight - pretrained[name] for name, weight in load_file(task).items()} for task in tasks]
+        unified, masks = {}, [{} for _ in tasks]
+        for name in pretrained:
+            stacked = torch.stack([vector[name] for vector in vectors])
+            direction = torch.sign(stacked.mean(dim=0))
+            largest = torch.zeros_like(direction)
+            for vector, mask in zip(vectors, masks, strict=True):
+                mask[name] = vector[name] * direction > 0
+                largest = torch.maximum(largest, mask[name] * vector[name].abs())
+            unified[name] = direction * largest
+        scales = []
+        for vector, mask in zip(vectors, masks, strict=True):
+            whole = sum(vector[name].abs().mean() for name in unified)
+            scales.append(whole / sum((mask[name] * unified[name]).abs().mean() for name in unified))
+        os.makedirs(out)
+        torch.save({"unified": unified, "masks": masks, "scales": scales}, f"{out}/merged.pt")
+
+    return work
+
+
+def mergekit(config: str, out: str) -> Work:
+    """mergekit's own command in this process; its model card would ask the Hub about local paths."""
+    from mergekit.scripts.run_yaml import main
+
+    words = [config, out, "--no-write-model-card", "--no-copy-tokenizer", "--quiet"]
+    return lambda: main(words, standalone_mode=False)
+
+
+def fusion_bench(base: str, tasks: list[str]) -> Work:
+    """fusion_bench's EMR on models in memory; it has no format to write the result in."""
+    from fusion_bench.method.emr_merging.utils import emr_merge
+    from fusion_bench.utils.state_dict_arithmetic import state_dict_sub
+    from transformers import AutoModelForCausalLM
+
+    def work() -> None:
+        pretrained = AutoModelForCausalLM.from_pretrained(base).state_dict()
+        models = [AutoModelForCausalLM.from_pretrained(task).state_dict() for task in tasks]
+        emr_merge([state_dict_sub(model, pretrained) for model in models])
+
+    return work
+
+
+def read_write(files: list[str], out: str, sizes: list[int], threads: int, flush: bool) -> Work:
+    """The floor: read every input through a buffer of 1 MiB for each thread, then write as much as a merge."""
+
+    def read(mine: list[str]) -> None:
+        buffer = bytearray(MEGABYTE)
+        for file in mine:
+            with open(file, "rb", buffering=0) as stream:
+                while stream.readinto(buffer):
+                    pass
+
+    def write(mine: list[tuple[int, int]]) -> None:
+        block = memoryview(os.urandom(MEGABYTE))
+        for index, size in mine:
+            with open(f"{out}/{index}", "wb", buffering=0) as stream:
+                for start in range(0, size, MEGABYTE):
+                    stream.write(block[: size - start])
+                if flush:
+                    os.fsync(stream.fileno())
+
+    def share(target: Callable[[list[Any]], None], items: list[Any]) -> None:
+        workers = [threading.Thread(target=target, args=(items[index::threads],)) for index in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+    def work() -> None:
+        os.makedirs(out)
+        share(read, files)
+        share(write, list(enumerate(sizes)))
+
+    return work
+
+
+def switch(artifact: str, tasks: list[str], base: str, rounds: int, threads: int) -> Work:
+    """Seconds of setting a task in place and of copying all weights once, in turns."""
+    import torch
+
+    import hf_ext
+
+    torch.set_num_threads(threads)
+
+    def work() -> dict[str, list[float]]:
+        merged = hf_ext.EMRModel.from_pretrained(artifact, task=tasks[0], base=base)
+        weights = list(merged.model.state_dict().values())
+        copies = [weight.clone() for weight in weights]
+        times: dict[str, list[float]] = {"switch": [], "copy": []}
+        for turn in range(rounds + len(tasks)):
+            start = time.perf_counter()
+            merged.set_task(tasks[(turn + 1) % len(tasks)])
+            between = time.perf_counter()
+            with torch.no_grad():
+                for weight, copy in zip(weights, copies, strict=True):
+                    weight.copy_(copy)
+            # The first time that each task is set, its mask is read.
+            if turn >= len(tasks):
+                times["switch"].append(between - start)
+                times["copy"].append(time.perf_counter() - between)
+        return times
+
+    return work
+
+
+PROGRAMS: dict[str, Callable[..., Work]] = {
+    program.__name__: program for program in (hf_ext_merge, in_memory, mergekit, fusion_bench, read_write, switch)
+}
+
+
+def memory() -> dict[str, int]:
+    """Resident bytes now, the most since the last reset, and the part of now that no file backs."""
+    names = {"VmRSS": "resident", "VmHWM": "peak", "RssAnon": "anonymous"}
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return {names[key[:-1]]: int(words[0]) * 1024 for key, *words in lines if key[:-1] in names}
+
+
+class AnonymousPeak(threading.Thread):
+    """Notes every 20 ms how much memory no file backs: mapped files swell the resident memory of some tools."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak = 0
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.02):
+            self.peak = max(self.peak, memory()["anonymous"])
+
+
+def counters() -> dict[str, float]:
+    lines = (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    io = {key: int(value) for key, value in lines}
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "seconds": time.perf_counter(),
+        "processor_seconds": usage.ru_utime + usage.ru_stime,
+        "system_seconds": usage.ru_stime,
+        "page_faults": usage.ru_minflt,
+        "bytes_read": io["rchar"],
+        "bytes_written": io["wchar"],
+    }
+
+
+def measure(program: str, words: dict[str, Any], sample: bool) -> dict[str, Any]:
+    work = PROGRAMS[program](**words)
+    imports = time.perf_counter() - STARTED
+    gc.collect()
+    # 5 resets the high-water mark to what is resident now.
+    Path("/proc/self/clear_refs").write_text("5")
+    sampler, before_memory = AnonymousPeak(), memory()
+    if sample:
+        sampler.start()
+    before = counters()
+    result = work()
+    after, after_memory = counters(), memory()
+    sampler.done.set()
+    row: dict[str, Any] = {key: after[key] - before[key] for key in before}
+    row["import_seconds"] = imports
+    row["peak_above_imports"] = after_memory["peak"] - before_memory["resident"]
+    row["after_imports"] = before_memory["resident"]
+    if sample:
+        row["anonymous_peak_above_imports"] = max(sampler.peak - before_memory["anonymous"], 0)
+    if isinstance(result, dict):
+        row["result"] = result
+    return row
+
+
+def main() -> None:
+    program, words, sample = sys.argv[1], json.loads(sys.argv[2]), "--sample" in sys.argv
+    # What the tools print must not end up in our line.
+    with contextlib.redirect_stdout(sys.stderr):
+        row = measure(program, words, sample)
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
