@@ -1,6 +1,5 @@
 """The study's second half: four restorers of our own, merged into one artifact that restores four degradations."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +25,7 @@ EMR_MODES = ("global", "official", "tensor", "l2", "tensor_l2", "none")
 
 def degradation(name: str) -> SemanIRTask:
     """The task that a restorer was trained for, in colour."""
-    task = SemanIRTask("paired") if name == "jpeg" else SemanIRTask("gaussian_noise", float(NOISE[name]))
-    return task
+    return SemanIRTask("paired") if name == "jpeg" else SemanIRTask("gaussian_noise", float(NOISE[name]))
 
 
 def test_data(name: str, work: Path) -> Any:
@@ -108,7 +106,5 @@ def study_restorers(study: "Study", bsds: Path) -> tuple[dict[str, Any], dict[st
         name: study.step(f"restorer {name}", {**settings, "row": name}, compute)
         for name, compute in computations.items()
     }
-    sizes = {
-        name: sum(path.stat().st_size for path in folder.glob("*.safetensors")) for name, folder in snapshots.items()
-    }
-    return {"rows": rows, "checkpoint_bytes": json.loads(json.dumps(sizes))}, snapshots
+    sizes = {name: (folder / "model.safetensors").stat().st_size for name, folder in snapshots.items()}
+    return {"rows": rows, "checkpoint_bytes": sizes}, snapshots
