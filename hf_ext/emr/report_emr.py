@@ -1,0 +1,324 @@
+"""The report of a merge: as JSON, as lines for a terminal, as a section of a model card.
+
+Its numbers are explained in `measures_emr`. Beside EMR's reconstruction error stands that of 1-bit deltas, which take
+the room of the masks and need no unified model.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .artifact_emr import RESCALES
+from .measures_emr import Array, MergeSums, cosine_matrix, group_layers
+
+STAGES = ("unified", "masked", "rescaled")
+ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit", "one_bit_and_zeros")
+# Above these, a merge deserves a second look.
+NORM_RATIO = 3.0
+NORM_TO_BASE = 1.0
+COSINE = 0.9
+
+
+def make_report(
+    *,
+    tasks: Sequence[str],
+    names: Sequence[str],
+    elements: Array,
+    participates: Array,
+    sums: Array,
+    totals: Array,
+    gram: Array,
+    method: Mapping[str, Any],
+    sizes: Mapping[str, int],
+) -> dict[str, Any]:
+    r"""
+    Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null.
+
+    Args:
+        tasks (`Sequence[str]`): The N task names.
+        names (`Sequence[str]`): Names of the M merged tensors.
+        elements (`np.ndarray`): `[M]`, merged elements of each.
+        participates (`np.ndarray`): bool `[M, N]`, which task has which tensor.
+        sums (`np.ndarray`): fp64 `[M, N, 10]`, columns [`ops_emr.SUMS`].
+        totals (`np.ndarray`): fp64 `[M, 4]`, columns [`ops_emr.TOTALS`].
+        gram (`np.ndarray`):
+            fp64 `[N, N]`, of which the upper triangle is read: inner products of the task vectors on a sample.
+        method (`Mapping`):
+            The options that decided the numbers: `method`, `rescale` and `masks` are read, all are kept.
+        sizes (`Mapping[str, int]`):
+            Bytes: `checkpoints` (all tasks' together), `base`, `unified`, `masks`, `extras`.
+
+    Returns:
+        `dict[str, Any]`: Ready for JSON: `method`, `tasks` (one entry each), `mean` (over the tasks), `norm`,
+        `cosines` (of pairs of task vectors), `layers`, `sizes`, `warnings`.
+
+    Raises:
+        ValueError: If the arrays do not fit each other.
+    """
+    sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
+    elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
+    if participates.shape != (len(names), len(tasks)) or gram.shape != (len(tasks), len(tasks)):
+        raise ValueError(
+            f"{len(names)} tensors and {len(tasks)} tasks need participates [{len(names)}, {len(tasks)}] and gram "
+            f"[{len(tasks)}, {len(tasks)}], got {participates.shape} and {gram.shape}."
+        )
+    masks = method["method"] in ("emr", "given") if method.get("masks") is None else method["masks"]
+    data = MergeSums(elements, participates, sums, totals, method["rescale"])
+    whole = {name: values[0] for name, values in data.measure(np.zeros(len(names), int), 1).items()}
+    entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]
+    report = {
+        "format_version": 1,
+        "method": {**method, "masks": masks},
+        "tasks": entries,
+        "mean": _mean(entries),
+        "norm": {"base": float(np.sqrt(totals[:, 0].sum())), "unified": float(np.sqrt(totals[:, 2].sum()))},
+        "cosines": _plain(cosine_matrix(gram)),
+        "layers": _layers(names, data),
+        "sizes": _sizes(sizes, masks),
+    }
+    return {**report, "warnings": _warnings(report)}
+
+
+def _plain(values: Any) -> Any:
+    """Numbers for JSON: NaN becomes None."""
+    if isinstance(values, Array):
+        return _plain(values.tolist())
+    if isinstance(values, list):
+        return [_plain(value) for value in values]
+    return None if values != values else values
+
+
+def _task_entry(task: int, name: str, whole: Mapping[str, Array], data: MergeSums) -> dict[str, Any]:
+    """Everything about one task."""
+    value = {key: _plain(float(values[task])) for key, values in whole.items()}
+    norm, known = value["norm"], whole["norm"][whole["norm"] > 0]
+    return {
+        "task": name,
+        "elements": int(whole["elements"][task]),
+        "norm": norm,
+        "norm_to_base": value["norm_to_base"],
+        "norm_to_median": norm / float(np.median(known)) if known.size else None,
+        "changed": value["changed"],
+        "density": value["density"],
+        "sign_conflict": {"task_vector": value["conflict"], "weights": value["weight_conflict"]},
+        "scales": {mode: _scale_entry(data, mode, task) for mode in RESCALES},
+        "distance": {
+            stage: None if value[f"error_{stage}"] is None else value[f"error_{stage}"] ** 0.5 * norm
+            for stage in STAGES
+        },
+        "cosine": {stage: value[f"cosine_{stage}"] for stage in STAGES},
+        "error": {key: value[f"error_{key}"] for key in (*ERRORS, "rescaled")},
+    }
+
+
+def _scale_entry(data: MergeSums, mode: str, task: int) -> Any:
+    """λ; where each tensor has its own, what they lie between."""
+    scales = data.scales[mode]
+    if scales.ndim == 1:
+        return float(scales[task])
+    own = scales[data.participates[:, task], task]
+    if own.size == 0:
+        return None
+    return {"least": float(own.min()), "median": float(np.median(own)), "greatest": float(own.max())}
+
+
+def _mean(entries: Sequence[Any]) -> Any:
+    """The mean over the tasks of every number; null where no task has one."""
+    known = [entry for entry in entries if entry is not None]
+    if known and isinstance(known[0], Mapping):
+        return {key: _mean([entry[key] for entry in known]) for key in known[0] if key != "task"}
+    return sum(known) / len(known) if known else None
+
+
+def _layers(names: Sequence[str], data: MergeSums) -> list[dict[str, Any]]:
+    """The measures of each layer, a list over the tasks each."""
+    layers, groups = group_layers(names)
+    found = data.measure(groups, len(layers))
+    keys = ("elements", "conflict", "density", "norm", "error_unified", "error_rescaled", "error_one_bit")
+    return [
+        {"layer": layer, "tensors": int((groups == index).sum()), **{key: _plain(found[key][index]) for key in keys}}
+        for index, layer in enumerate(layers)
+    ]
+
+
+def _sizes(sizes: Mapping[str, int], masks: bool) -> dict[str, int]:
+    """Bytes of what is stored, beside the checkpoints themselves and 1-bit deltas."""
+    found = {key: int(sizes[key]) for key in ("checkpoints", "base", "unified", "masks", "extras")}
+    found["artifact"] = found["unified"] + found["masks"] + found["extras"]
+    if masks:
+        found["artifact_and_base"] = found["artifact"] + found["base"]
+        found["one_bit_and_base"] = found["masks"] + found["extras"] + found["base"]
+    return found
+
+
+def _warnings(report: Mapping[str, Any]) -> list[str]:
+    """What a reader should know before the model is used."""
+    warnings = []
+    for entry in report["tasks"]:
+        task, error = entry["task"], entry["error"]
+        if entry["norm"] == 0:
+            warnings.append(f"{task} equals the base in every merged tensor.")
+        elif entry["density"] == 0:
+            warnings.append(f"{task} lost every vote: masked, it is restored as the base.")
+        elif report["method"]["masks"] and error["rescaled"] > 1:
+            warnings.append(
+                f"{task} is restored farther from its checkpoint than the base is (error {error['rescaled']:.2f}): "
+                f"rescale l2 gives {error['l2']:.2f}."
+            )
+        if (entry["norm_to_base"] or 0) > NORM_TO_BASE:
+            warnings.append(
+                f"{task} is farther from the base than the base is from zero (‖τ‖/‖W0‖ {entry['norm_to_base']:.2f}): "
+                "it was probably fine-tuned from another model."
+            )
+    norms = {entry["task"]: entry["norm"] for entry in report["tasks"] if entry["norm"] > 0}
+    if norms and max(norms.values()) > NORM_RATIO * min(norms.values()):
+        longest, shortest = max(norms, key=norms.__getitem__), min(norms, key=norms.__getitem__)
+        warnings.append(
+            f"the task vector of {longest} is {norms[longest] / norms[shortest]:.1f} times as long as that of "
+            f"{shortest}: long ones win most votes. Look at the errors of the short ones, and at rescale l2."
+        )
+    return warnings + _cosine_warnings([entry["task"] for entry in report["tasks"]], report["cosines"])
+
+
+def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | None]]) -> list[str]:
+    """Pairs whose task vectors nearly coincide: they have more in common than the base."""
+    pairs = [
+        f"{names[i]} and {names[j]} ({cosine:.2f})"
+        for i in range(len(names))
+        for j in range(i + 1, len(names))
+        if (cosine := cosines[i][j]) is not None and cosine > COSINE
+    ]
+    if not pairs:
+        return []
+    if len(pairs) == len(names) * (len(names) - 1) // 2 > 1:
+        return [
+            f"all task vectors nearly coincide (cosines above {COSINE}): the tasks were probably fine-tuned from "
+            "another model than this base, such as a later version of it."
+        ]
+    more = f" and {len(pairs) - 5} pairs more" if len(pairs) > 5 else ""
+    return [
+        f"task vectors nearly coincide: {', '.join(pairs[:5])}{more}. They may be one checkpoint, one fine-tuned from "
+        "the other, or both fine-tuned from another model than this base."
+    ]
+
+
+def report_lines(report: Mapping[str, Any]) -> list[str]:
+    """
+    The report as aligned tables for a terminal.
+
+    Args:
+        report (`Mapping`): What [`make_report`] returned, or a `report.json`.
+
+    Returns:
+        `list[str]`: Lines without line ends.
+    """
+    lines = _aligned(*_task_table(report))
+    if report["method"]["masks"]:
+        lines += ["", *_aligned(*_rescale_table(report))]
+    lines += ["", *_aligned(*_size_table(report))]
+    return lines + [f"warning: {text}" for text in report["warnings"]]
+
+
+def report_markdown(report: Mapping[str, Any]) -> str:
+    """
+    The report as a section of a model card, without a heading.
+
+    Args:
+        report (`Mapping`): What [`make_report`] returned, or a `report.json`.
+
+    Returns:
+        `str`: Markdown.
+    """
+    parts = [_markdown_table(*_task_table(report)), EXPLANATION[bool(report["method"]["masks"])]]
+    if report["method"]["masks"]:
+        parts.append(_markdown_table(*_rescale_table(report)))
+    parts.append(_markdown_table(*_size_table(report)))
+    if report["warnings"]:
+        parts.append("\n".join(f"- **Warning**: {text}" for text in report["warnings"]))
+    return "\n\n".join(parts) + "\n"
+
+
+_SINGLE = (
+    "Conflict is the share of elements where the task vector τ = W - W0 has the other sign than the merged model's, "
+    "then that of the weights themselves; cosine is that of both vectors; error is ‖τ - τ̂‖² / ‖τ‖², 0 for the task's "
+    "own checkpoint and 1 for the base."
+)
+EXPLANATION = {
+    False: _SINGLE,
+    True: f"λ is the rescaler, mask the share of its bits that are set. {_SINGLE} It is given for the unified task "
+    "vector, the masked one, the restored one (masked, times λ), and for 1-bit deltas (sign times mean magnitude of "
+    "each tensor), which take the room of the masks alone.",
+}
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    """A number of a table; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _task_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """One row for each task and one for the mean."""
+    masks, rescale = report["method"]["masks"], report["method"]["rescale"]
+    header = ["task", "‖τ‖/‖W0‖", "conflict τ", "of W", "cosine", "error unified"]
+    if masks:
+        header[1:1] = ["λ", "mask"]
+        header += ["masked", "restored", "1-bit"]
+    rows = []
+    for entry in (*report["tasks"], {**report["mean"], "task": "mean"}):
+        scale = entry["scales"][rescale]
+        row = [
+            entry["task"],
+            _number(entry["norm_to_base"], 4),
+            *(_number(entry["sign_conflict"][kind]) for kind in ("task_vector", "weights")),
+            _number(entry["cosine"]["unified"]),
+            _number(entry["error"]["unified"]),
+        ]
+        if masks:
+            row[1:1] = [_number(scale["median"] if isinstance(scale, Mapping) else scale), _number(entry["density"])]
+            row += [_number(entry["error"][stage]) for stage in ("masked", "rescaled", "one_bit")]
+        rows.append(row)
+    return header, rows
+
+
+def _rescale_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The mean error under every rescale mode."""
+    used, error = report["method"]["rescale"], report["mean"]["error"]
+    modes = [mode for mode in RESCALES if mode != "none"]
+    header = ["rescale", *(f"{mode} (used)" if mode == used else mode for mode in modes), "none"]
+    return header, [["mean error", *(_number(error[mode]) for mode in modes), _number(error["masked"])]]
+
+
+def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Bytes, and the share of all checkpoints together."""
+    sizes, count = report["sizes"], len(report["tasks"])
+    titles = {
+        "checkpoints": f"{count} checkpoint(s)",
+        "unified": "unified model",
+        "masks": "masks",
+        "extras": "kept raw (heads and the like)",
+        "artifact": "this artifact",
+        "artifact_and_base": "this artifact and the base",
+        "one_bit_and_base": "1-bit deltas and the base",
+    }
+    shown = [key for key in titles if key in sizes and (report["method"]["masks"] or key not in ("masks", "extras"))]
+    share = {key: f"{100 * sizes[key] / sizes['checkpoints']:.1f} %" if sizes["checkpoints"] else "-" for key in shown}
+    return ["size", "bytes", "of all checkpoints"], [[titles[key], f"{sizes[key]:,}", share[key]] for key in shown]
+
+
+def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table in columns: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    marks = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, marks, *rows))

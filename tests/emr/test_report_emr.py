@@ -1,0 +1,357 @@
+"""The report of a merge against the same measures computed from whole vectors."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ext.emr.measures_emr import group_layers
+from hf_ext.emr.ops_emr import SUMS, TOTALS
+from hf_ext.emr.reference_emr import mask_block, merge_block
+from hf_ext.emr.report_emr import make_report, report_lines, report_markdown
+
+LAYERS = ("embeddings.weight", "layer.0.a", "layer.0.b", "layer.10.a", "layer.2.a", "head.weight")
+SIZES = {"checkpoints": 4000, "base": 1000, "unified": 900, "masks": 100, "extras": 8}
+
+
+class Merge:
+    """Tensors, their merge by the textbook operations, and the sums of it."""
+
+    def __init__(self, base, tasks, participates=None, unified=None, **method):
+        self.base, self.tasks, self.unified = base, tasks, []
+        self.method = {"method": "emr", "rescale": "global", "masks": None, **method}
+        count = len(tasks)
+        self.participates = np.ones((len(base), count), bool) if participates is None else participates
+        self.sums = np.zeros((len(base), count, len(SUMS)))
+        self.totals, self.gram = np.zeros((len(base), len(TOTALS))), np.zeros((count, count))
+        for index, tensor in enumerate(base):
+            who = np.flatnonzero(self.participates[index])
+            sums, totals = torch.zeros(len(who), len(SUMS)).double(), torch.zeros(len(TOTALS)).double()
+            gram = torch.zeros(len(who), len(who)).double()
+            weights = [tasks[task][index] for task in who]
+            merged = torch.empty_like(tensor) if unified is None else unified[index]
+            operation = merge_block if unified is None else mask_block
+            operation(tensor, weights, merged, None, sums, totals, gram)
+            self.unified.append(merged)
+            self.sums[index, who], self.totals[index] = sums, totals
+            self.gram[np.ix_(who, who)] += gram.numpy()
+
+    def report(self, **changes):
+        names = [f"task-{index}" for index in range(len(self.tasks))]
+        given = {
+            "tasks": names,
+            "names": LAYERS[: len(self.base)],
+            "elements": np.array([tensor.numel() for tensor in self.base]),
+            "participates": self.participates,
+            "sums": self.sums,
+            "totals": self.totals,
+            "gram": self.gram,
+            "method": self.method,
+            "sizes": SIZES,
+        }
+        return make_report(**{**given, **changes})
+
+    def vectors(self, task, tensors=None):
+        """τ, τ_uni, the mask, W0 and W_t over the tensors in which the task takes part, fp64."""
+        own = [i for i in np.flatnonzero(self.participates[:, task]) if tensors is None or i in tensors]
+        base, uni, weights = (
+            torch.cat([tensors[i].double() for i in own]) for tensors in (self.base, self.unified, self.tasks[task])
+        )
+        vector, common = weights - base, uni - base
+        return vector, common, vector * common > 0, base, weights
+
+
+def tensors(seed, scale=1.0, sizes=(300, 100, 7, 200, 50, 1)):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=generator) * scale for size in sizes]
+
+
+def fine_tunes(count=3, scales=None):
+    base = tensors(0)
+    scales = scales or [0.1] * count
+    changes = [tensors(1 + task, scales[task]) for task in range(count)]
+    return base, [[b + c for b, c in zip(base, change, strict=True)] for change in changes]
+
+
+def relative_error(vector, other):
+    return float((vector - other).square().sum() / vector.square().sum())
+
+
+@pytest.fixture(scope="module")
+def merge():
+    base, tasks = fine_tunes()
+    participates = np.ones((6, 3), bool)
+    participates[3, 1] = participates[5, 2] = False
+    return Merge(base, tasks, participates)
+
+
+@pytest.fixture(scope="module")
+def report(merge):
+    return merge.report()
+
+
+@pytest.mark.parametrize("task", range(3))
+def test_measures_are_those_of_whole_vectors(merge, report, task):
+    vector, common, mask, base, weights = merge.vectors(task)
+    entry = report["tasks"][task]
+    masked = common * mask
+    scale = float(vector.abs().sum() / masked.abs().sum())
+    restored = scale * masked
+    expected = {
+        "elements": vector.numel(),
+        "norm": float(vector.norm()),
+        "norm_to_base": float(vector.norm() / base.norm()),
+        "changed": 1.0,
+        "density": float(mask.double().mean()),
+    }
+    assert {key: entry[key] for key in expected} == pytest.approx(expected, rel=1e-6)
+    conflict = {
+        "task_vector": float((vector * common < 0).double().mean()),
+        "weights": float((weights * (base + common) < 0).double().mean()),
+    }
+    assert entry["sign_conflict"] == pytest.approx(conflict, rel=1e-6)
+    assert conflict["task_vector"] > 0.1
+    assert conflict["weights"] > 0
+    for stage, other in (("unified", common), ("masked", masked), ("rescaled", restored)):
+        assert entry["distance"][stage] == pytest.approx(float((vector - other).norm()), rel=1e-6)
+        cosine = float(torch.nn.functional.cosine_similarity(vector, other, dim=0))
+        assert entry["cosine"][stage] == pytest.approx(cosine, rel=1e-6)
+        assert entry["error"][stage] == pytest.approx(relative_error(vector, other), rel=1e-5)
+    assert entry["scales"]["global"] == pytest.approx(scale, rel=1e-6)
+    assert entry["error"]["rescaled"] == entry["error"]["global"]
+    assert entry["error"]["masked"] < entry["error"]["unified"]
+
+
+@pytest.mark.parametrize("task", range(3))
+def test_every_rescale_mode_has_its_scale_and_error(merge, report, task):
+    vector, common, mask, _, _ = merge.vectors(task)
+    entry, masked = report["tasks"][task], common * mask
+    least_squares = float(vector @ masked / masked.square().sum())
+    assert entry["scales"]["l2"] == pytest.approx(least_squares, rel=1e-6)
+    assert entry["error"]["l2"] == pytest.approx(relative_error(vector, least_squares * masked), rel=1e-5)
+    assert entry["scales"]["none"] == 1
+    own, parts, l2_parts, means = np.flatnonzero(merge.participates[:, task]), [], [], []
+    for index in own:
+        tau, uni, bits, _, _ = merge.vectors(task, {index})
+        uni = uni * bits
+        # Nothing is masked in where a single element lost: the restored tensor is the base's.
+        parts.append(float(tau.abs().sum() / uni.abs().sum()) if uni.any() else 0.0)
+        l2_parts.append(float(tau @ uni / uni.square().sum()) if uni.any() else 0.0)
+        means.append((float(tau.abs().mean()), float(uni.abs().mean())))
+    spread = {"least": min(parts), "median": float(np.median(parts)), "greatest": max(parts)}
+    assert entry["scales"]["tensor"] == pytest.approx(spread, rel=1e-6)
+    official = sum(upper for upper, _ in means) / sum(lower for _, lower in means)
+    assert entry["scales"]["official"] == pytest.approx(official, rel=1e-6)
+    sizes = [merge.base[index].numel() for index in own]
+    for mode, scales in (("tensor", parts), ("tensor_l2", l2_parts), ("official", [official] * len(own))):
+        restored = masked * torch.repeat_interleave(torch.tensor(scales).double(), torch.tensor(sizes))
+        assert entry["error"][mode] == pytest.approx(relative_error(vector, restored), rel=1e-5)
+    assert entry["error"]["tensor_l2"] <= entry["error"]["l2"] <= min(entry["error"]["global"], 1)
+
+
+def test_the_error_of_one_bit_deltas():
+    base, tasks = fine_tunes()
+    # A third of the changes are zeros: one bit cannot say so, and a bit for the zeros more can.
+    for index, tensor in enumerate(tasks[0]):
+        tensor[::3] = base[index][::3]
+    merge = Merge(base, tasks)
+    error = merge.report()["tasks"][0]["error"]
+    one_bit, with_zeros = [], []
+    for index in range(len(base)):
+        tau = merge.vectors(0, {index})[0]
+        sign = torch.where(tau > 0, 1.0, -1.0).double()
+        one_bit.append(sign * tau.abs().mean())
+        with_zeros.append(tau.sign() * tau.abs().sum() / max(int(tau.count_nonzero()), 1))
+    vector = merge.vectors(0)[0]
+    assert error["one_bit"] > error["one_bit_and_zeros"]
+    assert error["one_bit_and_zeros"] == pytest.approx(relative_error(vector, torch.cat(with_zeros)), rel=1e-5)
+    # The zeros' signs cost the same whichever they are.
+    assert error["one_bit"] == pytest.approx(relative_error(vector, torch.cat(one_bit)), rel=1e-5)
+
+
+def test_the_published_error_of_gaussian_task_vectors():
+    base = [torch.zeros(200_000)]
+    generator = torch.Generator().manual_seed(0)
+    tasks = [[torch.randn(200_000, generator=generator)] for _ in range(8)]
+    mean = Merge(base, tasks).report(names=["w"])["mean"]
+    assert mean["density"] == pytest.approx(0.5 + math.asin(8**-0.5) / math.pi, abs=2e-3)
+    # The specification's numbers for eight tasks: .99, .64, .51, and .36 for 1-bit deltas.
+    found = [mean["error"][key] for key in ("masked", "global", "l2", "one_bit")]
+    assert found == pytest.approx([0.99, 0.64, 0.51, 0.36], abs=1e-2)
+
+
+def test_cosines_of_pairs_come_from_the_upper_triangle(merge, report):
+    vectors = [merge.vectors(task)[0] for task in (0, 0)]
+    assert np.diag(report["cosines"]) == pytest.approx([1, 1, 1])
+    assert np.allclose(report["cosines"], np.transpose(report["cosines"]))
+    shared = [0, 1, 2, 4, 5]
+    first, second = (merge.vectors(task, shared)[0] for task in (0, 1))
+    expected = float(first @ second) / float(vectors[0].norm() * merge.vectors(1)[0].norm())
+    assert report["cosines"][0][1] == pytest.approx(expected, rel=1e-5)
+
+
+def test_layers_are_measured_by_themselves_and_in_the_order_of_their_numbers(merge, report):
+    assert [layer["layer"] for layer in report["layers"]] == ["embeddings", "layer.0", "layer.2", "layer.10", "head"]
+    assert [layer["tensors"] for layer in report["layers"]] == [1, 2, 1, 1, 1]
+    layer, members = report["layers"][1], {1, 2}
+    for task in range(3):
+        vector, common, mask, _, _ = merge.vectors(task, members)
+        assert layer["density"][task] == pytest.approx(float(mask.double().mean()))
+        assert layer["conflict"][task] == pytest.approx(float((vector * common < 0).double().mean()))
+        assert layer["norm"][task] == pytest.approx(float(vector.norm()))
+        scale = report["tasks"][task]["scales"]["global"]
+        error = relative_error(vector, scale * common * mask)
+        assert layer["error_rescaled"][task] == pytest.approx(error, rel=1e-5)
+        assert layer["error_unified"][task] == pytest.approx(relative_error(vector, common), rel=1e-5)
+    # Two tasks have not got a tensor that is a whole layer.
+    assert report["layers"][3]["density"][1] is None
+    assert report["layers"][4]["error_rescaled"][2] is None
+
+
+@pytest.mark.parametrize(
+    ("names", "layers", "groups"),
+    [
+        (
+            ["bert.encoder.layer.1.a", "bert.encoder.layer.0.a", "bert.embeddings.word.weight", "bert.pooler.w"],
+            ["encoder.layer.0", "encoder.layer.1", "embeddings", "pooler"],
+            [1, 0, 2, 3],
+        ),
+        (["transformer.h.10.a", "transformer.h.9.b", "transformer.wte.weight"], ["h.9", "h.10", "wte"], [1, 0, 2]),
+        (["encoder.layer.0.a", "encoder.layer.1.a"], ["layer.0", "layer.1"], [0, 1]),
+        (["a.b.0.weight", "a.b.c.weight"], ["b", "b.0"], [1, 0]),
+        (["down.0.resnets.1.a", "down.0.resnets.0.a", "up.0.a"], ["down.0", "up.0"], [0, 0, 1]),
+        (["0.weight", "2.weight"], ["0", "2"], [0, 1]),
+        (["model.weight"], ["weight"], [0]),
+        (["weight", "weight.0"], ["weight", "weight.0"], [0, 1]),
+        ([], [], []),
+    ],
+)
+def test_layers_are_parsed_from_names(names, layers, groups):
+    found = group_layers(names)
+    assert found[0] == layers
+    assert found[1].tolist() == groups
+
+
+def test_the_mean_is_over_the_tasks_that_have_the_number():
+    base, tasks = fine_tunes(2)
+    report = Merge(base, [tasks[0], [tensor.clone() for tensor in base]]).report()
+    same = report["tasks"][1]
+    assert same["error"]["rescaled"] is None
+    assert same["cosine"]["unified"] is None
+    assert same["scales"]["global"] == 1
+    assert report["mean"]["error"]["rescaled"] == report["tasks"][0]["error"]["rescaled"]
+    assert report["mean"]["norm"] == pytest.approx(report["tasks"][0]["norm"] / 2)
+    assert any("task-1 equals the base" in text for text in report["warnings"])
+    # One task alone is restored exactly.
+    assert report["tasks"][0]["error"]["rescaled"] == pytest.approx(0, abs=1e-12)
+    assert report["tasks"][0]["density"] == 1
+
+
+def test_sizes(report):
+    sizes = report["sizes"]
+    assert sizes["artifact"] == 1008
+    assert sizes["artifact_and_base"] == 2008
+    assert sizes["one_bit_and_base"] == 1108
+
+
+def test_a_report_is_json_without_nan(report):
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+
+
+def test_healthy_tasks_cause_no_warning(report):
+    assert report["warnings"] == []
+
+
+def warnings_of(base, tasks, **method):
+    return Merge(base, tasks, **method).report()["warnings"]
+
+
+def test_unequal_norms_are_warned_of():
+    texts = warnings_of(*fine_tunes(3, [0.1, 0.1, 0.02]))
+    assert any("times as long as that of task-2" in text for text in texts)
+    # Far too much of the others is masked in, so that its L1 rescaler leaves it worse than the base.
+    assert not any("lost every vote" in text for text in texts)
+
+
+def test_a_task_restored_farther_than_the_base_is_warned_of():
+    # The specification's counterexample to the paper's proof.
+    base, small, large = (
+        torch.zeros(7),
+        torch.tensor([10.0, 1, 1, 1, -1, -1, -1]),
+        torch.tensor([10.0, 1, 1, 1, 3, 3, 3]),
+    )
+    texts = warnings_of([base], [[small], [large]])
+    entry = Merge([base], [[small], [large]]).report()["tasks"][0]
+    assert entry["error"]["rescaled"] < 1
+    assert not any("farther from its checkpoint" in text for text in texts)
+    # A task that is outvoted but where others are huge.
+    giant = torch.tensor([100.0, 0, 0, 0, 0, 0, 0])
+    tiny = torch.tensor([1.0, 1, 1, 1, 1, 1, 1])
+    rival = -3 * tiny * (giant == 0)
+    texts = warnings_of([base], [[giant], [tiny + giant / 100], [rival]], rescale="none")
+    assert any("task-1 is restored farther" in text and "rescale l2 gives" in text for text in texts)
+
+
+def test_a_task_that_lost_every_vote_is_warned_of():
+    base, tasks = fine_tunes(1)
+    against = [[b - 0.5 * (w - b) for b, w in zip(base, tasks[0], strict=True)]]
+    merge = Merge(base, tasks + against)
+    report = merge.report()
+    assert report["tasks"][1]["density"] == 0
+    assert report["tasks"][1]["scales"]["global"] == 0
+    assert report["tasks"][1]["error"]["rescaled"] == 1
+    assert any("task-1 lost every vote" in text for text in report["warnings"])
+
+
+def test_another_base_is_warned_of():
+    base, tasks = fine_tunes(3)
+    other = [tensor * 2 for tensor in tensors(99)]
+    far = [[o + 0.01 * c for o, c in zip(other, tensors(50 + i), strict=True)] for i in range(2)]
+    texts = warnings_of(base, [*tasks, *far])
+    assert sum("farther from the base than the base is from zero" in text for text in texts) == 2
+    assert any("task-3 and task-4" in text and "another model than this base" in text for text in texts)
+    assert any("all task vectors nearly coincide" in text for text in warnings_of(tensors(7), tasks))
+
+
+def test_a_single_model_has_no_masks_and_no_rescalers():
+    base, tasks = fine_tunes()
+    average = [torch.stack(parts).mean(0) for parts in zip(*tasks, strict=True)]
+    report = Merge(base, tasks, unified=average, method="average").report(sizes={**SIZES, "masks": 0, "extras": 0})
+    assert report["method"]["masks"] is False
+    assert report["sizes"] == {"checkpoints": 4000, "base": 1000, "unified": 900, "masks": 0, "extras": 0} | {
+        "artifact": 900
+    }
+    text = "\n".join(report_lines(report))
+    assert "λ" not in text
+    assert "1-bit" not in text
+    assert "error unified" in text
+
+
+@pytest.mark.parametrize("rescale", ["global", "official", "tensor", "l2", "tensor_l2", "none"])
+def test_tables_name_every_task_and_the_mode_in_use(rescale):
+    merge = Merge(*fine_tunes(3, [0.1, 0.1, 0.02]), rescale=rescale)
+    report = merge.report()
+    lines = report_lines(report)
+    table = lines[: lines.index("")]
+    assert [line.split()[0] for line in table] == ["task", "task-0", "task-1", "task-2", "mean"]
+    # Columns end at the same place.
+    assert len({len(line) for line in table}) == 1
+    error = report["tasks"][1]["error"]
+    assert table[2].split()[-3:] == [f"{error[key]:.3f}" for key in ("masked", "rescaled", "one_bit")]
+    assert max(map(len, table)) <= 100
+    assert any("1,008" in line and "25.2 %" in line for line in lines)
+    assert f"warning: {report['warnings'][0]}" in lines
+    markdown = report_markdown(report)
+    tables = [part for part in markdown.split("\n\n") if part.startswith("|")]
+    assert len(tables) == 3
+    for part in tables:
+        assert len({line.count("|") for line in part.splitlines()}) == 1
+    assert f"- **Warning**: {report['warnings'][0]}" in markdown
+
+
+@pytest.mark.parametrize("changes", [{"names": ["a"]}, {"gram": np.zeros((2, 2))}, {"totals": np.zeros((6, 3))}])
+def test_arrays_that_do_not_fit_are_refused(merge, changes):
+    with pytest.raises(ValueError, match="got"):
+        merge.report(**changes)
