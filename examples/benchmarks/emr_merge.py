@@ -157,7 +157,14 @@ class Benchmark:
         words = {"artifact": str(self.out), "tasks": tasks, "base": str(self.set / "base")}
         count = 20 if self.words.quick else COPIES
         row = run_program("switch", {**words, "rounds": count, "threads": CORES}, self.stderr)
-        self.log.add("use/0", {**row, "files": sizes})
+        archive = self.scratch / "merged.tar.zst"
+        archive.unlink(missing_ok=True)
+        words = {"artifact": str(self.out), "archive": str(archive), "level": 3}
+        packed = run_program("pack", words, self.stderr)
+        archive.unlink()
+        packed = {"seconds": packed["seconds"], **packed["result"]}
+        self.log.add("use/0", {**row, "files": sizes, "archive": packed})
+        print(f"{'use/0':24} switched {count} times, packed in {packed['seconds']:.2f} s", flush=True)
         remove(self.out)
 
 

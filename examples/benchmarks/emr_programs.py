@@ -147,9 +147,26 @@ def switch(artifact: str, tasks: list[str], base: str, rounds: int, threads: int
     return work
 
 
-PROGRAMS: dict[str, Callable[..., Work]] = {
-    program.__name__: program for program in (hf_ext_merge, in_memory, mergekit, fusion_bench, read_write, switch)
-}
+def pack(artifact: str, archive: str, level: int) -> Work:
+    """The artifact as one compressed file."""
+    from hf_ext.emr.archive_emr import pack
+
+    def work() -> dict[str, int]:
+        pack(artifact, archive, level=level)
+        return {"level": level, "archive_bytes": os.path.getsize(archive)}
+
+    return work
+
+
+PROGRAMS: tuple[Callable[..., Work], ...] = (
+    hf_ext_merge,
+    in_memory,
+    mergekit,
+    fusion_bench,
+    read_write,
+    switch,
+    pack,
+)
 
 
 def memory() -> dict[str, int]:
@@ -187,7 +204,7 @@ def counters() -> dict[str, float]:
 
 
 def measure(program: str, words: dict[str, Any], sample: bool) -> dict[str, Any]:
-    work = PROGRAMS[program](**words)
+    work = {function.__name__: function for function in PROGRAMS}[program](**words)
     imports = time.perf_counter() - STARTED
     gc.collect()
     # 5 resets the high-water mark to what is resident now.

@@ -90,7 +90,7 @@ def use_summary(row: dict[str, Any]) -> dict[str, Any]:
         "copy_seconds": medians["copy"],
         "switch_over_copy": statistics.median(ratios),
         "turns": len(ratios),
-        "archives": row.get("archives", {}),
+        "archive": {**row["archive"], "files_bytes": sum(row["files"].values())},
         "files": row["files"],
     }
 
@@ -125,12 +125,12 @@ def draw(table: dict[str, Any], memory: list[dict[str, Any]], path: Path) -> Non
     time_axes, peak_axes, curve_axes = figure.subplots(1, 3, width_ratios=(1, 1, 0.8))
     names = list(reversed(table))
     colours = ["tab:green" if name in ("merge", "merge_command", "average", "ties") else "tab:grey" for name in names]
-    for axes, key, scale, title in (
-        (time_axes, "process_seconds", 1, "wall time of the whole process, s"),
-        (peak_axes, "process_peak", 1e6, "peak resident memory of the process, MB"),
+    for axes, key, scale, style, title in (
+        (time_axes, "process_seconds", 1, "{:.1f}", "wall time of the whole process, s"),
+        (peak_axes, "process_peak", 1e6, "{:,.0f}", "peak resident memory of the process, MB"),
     ):
         bars = axes.barh([LABELS[name] for name in names], [table[name][key] / scale for name in names], color=colours)
-        axes.bar_label(bars, fmt="%.3g", padding=2)
+        axes.bar_label(bars, fmt=style, padding=2)
         axes.set(xscale="log", title=title)
         axes.margins(x=0.25)
     peak_axes.set_yticklabels([])
