@@ -76,7 +76,13 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
 
 
 def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any]) -> str:
-    config, template_name = _read_config(folder)
+    # Merges read and write checkpoints, so their room needs this one.
+    from ..emr.card_emr import card_values, metadata, read_merge
+
+    merge = read_merge(folder)
+    config, template_name = (
+        _read_config(folder) if merge is None else (_read_optional(folder / "config.json"), "emr.md")
+    )
     training = _read_training(folder / "training.json")
     arguments = training.get("arguments") or {}
     fields, source = _template(template_name)
@@ -84,7 +90,9 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     if template_name == "adapter.md" and installed_room(method) is not None:
         # an adapter of ours does the task of its method, under the same licence
         fields = {**_template(f"{method}.md")[0], **fields}
-    metadata = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
+    if merge is not None:
+        fields = {**fields, **metadata(merge)}
+    front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
     body = _environment().from_string(source)
     text = body.render(
         title=repo_id.rpartition("/")[2],
@@ -97,8 +105,9 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         degradation=_flatten(training.get("task") or arguments.get("task") or {}),
         training=_training_rows(training, arguments),
         model=_model_rows(folder, config),
+        **(card_values(merge, folder, config, repo_id) if merge is not None else {}),
     )
-    return f"---\n{metadata.to_yaml().strip()}\n---\n\n{MARKER}\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    return f"---\n{front.to_yaml().strip()}\n---\n\n{MARKER}\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def _template(name: str) -> tuple[dict[str, Any], str]:

@@ -15,12 +15,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from transformers import CONFIG_MAPPING
 
 from .safetensors_headers import parse_json_object
 
 # The roles whose files travel with a checkpoint; tests, training and references stay at home.
 SHIPPED_ROLES = ("configuration", "modeling", "ops", "kernels", "streaming", "processing", "image_processing")
+# What restores a task of an artifact of EMR-Merging where hf_ext is not installed.
+_LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
 _TIMEOUT_SECONDS = 3600
 _STDERR_TAIL = 2000
 _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
@@ -64,6 +67,21 @@ def room_of(folder: Path) -> ModuleType | None:
     return installed_room(str(_read_json(config).get("model_type"))) if config.is_file() else None
 
 
+def room_code(room: ModuleType) -> dict[str, Path]:
+    """
+    The files of a room that travel with checkpoints.
+
+    Args:
+        room (`ModuleType`): A sub-package of hf_ext.
+
+    Returns:
+        `dict[str, Path]`: The installed files by name.
+    """
+    assert room.__file__ is not None
+    home = Path(room.__file__).parent
+    return {file.name: file for role in SHIPPED_ROLES for file in sorted(home.glob(f"{role}_*.py"))}
+
+
 def verify_code(folder: Path) -> None:
     """
     Checks that a folder holds and names no code except files of the installed package, unchanged.
@@ -75,10 +93,9 @@ def verify_code(folder: Path) -> None:
         ValueError: A `.py` file that is not the installed package's, or a JSON file that names code elsewhere.
     """
     room = room_of(folder)
-    allowed: dict[str, Path] = {}
-    if room is not None and room.__file__ is not None:
-        home = Path(room.__file__).parent
-        allowed = {file.name: file for role in SHIPPED_ROLES for file in home.glob(f"{role}_*.py")}
+    allowed = {} if room is None else room_code(room)
+    if (folder / "emr.json").is_file():
+        allowed[_LOADER.name] = _LOADER
     shipped = set()
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()
@@ -133,15 +150,19 @@ def _strings(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def check_loads(folder: str | Path) -> None:
+def check_loads(folder: str | Path, *, endpoint: str | None = None, token: str | bool | None = None) -> None:
     """
     Loads a staged folder in a new process that cannot import hf_ext, has no network and no token.
 
     Every class that `auto_map` names is loaded (an adapter: its configuration and weights), then the image processor
-    and the tokenizer. The class that was saved must find all of its weights, and the file no others.
+    and the tokenizer. The class that was saved must find all of its weights, and the file no others. Of an artifact of
+    EMR-Merging the merged model is loaded, and its first task restored by `emr_loader.py`: for that, a base on a Hub
+    is downloaded if it is not in the cache.
 
     Args:
         folder (`str` or `Path`): A folder that [`stage`] wrote.
+        endpoint (`str`, *optional*): Address of the Hub, for the base of an artifact. Defaults to `HF_ENDPOINT`.
+        token (`str` or `bool`, *optional*): Token of that Hub.
 
     Raises:
         ValueError: The folder holds code that is not the installed package's (nothing was run), or it does not load;
@@ -149,6 +170,7 @@ def check_loads(folder: str | Path) -> None:
     """
     folder = Path(folder).resolve()
     verify_code(folder)
+    base = _fetch_base(folder, endpoint, token)
     probe = Path(__file__).with_name("load_probe.py").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as home:
         environment = {key: value for key, value in os.environ.items() if key not in _CREDENTIALS}
@@ -160,7 +182,7 @@ def check_loads(folder: str | Path) -> None:
         }
         try:
             result = subprocess.run(
-                [sys.executable, "-c", probe, str(folder)],
+                [sys.executable, "-c", probe, str(folder), *([str(base)] if base else [])],
                 cwd=home,
                 env=environment,
                 capture_output=True,
@@ -174,6 +196,18 @@ def check_loads(folder: str | Path) -> None:
             f"{folder}: does not load where hf_ext is not installed; nothing was uploaded. The process said:\n"
             f"{result.stderr[-_STDERR_TAIL:].strip()}"
         )
+
+
+def _fetch_base(folder: Path, endpoint: str | None, token: str | bool | None) -> Path | None:
+    """The weights that tasks of an artifact are restored from, where they are on a Hub."""
+    if not (folder / "emr.json").is_file():
+        return None
+    base = _read_json(folder / "emr.json")["base"]
+    if base["folder"] is not None:
+        return None
+    repo_id = base["source"].partition("@")[0]
+    options: dict[str, Any] = {"endpoint": endpoint, "token": token, "allow_patterns": list(base["files"])}
+    return Path(snapshot_download(repo_id, revision=base["revision"], **options))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Loads a staged folder as a stranger would. Run by `load_check` in a process of its own, never imported.
 
-In that process hf_ext cannot be imported, so the code beside the weights is what loads. Arguments: the folder.
+In that process hf_ext cannot be imported, so the code beside the weights is what loads. Arguments: the folder, and for
+an artifact of EMR-Merging the folder of its base, unless that is inside.
 """
 
 import importlib.abc
@@ -27,6 +28,11 @@ def _load_transformers(folder: Path) -> None:
     import transformers
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if "_class_name" in config:
+        import diffusers
+
+        _load_model(getattr(diffusers, config["_class_name"]), folder, True)
+        return
     (saved,) = config["architectures"]
     # load_check has verified that all code in the folder is that of the installed package
     auto_map = config.get("auto_map", {})
@@ -50,6 +56,25 @@ def _load_processors(folder: Path) -> None:
             loader.from_pretrained(folder, trust_remote_code=trust)
 
 
+def _load_merged(folder: Path, base: str | None) -> None:
+    """The merged model by its class, and the first task by the loader that travels with it."""
+    import runpy
+
+    import transformers
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if "_class_name" in config or config.get("auto_map"):
+        _load_transformers(folder)
+    else:
+        # a base may leave weights of its class to be made anew, and so does what was merged on it
+        _load_model(getattr(transformers, (config.get("architectures") or ["AutoModel"])[0]), folder, False)
+    # load_check has verified that it is the installed package's
+    loader = runpy.run_path(str(folder / "emr_loader.py"))
+    task = next(iter(json.loads((folder / "emr.json").read_text(encoding="utf-8"))["tasks"]))
+    if not loader["restore"](folder, task, base):
+        raise SystemExit(f"the task {task} has no weights")
+
+
 def _load_adapter(folder: Path) -> None:
     import peft
 
@@ -61,7 +86,9 @@ def _load_adapter(folder: Path) -> None:
 if __name__ == "__main__":
     sys.meta_path.insert(0, _Absent())
     directory = Path(sys.argv[1])
-    if (directory / "adapter_config.json").exists():
+    if (directory / "emr.json").exists():
+        _load_merged(directory, sys.argv[2] if len(sys.argv) > 2 else None)
+    elif (directory / "adapter_config.json").exists():
         _load_adapter(directory)
     else:
         _load_transformers(directory)

@@ -12,6 +12,7 @@ import tempfile
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -32,21 +33,26 @@ from transformers.image_processing_base import ImageProcessingMixin
 from .cards import write_card
 from .checkpoints import open_checkpoint
 from .folders import replace_folder, sync_folder
-from .load_check import SHIPPED_ROLES, check_loads, installed_room, refuse_kernels, room_of, verify_code
+from .load_check import SHIPPED_ROLES, check_loads, installed_room, refuse_kernels, room_code, room_of, verify_code
 from .safetensors_headers import parse_json_object
 
+# Its presence makes a folder an artifact of EMR-Merging.
+MANIFEST = "emr.json"
 Source: TypeAlias = PreTrainedModel | PeftModel | str | Path
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 # What a checkpoint of another library consists of; everything else in its folder stays behind.
-_COPIED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*")
-# What describes a run and its results; the card is made from it.
-_REPORTS = ("eval.json", "training.json")
+_COPIED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "report.png")
+# What describes a run or a merge and its results; the card is made from it.
+_REPORTS = ("eval.json", "training.json", "report.json", "report.png")
 # Files of an earlier push that would be wrong beside the new ones. Other files in the repository are left alone.
+# The folders are those of an artifact of EMR-Merging.
+_ARTIFACT_FOLDERS = ("tasks/", "base/")
 _REPLACED = re.compile(
     r"(model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
     rf"|({'|'.join(SHIPPED_ROLES)})_\w+\.py"
     r"|config\.json|adapter_config\.json|preprocessor_config\.json|eval\.json|training\.json"
+    r"|emr\.json|emr_loader\.py|report\.(json|png)"
     r"|\.eval_results/hf_ext\.yaml"
 )
 
@@ -66,7 +72,8 @@ def stage(
     One of our models is loaded by the class of the installed package and saved again, so its code files are always the
     installed ones. A folder of another transformers model, or of a peft adapter, is copied: safetensors, JSON,
     tokenizer files, README and licence. `eval.json` and `training.json` go along as they are. Code (`*.py`) and
-    pickles in such a folder are refused; whatever else lies in it (logs, resume states) stays behind.
+    pickles in such a folder are refused; whatever else lies in it (logs, resume states) stays behind. Of an artifact
+    of EMR-Merging go along the tasks, the report and the installed loader, if its base is on a Hub or inside it.
 
     Args:
         source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): A model in memory, or a local folder.
@@ -151,7 +158,7 @@ def push(
             source, Path(place, repo_id.rpartition("/")[2]), processor=processor, repo_id=repo_id, license=license
         )
         if check:
-            check_loads(folder)
+            check_loads(folder, endpoint=endpoint, token=token)
         api = HfApi(endpoint=endpoint, token=token)
         _create(api, repo_id, branch, private)
         return _commit(api, folder, repo_id, branch, create_pr, commit_message)
@@ -199,7 +206,9 @@ def _write_folder(folder: Path, out: Path) -> None:
     with open_checkpoint(folder):
         pass
     room = room_of(folder)
-    if (folder / "adapter_config.json").is_file():
+    if (folder / MANIFEST).is_file():
+        _write_artifact(folder, out, room)
+    elif (folder / "adapter_config.json").is_file():
         if room is None:
             _refuse_files(folder, ("*.py",), "code")
         _copy(folder, out)
@@ -217,6 +226,21 @@ def _write_folder(folder: Path, out: Path) -> None:
                 shutil.copyfile(folder / name, out / name)
     else:
         raise ValueError(f"{folder}: neither config.json nor adapter_config.json in it; is it a checkpoint?")
+
+
+def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
+    # The room of EMR-Merging reads and writes checkpoints, so it needs this one.
+    from ..emr.publishing_emr import LOADER, copy_artifact
+
+    code = {} if room is None else room_code(room)
+    foreign = sorted(
+        name for path in folder.rglob("*.py") if (name := path.relative_to(folder).as_posix()) not in {LOADER, *code}
+    )
+    if foreign:
+        raise ValueError(f"{folder}: {foreign[0]} is code, which is not published; take it out of the folder first")
+    copy_artifact(folder, out)
+    for name, path in code.items():
+        shutil.copyfile(path, out / name)
 
 
 def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, ImageProcessingMixin | None]:
@@ -284,7 +308,9 @@ def _commit(api: HfApi, folder: Path, repo_id: str, branch: str, create_pr: bool
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     parent = api.repo_info(repo_id, revision=branch).sha
     present = api.list_repo_tree(repo_id, revision=parent, recursive=True)
-    stale = [item.path for item in present if isinstance(item, RepoFile) and _REPLACED.fullmatch(item.path)]
+    files = [item.path for item in present if isinstance(item, RepoFile)]
+    folders = _ARTIFACT_FOLDERS if MANIFEST in files else ()
+    stale = [name for name in files if _REPLACED.fullmatch(name) or name.startswith(folders)]
     with ExitStack() as stack:
         as_files = _lacks_xet(api, repo_id, branch)
         operations: list[CommitOperationAdd | CommitOperationDelete] = [
