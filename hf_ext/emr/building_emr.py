@@ -1,0 +1,256 @@
+"""From a task's files and weights to its model: the class that its configuration names, of transformers, diffusers or
+peft; and where in the model each tensor of the checkpoint went, so that another task's can be put there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto import modeling_auto
+
+# What may differ between two tasks of one network: nothing that its construction reads, but for the width of a head.
+_LABEL_KEYS = ("id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
+_ORIGIN_KEYS = ("_name_or_path", "transformers_version", "_diffusers_version", "base_model_name_or_path")
+
+
+@dataclass
+class BuiltModel:
+    """
+    A model with the weights of a task.
+
+    Args:
+        model (`torch.nn.Module`): The model, in evaluation mode.
+        names (`frozenset[str]`): Names of the tensors of the checkpoint.
+        places (`dict[str, str]`): Name in the model of each of them that the model uses.
+        complete (`bool`):
+            Whether this tells all. If not, the library transforms tensors or initialises new ones, and the weights of
+            another task cannot be put into the model in place.
+    """
+
+    model: torch.nn.Module
+    names: frozenset[str]
+    places: dict[str, str]
+    complete: bool
+
+
+def build_model(
+    library: str,
+    files: Mapping[str, Path],
+    weights: Callable[[], dict[str, torch.Tensor]],
+    *,
+    source: str,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    trust_remote_code: bool = False,
+) -> BuiltModel:
+    """
+    Builds the model of a task.
+
+    Args:
+        library (`str`): `transformers`, `diffusers` or `peft`.
+        files (`Mapping[str, Path]`): Files of the checkpoint beside its weights, by name.
+        weights (`Callable`): Makes the tensors by name; called once. The model may keep them as its own.
+        source (`str`): Where the weights come from; the configuration's `name_or_path`.
+        dtype (`torch.dtype`, *optional*): Type of the model; by default as `from_pretrained` chooses.
+        device (`torch.device`, *optional*): Where to put it; the CPU by default.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code among `files` may be run.
+
+    Returns:
+        [`BuiltModel`]: The model.
+
+    Raises:
+        ValueError: The files name no class that is installed or may be run.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, path in files.items():
+            shutil.copyfile(path, folder / file)
+        if library == "transformers":
+            built = _build_transformers(folder, weights(), source, dtype, trust_remote_code)
+        elif library == "diffusers":
+            built = _build_diffusers(folder, weights(), dtype)
+        else:
+            built = _build_adapter(folder, weights(), dtype, trust_remote_code)
+    if device is not None:
+        cast(Any, built.model).to(device)
+    built.model.eval()
+    return built
+
+
+def same_network(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """
+    Whether two configurations describe one network, which may have heads for other labels.
+
+    Args:
+        first (`Mapping[str, Any]`): Content of one `config.json` or `adapter_config.json`.
+        second (`Mapping[str, Any]`): Content of the other.
+
+    Returns:
+        `bool`: Whether one model can take the weights of both.
+    """
+    kept = [
+        {key: value for key, value in one.items() if key not in _LABEL_KEYS + _ORIGIN_KEYS} for one in (first, second)
+    ]
+    return kept[0] == kept[1]
+
+
+def relabel(model: torch.nn.Module, config: PreTrainedConfig) -> None:
+    """
+    Gives a model the label names of another task, and its head the width that they need.
+
+    Args:
+        model (`torch.nn.Module`): The model; parameters of another shape become new ones, uninitialised.
+        config ([`~transformers.PreTrainedConfig`]): Configuration of the same network with other labels.
+    """
+    owned = cast(Any, model).config
+    same_width = owned.num_labels == config.num_labels
+    for key in ("id2label", "label2id", "problem_type"):
+        setattr(owned, key, getattr(config, key, None))
+    if same_width:
+        return
+    with torch.device("meta"):
+        outline = type(model)(config)
+    modules = dict(model.named_modules())
+    for name, part in outline.named_modules():
+        for key, value in vars(part).items():
+            # `num_labels`, `out_features` and the like; not what a user switched on the model at hand
+            plain = isinstance(value, int | float | str | tuple) and key != "training" and not key.startswith("_")
+            if plain and vars(modules[name]).get(key) != value:
+                setattr(modules[name], key, value)
+        for key, wanted in part.named_parameters(recurse=False):
+            held = getattr(modules[name], key)
+            if held.shape != wanted.shape:
+                fresh = torch.empty(wanted.shape, dtype=held.dtype, device=held.device)
+                setattr(modules[name], key, torch.nn.Parameter(fresh, requires_grad=held.requires_grad))
+
+
+def model_class(config: PreTrainedConfig, folder: Path, trust_remote_code: bool) -> type[PreTrainedModel]:
+    """
+    Finds the class that a configuration names: in transformers, registered with it (as ours are), or remote code.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]): The configuration.
+        folder (`Path`): Where its code lies, if there is any.
+        trust_remote_code (`bool`): Whether that may be run.
+
+    Returns:
+        `type[PreTrainedModel]`: The class.
+
+    Raises:
+        ValueError: There is no such class.
+    """
+    import transformers
+
+    names = config.architectures or []
+    if len(names) != 1:
+        raise ValueError(f"config.json of the task names the architectures {names}; exactly one class is needed")
+    name = names[0]
+    found = getattr(transformers, name, None)
+    if isinstance(found, type) and issubclass(found, PreTrainedModel):
+        return found
+    for auto in vars(modeling_auto).values():
+        mapping = getattr(auto, "_model_mapping", {})
+        registered = mapping.get(type(config)) if isinstance(auto, type) else None
+        for candidate in registered if isinstance(registered, list | tuple) else [registered]:
+            if getattr(candidate, "__name__", None) == name:
+                return cast(type[PreTrainedModel], candidate)
+    for reference in (getattr(config, "auto_map", None) or {}).values():
+        if trust_remote_code and isinstance(reference, str) and reference.rpartition(".")[2] == name:
+            return cast(type[PreTrainedModel], get_class_from_dynamic_module(reference, str(folder)))
+    raise ValueError(
+        f"the model class {name!r} of the task is neither in transformers nor registered with it; import the package "
+        "that defines it, or, if you trust the code that came with the artifact, pass trust_remote_code=True"
+    )
+
+
+def _build_transformers(
+    folder: Path, weights: dict[str, torch.Tensor], source: str, dtype: torch.dtype | None, trust_remote_code: bool
+) -> BuiltModel:
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    kind = model_class(config, folder, trust_remote_code)
+    model, report = cast(Any, kind).from_pretrained(
+        None, config=config, state_dict=dict(weights), dtype=dtype or "auto", output_loading_info=True
+    )
+    model.config.name_or_path = source
+    if model.can_generate() and (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    unused = set(report["unexpected_keys"])
+    places = _find_places(model, {name: value for name, value in weights.items() if name not in unused})
+    complete = len(places) + len(unused & weights.keys()) == len(weights) and not report["missing_keys"]
+    return BuiltModel(model, frozenset(weights), places, complete and not report["mismatched_keys"])
+
+
+def _build_diffusers(folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype | None) -> BuiltModel:
+    import diffusers
+
+    config = diffusers.ModelMixin.load_config(folder)
+    name = config.get("_class_name")
+    kind = getattr(diffusers, str(name), None)
+    if not isinstance(kind, type) or not issubclass(kind, diffusers.ModelMixin):
+        raise ValueError(f"config.json of the task names {name!r}, which is no model class of the installed diffusers")
+    model = cast(Any, kind).from_config(config)
+    model.load_state_dict(weights, strict=True)
+    kept = next((value.dtype for value in weights.values() if value.is_floating_point()), torch.float32)
+    model.to(dtype or kept)
+    return BuiltModel(model, frozenset(weights), {name: name for name in weights}, True)
+
+
+def _build_adapter(
+    folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype | None, trust_remote_code: bool
+) -> BuiltModel:
+    import peft
+
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    kinds: dict[str | None, Any] = {
+        None: peft.AutoPeftModel,
+        "CAUSAL_LM": peft.AutoPeftModelForCausalLM,
+        "FEATURE_EXTRACTION": peft.AutoPeftModelForFeatureExtraction,
+        "QUESTION_ANS": peft.AutoPeftModelForQuestionAnswering,
+        "SEQ_2_SEQ_LM": peft.AutoPeftModelForSeq2SeqLM,
+        "SEQ_CLS": peft.AutoPeftModelForSequenceClassification,
+        "TOKEN_CLS": peft.AutoPeftModelForTokenClassification,
+    }
+    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    if trust_remote_code:
+        options["trust_remote_code"] = True
+    kind = kinds[peft.PeftConfig.from_pretrained(str(folder)).task_type]
+    model = kind.from_pretrained(str(folder), import_allowlist=["transformers", "diffusers", "hf_ext"], **options)
+    # The names of the file are peft's own for its parameters, which lie where these tensors do.
+    own = {value.data_ptr(): name for name, value in model.named_parameters(remove_duplicate=False)}
+    saved = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    places = {name: own[saved[name].data_ptr()] for name in weights if name in saved}
+    return BuiltModel(model, frozenset(weights), places, len(places) == len(weights))
+
+
+def _find_places(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """
+    Where each tensor is in the model: it took the tensor itself, or a converted copy under its name with or without
+    the prefix of the base model. Tensors of which neither is true were transformed and have no place.
+    """
+    held = model.state_dict()
+    pointers = {value.data_ptr(): name for name, value in reversed(held.items()) if value.numel()}
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    places = {}
+    for name, value in weights.items():
+        place = pointers.get(value.data_ptr()) if value.numel() else None
+        candidates = [] if place is None else [place]
+        candidates += [name, prefix + name, name.removeprefix(prefix)]
+        for candidate in candidates:
+            found = held.get(candidate)
+            if (
+                found is not None
+                and found.shape == value.shape
+                and torch.equal(found.cpu(), value.to(found.dtype).cpu())
+            ):
+                places[name] = candidate
+                break
+    return places

@@ -1,0 +1,215 @@
+"""A model that turns into any task of an artifact: EMR-Merging (arXiv 2405.17461) in use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from .building_emr import BuiltModel, build_model, relabel, same_network
+from .weights_emr import TaskWeights
+
+
+class EMRModel:
+    """
+    A model with the weights, head and label names of one task of a merge, which another task's can replace in place.
+
+    `model` is an ordinary model of transformers, diffusers or peft. The weights of a task are always computed from the
+    base, Ŵ_t = W_0 + λ_t·M_t ⊙ τ_uni: switching back and forth changes no bit. Made by [`~EMRModel.from_pretrained`].
+
+    Attributes:
+        model (`torch.nn.Module`): The model of the current task.
+        current (`str` or `None`): The current task; `None` after a switch that failed half way.
+        weights ([`TaskWeights`]): The artifact's weights.
+    """
+
+    def __init__(
+        self,
+        weights: TaskWeights,
+        task: str,
+        *,
+        source: str,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.weights = weights
+        self.current: str | None = None
+        self._source = source
+        self._device = torch.device(device or "cpu")
+        self._dtype = dtype
+        self._trust_remote_code = trust_remote_code
+        self._built: BuiltModel = self._build(task)
+        self._config = self._read_config(task)
+        self.current = task
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_id: str | Path,
+        task: str | None = None,
+        *,
+        base: str | Path | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        endpoint: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        rescale: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> EMRModel:
+        """
+        Loads an artifact of `hf-ext merge` with one of its tasks. Of a Hub, only the root files, the base and the
+        tasks that are used are fetched.
+
+        Args:
+            path_or_id (`str` or `Path`): Folder, or `org/name` or `org/name@revision` on a Hub.
+            task (`str`, *optional*): The task to start with; the first one by default.
+            base (`str` or `Path`, *optional*): Folder or Hub id of the base, if it is not where the artifact says. It
+                must be the base of the merge.
+            revision (`str`, *optional*): Branch, tag or commit of the artifact.
+            token (`str` or `bool`, *optional*): Token of the Hub; `None` uses the one that was logged in with.
+            endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
+            device (`torch.device` or `str`, *optional*): Where the model runs; the CPU by default. On another device
+                base and root weights are kept there too.
+            dtype (`torch.dtype`, *optional*): Type of the model's weights; by default as `from_pretrained` chooses.
+            rescale (`str`, *optional*): Another rescale mode than the one that the artifact was made with: `global`,
+                `official`, `tensor`, `l2`, `tensor_l2` or `none`.
+            trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code that comes with the artifact may
+                be run where no installed package knows the model.
+
+        Returns:
+            [`EMRModel`]: The model.
+
+        Raises:
+            ValueError: No such artifact or task, a base that is not the merge's, a model class that is not installed;
+                the message says what to do.
+        """
+        weights = TaskWeights(
+            path_or_id, base=base, revision=revision, token=token, endpoint=endpoint, rescale=rescale
+        )
+        return cls(
+            weights,
+            next(iter(weights.manifest.tasks)) if task is None else task,
+            source=str(path_or_id),
+            device=device,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+        )
+
+    @property
+    def model(self) -> Any:
+        """The model of the current task."""
+        return self._built.model
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks."""
+        return list(self.weights.manifest.tasks)
+
+    def set_task(self, task: str) -> EMRModel:
+        """
+        Gives the model another task's weights, head and label names.
+
+        This happens in place, in `model` itself, for tasks whose configurations differ in their labels only. A task of
+        another class, or with another configuration, gets a new `model`.
+
+        Args:
+            task (`str`): Name of the task. Its files are fetched when they are first used.
+
+        Returns:
+            [`EMRModel`]: This object.
+
+        Raises:
+            ValueError: There is no such task, or its files are damaged.
+        """
+        if task == self.current:
+            return self
+        config = self._read_config(task)
+        built = self._built
+        same = built.complete and same_network(config, self._config)
+        if same and self.weights.entries(task).keys() == built.names:
+            # Half-way through, the model is of no task.
+            self.current = None
+            self._restore_in_place(task, config)
+        else:
+            self._built = self._build(task)
+        self._config = config
+        self.current = task
+        return self
+
+    @contextmanager
+    def task(self, name: str) -> Iterator[Any]:
+        """
+        Makes a task the current one inside a `with` block, and the previous one again after it.
+
+        Args:
+            name (`str`): Name of the task.
+
+        Yields:
+            `torch.nn.Module`: `model`, with that task's weights.
+        """
+        previous = self.current
+        self.set_task(name)
+        try:
+            yield self.model
+        finally:
+            if previous is not None:
+                self.set_task(previous)
+
+    def export(self, task: str, out: str | Path) -> Path:
+        """
+        Writes a task as a plain checkpoint folder, which `from_pretrained` loads without this package: weights in
+        safetensors, configuration, and the task's tokenizer or processor. The weights pass tensor by tensor.
+
+        Args:
+            task (`str`): Name of the task.
+            out (`str` or `Path`): A folder that does not exist or is empty.
+
+        Returns:
+            `Path`: The folder.
+
+        Raises:
+            ValueError: There is something at `out`, or no such task.
+        """
+        return self.weights.export(task, out)
+
+    def __call__(self, *arguments: Any, task_ids: Sequence[str] | None = None, **batch: Any) -> Any:
+        """
+        Runs the model on a batch.
+
+        Args:
+            *arguments, **batch: As the model takes them.
+            task_ids (`Sequence[str]`, *optional*): The task of each sample; by default all are of the current task.
+
+        Returns:
+            What the model returns.
+        """
+        return self.model(*arguments, **batch)
+
+    def _read_config(self, task: str) -> dict[str, Any]:
+        files = self.weights.small_files(task)
+        path = files["adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"]
+        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+
+    def _build(self, task: str) -> BuiltModel:
+        return build_model(
+            self.weights.manifest.library,
+            self.weights.small_files(task),
+            lambda: {name: self.weights.restore(task, name) for name in self.weights.entries(task)},
+            source=self._source,
+            dtype=self._dtype,
+            device=self._device,
+            trust_remote_code=self._trust_remote_code,
+        )
+
+    def _restore_in_place(self, task: str, config: dict[str, Any]) -> None:
+        if config != self._config and self.weights.manifest.library == "transformers":
+            relabel(self.model, type(self.model.config).from_dict(config))
+        held = self.model.state_dict()
+        for name, place in self._built.places.items():
+            self.weights.restore_into(task, name, held[place])

@@ -1,0 +1,384 @@
+"""The tasks' weights of an artifact: fetched, verified, and restored tensor by tensor from the base.
+
+Base, root weights and masks are mapped into memory, so they cost no more than the pages that are in use; on a device
+they are kept there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import torch
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
+from safetensors import safe_open
+
+from ..hub.checkpoints import Checkpoint, open_checkpoint
+from ..hub.folders import replace_folder
+from ..hub.safetensors_headers import CheckpointError, TensorInfo
+from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
+from .artifact_emr import compute_scales, open_extras, open_masks, open_unified, read_sums
+from .manifest_emr import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file
+from .ops_emr import restore_block
+
+# Files of a checkpoint beside its weights: configuration, tokenizer, processor, chat template, code.
+_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
+# What an artifact has and a plain checkpoint does not.
+_OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")
+_SHARD_BYTES = 5 * 10**9
+
+
+class _Mapped:
+    """Tensors of safetensors files, mapped into memory; nothing is read until it is used."""
+
+    def __init__(self, checkpoints: Iterable[Checkpoint]) -> None:
+        self.infos: dict[str, TensorInfo] = {}
+        self._files: dict[str, Any] = {}
+        for checkpoint in checkpoints:
+            opened = {name: safe_open(about.path, framework="pt") for name, about in checkpoint.files.items()}
+            for name in checkpoint:
+                self.infos[name] = checkpoint.info(name)
+                self._files[name] = opened[checkpoint.info(name).file]
+            checkpoint.close()
+        self._resident: dict[tuple[str, torch.device], torch.Tensor] = {}
+
+    def get(self, name: str, device: torch.device, *, keep: bool = False) -> torch.Tensor:
+        """The tensor; on the CPU a view of the file, so it must not be written to."""
+        if (name, device) in self._resident:
+            return self._resident[name, device]
+        tensor: torch.Tensor = self._files[name].get_tensor(name).to(device)
+        if keep and device.type != "cpu":
+            self._resident[name, device] = tensor
+        return tensor
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The files of one task; its scales, types and shapes by tensor."""
+
+    record: TaskRecord
+    masks: _Mapped
+    extras: _Mapped
+    scales: dict[str, float]
+    entries: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+class TaskWeights:
+    """
+    The weights of every task of an artifact.
+
+    Opening takes the root files and the base; the files of a task are fetched when they are first needed. Nothing is
+    believed unchecked: names, lengths, types and links of the artifact, and that the base is the one of the merge.
+
+    Args:
+        source (`str` or `Path`): Folder of an artifact, or `org/name` or `org/name@revision` on a Hub.
+        base (`str` or `Path`, *optional*): Where the base is, if not where the artifact says; a folder, or a Hub id
+            as for `source`.
+        revision (`str`, *optional*): Branch, tag or commit; another way to write `@revision`.
+        token (`str` or `bool`, *optional*): Token of the Hub.
+        endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
+        rescale (`str`, *optional*): Another rescale mode than the artifact's: `global`, `official`, `tensor`, `l2`,
+            `tensor_l2` or `none`. The scales are recomputed from the kept sums.
+
+    Attributes:
+        folder (`Path`): The artifact on this disk.
+        manifest ([`Manifest`]): What `emr.json` says.
+
+    Raises:
+        CheckpointError: It is no artifact, or damaged, or its base is not found or another; a `ValueError`.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        base: str | Path | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        endpoint: str | None = None,
+        rescale: str | None = None,
+    ) -> None:
+        self._api = HfApi(endpoint=endpoint, token=token)
+        self._rescale = rescale
+        self._tasks: dict[str, _Opened] = {}
+        self._repository: tuple[str, str] | None = None
+        self.folder = Path(source).expanduser()
+        if not self.folder.exists():
+            self._repository = self._resolve(str(source), revision)
+            self.folder = self._download(*self._repository, [*_SMALL_FILES], ["*/*", "report.json"])
+        elif revision is not None:
+            raise ValueError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
+        self.manifest = Manifest.read(self.folder)
+        self._merged = self.manifest.merged
+        if self._repository:
+            self._download(*self._repository, list(self.manifest.unified))
+        self._unified = _Mapped([open_unified(self.folder, self.manifest)])
+        self._base = _Mapped(self._open_base(base))
+        self._require_base()
+
+    def entries(self, task: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """
+        Lists the tensors of a task's checkpoint.
+
+        Args:
+            task (`str`): Name of the task.
+
+        Returns:
+            `dict[str, tuple[torch.dtype, tuple[int, ...]]]`: Type and shape by name.
+
+        Raises:
+            ValueError: There is no such task, or its files are damaged.
+        """
+        return dict(self._open(task).entries)
+
+    def restore(self, task: str, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
+        """
+        Restores one tensor of a task: Ŵ = W_0 + λ·M ⊙ (W_uni - W_0), or the task's own where it was not merged.
+
+        Args:
+            task (`str`): Name of the task.
+            name (`str`): Name of the tensor in the task's checkpoint.
+            device (`torch.device`, *optional*, defaults to the CPU): Where to restore it.
+
+        Returns:
+            `torch.Tensor`: A new tensor.
+        """
+        dtype, shape = self._open(task).entries[name]
+        out = torch.empty(shape, dtype=dtype, device=device)
+        self.restore_into(task, name, out)
+        return out
+
+    def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:
+        """
+        [`~TaskWeights.restore`] into a tensor that is there; in another type it takes the restored values, converted.
+
+        Args:
+            task (`str`): Name of the task.
+            name (`str`): Name of the tensor in the task's checkpoint.
+            out (`torch.Tensor`): Takes the values; of the tensor's shape.
+        """
+        opened = self._open(task)
+        device = out.device
+        if name not in opened.masks.infos:
+            if name in opened.extras.infos:
+                out.copy_(opened.extras.get(name, device))
+            else:
+                out.copy_(self._base.get(opened.record.base_name(name), device, keep=True))
+            return
+        tensor = self._merged[opened.record.base_name(name)]
+        direct = out.dtype == tensor.dtype and out.is_contiguous()
+        whole = out if direct else torch.empty(out.shape, dtype=tensor.dtype, device=device)
+        flat = whole.view(-1)
+        base = self._base.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
+        restore_block(
+            base.float() if base.dtype == torch.float64 else base,
+            self._unified.get(tensor.name, device, keep=True).view(-1)[: tensor.elements],
+            opened.masks.get(name, device),
+            opened.scales[name],
+            flat[: tensor.elements],
+        )
+        if len(flat) > tensor.elements:
+            flat[tensor.elements :] = opened.extras.get(name, device)
+        if not direct:
+            out.copy_(whole)
+
+    def small_files(self, task: str) -> dict[str, Path]:
+        """
+        Lists what a plain checkpoint of a task has beside its weights.
+
+        Args:
+            task (`str`): Name of the task.
+
+        Returns:
+            `dict[str, Path]`: Files by name: the task's own configuration, and tokenizer or processor files, which
+            are the base's where the task has none.
+        """
+        self._open(task)
+        files: dict[str, Path] = {}
+        for folder in ((), ("tasks", task)):
+            for path in sorted(self.folder.joinpath(*folder).iterdir()):
+                weights = path.name.endswith((".safetensors", ".safetensors.index.json"))
+                if path.is_file() and not weights and not path.name.startswith(".") and path.name not in _OWN_FILES:
+                    files[path.name] = artifact_file(self.folder, *folder, path.name)
+        return files
+
+    def export(self, task: str, out: str | Path) -> Path:
+        """
+        Writes a plain checkpoint of a task, tensor by tensor; the folder appears whole or not at all.
+
+        Args:
+            task (`str`): Name of the task.
+            out (`str` or `Path`): A folder that does not exist or is empty.
+
+        Returns:
+            `Path`: The folder, which `from_pretrained` loads.
+
+        Raises:
+            ValueError: There is something at `out`, or no such task.
+        """
+        out = Path(out).expanduser()
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")
+        files, entries = self.small_files(task), self.entries(task)
+        partial = out.with_name(f".{out.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            for name, path in files.items():
+                shutil.copyfile(path, partial / name)
+            sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in entries.items()}
+            stem = re.sub(r"-\d{5}-of-\d{5}$", "", Path(next(iter(self.manifest.unified))).stem)
+            shards = plan_shards(sizes, _SHARD_BYTES, stem)
+            for file, names in shards.items():
+                self._write(task, partial / file, {name: entries[name] for name in names})
+            if len(shards) > 1:
+                index = partial / f"{stem}.safetensors.index.json"
+                index.write_text(shard_index(shards, sizes), encoding="utf-8")
+            replace_folder(partial, out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return out
+
+    def _write(self, task: str, path: Path, entries: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+        writer = SafetensorsWriter(path, entries)
+        try:
+            for name in entries:
+                writer.write(name, 0, self.restore(task, name))
+        finally:
+            writer.close()
+
+    def _open(self, task: str) -> _Opened:
+        if task in self._tasks:
+            return self._tasks[task]
+        if task not in self.manifest.tasks:
+            known = ", ".join(map(repr, self.manifest.tasks))
+            raise ValueError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
+        if self._repository:
+            skipped = ["*/state.safetensors"] + ([] if self._rescale else ["*/sums.safetensors"])
+            self._download(*self._repository, [f"tasks/{task}/*"], skipped)
+        record = self.manifest.tasks[task]
+        masks = _Mapped([open_masks(self.folder, self.manifest, task)])
+        checkpoint = open_extras(self.folder, self.manifest, task)
+        extras = _Mapped([checkpoint] if checkpoint else [])
+        entries = {}
+        for name in masks.infos:
+            tensor = self._merged[record.base_name(name)]
+            entries[name] = (tensor.dtype, record.tails.get(name, tensor.shape))
+        entries = {name: (info.dtype, info.shape) for name, info in extras.infos.items()} | entries
+        for name in record.shared:
+            info = self._base.infos.get(record.base_name(name))
+            if info is None:
+                raise CheckpointError(
+                    f"{self.folder}: {name!r} of task {task!r} is said to be the base's, which has no such tensor; "
+                    "the artifact is damaged: fetch it again, or merge again."
+                )
+            entries[name] = (info.dtype, info.shape)
+        opened = _Opened(record, masks, extras, self._scales(task, record, masks), entries)
+        return self._tasks.setdefault(task, opened)
+
+    def _scales(self, task: str, record: TaskRecord, masks: _Mapped) -> dict[str, float]:
+        if self._rescale is None:
+            return {name: record.scales[name] if record.scale is None else record.scale for name in masks.infos}
+        merged = list(self._merged.values())
+        named = {record.base_name(name): name for name in masks.infos}
+        part = np.array([[tensor.name in named] for tensor in merged], dtype=bool).reshape(-1, 1)
+        elements = np.array([tensor.elements for tensor in merged], dtype=np.int64)
+        sums = read_sums(self.folder, self.manifest, task)[:, None, :]
+        scales = np.broadcast_to(compute_scales(sums, elements, part, self._rescale), part.shape)
+        return {named[t.name]: float(scale) for t, (scale,) in zip(merged, scales, strict=True) if t.name in named}
+
+    def _open_base(self, given: str | Path | None) -> list[Checkpoint]:
+        """The files of the base, which are those of the merge."""
+        base = self.manifest.base
+        named = base.source + (f" at commit {base.revision}" if base.revision else "")
+        hub = given is None and base.folder is None and base.revision is not None
+        place = Path(given if given is not None else base.source).expanduser()
+        if given is None and base.folder is not None:
+            if self._repository:
+                self._download(*self._repository, [f"{base.folder}/*"])
+            place = self.folder / base.folder
+        elif hub or (given is not None and not place.exists()):
+            where = (base.source, str(base.revision)) if hub else self._resolve(str(given), None)
+            place = self._download(*where, list(base.files))
+        if not place.is_dir():
+            raise CheckpointError(
+                f"the base of this merge, {named}, is not at {place}, and the tasks are restored from it: pass its "
+                "folder or Hub id as `base`."
+            )
+        # What came at its commit from a Hub, or with the artifact, need not be read to be believed.
+        complete = not hub and base.folder is None
+        return [_open_verified(place, file, base, named, complete or given is not None) for file in base.files]
+
+    def _require_base(self) -> None:
+        """The base has what was merged, in the same shapes."""
+        for tensor in self._merged.values():
+            info = self._base.infos.get(tensor.name)
+            if info is None or info.shape != tensor.shape:
+                raise CheckpointError(
+                    f"{self.folder}: tensor {tensor.name!r} {tensor.shape} was merged, and the base has "
+                    f"{'none' if info is None else info.shape}; the artifact is damaged: fetch or merge it again."
+                )
+
+    def _resolve(self, source: str, revision: str | None) -> tuple[str, str]:
+        """Repository and commit of `org/name` or `org/name@revision`."""
+        name, _, written = source.partition("@")
+        if written and revision is not None and written != revision:
+            raise ValueError(f"two revisions for {name}: {written!r} and {revision!r}; give one")
+        if not re.fullmatch(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*", name):
+            raise CheckpointError(f"{source}: no such folder, and not of the form org/name or org/name@revision.")
+        try:
+            return name, str(self._api.resolve_revision(name, revision=written or revision).resolved)
+        except (HfHubHTTPError, HFValidationError, RevisionResolutionError, httpx2.TransportError) as error:
+            raise CheckpointError(
+                f"{source}: no such repository or revision on {self._api.endpoint}, or no access to it "
+                f"({str(error).splitlines()[0]}); check the name, and pass a token if it is private."
+            ) from error
+
+    def _download(self, name: str, commit: str, allowed: list[str], ignored: list[str] | None = None) -> Path:
+        try:
+            folder = snapshot_download(
+                name,
+                revision=commit,
+                allow_patterns=allowed,
+                ignore_patterns=ignored,
+                token=self._api.token,
+                endpoint=self._api.endpoint,
+            )
+        except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.TransportError) as error:
+            raise CheckpointError(
+                f"{name}@{commit[:12]}: {', '.join(allowed)} cannot be fetched from {self._api.endpoint} "
+                f"({str(error).splitlines()[0]}); check the connection and the token, and try again."
+            ) from error
+        return Path(folder)
+
+
+def _open_verified(folder: Path, file: str, base: SourceRecord, named: str, complete: bool) -> Checkpoint:
+    """Opens a file of the base if it is the one of the merge; `complete`: its hash is compared too."""
+    path = artifact_file(folder, file)
+    checkpoint = open_checkpoint(path)
+    found, expected = checkpoint.files[next(iter(checkpoint.files))], base.files[file]
+    differs = None
+    if found.size != expected["bytes"]:
+        differs = f"has {found.size:,} bytes, expected {expected['bytes']:,}"
+    elif expected.get("header_sha256") not in (None, found.header_sha256):
+        differs = "holds other tensors (its header has another SHA-256)"
+    elif complete and expected.get("sha256"):
+        with open(path, "rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if digest != expected["sha256"]:
+            differs = f"has other weights (SHA-256 {digest}, expected {expected['sha256']})"
+    if differs:
+        checkpoint.close()
+        raise CheckpointError(
+            f"{path} {differs}: it is not the base of this merge, which is {named}; pass that one as `base`."
+        )
+    return checkpoint
