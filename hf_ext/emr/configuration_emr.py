@@ -29,7 +29,7 @@ class MergeConfig:
         base (`str`): The model that all tasks were fine-tuned from: a folder, or `org/name` or `org/name@revision`.
         tasks (`dict[str, str]`):
             The fine-tunes by name, each a folder or `org/name[@revision]`. The order matters only to the last bit of
-            sums. A name has up to 64 letters, digits, `.`, `_` and `-`.
+            sums. A name has up to 64 letters, digits, `.`, `_` and `-`; `base` and `merged` are taken.
         method (`str`, defaults to `"emr"`):
             `"emr"` elects, masks and rescales; `"elect"` stops after electing; `"average"`, `"task_arithmetic"` and
             `"ties"` are the usual single models; `"given"` takes the model in `merged`.
@@ -162,10 +162,11 @@ class MergeConfig:
         if not self.tasks:
             raise ValueError("tasks is empty: give at least one `name: folder` or `name: org/name[@revision]`.")
         for name, source in self.tasks.items():
-            if not re.fullmatch(TASK_ID, name) or name in (".", ".."):
+            # messages call the other two sources of a merge so
+            if not re.fullmatch(TASK_ID, name) or name in (".", "..", "base", "merged"):
                 raise ValueError(
                     f"task name {name!r:.80} is not allowed: it names a folder, so use up to 64 of the letters A-Z, "
-                    "a-z, digits, '.', '_' and '-', and not '.' or '..' alone."
+                    "a-z, digits, '.', '_' and '-', and not '.', '..', 'base' or 'merged' alone."
                 )
             if not source.strip():
                 raise ValueError(f"task {name!r} has no source: give a folder or org/name[@revision].")

@@ -87,6 +87,12 @@ class Source:
         return self._place.fetch(SMALL_FILES) if isinstance(self._place, _Repository) else self._place
 
     @property
+    def architecture(self) -> str | None:
+        """Name of the model's class, as the configuration tells it."""
+        names = self.config.get("architectures") or [self.config.get("_class_name") or self.config.get("peft_type")]
+        return str(names[0]) if names[0] else None
+
+    @property
     def bytes_read(self) -> int:
         """Bytes of weights files that were read so far: headers, indexes and tensors."""
         return self._checkpoint.bytes_read
@@ -95,6 +101,11 @@ class Source:
     def nbytes(self) -> int:
         """Bytes of all tensors as they are stored."""
         return sum(info.nbytes for info in self._stored.values())
+
+    @property
+    def has_float64(self) -> bool:
+        """Whether a tensor is stored as float64, and given as float32."""
+        return any(info.dtype == torch.float64 for info in self._stored.values())
 
     def small_files(self, patterns: tuple[str, ...] = SMALL_FILES) -> dict[str, Path]:
         """
