@@ -5,7 +5,6 @@ reconstruction error is ‖τ - τ̂‖² / ‖τ‖². That of 1-bit deltas, si
 (https://arxiv.org/abs/2402.10193).
 """
 
-import re
 from collections.abc import Sequence
 
 import numpy as np

@@ -293,7 +293,7 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Bytes, and the share of all checkpoints together."""
     sizes, count = report["sizes"], len(report["tasks"])
     titles = {
-        "checkpoints": f"{count} checkpoint(s)",
+        "checkpoints": "checkpoint" if count == 1 else f"{count} checkpoints",
         "unified": "unified model",
         "masks": "masks",
         "extras": "kept raw (heads and the like)",
