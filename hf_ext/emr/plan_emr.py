@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .adapters_emr import resolve_adapters
 from .configuration_emr import MergeConfig, load_config
 from .matching_emr import (
     base_name,
@@ -230,9 +231,13 @@ def make_plan(
 def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], given: Source | None) -> Plan:
     for source in (base, *tasks):
         refuse_quantised(source)
+    base, tasks, warnings = resolve_adapters(config, base, tasks)
+    if base.library == "peft":
+        # nobody else has the base of adapters
+        config = replace(config, include_base=config.with_masks)
     for task in tasks:
         refuse_other_model(base, task)
-    warnings = [warning for task in tasks for warning in provenance_warnings(base, task)]
+    warnings += [warning for task in tasks for warning in provenance_warnings(base, task)]
     warnings += [
         f"{described(source)} holds float64, which is treated as float32"
         for source in (base, *tasks)

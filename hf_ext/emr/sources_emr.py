@@ -64,27 +64,29 @@ class Source:
         metadata (`Mapping[str, str]`): The strings in the header.
         same_as_base (`frozenset[str]`):
             Tensors of the base, by the base's names, that this task has unchanged and that are not in `tensors`.
+        checkpoint ([`Checkpoint`]): The weights as they are stored.
+        place (`Path` or [`RepositoryFiles`]): Where the small files are.
     """
 
-    def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | _Repository) -> None:
+    def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | RepositoryFiles) -> None:
         self.label = label
         self.spec = spec
-        self.repo_id = place.repo_id if isinstance(place, _Repository) else None
+        self.repo_id = place.repo_id if isinstance(place, RepositoryFiles) else None
         self.commit = checkpoint.commit
         self.metadata: Mapping[str, str] = checkpoint.metadata
         self.same_as_base: frozenset[str] = frozenset()
-        self._checkpoint = checkpoint
-        self._place = place
+        self.checkpoint = checkpoint
+        self.place = place
         self._stored = {name: checkpoint.info(name) for name in checkpoint}
         self.tensors: Mapping[str, TensorInfo] = {name: _as_single(info) for name, info in self._stored.items()}
         self.library, self.config = _read_configuration(
-            label, place.fetch(CONFIGURATION_FILES) if isinstance(place, _Repository) else place
+            label, place.fetch(CONFIGURATION_FILES) if isinstance(place, RepositoryFiles) else place
         )
 
     @property
     def folder(self) -> Path:
         """Where the small files lie: the local folder, or a snapshot in the cache, fetched when it is first asked."""
-        return self._place.fetch(SMALL_FILES) if isinstance(self._place, _Repository) else self._place
+        return self.place.fetch(SMALL_FILES) if isinstance(self.place, RepositoryFiles) else self.place
 
     @property
     def architecture(self) -> str | None:
@@ -95,7 +97,7 @@ class Source:
     @property
     def bytes_read(self) -> int:
         """Bytes of weights files that were read so far: headers, indexes and tensors."""
-        return self._checkpoint.bytes_read
+        return self.checkpoint.bytes_read
 
     @property
     def nbytes(self) -> int:
@@ -141,10 +143,10 @@ class Source:
         """
         if self._stored[name].dtype == torch.float64:
             wide = torch.empty(max(stop - start, 0), dtype=torch.float64)
-            self._checkpoint.read_into(name, start, stop, wide)
+            self.checkpoint.read_into(name, start, stop, wide)
             out.copy_(wide)
         else:
-            self._checkpoint.read_into(name, start, stop, out)
+            self.checkpoint.read_into(name, start, stop, out)
 
     def read(self, name: str) -> torch.Tensor:
         """
@@ -174,7 +176,7 @@ class Source:
             start (`int`): First element.
             stop (`int`): One past the last element.
         """
-        self._checkpoint.will_need(name, start, stop)
+        self.checkpoint.will_need(name, start, stop)
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
         """
@@ -193,7 +195,7 @@ class Source:
                 "sha256": _hash(file.path) if hash_files and file.path and not file.sha256 else file.sha256,
                 "header_sha256": file.header_sha256,
             }
-            for name, file in self._checkpoint.files.items()
+            for name, file in self.checkpoint.files.items()
         }
         return {"source": self.repo_id or self.spec, "revision": self.commit, "files": files}
 
@@ -205,14 +207,14 @@ class Source:
             `dict[str, Any]`: As [`Source.identity`]; each local file also has `mtime_ns`.
         """
         result = self.identity()
-        for name, file in self._checkpoint.files.items():
+        for name, file in self.checkpoint.files.items():
             if file.path is not None:
                 result["files"][name]["mtime_ns"] = os.stat(file.path).st_mtime_ns
         return result
 
     def close(self) -> None:
         """Closes the files."""
-        self._checkpoint.close()
+        self.checkpoint.close()
 
     def __enter__(self) -> Source:
         return self
@@ -221,7 +223,7 @@ class Source:
         self.close()
 
 
-class _Repository:
+class RepositoryFiles:
     """Small files of a repository at one commit."""
 
     def __init__(self, repo_id: str, commit: str, token: str | bool | None, endpoint: str | None) -> None:
@@ -281,7 +283,7 @@ def open_weights(
             return Source(label, str(spec), checkpoint, path if path.is_dir() else path.parent)
         assert checkpoint.commit is not None
         repo_id = str(spec).partition("@")[0]
-        return Source(label, str(spec), checkpoint, _Repository(repo_id, checkpoint.commit, token, endpoint))
+        return Source(label, str(spec), checkpoint, RepositoryFiles(repo_id, checkpoint.commit, token, endpoint))
     except BaseException:
         checkpoint.close()
         raise
