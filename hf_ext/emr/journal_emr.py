@@ -53,6 +53,19 @@ class Journal:
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         self._append({"boot": self._boot})
 
+    @staticmethod
+    def any_finished(folder: Path) -> bool:
+        """
+        Whether a folder holds a journal with at least one finished unit.
+
+        Args:
+            folder (`Path`): Folder of a journal, or none yet.
+
+        Returns:
+            `bool`: Whether there is something to go on from.
+        """
+        return any("unit" in _parse(line) for file in folder.glob("*.jsonl") for _, line in _lines(file))
+
     def add(self, unit: int, sums: np.ndarray) -> None:
         """
         Notes a unit whose results have been written. Thread-safe.

@@ -37,6 +37,7 @@ class SafetensorsWriter:
     Attributes:
         path (`Path`): The file.
         size (`int`): Its length in bytes.
+        dtypes (`dict[str, torch.dtype]`): Type of every tensor, by name.
 
     Raises:
         ValueError: A type that safetensors does not have, a negative size, or a header over 100 MB.
@@ -50,7 +51,7 @@ class SafetensorsWriter:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         self.path = Path(path)
-        header, self._offsets, self._types, self.size = _layout(tensors, metadata, self.path.name)
+        header, self._offsets, self.dtypes, self.size = _layout(tensors, metadata, self.path.name)
         self._lengths = {name: math.prod(shape) for name, (_, shape) in tensors.items()}
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -74,7 +75,7 @@ class SafetensorsWriter:
             ValueError: Another type, not contiguous, or not inside the tensor.
             OSError: The disk is full, or the file cannot be written.
         """
-        dtype = self._types[name]
+        dtype = self.dtypes[name]
         if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
             raise ValueError(
                 f"{self.path}: {name!r} takes contiguous {dtype} on the CPU, got {tensor.dtype} on {tensor.device}, "

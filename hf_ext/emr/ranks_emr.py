@@ -1,0 +1,74 @@
+"""One merge done by several processes of `accelerate launch`, on one machine or many that share a disk."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+
+class Ranks:
+    """
+    The processes of this launch; a plain run is one process.
+
+    Attributes:
+        index (`int`): Which process this is.
+        count (`int`): How many there are.
+        local_count (`int`): How many of them run on this machine.
+    """
+
+    def __init__(self) -> None:
+        self.index, self.count, self.local_count = 0, 1, 1
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from accelerate import PartialState
+
+            state = PartialState()
+            self.index, self.count = state.process_index, state.num_processes
+            self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+    def gather(self, value: Any) -> list[Any]:
+        """
+        Collects a value of every process; all have to call it.
+
+        Args:
+            value: What pickle can hold.
+
+        Returns:
+            `list`: By process.
+        """
+        if self.count == 1:
+            return [value]
+        from accelerate.utils import gather_object
+
+        found: list[Any] = gather_object([value])
+        return found
+
+    def sum(self, counts: np.ndarray) -> np.ndarray:
+        """
+        Adds up integers of every process.
+
+        Args:
+            counts (`np.ndarray`): Of one shape everywhere.
+
+        Returns:
+            `np.ndarray`: The sum.
+        """
+        return np.sum(self.gather(counts), axis=0)
+
+    def agree(self, failure: BaseException | None) -> None:
+        """
+        Waits for all processes, and fails everywhere if one did.
+
+        Args:
+            failure (`BaseException` or `None`): What went wrong in this process.
+
+        Raises:
+            BaseException: `failure`; a `ValueError` where another process failed.
+        """
+        told = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+        if failure is not None:
+            raise failure
+        for index, text in enumerate(told):
+            if text is not None:
+                raise ValueError(f"process {index} of {self.count} failed: {text}")
