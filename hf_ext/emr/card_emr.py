@@ -134,6 +134,8 @@ def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: 
     report = read_report(folder)
     return {
         "masks": manifest is not None,
+        # heads and what else the tasks keep as they are
+        "exact": any(folder.glob("tasks/*/extra.safetensors")),
         "method": {"name": METHODS.get(str(merge.method.get("method")), "hf-ext")},
         "base": {
             "link": _link(merge.base),
