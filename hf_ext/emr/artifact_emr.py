@@ -15,6 +15,9 @@ from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from .manifest_emr import RESCALES, TENSOR_RESCALES, Manifest, artifact_file
 from .ops_emr import DTYPES, SUMS
 
+# What the signs of a task vector do not tell.
+_MAY_BE_UNKNOWN = np.isin(SUMS, ("masked_dot", "dot", "weight_opposed"))
+
 
 def mask_bytes(elements: int) -> int:
     """
@@ -165,7 +168,8 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
         task (`str`): One of its tasks.
 
     Returns:
-        `np.ndarray`: fp64 `[merged tensors, 10]`, columns as in `ops_emr.SUMS`; 0 where the task takes no part.
+        `np.ndarray`: fp64 `[merged tensors, 10]`, columns as in `ops_emr.SUMS`; 0 where the task takes no part. NaN in
+        the columns that need the task's checkpoint, if another was added from the kept state since.
 
     Raises:
         CheckpointError: The file is missing, or not of that shape.
@@ -177,7 +181,8 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
         _require(found == expected, str(path), f"holds {found}, expected `sums` of {expected}")
         _require(file.metadata.get("columns") == ",".join(SUMS), str(path), "has other columns")
         sums: np.ndarray = file["sums"].numpy()
-    _require(bool(np.isfinite(sums).all() and (sums[:, :7] >= 0).all()), str(path), "holds impossible sums")
+    known = np.where(np.isnan(sums) & _MAY_BE_UNKNOWN, 0.0, sums)
+    _require(bool(np.isfinite(known).all() and (known[:, :7] >= 0).all()), str(path), "holds impossible sums")
     return sums
 
 

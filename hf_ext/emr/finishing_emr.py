@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..hub.safetensors_headers import header_length
-from ..hub.safetensors_writer import SafetensorsWriter
 from .artifact_emr import compute_scales
 from .configuration_emr import MergeConfig
 from .manifest_emr import TENSOR_RESCALES, Manifest, SourceRecord, TaskRecord, TensorRecord
@@ -23,8 +21,11 @@ from .outputs_emr import masked_parts, root_tensors
 from .plan_emr import Extra, Plan, Shared
 from .report_emr import make_report
 from .sources_emr import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES
+from .sums_emr import write_sums, write_totals
 from .work_emr import TensorSums
 
+# Beside the weights at the root.
+NOT_WEIGHTS = ("state.safetensors", "sums.safetensors")
 # They do not change what comes out, or are told elsewhere.
 _NOT_METHOD = ("base", "tasks", "memory", "workers", "max_shard_size")
 
@@ -61,8 +62,10 @@ def finish(
     method = method_record(plan.config)
     if plan.config.with_masks:
         scales = compute_scales(sums.tensors, elements, participates, plan.config.rescale)
-        _write_sums(folder, plan, sums.tensors)
+        for index, task in enumerate(plan.tasks):
+            write_sums(folder, task.label, sums.tensors[:, index])
         _write_manifest(folder, plan, shared, extras, sums.tensors, scales, base, method)
+        write_totals(folder, sums.totals, sums.gram)
         loader = resources.files(__package__).joinpath("emr_loader.py").read_text(encoding="utf-8")
         (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
     report = make_report(
@@ -133,16 +136,6 @@ def _same(first: Path, second: Path) -> bool:
         return False
 
 
-def _write_sums(folder: Path, plan: Plan, sums: np.ndarray) -> None:
-    """The sums of every task, from which another rescale mode follows without the checkpoints."""
-    shape = (len(plan.merged), len(SUMS))
-    for index, task in enumerate(plan.tasks):
-        path = folder / "tasks" / task.label / "sums.safetensors"
-        writer = SafetensorsWriter(path, {"sums": (torch.float64, shape)}, {"columns": ",".join(SUMS)})
-        writer.write("sums", 0, torch.from_numpy(np.ascontiguousarray(sums[:, index])))
-        writer.close(sync=False)
-
-
 def _write_manifest(
     folder: Path,
     plan: Plan,
@@ -174,7 +167,7 @@ def _write_manifest(
         unified={
             path.name: {"bytes": path.stat().st_size}
             for path in sorted(folder.glob("*.safetensors"))
-            if path.name != "state.safetensors"
+            if path.name not in NOT_WEIGHTS
         },
         method=method,
         tensors=tensors,
@@ -239,7 +232,7 @@ def _sizes(folder: Path, plan: Plan) -> dict[str, int]:
     return {
         "checkpoints": plan.checkpoints_bytes,
         "base": plan.base.nbytes,
-        "unified": total("*.safetensors") - total("state.safetensors"),
+        "unified": total("*.safetensors") - sum(map(total, NOT_WEIGHTS)),
         "masks": total("tasks/*/mask.safetensors"),
         "extras": total("tasks/*/extra.safetensors"),
     }

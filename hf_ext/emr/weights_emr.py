@@ -294,6 +294,11 @@ class TaskWeights:
         elements = np.array([tensor.elements for tensor in merged], dtype=np.int64)
         sums = read_sums(self.folder, self.manifest, task)[:, None, :]
         scales = np.broadcast_to(compute_scales(sums, elements, part, self._rescale), part.shape)
+        if not np.isfinite(scales).all():
+            raise ValueError(
+                f"{self.folder}: rescale {self._rescale!r} needs the checkpoint of {task!r} since another task was "
+                "added from the kept state; choose global, official, tensor or none, or merge all again"
+            )
         return {named[t.name]: float(scale) for t, (scale,) in zip(merged, scales, strict=True) if t.name in named}
 
     def _open_base(self, given: str | Path | None) -> list[Checkpoint]:
