@@ -267,7 +267,7 @@ def compare(artifacts: tuple[Path, ...], as_json: bool) -> None:
       hf-ext emr compare merged
       hf-ext emr compare merged merged_l2 ties --json
     """
-    from hf_ext.emr.updating_emr import compare_merges, comparison_lines
+    from hf_ext.emr.compare_emr import compare_merges, comparison_lines
 
     found = compare_merges(artifacts)
     if as_json:

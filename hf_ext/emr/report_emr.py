@@ -33,7 +33,8 @@ def make_report(
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
     r"""
-    Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null.
+    Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null, as are those
+    whose sums are NaN because they are not known.
 
     Args:
         tasks (`Sequence[str]`): The N task names.
@@ -72,7 +73,10 @@ def make_report(
         "method": {**method, "masks": masks},
         "tasks": entries,
         "mean": _mean(entries),
-        "norm": {"base": float(np.sqrt(totals[:, 0].sum())), "unified": float(np.sqrt(totals[:, 2].sum()))},
+        "norm": {
+            "base": _plain(float(totals[:, 0].sum() ** 0.5)),
+            "unified": _plain(float(totals[:, 2].sum() ** 0.5)),
+        },
         "cosines": _plain(cosine_matrix(gram)),
         "layers": _layers(names, data),
         "sizes": _sizes(sizes, masks),
@@ -98,7 +102,7 @@ def _task_entry(task: int, name: str, whole: Mapping[str, Array], data: MergeSum
         "elements": int(whole["elements"][task]),
         "norm": norm,
         "norm_to_base": value["norm_to_base"],
-        "norm_to_median": norm / float(np.median(known)) if known.size else None,
+        "norm_to_median": norm / float(np.median(known)) if norm is not None and known.size else None,
         "changed": value["changed"],
         "density": value["density"],
         "sign_conflict": {"task_vector": value["conflict"], "weights": value["weight_conflict"]},
@@ -116,11 +120,12 @@ def _scale_entry(data: MergeSums, mode: str, task: int) -> Any:
     """λ; where each tensor has its own, what they lie between."""
     scales = data.scales[mode]
     if scales.ndim == 1:
-        return float(scales[task])
+        return _plain(float(scales[task]))
     own = scales[data.participates[:, task], task]
     if own.size == 0:
         return None
-    return {"least": float(own.min()), "median": float(np.median(own)), "greatest": float(own.max())}
+    spread = {"least": own.min(), "median": np.median(own), "greatest": own.max()}
+    return {key: _plain(float(value)) for key, value in spread.items()}
 
 
 def _mean(entries: Sequence[Any]) -> Any:
@@ -161,7 +166,7 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
             warnings.append(f"{task} equals the base in every merged tensor.")
         elif entry["density"] == 0:
             warnings.append(f"{task} lost every vote: masked, it is restored as the base.")
-        elif report["method"]["masks"] and error["rescaled"] > 1:
+        elif report["method"]["masks"] and (error["rescaled"] or 0) > 1:
             warnings.append(
                 f"{task} is restored farther from its checkpoint than the base is (error {error['rescaled']:.2f}): "
                 f"rescale l2 gives {error['l2']:.2f}."
@@ -171,7 +176,7 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
                 f"{task} is farther from the base than the base is from zero (‖τ‖/‖W0‖ {entry['norm_to_base']:.2f}): "
                 "it was probably fine-tuned from another model."
             )
-    norms = {entry["task"]: entry["norm"] for entry in report["tasks"] if entry["norm"] > 0}
+    norms = {entry["task"]: entry["norm"] for entry in report["tasks"] if entry["norm"]}
     if norms and max(norms.values()) > NORM_RATIO * min(norms.values()):
         longest, shortest = max(norms, key=norms.__getitem__), min(norms, key=norms.__getitem__)
         warnings.append(
@@ -213,10 +218,10 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     Returns:
         `list[str]`: Lines without line ends.
     """
-    lines = _aligned(*_task_table(report))
+    lines = aligned_table(*_task_table(report))
     if report["method"]["masks"]:
-        lines += ["", *_aligned(*_rescale_table(report))]
-    lines += ["", *_aligned(*_size_table(report))]
+        lines += ["", *aligned_table(*_rescale_table(report))]
+    lines += ["", *aligned_table(*_size_table(report))]
     return lines + [f"warning: {text}" for text in report["warnings"]]
 
 
@@ -252,8 +257,8 @@ EXPLANATION = {
 }
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    """A number of a table; a dash where there is none."""
+def number_text(value: float | None, digits: int = 3) -> str:
+    """A number as tables show it; a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
@@ -269,14 +274,17 @@ def _task_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         scale = entry["scales"][rescale]
         row = [
             entry["task"],
-            _number(entry["norm_to_base"], 4),
-            *(_number(entry["sign_conflict"][kind]) for kind in ("task_vector", "weights")),
-            _number(entry["cosine"]["unified"]),
-            _number(entry["error"]["unified"]),
+            number_text(entry["norm_to_base"], 4),
+            *(number_text(entry["sign_conflict"][kind]) for kind in ("task_vector", "weights")),
+            number_text(entry["cosine"]["unified"]),
+            number_text(entry["error"]["unified"]),
         ]
         if masks:
-            row[1:1] = [_number(scale["median"] if isinstance(scale, Mapping) else scale), _number(entry["density"])]
-            row += [_number(entry["error"][stage]) for stage in ("masked", "rescaled", "one_bit")]
+            row[1:1] = [
+                number_text(scale["median"] if isinstance(scale, Mapping) else scale),
+                number_text(entry["density"]),
+            ]
+            row += [number_text(entry["error"][stage]) for stage in ("masked", "rescaled", "one_bit")]
         rows.append(row)
     return header, rows
 
@@ -286,7 +294,7 @@ def _rescale_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     used, error = report["method"]["rescale"], report["mean"]["error"]
     modes = [mode for mode in RESCALES if mode != "none"]
     header = ["rescale", *(f"{mode} (used)" if mode == used else mode for mode in modes), "none"]
-    return header, [["mean error", *(_number(error[mode]) for mode in modes), _number(error["masked"])]]
+    return header, [["mean error", *(number_text(error[mode]) for mode in modes), number_text(error["masked"])]]
 
 
 def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -306,7 +314,7 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["size", "bytes", "of all checkpoints"], [[titles[key], f"{sizes[key]:,}", share[key]] for key in shown]
 
 
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A table in columns: the first to the left, the others to the right."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     return [
