@@ -41,12 +41,12 @@ _FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_e
 BIAS = ".lora_B.bias"
 _CACHED_FACTORS = 8
 _ADVICE = "Merge it into its model with merge_and_unload(), save that, and give it as the task."
-_AUTO_CLASSES = {
-    "SEQ_CLS": "AutoModelForSequenceClassification",
-    "TOKEN_CLS": "AutoModelForTokenClassification",
-    "QUESTION_ANS": "AutoModelForQuestionAnswering",
-    "CAUSAL_LM": "AutoModelForCausalLM",
-    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+_HEADS = {
+    "SEQ_CLS": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "TOKEN_CLS": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "QUESTION_ANS": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "CAUSAL_LM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "SEQ_2_SEQ_LM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
 }
 
 
@@ -95,14 +95,15 @@ class DeltaSource(Source):
         for module, (first, second) in modules.items():
             name = f"{module}.weight"
             self._deltas[name] = self._weight_delta(name, module, first, second)
-            bias = first.replace(".lora_A.weight", BIAS)
+            bias = first.removesuffix(_FACTORS[0][0]) + BIAS
             if bias in adapter.tensors:
                 self._deltas[f"{module}.bias"] = self._bias_delta(f"{module}.bias", bias, self._deltas[name].scaling)
         self.tensors = self._described()
         taken = {base_name(name, self._prefixes) for name in self.tensors}
         self.same_as_base = frozenset(name for name in base.tensors if name not in taken)
         self.library: Library = base.library
-        self.config = _task_configuration(adapter, base, self.tensors)
+        new = {name for name in self._own if base_name(name, self._prefixes) not in base.tensors}
+        self.config = _task_configuration(adapter, base, [self.tensors[name].shape for name in new])
 
     @property
     def nbytes(self) -> int:
@@ -259,24 +260,23 @@ def _scaling(config: dict[str, Any], module: str, rank: int) -> float:
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _task_configuration(adapter: Source, base: Source, tensors: dict[str, TensorInfo]) -> dict[str, Any]:
-    """The base's configuration with the task's class and number of labels."""
-    import transformers
+def _task_configuration(adapter: Source, base: Source, new: list[tuple[int, ...]]) -> dict[str, Any]:
+    """The base's configuration with the task's class and number of labels; `new` are shapes that the base lacks."""
+    from transformers.models.auto import modeling_auto
 
     config = dict(base.config)
     if base.library != "transformers":
         return config
-    mapped = (adapter.config.get("auto_mapping") or {}).get("base_model_class")
-    auto_class = getattr(transformers, _AUTO_CLASSES.get(str(adapter.config.get("task_type")), ""), None)
-    if auto_class is not None and mapped is None and config.get("model_type") in transformers.CONFIG_MAPPING:
-        model_class = auto_class._model_mapping.get(transformers.CONFIG_MAPPING[config["model_type"]])
-        mapped = getattr(model_class, "__name__", None)
-    if mapped:
-        config["architectures"] = [mapped]
+    # what peft wrapped; else the usual class for the task
+    name = (adapter.config.get("auto_mapping") or {}).get("base_model_class")
+    names = getattr(modeling_auto, _HEADS.get(str(adapter.config.get("task_type")), ""), {})
+    name = name or names.get(config.get("model_type"))
+    if name:
+        config["architectures"] = [name]
     if adapter.config.get("task_type") in ("SEQ_CLS", "TOKEN_CLS"):
-        heads = [info.shape[0] for name, info in tensors.items() if len(info.shape) == 2 and name not in base.tensors]
+        heads = [shape[0] for shape in new if len(shape) == 2]
         labels = len(config.get("id2label") or ()) or 2
-        if heads and heads[-1] != labels:
-            config["id2label"] = {str(index): f"LABEL_{index}" for index in range(heads[-1])}
-            config["label2id"] = {f"LABEL_{index}": index for index in range(heads[-1])}
+        if len(heads) == 1 and heads[0] != labels:
+            config["id2label"] = {str(index): f"LABEL_{index}" for index in range(heads[0])}
+            config["label2id"] = {f"LABEL_{index}": index for index in range(heads[0])}
     return config

@@ -7,10 +7,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from diffusers import UNet2DModel
-from huggingface_hub import HfApi, save_torch_state_dict
+from huggingface_hub import HfApi, constants, save_torch_state_dict
 from peft import IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -191,7 +192,8 @@ def push_folder(url: str, repo_id: str, folder: Path) -> str:
     """Uploads a folder to the Hub at `url` and returns the commit."""
     api = HfApi(endpoint=url, token=False)
     api.create_repo(repo_id, exist_ok=True)
-    with warnings.catch_warnings():
+    # the embedded Hub has no Xet storage
+    with warnings.catch_warnings(), patch.object(constants, "HF_HUB_DISABLE_XET", True):
         # huggingface_hub 2.4 sends large files with an argument that its HTTP library deprecates
         warnings.filterwarnings("ignore", "Use 'content=<...>' to upload", DeprecationWarning)
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder).oid)
