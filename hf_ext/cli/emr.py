@@ -190,15 +190,20 @@ def emr() -> None:
 @emr.command()
 @click.argument("artifact", type=ARTIFACT)
 @click.argument("task", metavar="NAME=ID")
-@click.option("--frozen", is_flag=True, help="Leave the merged model and the other tasks bit for bit as they are.")
+@click.option(
+    "--exact/--frozen",
+    default=None,
+    help="As a merge of all tasks would be, or leave all but the new task as it is.  [default: exact if it has state]",
+)
+@click.option("--base", metavar="ID", help="The base model, where it is not found as ARTIFACT names it.")
 @ENDPOINT_OPTION
 @JSON_OPTION
-def add(artifact: Path, task: str, frozen: bool, endpoint: str | None, as_json: bool) -> None:
+def add(artifact: Path, task: str, exact: bool | None, base: str | None, endpoint: str | None, as_json: bool) -> None:
     """Add a fine-tuned model to ARTIFACT as the task NAME.
 
     Where the merge kept its state (--keep-state) the result equals that of merging all tasks again, without their
-    models. Without state, or with --frozen, the merged model stays as it is and only the new task's mask is made: the
-    new task is then less exact than after a new merge.
+    models. Without state --exact merges all tasks again, from where they came. Frozen, the merged model stays as it is
+    and only the new task gets a mask: it is then restored less well than after a new merge.
 
     \b
     Examples:
@@ -208,8 +213,10 @@ def add(artifact: Path, task: str, frozen: bool, endpoint: str | None, as_json: 
     from hf_ext.emr import updating_emr
 
     name, source = name_and_source(task)
-    run = updating_emr.add_task_frozen if frozen else updating_emr.add_task
-    done = run(artifact, name, source, endpoint=endpoint)
+    if exact is None:
+        exact = updating_emr.has_state(artifact)
+    run = updating_emr.add_task if exact else updating_emr.add_task_frozen
+    done = run(artifact, name, source, base=base, endpoint=endpoint)
     if as_json:
         print_json(done)
     else:
@@ -250,10 +257,9 @@ def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str 
       hf-ext emr export merged a exported/a
       hf-ext emr export org/merged@v1 a exported/a --base models/base
     """
-    from hf_ext.emr.using_emr import EMRModel
+    from hf_ext.emr.weights_emr import TaskWeights
 
-    EMRModel.from_pretrained(artifact, task, base=base, endpoint=endpoint).export(task, out)
-    click.echo(out)
+    click.echo(TaskWeights(artifact, base=base, endpoint=endpoint).export(task, out))
 
 
 @emr.command()

@@ -11,7 +11,6 @@ from typing import Any
 import transformers
 import yaml
 
-from ..hub.checkpoints import open_checkpoint
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
 from .configuration_emr import MergeConfig
 from .manifest_emr import MANIFEST, Manifest, SourceRecord, TaskRecord
@@ -151,7 +150,6 @@ def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: 
         "configuration": _configuration(merge),
         "report": _report_text(report),
         "picture": (folder / "report.png").is_file(),
-        "sizes": _sizes(merge, folder),
     }
 
 
@@ -259,21 +257,3 @@ def _report_text(report: dict[str, Any]) -> str:
     from .report_emr import report_markdown
 
     return report_markdown(report)
-
-
-def _sizes(merge: Merge, folder: Path) -> dict[str, str]:
-    """Bytes of the parts, beside what is replaced."""
-    with open_checkpoint(folder) as checkpoint:
-        unified = sum(file.size for file in checkpoint.files.values())
-    tasks = folder / "tasks"
-    masks = sum(path.stat().st_size for path in tasks.glob("*/mask.safetensors"))
-    extras = sum(path.stat().st_size for path in tasks.glob("*/extra.safetensors"))
-    replaced = sum(about["bytes"] for task in merge.tasks.values() for about in task.files.values())
-    base = sum(about["bytes"] for about in merge.base.files.values())
-    rows = {"unified model": unified, "masks": masks, "heads and other tensors of the tasks": extras}
-    total = unified + masks + extras
-    if merge.manifest is not None:
-        rows |= {"base model": base}
-        total += base
-    rows |= {"together": total, f"the {len(merge.tasks)} models themselves": replaced}
-    return {name: f"{size:,} bytes" for name, size in rows.items() if size}

@@ -77,9 +77,9 @@ def add_task(
                 election = elect_again(place, work, manifest, plan)
                 _widen_totals(work, manifest, election.manifest)
                 manifest = _rescaled(work, election.manifest, election.sums)
-                manifest = dataclasses.replace(manifest, method=_voted(manifest, [*_voters(manifest), name]))
+                voters = [*_voters(manifest), name]
                 manifest.write(work)
-                manifest = _append(work, manifest, name, source, plan, options)
+                manifest = _append(work, manifest, voters, name, source, plan, options)
                 refresh(work, manifest, plan.warnings, name=place.name)
             return _added(place, manifest, name, "state", None)
     _merge_again(place, manifest, name, source, base, why, options)
@@ -117,8 +117,7 @@ def add_task_frozen(
     _require_new(manifest, name, place)
     options: dict[str, Any] = {"token": token, "endpoint": endpoint}
     with _plan(place, manifest, name, source, base, options) as plan, _rewriting(place) as work:
-        manifest = dataclasses.replace(manifest, method=_voted(manifest, _voters(manifest)))
-        manifest = _append(work, manifest, name, source, plan, options)
+        manifest = _append(work, manifest, _voters(manifest), name, source, plan, options)
         refresh(work, manifest, plan.warnings, name=place.name)
     return _added(place, manifest, name, "frozen", None)
 
@@ -144,8 +143,7 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
     if len(manifest.tasks) == 1:
         raise ValueError(f"{name!r} is the last task of {place}; delete the folder instead")
     tasks = {task: record for task, record in manifest.tasks.items() if task != name}
-    before = manifest
-    manifest = dataclasses.replace(manifest, tasks=tasks, method=_voted(manifest, _voters(manifest)))
+    before, manifest = manifest, _changed(manifest, tasks, _voters(manifest))
     with _rewriting(place) as work:
         totals, gram = read_totals(work, before)
         left = [row for row, task in enumerate(before.tasks) if task != name]
@@ -192,8 +190,12 @@ def _voters(manifest: Manifest) -> list[str]:
     return list(manifest.method.get(VOTED, manifest.tasks))
 
 
-def _voted(manifest: Manifest, voters: list[str]) -> dict[str, Any]:
-    return {**manifest.method, VOTED: voters}
+def _changed(manifest: Manifest, tasks: dict[str, TaskRecord], voters: list[str]) -> Manifest:
+    """The manifest with other tasks."""
+    method = {key: value for key, value in manifest.method.items() if key != VOTED}
+    if voters != list(tasks):
+        method[VOTED] = voters
+    return dataclasses.replace(manifest, tasks=tasks, method=method)
 
 
 def _base_spec(place: Path, base: SourceRecord, given: str | None) -> str:
@@ -321,7 +323,9 @@ def _names(folder: Path, manifest: Manifest, task: str) -> dict[str, str]:
         return {manifest.tasks[task].base_name(name): name for name in masks}
 
 
-def _append(work: Path, manifest: Manifest, name: str, source: str, plan: Plan, options: dict[str, Any]) -> Manifest:
+def _append(
+    work: Path, manifest: Manifest, voters: list[str], name: str, source: str, plan: Plan, options: dict[str, Any]
+) -> Manifest:
     """Masks and rescales the new task against the unified weights as they are: method `given`, of one task."""
     merged = manifest.merged
     # What was not merged before, or not in as many elements, has no unified weights: the task keeps it.
@@ -351,7 +355,7 @@ def _append(work: Path, manifest: Manifest, name: str, source: str, plan: Plan, 
     os.replace(alone / "tasks" / name, work / "tasks" / name)
     shutil.rmtree(alone)
     write_sums(work, name, sums)
-    manifest = dataclasses.replace(manifest, tasks={**manifest.tasks, name: record})
+    manifest = _changed(manifest, {**manifest.tasks, name: record}, voters)
     if has_state(work):
         write_signs(work, name, record, manifest, plan)
     manifest.write(work)
