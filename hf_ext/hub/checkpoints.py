@@ -327,9 +327,7 @@ def _inside(folder: Path, name: str) -> Path:
     """The path of a file of the folder, refused when it is a link to somewhere else."""
     path = folder / name
     if not path.is_file():
-        raise CheckpointError(
-            f"{path}: there is no such file; a shard is missing: fetch or save the checkpoint again."
-        )
+        raise CheckpointError(f"{path}: no such file; a shard is missing: fetch or save the checkpoint again.")
     if not stays_inside(folder, path):
         raise CheckpointError(
             f"{path}: a link that leaves the folder; copy the file into it, or open the file itself."
