@@ -329,9 +329,7 @@ def _inside(folder: Path, name: str) -> Path:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; a shard is missing: fetch or save the checkpoint again.")
     if not stays_inside(folder, path):
-        raise CheckpointError(
-            f"{path}: a link that leaves the folder; copy the file into it, or open the file itself."
-        )
+        raise CheckpointError(f"{path}: a link that leaves the folder; copy the file into it, or open it itself.")
     return path
 
 
