@@ -1,19 +1,25 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Vectors of LLVM as types of numba, for `kernels_emr`: 16 lanes of fp32, 8 of fp64, 16 bits.
+"""Vectors of LLVM as types of numba, for the kernels of EMR-Merging: 16 lanes of fp32, 8 of fp64, 16 bits.
 
-LLVM cuts them to the width of the machine. The lanes are spelled out, so the order of every sum is the same everywhere.
+LLVM cuts them to the width of the machine. The lanes are spelled out: the order of every sum is the same everywhere.
 """
+# Numba's functions carry no types that mypy could read.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 import operator
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
+import torch
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
 _INT = ir.IntType(64)
-_ELEMENTS = {"f4": ir.FloatType(), "f8": ir.DoubleType(), "i4": ir.IntType(32), "bit": ir.IntType(1)}
+# The bits of 16 numbers of fp32.
+_WORDS = ir.VectorType(ir.IntType(32), 16)
+_ELEMENTS = {"f4": ir.FloatType(), "f8": ir.DoubleType(), "bit": ir.IntType(1)}
 # How a pointer's elements lie in memory, and how many are one vector of it.
 _STORED = {
     "float32": (ir.FloatType(), 16),
@@ -21,8 +27,9 @@ _STORED = {
     "bfloat16": (ir.IntType(16), 16),
     "float64": (ir.DoubleType(), 8),
     "bits": (ir.IntType(16), 1),
+    "words": (_INT, 1),
 }
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "bits": 2}
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "bits": 2, "words": 8}
 
 
 class Vector(types.Type):
@@ -53,7 +60,7 @@ class _PointerModel(models.PrimitiveModel):
         super().__init__(manager, kind, _INT)
 
 
-F4, F8, I4, BITS, HALF = Vector("f4", 16), Vector("f8", 8), Vector("i4", 16), Vector("bit", 16), Vector("bit", 8)
+F4, F8, BITS, HALF = Vector("f4", 16), Vector("f8", 8), Vector("bit", 16), Vector("bit", 8)
 _LOADED = {"float64": F8, "bits": BITS}
 
 
@@ -89,23 +96,17 @@ def _pointer(stored: str) -> Any:
     return pointer
 
 
-float32, float16, bfloat16, float64, bits16 = (_pointer(stored) for stored in _STORED)
+float32, float16, bfloat16, float64, bits16, bits64 = (_pointer(stored) for stored in _STORED)
 
 
 def _place(builder: Any, stored: str, address: Any, index: Any) -> Any:
     element, lanes = _STORED[stored]
     kind = element if lanes == 1 else ir.VectorType(element, lanes)
-    offset = builder.mul(index, ir.Constant(_INT, _BYTES[stored] * lanes))
-    return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
+    return builder.gep(builder.inttoptr(address, kind.as_pointer()), [index])
 
 
-def _constant(vector: Any, value: int) -> ir.Constant:
-    kind = ir.VectorType(ir.IntType(32), 16)
-    return ir.Constant(kind, [value] * 16)
-
-
-def _integers(builder, value):
-    return builder.bitcast(value, I4.llvm)
+def _constant(value):
+    return ir.Constant(_WORDS, [value] * 16)
 
 
 def _call(builder, name, result, values):
@@ -126,49 +127,89 @@ def load(context, pointer, index):
         if stored == "float16":
             return builder.fpext(value, F4.llvm)
         if stored == "bfloat16":
-            wide = builder.shl(builder.zext(value, I4.llvm), _constant(I4, 16))
+            wide = builder.shl(builder.zext(value, _WORDS), _constant(16))
             return builder.bitcast(wide, F4.llvm)
         return builder.bitcast(value, BITS.llvm) if stored == "bits" else value
 
     return _LOADED.get(stored, F4)(pointer, types.int64), emit
 
 
+def _rounded(builder, value, stored):
+    """fp32 as it is stored: to nearest, ties to even."""
+    if stored == "float16":
+        return builder.fptrunc(value, ir.VectorType(ir.HalfType(), 16))
+    if stored == "bfloat16":
+        word = builder.bitcast(value, _WORDS)
+        odd = builder.and_(builder.lshr(word, _constant(16)), _constant(1))
+        rounded = builder.add(word, builder.add(odd, _constant(0x7FFF)))
+        number = builder.fcmp_ordered("ord", value, value)
+        rounded = builder.select(number, rounded, _constant(0x7FC00000))
+        return builder.trunc(builder.lshr(rounded, _constant(16)), ir.VectorType(ir.IntType(16), 16))
+    return builder.bitcast(value, ir.IntType(16)) if stored == "bits" else value
+
+
+def _writer(past_caches: bool) -> Any:
+    @intrinsic
+    def write(context, pointer, index, value):
+        """Undo `load`."""
+        stored = pointer.stored
+
+        def emit(context, builder, signature, values):
+            place, value = _place(builder, stored, *values[:2]), _rounded(builder, values[2], stored)
+            if past_caches:
+                written = builder.store(value, place, align=_BYTES[stored] * 16)
+                one = ir.Constant(ir.IntType(32), 1)
+                written.set_metadata("nontemporal", builder.module.add_metadata([one]))
+            else:
+                builder.store(value, place, align=1 if stored == "bits" else _BYTES[stored])
+            return context.get_dummy_value()
+
+        return types.void(pointer, types.int64, value), emit
+
+    return write
+
+
+# `stream` writes past the caches; its addresses must be multiples of 64. `settle` must follow.
+store, stream = _writer(False), _writer(True)
+
+
 @intrinsic
-def store(context, pointer, index, value):
-    """Undo `load`: weights are rounded to nearest, ties to even."""
-    stored = pointer.stored
+def settle(context):
+    """What was streamed is seen by other threads from here."""
 
     def emit(context, builder, signature, values):
-        address, index, value = values
-        if stored == "float16":
-            value = builder.fptrunc(value, ir.VectorType(ir.HalfType(), 16))
-        elif stored == "bfloat16":
-            word, one = _integers(builder, value), _constant(I4, 1)
-            odd = builder.and_(builder.lshr(word, _constant(I4, 16)), one)
-            rounded = builder.add(word, builder.add(odd, _constant(I4, 0x7FFF)))
-            number = builder.fcmp_ordered("ord", value, value)
-            rounded = builder.select(number, rounded, _constant(I4, 0x7FC00000))
-            value = builder.trunc(builder.lshr(rounded, _constant(I4, 16)), ir.VectorType(ir.IntType(16), 16))
-        elif stored == "bits":
-            value = builder.bitcast(value, ir.IntType(16))
-        align = 1 if stored == "bits" else _BYTES[stored]
-        builder.store(value, _place(builder, stored, address, index), align=align)
+        builder.fence("seq_cst")
         return context.get_dummy_value()
 
-    return types.void(pointer, types.int64, value), emit
+    return types.void(), emit
+
+
+def _in_every_lane(builder, number, vector):
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), number, ir.Constant(ir.IntType(32), 0))
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), lanes)
 
 
 @intrinsic
 def spread(context, number):
-    """One number in every lane: of fp32, fp64 or int32."""
-    kind = {types.float32: F4, types.float64: F8, types.int32: I4}[number]
+    """One number in every lane."""
+    kind = {types.float32: F4, types.float64: F8}[number]
 
     def emit(context, builder, signature, values):
-        first = builder.insert_element(ir.Constant(kind.llvm, ir.Undefined), values[0], ir.Constant(ir.IntType(32), 0))
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), kind.llvm.count), [0] * kind.llvm.count)
-        return builder.shuffle_vector(first, ir.Constant(kind.llvm, ir.Undefined), lanes)
+        return _in_every_lane(builder, values[0], kind.llvm)
 
     return kind(number), emit
+
+
+@intrinsic
+def element(context, pointer, index):
+    """One number of fp32 in every lane."""
+
+    def emit(context, builder, signature, values):
+        address = builder.inttoptr(values[0], ir.FloatType().as_pointer())
+        return _in_every_lane(builder, builder.load(builder.gep(address, [values[1]]), align=4), F4.llvm)
+
+    return F4(pointer, types.int64), emit
 
 
 def _half(start: int) -> Any:
@@ -221,28 +262,83 @@ def turn(context, value, sign):
     """x where the other number's sign bit is clear, else -x."""
 
     def emit(context, builder, signature, values):
-        word, sign = (_integers(builder, part) for part in values)
-        flipped = builder.xor(word, builder.and_(sign, _constant(I4, 0x80000000)))
+        word, sign = (builder.bitcast(part, _WORDS) for part in values)
+        flipped = builder.xor(word, builder.and_(sign, _constant(0x80000000)))
         return builder.bitcast(flipped, F4.llvm)
 
     return F4(F4, F4), emit
 
 
 @intrinsic
-def count(context, counter, bits):
-    """Add each bit to its lane's counter."""
+def word(context, pointer, index):
+    """Stored bits as an integer: 16 or 64."""
 
     def emit(context, builder, signature, values):
-        return builder.add(values[0], builder.zext(values[1], I4.llvm))
+        value = builder.load(_place(builder, pointer.stored, *values), align=1)
+        return builder.zext(value, _INT) if pointer.stored == "bits" else value
 
-    return I4(I4, BITS), emit
+    return types.int64(pointer, types.int64), emit
 
 
 @intrinsic
-def counted(context, counter):
-    """The sum of all counters."""
+def ones(context, word):
+    """Number of bits that are set."""
 
     def emit(context, builder, signature, values):
-        return _call(builder, "llvm.vector.reduce.add.v16i32", ir.IntType(32), values)
+        return _call(builder, "llvm.ctpop.i64", _INT, values)
 
-    return types.int32(I4), emit
+    return types.int64(types.int64), emit
+
+
+# What the kernels share: weights of any stored dtype as tiles of fp32, and how a kernel is compiled.
+
+LANES = 16
+# Elements that stay in the first-level cache, with all that is computed from them.
+TILE = 1024
+KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_compiling = Lock()
+
+
+def compile_kernel(function: Callable[..., None], signature: str) -> Callable[..., None]:
+    """Machine code of a kernel: from numba's cache, or compiled and put there, or only compiled."""
+    with _compiling:
+        try:
+            return njit(signature, nogil=True, cache=True)(function)
+        except Exception:
+            # No folder can be written, the disk is full, a file of the cache is damaged: do without. What is wrong
+            # with the kernel itself is raised again.
+            return njit(signature, nogil=True)(function)
+
+
+@njit
+def size_of(kind):
+    return 4 if kind == 0 else 2
+
+
+@njit
+def copy_vectors(source, out, vectors):
+    for i in range(vectors):
+        store(out, i, load(source, i))
+
+
+@njit
+def as_float32(address, kind, scratch, vectors):
+    """Address of weights as fp32: where they are, or widened into `scratch`."""
+    if kind == 0:
+        return address
+    if kind == 1:
+        copy_vectors(float16(address), float32(scratch), vectors)
+    else:
+        copy_vectors(bfloat16(address), float32(scratch), vectors)
+    return scratch
+
+
+@njit
+def round_float32(source, address, kind, vectors):
+    """Write fp32 as the stored dtype."""
+    if kind == 0:
+        copy_vectors(float32(source), float32(address), vectors)
+    elif kind == 1:
+        copy_vectors(float32(source), float16(address), vectors)
+    else:
+        copy_vectors(float32(source), bfloat16(address), vectors)

@@ -10,6 +10,7 @@ sub-blocks are added in the order of their index: how a tensor is cut into block
 import functools
 import os
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,16 +42,30 @@ _PIECE_CPU = 2**18
 _PIECE_GPU = 2**26
 
 
+class _Kernels(NamedTuple):
+    """One way to compute: compiled or torch."""
+
+    run_block: Callable[..., None]
+    restore: Callable[..., None]
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
 @functools.cache
-def _compiled() -> tuple[Callable[..., None], Callable[..., None]] | None:
-    """The compiled twins of `_run_block` and `_restore`, or None where they are not wanted or numba is missing."""
+def _compiled() -> _Kernels | None:
+    """The compiled kernels, or None where they are not wanted or numba is missing."""
     if os.environ.get("HF_EXT_NO_NUMBA", "0") not in ("", "0"):
         return None
     try:
-        from .kernels_emr import restore, run_block
+        from .kernels_emr import run_block
+        from .kernels_restore_emr import multiply, restore
     except ImportError:
         return None
-    return run_block, restore
+    return _Kernels(run_block, restore, multiply)
+
+
+def _kernels(device: torch.device) -> _Kernels:
+    compiled = _compiled() if device.type == "cpu" else None
+    return compiled or _Kernels(_run_block, _restore, _multiply)
 
 
 def merge_block(
@@ -94,9 +109,7 @@ def merge_block(
     if tie not in ("zero", "negative"):
         raise ValueError(f"tie is {tie!r}: choose 'zero' (the paper) or 'negative' (the authors' code)")
     _check_block(base, tasks, unified, masks, sums, totals, gram, first)
-    compiled = _compiled()
-    run = compiled[0] if compiled else _run_block
-    run(base, tasks, unified, masks, sums, totals, gram, first, tie)
+    _kernels(base.device).run_block(base, tasks, unified, masks, sums, totals, gram, first, tie)
 
 
 def mask_block(
@@ -129,9 +142,7 @@ def mask_block(
         `TypeError`: if a dtype is wrong.
     """
     _check_block(base, tasks, unified, masks, sums, totals, gram, first)
-    compiled = _compiled()
-    run = compiled[0] if compiled else _run_block
-    run(base, tasks, unified, masks, sums, totals, gram, first, None)
+    _kernels(base.device).run_block(base, tasks, unified, masks, sums, totals, gram, first, None)
 
 
 def restore_block(
@@ -157,9 +168,7 @@ def restore_block(
         _check_weights(name, tensor, base.numel(), base.device)
     _check_mask(mask, base.numel(), base.device)
     base, unified, out, mask = base.view(-1), unified.view(-1), out.view(-1), mask.view(-1)
-    compiled = _compiled()
-    restore = compiled[1] if compiled and base.device.type == "cpu" else _restore
-    restore(base, unified, mask, scale, out)
+    _kernels(base.device).restore(base, unified, mask, scale, out)
 
 
 def pack_mask(bits: torch.Tensor) -> torch.Tensor:
@@ -224,18 +233,14 @@ def lora_rows(
         )
     for name, tensor in (("base", base), ("out", out)):
         _check_weights(name, tensor, stop - start, a.device)
-    a, b = a.float(), b.float()
-    low = start
+    a, b, low = a.float(), b.float(), start
     while low < stop:
         top = low // columns
         bottom = min(-(-stop // columns), top + max(1, _PIECE_CPU // columns))
         high = min(stop, bottom * columns)
-        product = torch.zeros(bottom - top, columns, device=a.device)
-        for row, column in zip(a, b[top:bottom].T, strict=True):
-            product += column[:, None] * row
-        delta = product.view(-1)[low - top * columns : high - top * columns]
+        product = _kernels(a.device).multiply(b[top:bottom], a).reshape(-1)
         here = slice(low - start, high - start)
-        out[here] = delta.mul_(scaling).add_(base[here].float())
+        out[here] = product[low - top * columns : high - top * columns].mul_(scaling).add_(base[here].float())
         low = high
 
 
@@ -257,9 +262,9 @@ def _check_weights(name: str, tensor: torch.Tensor, n: int, device: torch.device
 def _check_mask(mask: torch.Tensor, n: int, device: torch.device) -> None:
     if mask.dtype != torch.uint8:
         raise TypeError(f"the mask is {mask.dtype}: it must be packed bits in uint8, as pack_mask makes them")
-    if mask.numel() < -(-n // 8) or not mask.is_contiguous() or mask.device != device:
+    if mask.shape[-1] < -(-n // 8) or mask.stride(-1) != 1 or mask.device != device:
         raise ValueError(
-            f"the mask has {mask.numel()} bytes on {mask.device}: {n} elements need {-(-n // 8)} "
+            f"the mask has {mask.shape[-1]} bytes on {mask.device}: {n} elements need {-(-n // 8)} "
             f"contiguous bytes on {device}"
         )
 
@@ -274,23 +279,28 @@ def _check_block(
     gram: torch.Tensor,
     first: int,
 ) -> None:
-    cpu = torch.device("cpu")
+    """A block is done in a few hundred microseconds: so much for each tensor, and no more."""
+    n, count, cpu = base.numel(), len(tasks), torch.device("cpu")
     if not tasks or first < 0:
-        raise ValueError(f"{len(tasks)} tasks from sub-block {first}: at least one task and no negative index")
-    _check_weights("base", base, base.numel(), cpu)
-    _check_weights("unified", unified, base.numel(), cpu)
+        raise ValueError(f"{count} tasks from sub-block {first}: at least one task and no negative index")
+    _check_weights("base", base, n, cpu)
+    _check_weights("unified", unified, n, cpu)
     for index, task in enumerate(tasks):
-        _check_weights(f"task {index}", task, base.numel(), cpu)
+        if task.dtype not in DTYPES or task.numel() != n or not task.is_contiguous() or not task.is_cpu:
+            _check_weights(f"task {index}", task, n, cpu)
     if masks is not None:
-        if masks.ndim != 2 or len(masks) != len(tasks):
+        if masks.ndim != 2 or len(masks) != count:
             raise ValueError(f"masks have shape {tuple(masks.shape)}: one row of packed bits for each task is needed")
-        for row in masks:
-            _check_mask(row, base.numel(), cpu)
-    shapes = {"sums": (len(tasks), len(SUMS)), "totals": (len(TOTALS),), "gram": (len(tasks), len(tasks))}
-    for (name, shape), tensor in zip(shapes.items(), (sums, totals, gram), strict=True):
-        if tensor.dtype != torch.float64 or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+        _check_mask(masks, n, cpu)
+    for name, tensor, shape in (
+        ("sums", sums, (count, len(SUMS))),
+        ("totals", totals, (len(TOTALS),)),
+        ("gram", gram, (count, count)),
+    ):
+        if tensor.dtype != torch.float64 or tensor.shape != shape or not tensor.is_contiguous() or not tensor.is_cpu:
             raise ValueError(
-                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}: contiguous float64 of {shape} is needed"
+                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}: "
+                f"contiguous float64 of {shape} in main memory is needed"
             )
 
 
@@ -344,6 +354,14 @@ def _restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scal
         start = base[part].float()
         moved = (unified[part].float() - start).mul_(scale).add_(start)
         out[part] = torch.where(bits, moved, start)
+
+
+def _multiply(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """b @ a, [rows, rank] and [rank, columns] of fp32, summed in the order of the rank."""
+    product = torch.zeros(len(b), a.shape[1], device=a.device)
+    for column, row in zip(b.T, a, strict=True):
+        product += column[:, None] * row
+    return product
 
 
 def _run_block(
