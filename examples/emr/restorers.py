@@ -17,7 +17,7 @@ JPEG_QUALITY = 10
 CONFIG = EXAMPLES / "restorer.yaml"
 SCRIPT = EXAMPLES.parent / "semanir" / "train.py"
 # Short enough for the budget, and far from the thousands of steps that a published restorer gets.
-BASE_STEPS, STEPS = 1000, 350
+BASE_STEPS, STEPS = 1000, 250
 NOISE = {"sigma15": 15, "sigma25": 25, "sigma50": 50}
 RESTORERS = (*NOISE, "jpeg")
 

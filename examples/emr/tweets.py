@@ -29,7 +29,7 @@ TASKS = {
     "emotion": Tweets("emotion", 4),
     "hate": Tweets("hate", 1),
     "offensive": Tweets("offensive", 1),
-    "emoji": Tweets("emoji", 2),
+    "emoji": Tweets("emoji", 1),
 }
 
 
