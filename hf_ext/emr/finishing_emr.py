@@ -110,6 +110,9 @@ def _copy_small_files(folder: Path, plan: Plan) -> dict[str, list[str]]:
     for task in plan.tasks if plan.config.with_masks else ():
         place = folder / "tasks" / task.label
         _copy(task.small_files(CONFIGURATION_FILES), place)
+        if task.config and task.library != "peft" and not (place / "config.json").is_file():
+            # full weights of an adapter: nobody has written their configuration yet
+            (place / "config.json").write_text(json.dumps(task.config, indent=2) + "\n", encoding="utf-8")
         candidates = task.small_files((*TOKENIZER_FILES, *PROCESSOR_FILES))
         own = {name: path for name, path in candidates.items() if name not in root or not _same(path, root[name])}
         _copy(own, place)

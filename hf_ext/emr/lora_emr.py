@@ -9,6 +9,7 @@ import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from hf_ext.hub.safetensors_headers import TensorInfo
 
 from .matching_emr import base_name, choose_prefixes, described
 from .ops_emr import lora_rows
-from .sources_emr import Library, Source
+from .sources_emr import CONFIGURATION_FILES, SMALL_FILES, Library, Source
 
 # Variants whose weights are not W0 + s·B·A, or that only act on some tokens.
 _OTHER_VARIANTS = (
@@ -125,6 +126,10 @@ class DeltaSource(Source):
             self._base.read_into(delta.base, start, stop, block)
         a, b = self._both_factors(delta)
         lora_rows(block, a, b, delta.scaling, start, stop, out)
+
+    def small_files(self, patterns: tuple[str, ...] = SMALL_FILES) -> dict[str, Path]:
+        """As [`Source.small_files`], without configurations: the adapter's are not those of the full weights."""
+        return {name: path for name, path in super().small_files(patterns).items() if name not in CONFIGURATION_FILES}
 
     def will_need(self, name: str, start: int, stop: int) -> None:
         """As [`Source.will_need`]; the base is read by others anyway."""
