@@ -220,8 +220,9 @@ def make_plan(
     try:
         for future in futures:
             future.result()
-        given = opened.pop() if config.merged is not None else None
-        return _plan(config, opened[0], tuple(opened[1:]), given)
+        count = len(config.tasks) + 1
+        given = opened[count] if config.merged is not None else None
+        return _plan(config, opened[0], tuple(opened[1:count]), given)
     except BaseException:
         for source in opened:
             source.close()
