@@ -12,9 +12,13 @@ from threading import Lock
 from typing import Any
 
 import torch
-from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+
+try:
+    from llvmlite import ir
+except ImportError as error:
+    raise ImportError("numba is there without llvmlite, its compiler: install numba again") from error
 
 _INT = ir.IntType(64)
 # The bits of 16 numbers of fp32.
