@@ -353,6 +353,28 @@ def test_tables_name_every_task_and_the_mode_in_use(rescale):
     assert f"- **Warning**: {report['warnings'][0]}" in markdown
 
 
+def test_sums_that_are_not_known_make_null():
+    merge = Merge(*fine_tunes(3, [0.1, 0.1, 0.02]))
+    before = merge.report()
+    for column in ("square", "masked_dot", "dot", "opposed"):
+        merge.sums[:, 0, SUMS.index(column)] = np.nan
+    merge.gram[0] = np.nan
+    report = merge.report()
+    json.dumps(report, allow_nan=False)
+    unknown, known = report["tasks"][:2]
+    assert known == {**before["tasks"][1], "norm_to_median": known["norm_to_median"]}
+    assert {unknown["norm"], unknown["norm_to_base"], unknown["norm_to_median"], *unknown["error"].values()} == {None}
+    assert unknown["sign_conflict"] == {**before["tasks"][0]["sign_conflict"], "task_vector": None}
+    assert unknown["density"] == before["tasks"][0]["density"]
+    assert report["cosines"][0] == [None] * 3
+    assert report["mean"]["error"]["l2"] == pytest.approx(
+        (known["error"]["l2"] + report["tasks"][2]["error"]["l2"]) / 2
+    )
+    assert any("times as long as that of task-2" in text for text in report["warnings"])
+    assert report_lines(report)[1].split()[-1] == "-"
+    report_markdown(report)
+
+
 @pytest.mark.parametrize("changes", [{"names": ["a"]}, {"gram": np.zeros((2, 2))}, {"totals": np.zeros((6, 3))}])
 def test_arrays_that_do_not_fit_are_refused(merge, changes):
     with pytest.raises(ValueError, match="got"):
