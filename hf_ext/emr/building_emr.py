@@ -158,8 +158,8 @@ def model_class(config: PreTrainedConfig, folder: Path, trust_remote_code: bool)
     if isinstance(found, type) and issubclass(found, PreTrainedModel):
         return found
     for auto in vars(modeling_auto).values():
-        mapping = getattr(auto, "_model_mapping", {})
-        registered = mapping.get(type(config)) if isinstance(auto, type) else None
+        mapping = getattr(auto, "_model_mapping", None)
+        registered = None if mapping is None else mapping.get(type(config), None)
         for candidate in registered if isinstance(registered, list | tuple) else [registered]:
             if getattr(candidate, "__name__", None) == name:
                 return cast(type[PreTrainedModel], candidate)

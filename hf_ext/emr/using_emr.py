@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from .building_emr import BuiltModel, build_model, relabel, same_network
+from .mixed_emr import Mixer
 from .weights_emr import TaskWeights
 
 
@@ -43,6 +44,7 @@ class EMRModel:
         self._device = torch.device(device or "cpu")
         self._dtype = dtype
         self._trust_remote_code = trust_remote_code
+        self._mixer = Mixer(self)
         self._built: BuiltModel = self._build(task)
         self._config = self._read_config(task)
         self.current = task
@@ -107,6 +109,11 @@ class EMRModel:
         return self._built.model
 
     @property
+    def places(self) -> Mapping[str, str]:
+        """Name in `model` of each tensor of the tasks' checkpoints."""
+        return self._built.places
+
+    @property
     def tasks(self) -> list[str]:
         """Names of the tasks."""
         return list(self.weights.manifest.tasks)
@@ -130,9 +137,7 @@ class EMRModel:
         if task == self.current:
             return self
         config = self._read_config(task)
-        built = self._built
-        same = built.complete and same_network(config, self._config)
-        if same and self.weights.entries(task).keys() == built.names:
+        if self.fits(task):
             # Half-way through, the model is of no task.
             self.current = None
             self._restore_in_place(task, config)
@@ -141,6 +146,19 @@ class EMRModel:
         self._config = config
         self.current = task
         return self
+
+    def fits(self, task: str) -> bool:
+        """
+        Whether a task's weights can be put into `model` in place.
+
+        Args:
+            task (`str`): Name of the task.
+
+        Returns:
+            `bool`: Whether its network is that of `model`, but for labels and width of the head.
+        """
+        same = self._built.complete and same_network(self._read_config(task), self._config)
+        return same and self.weights.entries(task).keys() == self._built.names
 
     @contextmanager
     def task(self, name: str) -> Iterator[Any]:
@@ -185,11 +203,20 @@ class EMRModel:
         Args:
             *arguments, **batch: As the model takes them.
             task_ids (`Sequence[str]`, *optional*): The task of each sample; by default all are of the current task.
+                For inference: with it, there are no gradients.
 
         Returns:
-            What the model returns.
+            What the model returns. Where the heads of the tasks differ in width, `logits` is a list with a tensor for
+            each sample.
+
+        Raises:
+            ValueError: No task is current, or `task_ids` does not fit the batch.
         """
-        return self.model(*arguments, **batch)
+        if task_ids is None:
+            if self.current is None:
+                raise ValueError("a switch of tasks has failed, so the weights are of no task: call set_task first")
+            return self.model(*arguments, **batch)
+        return self._mixer.run(task_ids, arguments, batch)
 
     def _read_config(self, task: str) -> dict[str, Any]:
         files = self.weights.small_files(task)

@@ -140,7 +140,9 @@ class TaskWeights:
         """
         return dict(self._open(task).entries)
 
-    def restore(self, task: str, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
+    def restore(
+        self, task: str, name: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """
         Restores one tensor of a task: Ŵ = W_0 + λ·M ⊙ (W_uni - W_0), or the task's own where it was not merged.
 
@@ -148,12 +150,13 @@ class TaskWeights:
             task (`str`): Name of the task.
             name (`str`): Name of the tensor in the task's checkpoint.
             device (`torch.device`, *optional*, defaults to the CPU): Where to restore it.
+            dtype (`torch.dtype`, *optional*): Type to convert it to.
 
         Returns:
             `torch.Tensor`: A new tensor.
         """
-        dtype, shape = self._open(task).entries[name]
-        out = torch.empty(shape, dtype=dtype, device=device)
+        own, shape = self._open(task).entries[name]
+        out = torch.empty(shape, dtype=dtype or own, device=device)
         self.restore_into(task, name, out)
         return out
 
