@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 # The 31 bits of a magnitude, sorted as integers as they are as numbers, are counted by their upper and lower digits.
 LOWER_BITS = 15
 BINS = 1 << 16
-DEFAULT_WEIGHTS = {"task_arithmetic": 0.3, "ties": 1.0}
 
 
 class Baseline:
@@ -39,25 +38,19 @@ class Baseline:
 
     Args:
         config ([`MergeConfig`]):
-            `method`, `weight`, `density`, `drop`, `seed` and `tie` are read. `emr` and `elect` are here for DARE in
-            front of them; without it the engine elects by itself. `given` needs no computation and is refused.
+            `method`, `factor`, `density`, `drop`, `seed` and `tie` are read. `emr` and `elect` are here for DARE in
+            front of them; without it the engine elects by itself.
         tasks (`int`): Number of tasks, N.
 
     Raises:
-        ValueError: If the method is none of `average`, `task_arithmetic`, `ties`, `elect` and `emr`, or a number is
-            out of range.
+        ValueError: If the method is `given`, which needs no computation.
     """
 
     def __init__(self, config: "MergeConfig", tasks: int) -> None:
-        allowed = ("average", "task_arithmetic", "ties", "elect", "emr")
-        if config.method not in allowed:
-            raise ValueError(f"method {config.method!r} is not computed from task vectors: use one of {allowed}.")
-        if not 0 <= config.drop < 1:
-            raise ValueError(f"drop is {config.drop}: DARE needs a share of at least 0 and less than 1.")
-        if not 0 < config.density <= 1:
-            raise ValueError(f"density is {config.density}: TIES keeps a share of more than 0 and at most 1.")
+        if config.method == "given":
+            raise ValueError("method 'given' computes nothing: the merged model is read from where it is.")
         self.method = config.method
-        self.weight = DEFAULT_WEIGHTS.get(config.method, 1.0) if config.weight is None else config.weight
+        self.factor = config.factor
         self.density = config.density if config.method == "ties" else 1.0
         self.drop = config.drop
         self.seed = config.seed
@@ -165,7 +158,7 @@ class Baseline:
             _elect(base, vectors, out, self.tie)
             return
         merged = _agreeing_mean(vectors) if self.method == "ties" else _sum(vectors)
-        scale = self.weight / len(vectors) if self.method == "average" else self.weight
+        scale = 1 / len(vectors) if self.method == "average" else self.factor
         out.copy_(merged.mul_(scale).add_(base))
 
     def state(self) -> dict[str, Any]:
