@@ -16,9 +16,13 @@ from numba import njit, types
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
 try:
-    from llvmlite import ir
+    from llvmlite import binding, ir
 except ImportError as error:
     raise ImportError("numba is there without llvmlite, its compiler: install numba again") from error
+
+if binding.get_process_triple().startswith("x86") and not binding.get_host_cpu_features().get("f16c"):
+    # LLVM would end the process.
+    raise ImportError("this processor has no instruction for float16 (F16C): torch computes instead")
 
 _INT = ir.IntType(64)
 # The bits of 16 numbers of fp32.

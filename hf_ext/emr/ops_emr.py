@@ -145,6 +145,7 @@ def mask_block(
     _kernels(base.device).run_block(base, tasks, unified, masks, sums, totals, gram, first, None)
 
 
+@torch.no_grad()
 def restore_block(
     base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor
 ) -> None:
@@ -200,6 +201,7 @@ def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
     return (bits & 1).view(-1)[:n].bool()
 
 
+@torch.no_grad()
 def lora_rows(
     base: torch.Tensor,
     a: torch.Tensor,
@@ -263,10 +265,8 @@ def _check_mask(mask: torch.Tensor, n: int, device: torch.device) -> None:
     if mask.dtype != torch.uint8:
         raise TypeError(f"the mask is {mask.dtype}: it must be packed bits in uint8, as pack_mask makes them")
     if mask.shape[-1] < -(-n // 8) or mask.stride(-1) != 1 or mask.device != device:
-        raise ValueError(
-            f"the mask has {mask.shape[-1]} bytes on {mask.device}: {n} elements need {-(-n // 8)} "
-            f"contiguous bytes on {device}"
-        )
+        got = f"{mask.shape[-1]} bytes on {mask.device}"
+        raise ValueError(f"the mask has {got}: {n} elements need {-(-n // 8)} contiguous bytes on {device}")
 
 
 def _check_block(
@@ -292,11 +292,8 @@ def _check_block(
         if masks.ndim != 2 or len(masks) != count:
             raise ValueError(f"masks have shape {tuple(masks.shape)}: one row of packed bits for each task is needed")
         _check_mask(masks, n, cpu)
-    for name, tensor, shape in (
-        ("sums", sums, (count, len(SUMS))),
-        ("totals", totals, (len(TOTALS),)),
-        ("gram", gram, (count, count)),
-    ):
+    expected = (("sums", sums, (count, 10)), ("totals", totals, (4,)), ("gram", gram, (count, count)))
+    for name, tensor, shape in expected:
         if tensor.dtype != torch.float64 or tensor.shape != shape or not tensor.is_contiguous() or not tensor.is_cpu:
             raise ValueError(
                 f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}: "
