@@ -141,16 +141,18 @@ def _advice(base: Source, adapters: Sequence[Source]) -> str:
     for task in adapters:
         if task.config.get("peft_type") != "LORA":
             continue
-        shapes = [(task.tensors[second].shape, task.tensors[first].shape) for first, second in lora_modules(task).values()]
+        shapes = [
+            (task.tensors[second].shape, task.tensors[first].shape) for first, second in lora_modules(task).values()
+        ]
         matrices = [(b[0], math.prod(a[1:]), a[0]) for b, a in shapes]
         mask = sum(rows * columns for rows, columns, _ in matrices) // 8
         rows, columns, rank = max(matrices, key=lambda item: item[0] * item[1])
         bits = 8 * next(iter(task.tensors.values())).dtype.itemsize
         even = rows * columns / (bits * (rows + columns))
         lines.append(
-            f"{task.label!r}: the adapter is {size_text(task.nbytes)} and exact, a mask of the weights it changes would "
-            f"be {size_text(mask)}; for its largest matrix, {rows} × {columns}, a mask is smaller above rank {even:.0f}, "
-            f"and this one has rank {rank}."
+            f"{task.label!r}: the adapter is {size_text(task.nbytes)} and exact, a mask of the weights that it changes "
+            f"{size_text(mask)}; for its largest matrix, {rows} by {columns}, a mask is smaller above rank "
+            f"{even:.0f}, and this one has rank {rank}."
         )
     lines.append(
         "Keep the adapters as they are; or set adapters: delta to merge the full weights that LoRA gives; or "

@@ -173,6 +173,9 @@ def meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
 
     Returns:
         `torch.nn.Module` or `None`: `None` if transformers has no class of that name.
+
+    Raises:
+        ValueError: The class does not take the configuration.
     """
     import transformers
 
@@ -181,24 +184,34 @@ def meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
     if not isinstance(model_class, type) or not issubclass(model_class, transformers.PreTrainedModel):
         return None
     assert model_class.config_class is not None
-    configuration = model_class.config_class.from_dict(dict(config))
-    with torch.device("meta"):
-        return model_class(configuration)
+    try:
+        configuration = model_class.config_class.from_dict(dict(config))
+        with torch.device("meta"):
+            return model_class(configuration)
+    except Exception as error:
+        # hundreds of classes, each with its own ways to fail and packages to need
+        raise ValueError(f"{name} cannot be built from its configuration ({type(error).__name__}: {error})") from error
 
 
-def tied_names(base: Source) -> dict[str, str]:
+def tied_names(base: Source, warnings: list[str]) -> dict[str, str]:
     """
     Tensors that are one and the same in the model: as the file says, and as the class of transformers ties them.
 
     Args:
         base ([`Source`]): The base.
+        warnings (`list[str]`): Takes a warning if the class cannot tell.
 
     Returns:
         `dict[str, str]`: For each other name, the name in the base's file that is merged for both.
     """
     # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
     tied = {name: kept for name, kept in base.metadata.items() if kept in base.tensors and name not in base.tensors}
-    model = meta_model(base.config) if base.library == "transformers" else None
+    model = None
+    if base.library == "transformers":
+        try:
+            model = meta_model(base.config)
+        except ValueError as error:
+            warnings.append(f"{described(base)}: {error}; only what its file says about tied tensors is known")
     if model is not None:
         groups: dict[int, list[str]] = defaultdict(list)
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -343,20 +356,31 @@ def tokens_by_id(source: Source) -> dict[int, str]:
 
     Returns:
         `dict[int, str]`: Token by id; empty if there is no tokenizer file.
+
+    Raises:
+        ValueError: The file is malformed.
     """
     files = source.small_files(("tokenizer.json", "vocab.json", "vocab.txt"))
-    if "tokenizer.json" in files:
-        data = json.loads(files["tokenizer.json"].read_text(encoding="utf-8"))
-        vocabulary = data["model"]["vocab"]
-        # a unigram model lists [token, score]; the others map token to id
-        pairs = (
-            ((index, item[0]) for index, item in enumerate(vocabulary))
-            if isinstance(vocabulary, list)
-            else ((index, token) for token, index in vocabulary.items())
-        )
-        return dict(pairs) | {item["id"]: item["content"] for item in data.get("added_tokens", ())}
-    if "vocab.json" in files:
-        return {index: token for token, index in json.loads(files["vocab.json"].read_text(encoding="utf-8")).items()}
-    if "vocab.txt" in files:
-        return dict(enumerate(files["vocab.txt"].read_text(encoding="utf-8").split("\n")))
+    try:
+        if "tokenizer.json" in files:
+            return _tokens_of(json.loads(files["tokenizer.json"].read_text(encoding="utf-8")))
+        if "vocab.json" in files:
+            found = json.loads(files["vocab.json"].read_text(encoding="utf-8"))
+            return {index: token for token, index in found.items()}
+        if "vocab.txt" in files:
+            return dict(enumerate(files["vocab.txt"].read_text(encoding="utf-8").split("\n")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{described(source)}: {next(iter(files))} is malformed ({error}); fetch it again."
+        ) from error
     return {}
+
+
+def _tokens_of(tokenizer: dict[str, Any]) -> dict[int, str]:
+    vocabulary = tokenizer["model"]["vocab"]
+    # a unigram model lists [token, score]; the others map token to id
+    if isinstance(vocabulary, list):
+        tokens = {index: item[0] for index, item in enumerate(vocabulary)}
+    else:
+        tokens = {index: token for token, index in vocabulary.items()}
+    return tokens | {item["id"]: item["content"] for item in tokenizer.get("added_tokens", ())}

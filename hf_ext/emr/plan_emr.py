@@ -92,7 +92,7 @@ class Plan:
             for part in self.merged
         )
         copies = sum(_nbytes(item) for item in self.copied) + sum(item.nbytes for item in self.extras)
-        return parts + tails + given + compared + copies + (self.base.nbytes if self.config.include_base else 0)
+        return parts + tails + given + compared + copies + (self.base_bytes if self.config.include_base else 0)
 
     @property
     def unified_bytes(self) -> int:
@@ -124,9 +124,36 @@ class Plan:
         return self.unified_bytes + sum(self.mask_bytes) + sum(self.extra_bytes) + sums
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of what `keep_state` adds: sum, highest and lowest weight of each element, two bits for each task."""
+        if not self.config.keep_state:
+            return 0
+        elements = sum(part.elements * (4 + 2 * self.common_type(part).itemsize) for part in self.merged)
+        return elements + 2 * sum(self.mask_bytes)
+
+    @property
     def bytes_written(self) -> int:
         """Bytes of weights that the merge will write."""
-        return self.result_bytes + (self.base.nbytes if self.config.include_base else 0)
+        return self.result_bytes + self.state_bytes + (self.base_bytes if self.config.include_base else 0)
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of a copy of the base."""
+        return sum(info.nbytes for info in self.base.tensors.values())
+
+    def common_type(self, part: Part) -> torch.dtype:
+        """
+        The type that holds a tensor of all tasks exactly.
+
+        Args:
+            part ([`Part`]): A merged tensor.
+
+        Returns:
+            `torch.dtype`: The type.
+        """
+        named = zip(self.tasks, part.task_names, strict=True)
+        found = {task.tensors[name].dtype for task, name in named if name is not None}
+        return found.pop() if len(found) == 1 else torch.float32
 
     @property
     def checkpoints_bytes(self) -> int:
@@ -244,7 +271,7 @@ def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], given: S
         for source in (base, *tasks)
         if source.has_float64
     ]
-    aliases = tied_names(base)
+    aliases = tied_names(base, warnings)
     renames = tuple(choose_prefixes(base.tensors, task.tensors) for task in tasks)
     tensors = SortedTensors(config, base, tasks, renames, aliases)
     return Plan(

@@ -168,7 +168,7 @@ def _task_rows(plan: Plan, index: int, label: str) -> list[tuple[str, str]]:
             stored = size_text(sum(item.nbytes for item in mine))
             count = _count_text([item.name for item in mine], sum(item.nbytes // item.dtype.itemsize for item in mine))
             rows.append((f"  {label}", f"{reason}: {count} ({stored})"))
-    shared = [item.name for item in plan.shared if item.task == index]
+    shared = {item.name for item in plan.shared if item.task == index}
     if shared:
         rows.append((f"  {label}", f"{len(shared)} tensors are the base's"))
     absent = sum(
@@ -186,9 +186,10 @@ def _size_rows(plan: Plan) -> list[tuple[str, str]]:
     share = plan.result_bytes / plan.checkpoints_bytes
     with_base = (plan.result_bytes + base) / (plan.checkpoints_bytes + base)
     masks = f" (root {size_text(plan.unified_bytes)}, each mask {size_text(max(plan.mask_bytes))})"
+    state = f", of these {size_text(plan.state_bytes)} to add tasks exactly" if plan.config.keep_state else ""
     return [
         ("reads", f"{size_text(plan.bytes_read)} of tensors; {size_text(plan.header_bytes)} of headers so far"),
-        ("writes", f"{size_text(plan.bytes_written)}{masks if plan.config.with_masks else ''}"),
+        ("writes", f"{size_text(plan.bytes_written)}{masks if plan.config.with_masks else ''}{state}"),
         (
             "result",
             f"{size_text(plan.result_bytes)} for {count} {noun} of {size_text(plan.checkpoints_bytes)} "

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx2
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint, stays_inside
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
@@ -238,13 +240,19 @@ class RepositoryFiles:
         """The snapshot in the cache, with these files of it."""
         with self._lock:
             if patterns not in self._fetched:
-                folder = snapshot_download(
-                    self.repo_id,
-                    revision=self._commit,
-                    allow_patterns=list(patterns),
-                    token=self._token,
-                    endpoint=self._endpoint,
-                )
+                try:
+                    folder = snapshot_download(
+                        self.repo_id,
+                        revision=self._commit,
+                        allow_patterns=list(patterns),
+                        token=self._token,
+                        endpoint=self._endpoint,
+                    )
+                except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.TransportError) as error:
+                    raise CheckpointError(
+                        f"{self.repo_id}@{self._commit[:12]}: configuration and tokenizer cannot be fetched "
+                        f"({str(error).splitlines()[0]}); try again."
+                    ) from error
                 self._fetched[patterns] = Path(folder)
             return self._fetched[patterns]
 

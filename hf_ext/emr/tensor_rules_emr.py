@@ -257,7 +257,10 @@ class SortedTensors:
 
     def _unsaved(self, task: Source) -> set[str]:
         """Buffers of a task's file that its class has no place for."""
-        model = meta_model(task.config)
+        try:
+            model = meta_model(task.config)
+        except ValueError:
+            return set()
         return set() if model is None else set(task.tensors) - set(model.state_dict())
 
     def _keep(self, index: int, name: str, reason: str, compared: bool = False) -> None:
