@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 from peft.utils import merge_utils
+from safetensors.torch import load_file
 
 from hf_ext.emr.baselines_emr import _STEP, Baseline, _mixed, kept_elements
 from hf_ext.emr.configuration_emr import MergeConfig
+from hf_ext.emr.merging_emr import merge_checkpoints
+from tests.emr.emr_testing import write_weights
 
 # The tensors of a little model: sizes that no block divides, one of a single element, one that is empty.
 SIZES = (1000, 1, 37, 4096, 0, 777)
@@ -292,3 +295,49 @@ def test_passes_come_in_order_and_before_the_merge():
         baseline.close_pass(1, baseline.new_counts())
     with pytest.raises(ValueError, match="counting"):
         baseline.unify(torch.zeros(1), [torch.zeros(1)], torch.zeros(1))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The same checkpoints on disk, one tensor longer than an I/O block."""
+    place = tmp_path_factory.mktemp("baselines")
+    base, models = checkpoints(tasks=3)
+    generator = torch.Generator().manual_seed(9)
+    base.append(torch.randn(70_000, generator=generator))
+    for tensors in models:
+        tensors.append(base[-1] + 1e-2 * torch.randn(70_000, generator=generator))
+    named = [{f"layer.{index}.weight": t for index, t in enumerate(m) if t.numel()} for m in (base, *models)]
+    folders = [write_weights(place / f"{i}", m, config={"model_type": "bert"}) for i, m in enumerate(named)]
+    return folders, named
+
+
+def merged_files(written, out, **fields):
+    folders, _ = written
+    tasks = {f"task-{index}": str(folder) for index, folder in enumerate(folders[1:])}
+    merge_checkpoints({"base": str(folders[0]), "tasks": tasks, **fields}, out, progress=False)
+    return load_file(out / "model.safetensors")
+
+
+@pytest.mark.parametrize("method", ["average", "task_arithmetic", "ties"])
+def test_checkpoints_on_disk_are_merged_as_whole_vectors_are(written, tmp_path, method):
+    merged = merged_files(written, tmp_path / "out", method=method)
+    base, *models = (list(tensors.values()) for tensors in written[1])
+    if method == "ties":
+        expected = whole_ties(base, models, 0.2, 1.0)
+    else:
+        weight = 1 / 3 if method == "average" else 0.3
+        expected = flat(base) + weight * torch.stack(task_vectors(base, models)).double().sum(0)
+    found = torch.cat([merged[name].double() for name in written[1][0]])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert not (tmp_path / "out" / "emr.json").exists()
+
+
+@pytest.mark.parametrize("fields", [{"method": "ties"}, {"method": "ties", "masks": True}, {"method": "emr"}])
+def test_dare_and_ties_on_disk_do_not_depend_on_workers_or_memory(written, tmp_path, fields):
+    options = {**fields, "drop": 0.3, "seed": 5}
+    one = merged_files(written, tmp_path / "one", **options, workers=1)
+    two = merged_files(written, tmp_path / "two", **options, workers=2, memory="1MB")
+    other = merged_files(written, tmp_path / "other", **{**options, "seed": 6})
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not all(torch.equal(one[name], other[name]) for name in one)
