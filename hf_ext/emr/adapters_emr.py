@@ -150,7 +150,7 @@ def _advice(base: Source, adapters: Sequence[Source]) -> str:
         bits = 8 * next(iter(task.tensors.values())).dtype.itemsize
         even = rows * columns / (bits * (rows + columns))
         lines.append(
-            f"{task.label!r}: the adapter is {size_text(task.nbytes)} and exact, a mask of the weights that it changes "
+            f"{task.label!r}: the adapter is {size_text(task.nbytes)} and exact, a mask of what it changes "
             f"{size_text(mask)}; for its largest matrix, {rows} by {columns}, a mask is smaller above rank "
             f"{even:.0f}, and this one has rank {rank}."
         )

@@ -14,7 +14,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertForSequenceClassification
 
+from hf_ext.emr.merging_emr import merge_checkpoints
 from hf_ext.emr.plan_emr import Plan, make_plan
+from hf_ext.emr.using_emr import EMRModel
 from tests.emr.emr_testing import push_folder, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
 
 # peft 0.21 asks transformers for a property by its old name, and takes the bias of lora_B for a cut matrix.
@@ -290,3 +292,33 @@ def test_an_adapter_that_names_another_base_is_told(bert, tmp_path, hub):
     config = {"base": "org/base", "tasks": {"a": str(adapter)}, "adapters": "delta"}
     with make_plan(config, endpoint=hub.url, token=False) as plan:
         assert ["'other/model', not from 'org/base'" in warning for warning in plan.warnings] == [True]
+
+
+def test_one_adapter_merged_as_full_weights_is_what_peft_merges(bert, tmp_path):
+    adapter = tiny_adapter(tmp_path / "adapter", bert, 1, use_rslora=True)
+    config = {"base": str(bert), "tasks": {"a": str(adapter)}, "adapters": "delta"}
+    merged = merge_checkpoints(config, tmp_path / "out", progress=False)
+    assert not (merged.path / "tasks" / "a" / "adapter_config.json").exists()
+    expected = merged_by_peft(AutoModel.from_pretrained(bert), adapter)
+    found = EMRModel.from_pretrained(merged.path, task="a").model.state_dict()
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6, msg=name)
+
+
+def test_adapters_merged_among_themselves_are_restored_as_adapters(bert, tmp_path):
+    tasks = {name: str(tiny_adapter(tmp_path / name, bert, seed, kind="ia3")) for seed, name in enumerate("ab")}
+    config = {"base": str(bert), "tasks": tasks, "adapters": "adapter", "rescale": "none"}
+    merged = merge_checkpoints(config, tmp_path / "out", progress=False)
+    stored = [load_file(Path(path) / "adapter_model.safetensors") for path in tasks.values()]
+    unified = load_file(merged.path / "adapter_model.safetensors")
+    assert json.loads((merged.path / "adapter_config.json").read_text())["peft_type"] == "IA3"
+    assert all(value.eq(1).all() for value in load_file(merged.path / "base" / "adapter_model.safetensors").values())
+    model = EMRModel.from_pretrained(merged.path, task="a").model.state_dict()
+    for name, first in stored[0].items():
+        vectors = torch.stack([first, stored[1][name]]) - 1
+        elected = vectors.sum(0).sign()
+        strongest = (vectors * elected).clamp(min=0).amax(0) * elected
+        torch.testing.assert_close(unified[name], 1 + strongest, rtol=0, atol=1e-6)
+        expected = 1 + torch.where(vectors[0] * elected > 0, strongest, 0)
+        torch.testing.assert_close(model[name + ".default"], expected, rtol=0, atol=1e-6)

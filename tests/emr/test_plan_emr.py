@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from hf_ext.emr.merging_emr import merge_checkpoints
 from hf_ext.emr.plan_emr import Copied, Extra, Part, Plan, Shared, make_plan, resolve_plan
 from tests.emr.emr_testing import (
     WORDS,
@@ -457,9 +458,31 @@ def test_the_sizes(tmp_path):
         # base and tasks once, "n" of the base copied and compared, the head, and the copy of the base
         assert plan.bytes_read == 3 * 4000 + 40 + 80 + 28 + 4040
         assert plan.peak_memory == plan.config.memory_bytes == 64_000_000
+    with raw(tmp_path, base, base, {"w": ones(100, 10, dtype=torch.bfloat16)}, keep_state=True) as plan:
+        # sum, highest and lowest in float32, two masks for each task
+        assert plan.state_bytes == 3 * 4000 + 4 * 128
     with raw(tmp_path, base, base, method="average") as plan:
         assert plan.result_bytes == plan.bytes_written == plan.unified_bytes == 4040
         assert "average, one model" in "\n".join(plan.lines())
+
+
+def test_the_merge_writes_what_the_plan_says(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {"a": resized(tmp_path / "a", base, (*WORDS, "new"), 1), "b": tiny_bert(tmp_path / "b", 2, base=base)}
+    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
+    config |= {"shape_policy": "overlap", "keep_state": True, "include_base": True, "dtype": "bfloat16"}
+    with make_plan(config) as plan:
+        written, result = plan.bytes_written, plan.result_bytes
+    folder = merge_checkpoints(config, tmp_path / "out", progress=False).path
+    sizes = {
+        path.relative_to(folder).as_posix(): sum(tensor.nbytes for tensor in load_file(path).values())
+        for path in folder.rglob("*.safetensors")
+    }
+    # of all tasks together, a few numbers for each tensor
+    del sizes["sums.safetensors"]
+    assert sum(sizes.values()) == written
+    apart = {name for name in sizes if name.startswith("base/") or name.endswith("state.safetensors")}
+    assert sum(size for name, size in sizes.items() if name not in apart) == result
 
 
 def test_a_plan_over_the_hub_reads_headers_only(tmp_path, hub):
@@ -495,6 +518,23 @@ def test_every_source_is_closed_when_one_cannot_be_opened(tmp_path, recwarn):
     with pytest.raises(ValueError, match="task 'b'"):
         make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "base"), "b": "./nowhere"}})
     assert not [warning for warning in recwarn if warning.category is ResourceWarning]
+
+
+def test_a_class_that_cannot_be_built_is_warned_of(tmp_path):
+    base = tiny_gpt2(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text()) | {"n_head": 0}
+    (base / "config.json").write_text(json.dumps(config))
+    with make_plan({"base": str(base), "tasks": {"a": str(base)}}) as plan:
+        assert plan.aliases == {} and len(plan.warnings) == 1
+        assert "GPT2LMHeadModel cannot be built from its configuration (" in plan.warnings[0]
+
+
+def test_a_malformed_tokenizer_is_named(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    task = resized(tmp_path / "task", base, (*WORDS, "new"), 1)
+    (task / "tokenizer.json").write_text('{"model": {"vocab": 3}}')
+    with pytest.raises(ValueError, match=r"task 'a' .*tokenizer.json is malformed"):
+        make_plan({"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"})
 
 
 # Fuzz.
