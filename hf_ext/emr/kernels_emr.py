@@ -44,8 +44,8 @@ from .kernels_vectors_emr import (
 from .ops_emr import GRAM_STEP, SUB_BLOCK
 
 _WORDS = TILE // LANES
-# Work of a thread, in tiles of fp32: votes, highest, lowest and elected weight, a task and the base widened, |τ_uni| in
-# fp64 (two) and bits.
+# Work of a thread, in tiles of fp32: votes, highest, lowest and elected weight, a task and the base widened, |τ_uni|
+# in fp64 (two), bits.
 _TILES = 9
 
 
