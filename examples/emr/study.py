@@ -24,6 +24,7 @@ import torch
 from finetunes import BASE, EXAMPLES, copy_base, fine_tune
 from measuring import Measurement
 from restoring import study_restorers
+from routing import SAMPLES, score_router
 from safetensors.torch import load_file
 from tables import draw_curve, draw_features, write_tables
 from transformers.utils import logging
@@ -258,6 +259,11 @@ def study_tweets(study: Study) -> dict[str, Any]:
         for method, setting in {"average": {"method": "average"}, **chosen}.items()
         if method != "dare_ties"
     }
+    router = study.step(
+        "router",
+        {"config": config, "samples": SAMPLES},
+        lambda: score_router(study.measurement, study.artifact("emr", config)[0], tasks, study.url),
+    )
     features = study.step("features", {"config": config, "count": FEATURES}, lambda: feature_steps(study, config))
     draw_features(features, EXAMPLES / "results" / "features.png")
     curve = study_curve(study, best)
@@ -272,6 +278,7 @@ def study_tweets(study: Study) -> dict[str, Any]:
         "emr": emr,
         "ablation": {"elect_rescale": rescaled},
         "mask_and_rescale_after": after,
+        "router": router,
         "validation_grids": grids,
         "curve": {"individual": individual_means, "merged": curve},
         "checkpoint_bytes": {task: weight_bytes(study.work / "runs" / task / "snapshot") for task in tasks},

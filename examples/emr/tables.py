@@ -148,6 +148,15 @@ def grid_table(tweets: dict[str, Any]) -> str:
     return table(["", "mean macro F1, validation"], rows)
 
 
+def router_table(tweets: dict[str, Any]) -> str:
+    """The router beside the oracle."""
+    rows = [
+        [task, *(percent(row[key]) for key in ("found", "routed", "told"))]
+        for task, row in [*tweets["router"]["tasks"].items(), ("mean", tweets["router"]["mean"])]
+    ]
+    return table(["", "tweets that find their task, %", "macro F1, routed", "macro F1, task told"], rows)
+
+
 def restorer_table(restorers: dict[str, Any]) -> str:
     """PSNR of the four restorers."""
     rows = restorers["rows"]
@@ -196,6 +205,7 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
         "ablation": ablation_table(tweets),
         "curve": curve_table(tweets),
         "grids": grid_table(tweets),
+        "router": router_table(tweets),
         "restorers": restorer_table(result["restorers"]),
         "runs": run_table(result["runs"]),
         "budget": f"{result['device']}; training {minutes['training']}, merging and scoring "
