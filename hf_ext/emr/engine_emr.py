@@ -30,6 +30,10 @@ _MASK_BYTES = 1 << 20
 _MAX_CONNECTIONS = 32
 
 
+class NotFiniteError(ValueError):
+    """NaN or infinity in an input: no repetition of the merge can succeed."""
+
+
 @dataclass
 class _Buffers:
     """What one worker reads into; nothing is allocated for a block."""
@@ -76,7 +80,8 @@ class Engine:
             done (`Callable`): Called with the number and the sums of each unit when it is written, by any thread.
 
         Raises:
-            ValueError: NaN or infinity in a tensor, a checkpoint that cannot be read, ...
+            NotFiniteError: NaN or infinity in a tensor; a `ValueError` that names tensor and task.
+            ValueError: A checkpoint cannot be read.
             OSError: The disk is full.
         """
 
@@ -196,7 +201,7 @@ class Engine:
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
             if info.dtype.is_floating_point and not bool(torch.isfinite(values.float()).all()):
-                raise ValueError(_not_finite(item.name, item.source))
+                raise NotFiniteError(_not_finite(item.name, item.source))
             item.writer.write(item.target, item.at + low - item.start, values.to(item.writer.dtypes[item.target]))
 
     def _read(
@@ -301,11 +306,11 @@ class Engine:
         if bool(torch.isfinite(sums).all()) and bool(torch.isfinite(totals).all()):
             return
         if not math.isfinite(totals[TOTALS.index("base_square")]):
-            raise ValueError(_not_finite(part.name, self._plan.base))
+            raise NotFiniteError(_not_finite(part.name, self._plan.base))
         for row, task in enumerate(members):
             if not math.isfinite(sums[row, SUMS.index("square")]):
-                raise ValueError(_not_finite(str(part.task_names[task]), self._plan.tasks[task]))
-        raise ValueError(
+                raise NotFiniteError(_not_finite(str(part.task_names[task]), self._plan.tasks[task]))
+        raise NotFiniteError(
             f"tensor {part.name!r}: merged, it does not fit into {part.dtype}, or the merged model holds NaN or "
             "infinity there; choose another dtype, or another merged model."
         )

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from ..hub.folders import recover_folder, replace_folder, sync_folder
 from .baselines_emr import Baseline
 from .configuration_emr import MergeConfig, load_config
-from .engine_emr import Engine
+from .engine_emr import Engine, NotFiniteError
 from .finishing_emr import finish
 from .journal_emr import Journal
 from .manifest_emr import FORMAT, MANIFEST
@@ -213,13 +213,19 @@ class _Run:
                     # the other processes are as fast as this one
                     bar.update(min(sizes[number] * self.ranks.count, total - bar.n))
 
-            self.engine.run(self._share(todo), done)
+            try:
+                self.engine.run(self._share(todo), done)
+            except NotFiniteError:
+                # nothing to go on from
+                shutil.rmtree(self.partial, ignore_errors=True)
+                raise
         self.outputs.close()
 
     def complete(self) -> dict[str, Any]:
         """What is left when all units are finished: scales, manifest, report, card; then the rename."""
         changed = _differences(self.identity, _identity(self.plan))
         if changed:
+            shutil.rmtree(self.partial)
             raise ValueError(f"a checkpoint changed while it was merged: {'; '.join(changed[:5])}; merge again.")
         config, folder = self.plan.config, self.partial / "result"
         sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged), len(config.tasks))

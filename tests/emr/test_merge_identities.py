@@ -290,11 +290,8 @@ def test_what_is_not_merged_comes_back_bit_for_bit(merged):
 
 def test_a_resized_vocabulary_is_merged_in_its_common_rows(tmp_path):
     start, vector, other = dyadic(0)["wide"], dyadic(1)["wide"], dyadic(2)
-    rows = {
-        "base": start,
-        "long": torch.cat([start + vector, torch.randn(11, 70)]),
-        "short": (start + vector / 2)[:280],
-    }
+    moved = start + vector
+    rows = {"base": start, "long": torch.cat([moved, torch.randn(11, 70)]), "short": (start + vector / 2)[:280]}
     for name, values in rows.items():
         config = {"vocab_size": len(values)}
         write_weights(tmp_path / name, other | {"emb": values}, config=config)
