@@ -10,7 +10,7 @@ import click
 from .output import print_json, print_rows, result_row
 
 # The small files beside the weights; fetched from a Hub together.
-DESCRIPTIONS = ["config.json", "adapter_config.json", "eval.json", "README.md"]
+DESCRIPTIONS = ["config.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
 
 
 def describe(source: str) -> dict[str, Any]:
@@ -23,7 +23,8 @@ def describe(source: str) -> dict[str, Any]:
 
     Returns:
         `dict[str, Any]`: `source`, `commit`, `architectures`, `model_type`, `heads`, `adapter`, `parameters`,
-        `dtypes`, `tensors`, `bytes`, `files`, `card` and `results`; what the checkpoint lacks is null or empty.
+        `dtypes`, `tensors`, `bytes`, `files`, `card`, `results` and `merge` (of an artifact of EMR-Merging); what the
+        checkpoint lacks is null or empty.
 
     Raises:
         ValueError: If it is no checkpoint, or one of its files is malformed.
@@ -60,6 +61,7 @@ def describe(source: str) -> dict[str, Any]:
         "files": len({tensor.file for tensor in tensors}),
         "card": read_card(folder / "README.md"),
         "results": read_json(folder / "eval.json").get("results") or [],
+        "merge": read_merge(folder),
     }
 
 
@@ -79,6 +81,43 @@ def read_card(path: Path) -> dict[str, Any] | None:
     metadata = ModelCard.load(path, ignore_metadata_errors=True).data
     names = ("license", "library_name", "pipeline_tag", "base_model", "datasets")
     return {name: metadata.get(name) for name in names if metadata.get(name) is not None}
+
+
+def read_merge(folder: Path) -> dict[str, Any] | None:
+    """What the manifest of a merge says of its tasks, or None if it is no artifact of one."""
+    if not (folder / "emr.json").is_file():
+        return None
+    from hf_ext.emr.manifest_emr import Manifest
+
+    manifest = Manifest.read(folder)
+    return {
+        "method": manifest.method["method"],
+        "rescale": manifest.method["rescale"],
+        "base": {"source": manifest.base.source, "revision": manifest.base.revision},
+        "tasks": {
+            name: {
+                "source": task.origin.source,
+                "revision": task.origin.revision,
+                "architecture": task.architecture,
+                "scale": task.scale,
+                "density": task.density,
+            }
+            for name, task in manifest.tasks.items()
+        },
+    }
+
+
+def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a person wants to know of a merge: its method, its base and its tasks."""
+
+    def place(source: dict[str, Any]) -> str:
+        return f"{source['source']}@{source['revision']}" if source["revision"] else str(source["source"])
+
+    rows = [("merged by", f"{merge['method']}, rescale {merge['rescale']}"), ("base", place(merge["base"]))]
+    for name, task in merge["tasks"].items():
+        scale = "by tensor" if task["scale"] is None else f"{task['scale']:.4f}"
+        rows.append((f"task {name}", f"λ {scale}, mask density {task['density']:.4f}, from {place(task)}"))
+    return rows
 
 
 @click.command()
@@ -110,5 +149,6 @@ def info(source: str, as_json: bool) -> None:
         *((f"adapter {key}", value) for key, value in (found["adapter"] or {}).items()),
         *((f"card {key}", value) for key, value in (found["card"] or {"": "none"}).items()),
         *(result_row(entry) for entry in found["results"]),
+        *(merge_rows(found["merge"]) if found["merge"] else []),
     ]
     print_rows(rows)

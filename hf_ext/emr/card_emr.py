@@ -103,12 +103,13 @@ def metadata(merge: Merge) -> dict[str, Any]:
         merge ([`Merge`]): From [`read_merge`].
 
     Returns:
-        `dict[str, Any]`: `library_name`, and `base_model` with its relation where the Hub has the models.
+        `dict[str, Any]`: `library_name`, `tags`, and `base_model` with its relation where the Hub has the models.
     """
     sources = [merge.base, *merge.tasks.values()]
     models = list(dict.fromkeys(source.source.partition("@")[0] for source in sources if source.revision))
     related = {"base_model": models, "base_model_relation": "merge"} if models else {}
-    return {"library_name": merge.library, **related}
+    ours = ["emr-merging"] if merge.manifest is not None or merge.method.get("method") == "elect" else []
+    return {"library_name": merge.library, "tags": ["merge", "model-merging", *ours], **related}
 
 
 def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: str) -> dict[str, Any]:

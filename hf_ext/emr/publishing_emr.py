@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from ..hub.checkpoints import stays_inside
+from ..hub.safetensors_headers import parse_json_object
 from .artifact_emr import open_extras, open_masks, open_unified
-from .card_emr import public_name
-from .manifest_emr import Manifest, SourceRecord, TaskRecord
+from .card_emr import public_name, read_merge
+from .manifest_emr import MANIFEST, Manifest
 
 LOADER = "emr_loader.py"
 # What a folder of an artifact consists of; everything else in it stays behind, and so does the state of the merge.
@@ -32,8 +34,7 @@ def copy_artifact(folder: Path, out: Path) -> None:
     """
     Copies what belongs to an artifact, verified, into an empty folder.
 
-    Tasks that `emr.json` does not name, hidden files and the state of the merge stay behind. Paths of this machine in
-    `emr.json` are cut to their last part.
+    Tasks that `emr.json` does not name, hidden files and the state of the merge stay behind.
 
     Args:
         folder (`Path`): The artifact.
@@ -63,7 +64,6 @@ def copy_artifact(folder: Path, out: Path) -> None:
         for pattern in (*_COPIED, *(() if place.parts else _AT_ROOT)):
             _copy(folder, place, pattern, out)
     shutil.copyfile(packaged_loader(), out / LOADER)
-    _without_paths(manifest).write(out)
 
 
 def _require_reachable(manifest: Manifest, folder: Path) -> None:
@@ -86,11 +86,37 @@ def _copy(folder: Path, place: Path, pattern: str, out: Path) -> None:
         shutil.copyfile(path, out / name)
 
 
-def _without_paths(manifest: Manifest) -> Manifest:
-    def public(source: SourceRecord) -> SourceRecord:
-        return dataclasses.replace(source, source=public_name(source))
+def hide_paths(folder: Path) -> None:
+    """
+    Cuts the paths of this machine in `emr.json` and `report.json` of a merge to their last part.
 
-    tasks: dict[str, TaskRecord] = {
-        name: dataclasses.replace(task, origin=public(task.origin)) for name, task in manifest.tasks.items()
-    }
-    return dataclasses.replace(manifest, base=public(manifest.base), tasks=tasks)
+    Args:
+        folder (`Path`): A staged folder.
+    """
+    merge = read_merge(folder)
+    if merge is None:
+        return
+    names = {source.source: public_name(source) for source in (merge.base, *merge.tasks.values())}
+    if merged := merge.method.get("merged"):
+        # `org/name` stays as it is
+        names[merged] = Path(merged).name if Path(merged).expanduser().exists() else merged
+    # the longest first: one may begin another
+    paths = [
+        (path, names[path]) for path in sorted(names, key=len, reverse=True) if "/" in path and names[path] != path
+    ]
+    for file in (MANIFEST, "report.json"):
+        path = folder / file
+        if path.is_file():
+            content = _hidden(parse_json_object(path.read_bytes(), str(path)), paths)
+            path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _hidden(value: Any, paths: list[tuple[str, str]]) -> Any:
+    if isinstance(value, dict):
+        return {key: _hidden(item, paths) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hidden(item, paths) for item in value]
+    if isinstance(value, str):
+        for path, name in paths:
+            value = value.replace(path, name)
+    return value

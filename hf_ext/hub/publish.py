@@ -45,9 +45,9 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 _COPIED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "report.png")
 # What describes a run or a merge and its results; the card is made from it.
 _REPORTS = ("eval.json", "training.json", "report.json", "report.png")
+# What is also replaced where the earlier push was an artifact of EMR-Merging.
+_OF_ARTIFACTS = ("tasks/", "base/", "sums.safetensors")
 # Files of an earlier push that would be wrong beside the new ones. Other files in the repository are left alone.
-# The folders are those of an artifact of EMR-Merging.
-_ARTIFACT_FOLDERS = ("tasks/", "base/")
 _REPLACED = re.compile(
     r"(model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
     rf"|({'|'.join(SHIPPED_ROLES)})_\w+\.py"
@@ -90,6 +90,9 @@ def stage(
         FileExistsError: `out` holds something, and `overwrite` is off or it is no checkpoint.
         ValueError: The source is not of a supported kind, holds code or pickles, or does not load completely.
     """
+    # The room of EMR-Merging reads and writes checkpoints, so it needs this one.
+    from ..emr.publishing_emr import hide_paths
+
     out = Path(out)
     _require_free(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +101,7 @@ def stage(
     temporary.mkdir()
     try:
         _write(source, temporary, processor)
+        hide_paths(temporary)
         verify_code(temporary)
         write_card(temporary, repo_id=repo_id or out.name, license=license)
         sync_folder(temporary)
@@ -229,7 +233,6 @@ def _write_folder(folder: Path, out: Path) -> None:
 
 
 def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
-    # The room of EMR-Merging reads and writes checkpoints, so it needs this one.
     from ..emr.publishing_emr import LOADER, copy_artifact
 
     code = {} if room is None else room_code(room)
@@ -309,8 +312,8 @@ def _commit(api: HfApi, folder: Path, repo_id: str, branch: str, create_pr: bool
     parent = api.repo_info(repo_id, revision=branch).sha
     present = api.list_repo_tree(repo_id, revision=parent, recursive=True)
     files = [item.path for item in present if isinstance(item, RepoFile)]
-    folders = _ARTIFACT_FOLDERS if MANIFEST in files else ()
-    stale = [name for name in files if _REPLACED.fullmatch(name) or name.startswith(folders)]
+    others = _OF_ARTIFACTS if MANIFEST in files else ()
+    stale = [name for name in files if _REPLACED.fullmatch(name) or name.startswith(others)]
     with ExitStack() as stack:
         as_files = _lacks_xet(api, repo_id, branch)
         operations: list[CommitOperationAdd | CommitOperationDelete] = [

@@ -15,6 +15,7 @@ from hf_ext_cli.main import COMMANDS, main
 from hf_ext_cli.output import finite
 
 ROOT = Path(__file__).resolve().parents[2]
+GROUPS = ("hub", "emr")
 
 
 def run(*arguments: str | Path) -> Result:
@@ -34,7 +35,8 @@ def all_commands() -> dict[str, click.Command]:
 
 
 def test_the_commands_are_those_that_are_promised():
-    expected = {"train", "evaluate", "push", "card", "info", "hub", "hub serve"}
+    emr = {f"emr {name}" for name in ("add", "remove", "export", "compare", "pack", "unpack")}
+    expected = {"train", "evaluate", "merge", "emr", *emr, "push", "card", "info", "hub", "hub serve"}
     assert set(all_commands()) == expected
     listing = run("--help").output
     assert all(re.search(rf"^  {name} ", listing, re.MULTILINE) for name in COMMANDS)
@@ -45,7 +47,7 @@ def test_each_command_explains_itself_with_examples(name):
     result = run(*name.split(), "--help")
     assert result.exit_code == 0
     assert result.output.startswith(f"Usage: main {name} ")
-    if name != "hub":
+    if name not in GROUPS:
         assert re.search(rf"Examples:\n.*hf-ext {name} ", result.output, re.DOTALL)
     for option in all_commands()[name].params:
         assert not isinstance(option, click.Option) or option.help, f"{name} {option.name} has no help"
@@ -55,11 +57,12 @@ def test_each_command_explains_itself_with_examples(name):
 def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch):
     """The words of each example parse: no option is misspelled, no argument is missing."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("runs/denoise/snapshot", "hub", "photos"):
+    for folder in ("runs/denoise/snapshot", "hub", "photos", "merged"):
         (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "merged.tar.zst").touch()
     text = all_commands()[name].help or ""
     examples = re.findall(r"^ *(?:\w+=\S+ )*hf-ext (.+)$", text.partition("Examples:")[2], re.MULTILINE)
-    assert examples or name == "hub"
+    assert examples or name in GROUPS
     for path in re.findall(r"examples/\S+", " ".join(examples)):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -94,6 +97,16 @@ def test_version():
         (["train", "--max_steps", "3"], "No such option"),
         (["train", "nowhere.yaml"], "File 'nowhere.yaml' does not exist"),
         (["evaluate", "model"], "Missing option '--config'"),
+        (["merge"], "Missing option --base and --task, or a FILE.yaml"),
+        (["merge", "--task", "a=b"], "Missing option --base, or a FILE.yaml"),
+        (["merge", "nowhere.yaml", "out"], "File 'nowhere.yaml' does not exist"),
+        (["merge", "--base", "a", "--task", "b"], "Expected NAME=ID, for instance emotion=org/bert-emotion, got 'b'"),
+        (["merge", "--base", "a", "--task", "b=c"], "Missing OUT: name it after FILE.yaml, or with --out"),
+        (["merge", "--base", "a", "--task", "b=c", "--task", "b=d", "--out", "o"], "--task: a name is given twice"),
+        (["merge", "--method", "best"], "'best' is not one of 'emr'"),
+        (["emr", "add", ".", "c"], "Expected NAME=ID"),
+        (["emr", "remove", "nowhere", "a"], "Directory 'nowhere' does not exist"),
+        (["emr", "pack", ".", "a.tar.zst", "--level", "20"], "20 is not in the range"),
         (["push", "nowhere", "org/name"], "Directory 'nowhere' does not exist"),
         (["push", "."], "Missing argument 'ORG/NAME'"),
         (["info"], "Missing argument 'SOURCE'"),

@@ -1,0 +1,239 @@
+"""hf-ext merge and hf-ext emr on real folders and a real Hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from hf_ext_cli.emr import FIELDS
+from hf_ext_cli.main import main
+from transformers import BertForSequenceClassification
+
+from hf_ext.emr import MergeConfig
+from hf_ext.emr.manifest_emr import Manifest
+from tests.emr.emr_testing import push_folder, tiny_bert
+from tests.hub.published import contents
+from tests.hub_testing import client_environment, run_python
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_pictures():
+    """Pictures have tests of their own, and take longer than all the rest of a merge."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_ext.emr.pictures_emr.draw_report", lambda report, path: path.write_bytes(b"picture"))
+        yield
+
+
+def run(*arguments: str | Path, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("models")
+    base = tiny_bert(place / "base")
+    for seed, name in enumerate("abc", start=1):
+        tiny_bert(place / name, seed, base=base, num_labels=seed + 1)
+    return place
+
+
+@pytest.fixture
+def sources(models) -> list[str]:
+    """The options that name the models."""
+    return ["--base", str(models / "base"), "--task", f"a={models / 'a'}", "--task", f"b={models / 'b'}"]
+
+
+@pytest.fixture(scope="module")
+def merged(models, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("merged") / "merged"
+    tasks = [word for name in "ab" for word in ("--task", f"{name}={models / name}")]
+    run("merge", "--base", models / "base", *tasks, "--out", out, "--keep-state")
+    return out
+
+
+@pytest.fixture
+def artifact(merged, tmp_path) -> Path:
+    return Path(shutil.copytree(merged, tmp_path / "artifact"))
+
+
+def test_there_is_an_option_for_each_field_with_the_same_choices():
+    """The command line cannot import the configuration for its help, so it repeats it."""
+
+    @click.command()
+    def probe() -> None: ...
+
+    for option in FIELDS:
+        option(probe)
+    options = {option.name: option for option in probe.params}
+    hints = typing.get_type_hints(MergeConfig)
+    assert set(options) == set(hints)
+    for name, hint in hints.items():
+        choices = [arguments for part in (hint, *typing.get_args(hint)) if (arguments := typing.get_args(part))]
+        if "Literal" in str(hint):
+            literal = hint if typing.get_origin(hint) is typing.Literal else typing.get_args(hint)[0]
+            assert tuple(options[name].type.choices) == typing.get_args(literal), (name, choices)
+    defaults = MergeConfig(base="a", tasks={"b": "c"}).to_dict()
+    for name in ("method", "rescale", "tie", "density", "drop", "seed", "shape_policy", "max_shard_size", "memory"):
+        assert f"[default: {defaults[name]}]" in (options[name].help or ""), name
+
+
+def test_merge_shows_the_plan_then_the_report_and_where_things_are(sources, tmp_path):
+    text = run("merge", *sources, "--out", tmp_path / "out").stdout
+    plan, table, places = text.index("merged  39 tensors"), text.index("‖τ‖/‖W0‖"), text.index("model ")
+    assert plan < table < places
+    assert re.search(rf"^masks +{tmp_path}/out/tasks$", text, re.MULTILINE)
+    assert re.search(rf"^card +{tmp_path}/out/README.md$", text, re.MULTILINE)
+    assert set(Manifest.read(tmp_path / "out").tasks) == {"a", "b"}
+    refused = run("merge", *sources, "--out", tmp_path / "out", code=1)
+    assert "exists and is not empty" in refused.stderr
+    run("merge", *sources, "--out", tmp_path / "out", "--overwrite", "--rescale", "none")
+    assert Manifest.read(tmp_path / "out").method["rescale"] == "none"
+
+
+def test_a_file_with_options_in_place_of_its_values(models, sources, tmp_path):
+    dumped = run("merge", *sources, "--rescale", "l2", "--exclude", "x$", "--exclude", "y", "--dump-yaml").stdout
+    (tmp_path / "merge.yaml").write_text(dumped)
+    assert yaml.safe_load(dumped)["exclude"] == ["x$", "y"]
+    changed = ["--method", "ties", "--no-masks", "--rescale", "global", "--task", f"c={models / 'c'}"]
+    planned = run("merge", tmp_path / "merge.yaml", tmp_path / "out", *changed, "--dry-run", "--json").stdout
+    found = json.loads(planned)
+    config = found["plan"]["config"]
+    assert (config["method"], config["masks"], config["rescale"]) == ("ties", False, "global")
+    assert config["exclude"] == ["x$", "y"] and list(config["tasks"]) == ["c"]
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "merge.yaml").write_text("base: a\ntasks: {b: c}\nmetod: ties\n")
+    assert "metod" in run("merge", tmp_path / "merge.yaml", tmp_path / "out", code=2).stderr
+    assert "OUT is given twice" in run("merge", *sources, "x.yaml", tmp_path / "out", "--out", "o", code=2).stderr
+
+
+def test_json_is_one_document(sources, tmp_path):
+    found = json.loads(run("merge", *sources, "--out", tmp_path / "out", "--json", "--method", "average").stdout)
+    assert found["path"] == str(tmp_path / "out")
+    assert [task["task"] for task in found["report"]["tasks"]] == ["a", "b"]
+    assert found["report"] == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert not (tmp_path / "out" / "emr.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--density", "0.5"], "density does not go with method 'emr'"),
+        (["--memory", "lots"], "memory must be a number and a unit"),
+        (["--method", "given"], "method 'given' needs `merged`"),
+        (["--task", "a/b=x"], "task name 'a/b' is not allowed"),
+        (["--task", "x=/nowhere/at/all"], "task 'x': /nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_merged_ends_with_2_before_anything_is_written(sources, tmp_path, options, message):
+    result = run("merge", *sources, *options, "--out", tmp_path / "out", code=2)
+    assert message in result.stderr and "Traceback" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_add_with_and_without_state(models, artifact):
+    done = json.loads(run("emr", "add", artifact, f"c={models / 'c'}", "--json").stdout)
+    assert (done["task"], done["how"], done["path"]) == ("c", "state", str(artifact))
+    assert "elected_from" not in Manifest.read(artifact).method
+    frozen = run("emr", "add", artifact, f"d={models / 'c'}", "--frozen").stdout
+    assert re.search(r"^how +frozen$", frozen, re.MULTILINE) and "why" not in frozen
+    for path in [artifact / "state.safetensors", *artifact.glob("tasks/*/state.safetensors")]:
+        path.unlink()
+    assert re.search("^how +frozen$", run("emr", "add", artifact, f"e={models / 'c'}").stdout, re.MULTILINE)
+    assert "has a task 'e'" in run("emr", "add", artifact, f"e={models / 'c'}", code=2).stderr
+    assert list(Manifest.read(artifact).tasks) == ["a", "b", "c", "d", "e"]
+
+
+def test_remove(artifact):
+    assert json.loads(run("emr", "remove", artifact, "a", "--json").stdout)["tasks"] == ["b"]
+    assert "is the last task" in run("emr", "remove", artifact, "b", code=2).stderr
+
+
+def test_export_writes_a_plain_checkpoint(merged, models, tmp_path):
+    assert run("emr", "export", merged, "b", tmp_path / "b").stdout == f"{tmp_path / 'b'}\n"
+    model = BertForSequenceClassification.from_pretrained(tmp_path / "b")
+    own = BertForSequenceClassification.from_pretrained(models / "b")
+    assert model.config.id2label == own.config.id2label and model.classifier.weight.equal(own.classifier.weight)
+    assert "there is no task 'x'" in run("emr", "export", merged, "x", tmp_path / "x", code=2).stderr
+
+
+def test_compare(merged, sources, tmp_path):
+    run("merge", *sources, "--out", tmp_path / "average", "--method", "average")
+    found = json.loads(run("emr", "compare", merged, tmp_path / "average", "--json").stdout)
+    assert [task["task"] for task in found["tasks"]] == ["a", "b"]
+    text = run("emr", "compare", merged, tmp_path / "average").stdout
+    assert "average" in text and "1-bit" in text
+
+
+def test_pack_and_unpack(merged, tmp_path):
+    done = json.loads(run("emr", "pack", merged, tmp_path / "m.tar.zst", "--json").stdout)
+    assert done["archive_bytes"] == (tmp_path / "m.tar.zst").stat().st_size
+    text = run("emr", "pack", merged, tmp_path / "m.tar.zst", "--level", "1", "--overwrite").stdout
+    assert re.search(r"m\.tar\.zst: [\d,]+ bytes, \d+% of the [\d,]+ bytes in \d+ files", text)
+    run("emr", "unpack", tmp_path / "m.tar.zst", tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(merged)
+    assert "exists" in run("emr", "unpack", tmp_path / "m.tar.zst", tmp_path / "again", code=1).stderr
+
+
+def test_info_of_an_artifact(merged):
+    found = json.loads(run("info", merged, "--json").stdout)
+    assert found["merge"]["method"] == "emr"
+    assert list(found["merge"]["tasks"]) == ["a", "b"]
+    assert found["merge"]["tasks"]["a"]["scale"] == Manifest.read(merged).tasks["a"].scale
+    text = run("info", merged).stdout
+    assert re.search(r"^task a +λ \d\.\d{4}, mask density \d\.\d{4}, from .*/a$", text, re.MULTILINE)
+
+
+def test_merge_from_a_hub_and_push_back(hub, models, tmp_path):
+    """Every command in a process whose Hub is the embedded one."""
+    for name in ("base", "a", "b"):
+        push_folder(hub.url, f"org/{name}", models / name)
+    script = "import sys; from hf_ext_cli.main import main; main(sys.argv[1:])"
+
+    def there(*words: str) -> str:
+        return run_python(script, hub.url, tmp_path / "home", *words)
+
+    there("merge", "--base", "org/base", "--task", "a=org/a", "--task", "b=org/b@main", "--out", "merged")
+    there("push", "merged", "org/merged", "--no-check")
+    there("emr", "export", "org/merged", "a", "exported")
+    manifest = Manifest.read(tmp_path / "home" / "merged")
+    assert all(task.origin.revision for task in manifest.tasks.values()) and manifest.base.revision
+    found = json.loads(there("info", "org/merged", "--json"))
+    assert list(found["merge"]["tasks"]) == ["a", "b"] and found["commit"]
+    assert (tmp_path / "home" / "exported" / "config.json").is_file()
+
+
+@pytest.mark.slow
+def test_several_processes_write_the_same_and_one_of_them_talks(sources, merged, tmp_path):
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--num_processes",
+        "2",
+        "--cpu",
+        "--main_process_port",
+        "0",
+    ]
+    words = ["-m", "hf_ext_cli.main", "merge", *sources, "--keep-state", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [*launch, *words],
+        env=client_environment("http://127.0.0.1:9", tmp_path / "home"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("merged  39 tensors") == 1 and done.stdout.count("‖τ‖/‖W0‖") == 1
+    ours, theirs = contents(tmp_path / "out"), contents(merged)
+    differing = {name for name in ours if ours[name] != theirs.get(name)}
+    assert ours.keys() == theirs.keys() and differing <= {"README.md", "report.png"}

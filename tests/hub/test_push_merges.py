@@ -1,0 +1,279 @@
+"""stage, push, check_loads and cards of merges: the artifact of EMR-Merging, and plain merged checkpoints."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import HfApi, ModelCard, close_session, constants
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from safetensors.torch import load_file
+
+from hf_ext.emr import EMRModel, add_task_frozen, merge_checkpoints, remove_task
+from hf_ext.hub import load_check
+from hf_ext.hub.load_check import check_loads, verify_code
+from hf_ext.hub.publish import push, stage
+from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir, tiny_unet
+
+from .published import CODE, contents, save_bert
+
+pytestmark = [
+    # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+]
+SHARED = {"config.json", "tokenizer.json", "tokenizer_config.json"}
+LOADER = Path(load_check.__file__).parents[1] / "emr" / "emr_loader.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_pictures():
+    """Pictures have tests of their own, and take longer than all the rest of a merge."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_ext.emr.pictures_emr.draw_report", lambda report, path: path.write_bytes(b"picture"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _quiet_clean_client(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    disable_progress_bars()
+    yield
+    enable_progress_bars()
+    close_session()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("models")
+    base = tiny_bert(place / "base")
+    for seed, name in enumerate("abc", start=1):
+        tiny_bert(place / name, seed, base=base, num_labels=seed + 1)
+    return place
+
+
+def merge(models: Path, out: Path, names: str = "ab", **options: Any) -> Path:
+    config = {"base": str(models / "base"), "tasks": {name: str(models / name) for name in names}, **options}
+    return merge_checkpoints(config, out, progress=False).path
+
+
+@pytest.fixture(scope="module")
+def complete(models, tmp_path_factory) -> Path:
+    """An artifact that holds its base, and state that stays at home."""
+    return merge(models, tmp_path_factory.mktemp("complete") / "merged", include_base=True, keep_state=True)
+
+
+@pytest.fixture
+def artifact(complete, tmp_path) -> Path:
+    return Path(shutil.copytree(complete, tmp_path / "merged"))
+
+
+def test_an_artifact_is_staged_whole_without_state_and_strangers(artifact, tmp_path):
+    (artifact / "notes.md").write_text("mine")
+    (artifact / ".lock").touch()
+    (artifact / "tasks" / "stray").mkdir()
+    (artifact / "tasks" / "stray" / "config.json").write_text("{}")
+    staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
+    names = set(contents(staged))
+    files = {"mask.safetensors", "extra.safetensors", "sums.safetensors", "config.json"}
+    assert {name for name in names if name.startswith("tasks/")} == {
+        f"tasks/{t}/{file}" for t in "ab" for file in files
+    }
+    assert {name for name in names if name.startswith("base/")} == {f"base/{name}" for name in SHARED} | {
+        "base/model.safetensors"
+    }
+    own = {"emr.json", "emr_loader.py", "README.md", "report.json", "report.png", "sums.safetensors"}
+    assert {name for name in names if "/" not in name} == own | SHARED | {"model.safetensors"}
+    unchanged = names - {"emr.json", "README.md", "report.json"}
+    assert {name: contents(staged)[name] for name in unchanged} == {
+        name: contents(artifact)[name] for name in unchanged
+    }
+    check_loads(staged)
+
+
+def test_no_path_of_this_machine_is_published(artifact, models, tmp_path):
+    staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
+    for name, data in contents(staged).items():
+        assert str(models).encode() not in data, name
+    manifest = json.loads((staged / "emr.json").read_text())
+    assert [task["source"] for task in manifest["tasks"].values()] == ["a", "b"]
+    plain = stage(merge(models, tmp_path / "average", method="average"), tmp_path / "plain", repo_id="org/plain")
+    for name, data in contents(plain).items():
+        assert str(models).encode() not in data, name
+
+
+def test_a_base_that_nobody_else_has_is_refused(models, tmp_path):
+    artifact = merge(models, tmp_path / "merged")
+    with pytest.raises(ValueError, match=r"a folder that others cannot reach\. Merge again with include_base"):
+        stage(artifact, tmp_path / "staged")
+    assert not (tmp_path / "staged").exists()
+
+
+@pytest.mark.parametrize("name", ["evil.py", "tasks/a/modeling_bert.py", "base/emr_loader.py"])
+def test_code_is_refused(artifact, tmp_path, name):
+    (artifact / name).write_text("raise SystemExit('executed')")
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} is code, which is not published"):
+        stage(artifact, tmp_path / "staged")
+
+
+def test_the_loader_must_be_the_installed_one(artifact, tmp_path, monkeypatch):
+    loader = artifact / "emr_loader.py"
+    loader.write_text(loader.read_text() + "\n# changed\n")
+    with pytest.raises(ValueError, match="not the loader of the installed hf_ext"):
+        stage(artifact, tmp_path / "staged")
+    with pytest.raises(ValueError, match="not a file of the installed hf_ext, so it is neither run nor uploaded"):
+        verify_code(artifact)
+    loader.unlink()
+    staged = stage(artifact, tmp_path / "staged")
+    assert (staged / "emr_loader.py").read_bytes() == LOADER.read_bytes()
+    # beside another checkpoint it has no business
+    bert = save_bert(tmp_path / "bert")
+    shutil.copy(LOADER, bert)
+    with pytest.raises(ValueError, match="not a file of the installed hf_ext"):
+        verify_code(bert)
+
+
+def test_links_out_of_the_folder_and_damage_are_refused(artifact, models, tmp_path):
+    mask = artifact / "tasks" / "a" / "mask.safetensors"
+    data = mask.read_bytes()
+    mask.unlink()
+    mask.symlink_to(models / "a" / "model.safetensors")
+    with pytest.raises(ValueError, match="a link that leaves the folder"):
+        stage(artifact, tmp_path / "staged")
+    mask.unlink()
+    mask.write_bytes(data[:-1])
+    with pytest.raises(ValueError, match=r"mask\.safetensors"):
+        stage(artifact, tmp_path / "staged")
+    mask.write_bytes(data)
+    (artifact / "config.json").unlink()
+    (artifact / "config.json").symlink_to(models / "a" / "config.json")
+    with pytest.raises(ValueError, match="a link that leaves the folder, which is not published"):
+        stage(artifact, tmp_path / "staged")
+
+
+def test_a_task_that_cannot_be_restored_is_found_before_the_upload(artifact, tmp_path):
+    staged = stage(artifact, tmp_path / "staged")
+    (staged / "base" / "model.safetensors").write_bytes((staged / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"(?s)does not load where hf_ext is not installed.*this is (not|another)"):
+        check_loads(staged)
+
+
+@pytest.fixture
+def on_hub(hub, models) -> dict[str, str]:
+    """Base and tasks on a Hub, with their commits."""
+    return {name: push_folder(hub.url, f"org/{name}", models / name) for name in ("base", "a", "b")}
+
+
+def test_from_the_hub_to_the_hub_and_back(hub, on_hub, models, tmp_path, run_client):
+    """Merged from a Hub, pushed with the load check, its two snippets run as they are in the card."""
+    config = {"base": "org/base", "tasks": {name: f"org/{name}" for name in "ab"}}
+    artifact = merge_checkpoints(config, tmp_path / "merged", endpoint=hub.url, progress=False).path
+    push(artifact, "org/merged", endpoint=hub.url, token=False)
+    api = HfApi(endpoint=hub.url, token=False)
+    card = ModelCard.load(api.hf_hub_download("org/merged", "README.md"))
+    data = card.data.to_dict()
+    assert (data["base_model"], data["base_model_relation"]) == (["org/base", "org/a", "org/b"], "merge")
+    assert (data["library_name"], data["tags"]) == ("transformers", ["merge", "model-merging", "emr-merging"])
+    assert "not the model of any task" in card.text and f"org/a/tree/{on_hub['a']}" in card.text
+    first, second = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    expected = EMRModel.from_pretrained(artifact, "a", endpoint=hub.url).model.state_dict()
+    torch.save(expected, tmp_path / "expected.pt")
+    compare = """
+import sys, torch
+expected = torch.load(sys.argv[1])
+found = model.state_dict()
+assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in found), "other weights"
+assert type(model).__name__ == "BertForSequenceClassification", type(model)
+print(model.config.id2label)
+"""
+    absent = "import sys; sys.modules['hf_ext'] = None\n"
+    labels = run_client(absent + second + compare, str(tmp_path / "expected.pt"))
+    assert labels.splitlines()[-1] == str({0: "seed1-0", 1: "seed1-1"})
+    # the last line turns the model into the other task
+    assert first.rstrip().endswith('merged.set_task("b")')
+    labels = run_client(first.rpartition("merged.set_task")[0] + compare, str(tmp_path / "expected.pt"))
+    assert labels.splitlines()[-1] == str({0: "seed1-0", 1: "seed1-1"})
+    merged_again = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", card.text, re.DOTALL)[0])
+    assert merged_again["tasks"] == {name: f"org/{name}@{on_hub[name]}" for name in "ab"}
+    again = merge_checkpoints(merged_again, tmp_path / "again", endpoint=hub.url, progress=False).path
+    assert (again / "model.safetensors").read_bytes() == (artifact / "model.safetensors").read_bytes()
+
+
+def test_a_second_push_removes_tasks_that_are_gone(hub, artifact, models, tmp_path):
+    options: dict[str, Any] = {"endpoint": hub.url, "token": False, "check": False}
+    push(artifact, "org/merged", **options)
+    api = HfApi(endpoint=hub.url, token=False)
+    api.upload_file(repo_id="org/merged", path_or_fileobj=b"mine", path_in_repo="notes.md")
+    remove_task(artifact, "a")
+    add_task_frozen(artifact, "c", str(models / "c"))
+    push(artifact, "org/merged", **options)
+    names = api.list_repo_files("org/merged")
+    assert {name.split("/")[1] for name in names if name.startswith("tasks/")} == {"b", "c"}
+    assert "notes.md" in names and "base/model.safetensors" in names
+    # another kind of checkpoint in its place leaves nothing of it
+    push(models / "a", "org/merged", **options)
+    left = set(api.list_repo_files("org/merged"))
+    assert left == {"README.md", ".gitattributes", "notes.md", "model.safetensors", "sums.safetensors"} | SHARED or (
+        left == {"README.md", ".gitattributes", "notes.md", "model.safetensors"} | SHARED
+    )
+    # in a repository that is no artifact, folders of these names are somebody else's
+    api.upload_file(repo_id="org/merged", path_or_fileobj=b"mine", path_in_repo="tasks/mine.json")
+    push(models / "b", "org/merged", **options)
+    assert "tasks/mine.json" in api.list_repo_files("org/merged")
+
+
+def test_a_card_of_a_plain_merge(models, tmp_path):
+    average = merge(models, tmp_path / "average", method="average")
+    staged = stage(average, tmp_path / "staged", repo_id="org/average", license="mit")
+    card = ModelCard.load(staged / "README.md")
+    assert card.data.to_dict()["tags"] == ["merge", "model-merging"]
+    assert card.data.license == "mit" and "the average of their weights" in card.text
+    assert "λ" not in card.text.partition("## Report")[0] and "emr_loader" not in card.text
+    assert "BertModel.from_pretrained" in card.text
+    assert "report.png" in {path.name for path in staged.iterdir()}
+    check_loads(staged)
+
+
+def test_a_diffusers_model(tmp_path):
+    base = tiny_unet(tmp_path / "base")
+    for seed, name in enumerate("ab", start=1):
+        tiny_unet(tmp_path / name, seed, base=base)
+    artifact = merge(tmp_path, tmp_path / "merged", include_base=True)
+    staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
+    check_loads(staged)
+    text = (staged / "README.md").read_text()
+    assert "library_name: diffusers" in text and "UNet2DModel.from_config" in text
+    snippet = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    snippet = snippet.replace('snapshot_download("org/merged", revision="main")', repr(str(staged)))
+    scope: dict[str, Any] = {}
+    exec(snippet, scope)
+    expected = EMRModel.from_pretrained(artifact, "a").model.state_dict()
+    assert all(value.equal(expected[name]) for name, value in scope["model"].state_dict().items())
+
+
+def test_our_own_models_travel_with_their_code(tmp_path):
+    base = tiny_semanir(tmp_path / "base")
+    for seed, name in enumerate("ab", start=1):
+        tiny_semanir(tmp_path / name, seed, base=base)
+    artifact = merge(tmp_path, tmp_path / "merged", include_base=True)
+    staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
+    assert {name for name in contents(staged) if name.endswith(".py")} == {*CODE, "emr_loader.py"}
+    check_loads(staged)
+
+
+def test_the_weights_at_the_root_are_the_elected_ones(artifact, models, tmp_path):
+    """What a plain from_pretrained of the published folder loads, element by element."""
+    staged = stage(artifact, tmp_path / "staged")
+    base, root, first, second = (
+        load_file(path / "model.safetensors") for path in (models / "base", staged, models / "a", models / "b")
+    )
+    for name, tensor in root.items():
+        ours = torch.stack([first[f"bert.{name}"], second[f"bert.{name}"]])
+        total = (ours[0] - base[name]) + (ours[1] - base[name])
+        expected = torch.where(total > 0, ours.max(0).values, torch.where(total < 0, ours.min(0).values, base[name]))
+        assert tensor.equal(expected), name
