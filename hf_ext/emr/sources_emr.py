@@ -15,6 +15,7 @@ import httpx2
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from tqdm.auto import tqdm
 
 from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint, stays_inside
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
@@ -247,6 +248,7 @@ class RepositoryFiles:
                         allow_patterns=list(patterns),
                         token=self._token,
                         endpoint=self._endpoint,
+                        tqdm_class=_NoBar,
                     )
                 except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.TransportError) as error:
                     raise CheckpointError(
@@ -255,6 +257,13 @@ class RepositoryFiles:
                     ) from error
                 self._fetched[patterns] = Path(folder)
             return self._fetched[patterns]
+
+
+class _NoBar(tqdm):
+    """A bar for a few kilobytes of each checkpoint would hide the plan."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **(options | {"disable": True}))
 
 
 def open_weights(
