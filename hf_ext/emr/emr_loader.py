@@ -239,7 +239,7 @@ class _Files:
         for file in files:
             path = files[file] if isinstance(files, dict) and isinstance(files[file], Path) else inside(folder, file)
             try:
-                opened = safe_open(path, framework="pt")
+                opened: Any = safe_open(path, framework="pt")
             except SafetensorError as error:
                 raise ValueError(f"{path}: not a safetensors file ({error}); {_DAMAGED}") from error
             self._holders.update(dict.fromkeys(opened.keys(), opened))
@@ -281,19 +281,19 @@ def _scale(description: dict[str, Any], name: str) -> float:
 
 def _verify(path: Path, expected: dict[str, Any], named: str) -> None:
     """Refuses a file that is not the one that was merged."""
-    size = path.stat().st_size
-    if size != expected.get("bytes"):
-        raise ValueError(
-            f"{path} has {size:,} bytes, the merge used {expected.get('bytes'):,}: this is not {named}. Pass the "
-            "folder of that checkpoint as base"
-        )
-    if expected.get("sha256"):
-        with open(path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != expected["sha256"]:
+    found: dict[str, Any] = {"bytes": path.stat().st_size}
+    with open(path, "rb") as file:
+        prefix = file.read(8)
+        header = file.read(min(int.from_bytes(prefix, "little"), _MAX_JSON_BYTES))
+        found["header_sha256"] = hashlib.sha256(prefix + header).hexdigest()
+        if expected.get("sha256"):
+            file.seek(0)
+            found["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+    for key, value in found.items():
+        if expected.get(key) not in (None, value):
             raise ValueError(
-                f"{path} has SHA-256 {found}, the merge used {expected['sha256']}: this is another checkpoint than "
-                f"{named}. Pass the folder of that one as base"
+                f"{path}: {key} is {value}, that of the base of the merge is {expected[key]}: this is another "
+                f"checkpoint than {named}. Pass the folder of that one as base"
             )
 
 

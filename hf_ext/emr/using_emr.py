@@ -12,6 +12,7 @@ import torch
 
 from .building_emr import BuiltModel, build_model, relabel, same_network
 from .mixed_emr import Mixer
+from .routing_emr import ElectedFeatures, TaskRouter
 from .weights_emr import TaskWeights
 
 
@@ -45,6 +46,8 @@ class EMRModel:
         self._dtype = dtype
         self._trust_remote_code = trust_remote_code
         self._mixer = Mixer(self)
+        self._router: TaskRouter | None = None
+        self._elected: ElectedFeatures | None = None
         self._built: BuiltModel = self._build(task)
         self._config = self._read_config(task)
         self.current = task
@@ -196,14 +199,56 @@ class EMRModel:
         """
         return self.weights.export(task, out)
 
+    def fit_router(self, examples: Mapping[str, Mapping[str, Any]], *, save: bool = True) -> TaskRouter:
+        """
+        Learns to tell the tasks apart, for `task_ids="auto"`: nearest centroid in features of the elected model.
+
+        Args:
+            examples (`Mapping[str, Mapping[str, Any]]`): For each task, a batch of a few of its samples as the model
+                takes them.
+            save (`bool`, *optional*, defaults to `True`): Whether to keep it in the artifact, as
+                `router.safetensors`; only of a local folder.
+
+        Returns:
+            [`TaskRouter`]: The router.
+
+        Raises:
+            ValueError: An unknown task, or a library without an elected model to run (diffusers, peft).
+        """
+        unknown = sorted(set(examples) - set(self.tasks))
+        if unknown:
+            raise ValueError(f"there are examples of {unknown}; the tasks are {self.tasks}")
+        self._router = TaskRouter.fit({task: self._features(batch) for task, batch in examples.items()})
+        if save:
+            self._router.save(self.weights.folder)
+        return self._router
+
+    def route(self, **batch: Any) -> list[str]:
+        """
+        Chooses the task of each sample.
+
+        Args:
+            **batch: As the model takes it.
+
+        Returns:
+            `list[str]`: Names of the tasks, for `task_ids`.
+
+        Raises:
+            ValueError: There is no router: fit one, or name the tasks.
+        """
+        if self._router is None:
+            self._router = TaskRouter.load(self.weights.folder)
+        return self._router.predict(self._features(batch))
+
     def __call__(self, *arguments: Any, task_ids: Sequence[str] | None = None, **batch: Any) -> Any:
         """
         Runs the model on a batch.
 
         Args:
             *arguments, **batch: As the model takes them.
-            task_ids (`Sequence[str]`, *optional*): The task of each sample; by default all are of the current task.
-                For inference: with it, there are no gradients.
+            task_ids (`Sequence[str]`, *optional*): The task of each sample, or `"auto"` to let the router choose (see
+                [`~EMRModel.fit_router`]); by default all are of the current task. For inference: with several tasks,
+                there are no gradients.
 
         Returns:
             What the model returns. Where the heads of the tasks differ in width, `logits` is a list with a tensor for
@@ -216,7 +261,24 @@ class EMRModel:
             if self.current is None:
                 raise ValueError("a switch of tasks has failed, so the weights are of no task: call set_task first")
             return self.model(*arguments, **batch)
+        if task_ids == "auto":
+            task_ids = self.route(**batch)
         return self._mixer.run(task_ids, arguments, batch)
+
+    def _features(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        library = self.weights.manifest.library
+        if library != "transformers":
+            raise ValueError(
+                f"the router needs a transformers model, this is one of {library}: name the tasks instead"
+            )
+        if self._elected is None:
+            self._elected = ElectedFeatures(
+                self.weights.folder,
+                trust_remote_code=self._trust_remote_code,
+                device=self._device,
+                dtype=self._dtype,
+            )
+        return self._elected(batch)
 
     def _read_config(self, task: str) -> dict[str, Any]:
         files = self.weights.small_files(task)

@@ -1,0 +1,165 @@
+"""Which task a sample is of, when nobody says: the nearest centroid of the tasks in features of the elected model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import AutoModel
+
+ROUTER_FILE = "router.safetensors"
+
+
+class TaskRouter:
+    """
+    Nearest centroid of tasks: argmin_t Σ_j ((f_j - c_tj) / s_j)².
+
+    Args:
+        tasks (`list[str]`): Names of the tasks.
+        centroids (`torch.Tensor` of shape `(tasks, features)`): Mean feature c of each task.
+        scale (`torch.Tensor` of shape `(features,)`): Standard deviation s of each feature inside the tasks.
+    """
+
+    def __init__(self, tasks: list[str], centroids: torch.Tensor, scale: torch.Tensor) -> None:
+        fits = scale.ndim == 1 and centroids.shape == (len(tasks), *scale.shape) and bool((scale > 0).all())
+        if not tasks or not fits:
+            raise ValueError(
+                f"a router of {len(tasks)} tasks has centroids {tuple(centroids.shape)} and a scale "
+                f"{tuple(scale.shape)}: (tasks, features) and positive (features,) are needed; fit it again"
+            )
+        self.tasks = tasks
+        self.centroids = centroids
+        self.scale = scale
+
+    @classmethod
+    def fit(cls, features: Mapping[str, torch.Tensor]) -> TaskRouter:
+        """
+        Learns the centroids from a few samples of each task.
+
+        Args:
+            features (`Mapping[str, torch.Tensor]`): For each task, features of shape `(samples, features)`.
+
+        Returns:
+            [`TaskRouter`]: The router.
+
+        Raises:
+            ValueError: There is no task, no sample of one, or the features are of different lengths.
+        """
+        shapes = {task: tuple(values.shape) for task, values in features.items()}
+        fits = all(len(shape) == 2 and shape[0] > 0 for shape in shapes.values())
+        if not shapes or not fits or len({shape[1] for shape in shapes.values()}) != 1:
+            raise ValueError(f"features have the shapes {shapes}; (samples, features) is needed, with samples of each")
+        values = {task: value.float().cpu() for task, value in features.items()}
+        centroids = torch.stack([value.mean(0) for value in values.values()])
+        spread = torch.cat([value - value.mean(0) for value in values.values()]).square().mean(0).sqrt()
+        # With one sample of each task there is no spread; a feature that never varies tells nothing.
+        typical = spread.mean() if bool(spread.any()) else torch.tensor(1.0)
+        return cls(list(values), centroids, spread.clamp(min=float(typical) * 1e-3))
+
+    def predict(self, features: torch.Tensor) -> list[str]:
+        """
+        Chooses a task for each sample.
+
+        Args:
+            features (`torch.Tensor` of shape `(samples, features)`): Features, as for [`~TaskRouter.fit`].
+
+        Returns:
+            `list[str]`: Names of the tasks.
+
+        Raises:
+            ValueError: The features are of another length than those that the router knows.
+        """
+        if features.ndim != 2 or features.shape[1] != len(self.scale):
+            raise ValueError(f"features have shape {tuple(features.shape)}; (samples, {len(self.scale)}) is needed")
+        scaled, centroids = features.float().cpu() / self.scale, self.centroids / self.scale
+        nearest = torch.cdist(scaled, centroids).argmin(1)
+        return [self.tasks[index] for index in nearest.tolist()]
+
+    def save(self, folder: str | Path) -> Path:
+        """
+        Writes `router.safetensors`, complete or not at all.
+
+        Args:
+            folder (`str` or `Path`): A folder, for instance the artifact.
+
+        Returns:
+            `Path`: The file.
+        """
+        path = Path(folder) / ROUTER_FILE
+        partial = path.with_name(f".{ROUTER_FILE}.partial")
+        tensors = {"centroids": self.centroids.contiguous(), "scale": self.scale.contiguous()}
+        save_file(tensors, partial, metadata={"format": "pt", "tasks": json.dumps(self.tasks)})
+        os.replace(partial, path)
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> TaskRouter:
+        """
+        Reads what [`~TaskRouter.save`] wrote.
+
+        Args:
+            folder (`str` or `Path`): The folder.
+
+        Returns:
+            [`TaskRouter`]: The router.
+
+        Raises:
+            ValueError: There is none, or it is damaged.
+        """
+        path = Path(folder) / ROUTER_FILE
+        if not path.is_file():
+            raise ValueError(f"{folder}: there is no {ROUTER_FILE}; fit a router first, or name the tasks")
+        try:
+            with safe_open(path, framework="pt") as file:
+                tasks = json.loads((file.metadata() or {})["tasks"])
+                centroids, scale = file.get_tensor("centroids"), file.get_tensor("scale")
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise ValueError(f"{path}: not a router ({error!r}); fit and save it again") from error
+        if not isinstance(tasks, list) or not all(isinstance(task, str) for task in tasks):
+            raise ValueError(f"{path}: the names of the tasks are {tasks!r:.80}; fit and save it again")
+        return cls(tasks, centroids.clone(), scale.clone())
+
+
+class ElectedFeatures:
+    """
+    Features of the elected model: its last hidden state, averaged over tokens or places.
+
+    Args:
+        folder (`Path`): The artifact, whose root is a checkpoint of the elected model.
+        trust_remote_code (`bool`): Whether code in the folder may be run.
+        device (`torch.device`): Where the model runs.
+        dtype (`torch.dtype`, *optional*): Type of its weights.
+    """
+
+    def __init__(
+        self, folder: Path, *, trust_remote_code: bool, device: torch.device, dtype: torch.dtype | None
+    ) -> None:
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype or "auto"}
+        self._model: Any = AutoModel.from_pretrained(folder, **options).to(device).eval()
+
+    @torch.no_grad()
+    def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """
+        Computes features.
+
+        Args:
+            batch (`Mapping[str, Any]`): As the model takes it; labels are left out.
+
+        Returns:
+            `torch.Tensor`: `(samples, features)`, float32 on the CPU.
+        """
+        output = self._model(**{name: value for name, value in batch.items() if name != "labels"})
+        hidden: torch.Tensor = output.last_hidden_state.float()
+        if hidden.ndim == 4:  # [samples, channels, height, width]
+            return hidden.mean((2, 3)).cpu()
+        mask = batch.get("attention_mask")  # [samples, tokens]
+        if mask is None or mask.shape != hidden.shape[:2]:
+            return hidden.mean(1).cpu()
+        weights: torch.Tensor = mask[..., None].to(hidden)
+        return ((hidden * weights).sum(1) / weights.sum(1).clamp(min=1)).cpu()
