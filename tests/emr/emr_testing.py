@@ -13,7 +13,7 @@ import torch
 from diffusers import UNet2DModel
 from huggingface_hub import HfApi, constants, save_torch_state_dict
 from peft import IA3Config, LoraConfig, get_peft_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import (
@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from hf_ext.emr.plan_emr import Plan, make_plan
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz")
@@ -197,3 +198,35 @@ def push_folder(url: str, repo_id: str, folder: Path) -> str:
         # huggingface_hub 2.4 sends large files with an argument that its HTTP library deprecates
         warnings.filterwarnings("ignore", "Use 'content=<...>' to upload", DeprecationWarning)
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder).oid)
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Something of a shape."""
+    return torch.ones(shape, dtype=dtype)
+
+
+def raw_plan(
+    folder: Path, base: Mapping[str, torch.Tensor], *tasks: Mapping[str, torch.Tensor], **options: Any
+) -> Plan:
+    """A plan of raw checkpoints without configurations; the tasks are called t0, t1, …"""
+    write_weights(folder / "base", base)
+    for index, task in enumerate(tasks):
+        write_weights(folder / f"t{index}", task)
+    names = {f"t{index}": str(folder / f"t{index}") for index in range(len(tasks))}
+    return make_plan({"base": str(folder / "base"), "tasks": names} | options)
+
+
+def reasons(plan: Plan) -> dict[tuple[int, str], str]:
+    """Why tasks keep tensors: by index of the task and name."""
+    return {(item.task, item.name): item.reason for item in (*plan.extras, *plan.undecided)}
+
+
+def resized(folder: Path, base: Path, words: tuple[str, ...], seed: int) -> Path:
+    """A fine-tune of a tiny BERT whose embedding has rows for `words`, and a tokenizer for them."""
+    tiny_bert(folder, seed, base=base, task_head=False)
+    weights = load_file(folder / "model.safetensors")
+    embedding = weights["embeddings.word_embeddings.weight"]
+    rows = torch.cat([embedding, torch.randn(64, embedding.shape[1])])[: len(words)]
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": len(words)}
+    write_weights(folder, weights | {"embeddings.word_embeddings.weight": rows}, config=config)
+    return write_tokenizer(folder, words)
