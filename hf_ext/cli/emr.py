@@ -111,15 +111,14 @@ def merge(
 
     # Of several processes the first one talks.
     speaks = os.environ.get("RANK", "0") == "0"
-    if dry_run or speaks:
+    if speaks:
         with make_plan(config, endpoint=endpoint) as plan:
-            lines, described = plan.lines(), plan.to_dict()
-        if not as_json:
-            click.echo("\n".join(lines))
-        if dry_run:
-            if as_json:
-                print_json({"plan": described})
-            return
+            if dry_run and as_json:
+                print_json({"plan": plan.to_dict()})
+            elif not as_json:
+                click.echo("\n".join(plan.lines()))
+    if dry_run:
+        return
     result = merge_checkpoints(config, target, endpoint=endpoint, overwrite=overwrite, progress=speaks)
     if speaks and as_json:
         print_json({"path": str(result.path), "report": result.report})
