@@ -152,7 +152,10 @@ def comparison_lines(found: Mapping[str, Any]) -> list[str]:
         `list[str]`: Lines without line ends.
     """
     merges = found["merges"]
-    header = ["error", *(merge["name"] for merge in merges), "1-bit deltas"]
+    names = [Path(merge["name"]).name for merge in merges]
+    if len(set(names)) < len(names):
+        names = [merge["name"] for merge in merges]
+    header = ["error", *names, "1-bit deltas"]
     rows = [[task["task"], *map(number_text, [*task["errors"], task["one_bit"]])] for task in found["tasks"]]
     rows.append(["mean", *map(number_text, [*(merge["error"] for merge in merges), found["one_bit"]])])
     rows.append(["method", *(merge["method"] for merge in merges), ""])

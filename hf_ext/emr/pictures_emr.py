@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # What error bars, stacked sizes and their legends are called and coloured.
 ERRORS = {
@@ -22,8 +23,10 @@ PARTS = {
     "masks": ("masks, or signs of 1-bit deltas", "#e69f00"),
     "extras": ("kept raw", "#332288"),
 }
-# Points of a letter's height and of the space that a tick label takes.
+# Points of a letter's height, and inches of its width; names are cut to so many letters.
 SMALL = 7.0
+LETTER = 0.059
+LETTERS = 24
 
 
 def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
@@ -39,28 +42,45 @@ def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    layers, tasks, masks = len(report["layers"]), len(report["tasks"]), report["method"]["masks"]
-    width = min(max(11.0, 0.6 * tasks), 18.0)
-    heights = [min(max(2.6, 0.17 * layers), 9.0) + 0.6, 3.0, min(max(3.4, 0.19 * tasks), 6.0)]
-    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
-    FigureCanvasAgg(figure)
-    top, middle, bottom = figure.subfigures(3, 1, height_ratios=heights, squeeze=False)[:, 0]
-    _draw_layers(top, report)
-    _draw_errors(middle.subplots(), report)
-    left, right = bottom.subplots(1, 2, width_ratios=[1, 1.3])
-    _draw_cosines(bottom, left, report)
-    _draw_sizes(right, report)
-    method = report["method"]
-    figure.suptitle(
-        f"{method['method']}, {_several(tasks, 'task')}" + (f", rescale {method['rescale']}" if masks else "")
-    )
+    tasks = [_short(entry["task"]) for entry in report["tasks"]]
+    layers = [_short(layer["layer"]) for layer in report["layers"]]
+    names = 0.12 + LETTER * max(map(len, tasks))
+    width, rows = min(max(11.0, 0.6 * len(tasks)), 18.0), min(max(2.2, 0.17 * len(layers)), 9.0)
+    side = min(max(2.4, 0.14 * len(tasks)), 4.5)
+    # The upper edges of the three rows, in inches from the top, with room for titles and for names below.
+    tops = [0.7]
+    tops.append(tops[0] + rows + names + 0.4)
+    tops.append(tops[1] + 2.1 + 0.55 * names + 0.5)
+    figure = Figure(figsize=(width, tops[2] + side + max(names, 0.75) + 0.1), dpi=120)
+    canvas = FigureCanvasAgg(figure)
+    _draw_layers(figure, report, tasks, layers, (tops[0], rows))
+    _draw_errors(_axes(figure, 0.6, tops[1], width - 0.75, 2.1), report, tasks)
+    _draw_cosines(figure, report, tasks, (names + 0.3, tops[2], side))
+    left = names + side + 2.4
+    _draw_sizes(_axes(figure, left, tops[2], width - left - 0.15, side), report)
+    method, count = report["method"], _several(len(tasks), "task")
+    title = f"{method['method']}, {count}" + (f", rescale {method['rescale']}" if method["masks"] else "")
+    figure.text(0.5, 1 - 0.22 / figure.get_figheight(), title, ha="center", va="center", fontsize=12)
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        figure.savefig(temporary, format="png", dpi=120)
+        # savefig would draw twice.
+        canvas.print_png(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _axes(figure: "Figure", left: float, top: float, width: float, height: float) -> "Axes":
+    """Axes at a place in inches from the upper left corner; a layout engine would take longer than all the drawing."""
+    whole, tall = figure.get_figwidth(), figure.get_figheight()
+    return figure.add_axes((left / whole, 1 - (top + height) / tall, width / whole, height / tall))
+
+
+def _short(name: str) -> str:
+    """A name that fits beside axes."""
+    half = LETTERS // 2 - 1
+    return name if len(name) <= LETTERS else f"{name[:half]}…{name[-half:]}"
 
 
 def _several(count: int, what: str) -> str:
@@ -75,43 +95,46 @@ def _matrix(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
 
 def _ticks(axis: Any, names: Sequence[str], inches: float, **style: Any) -> None:
     """Labels as many of the names as there is room for, evenly."""
-    room = max(int(inches * 72 / (SMALL * 1.35)), 1)
-    step = -(-len(names) // room)
-    places = range(0, len(names), step)
-    short = [name if len(name) <= 24 else f"{name[:11]}…{name[-11:]}" for name in names]
+    room = max(int(inches * 72 / (SMALL * 1.2)), 1)
+    places = range(0, len(names), -(-len(names) // room))
     # A name is no formula, even if it has two dollar signs.
-    axis.set_ticks(list(places), [short[place] for place in places], fontsize=SMALL, parse_math=False, **style)
+    axis.set_ticks(list(places), [names[place] for place in places], fontsize=SMALL, parse_math=False, **style)
 
 
-def _draw_layers(figure: Any, report: Mapping[str, Any]) -> None:
-    """Heat maps, the first layer at the top."""
-    layers, tasks = report["layers"], [entry["task"] for entry in report["tasks"]]
+def _draw_layers(
+    figure: "Figure",
+    report: Mapping[str, Any],
+    tasks: Sequence[str],
+    layers: Sequence[str],
+    place: tuple[float, float],
+) -> None:
+    """Heat maps, the first layer at the top; `place` is their upper edge and height in inches."""
     measures = {"conflict": ("sign conflict of τ", "magma")}
     if report["method"]["masks"]:
         measures["density"] = ("mask density", "viridis")
         measures["error_rescaled"] = ("error of the restored τ", "cividis")
     else:
         measures["error_unified"] = ("error of the unified τ", "cividis")
-    width, height = figure.bbox.width / figure.dpi, figure.bbox.height / figure.dpi
-    axes = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
-    for axis, (key, (title, colors)) in zip(axes, measures.items(), strict=True):
-        values = _matrix([layer[key] for layer in layers])
-        known = sorted(value for row in values for value in row if value == value)
+    (top, height), bar = place, 0.85
+    left = 0.15 + LETTER * max(map(len, layers))
+    width = (figure.get_figwidth() - left) / len(measures) - bar
+    for index, (key, (title, colors)) in enumerate(measures.items()):
+        values = _matrix([layer[key] for layer in report["layers"]])
+        known = sorted(value for row in values for value in row if value == value) or [0.0]
         # A layer in which a task hardly changed can have any error: it must not hide the others.
-        limit = known[int(0.98 * (len(known) - 1))] if known else 1.0
-        least = known[0] if known else 0.0
-        limits = {"vmin": least, "vmax": max(limit, least + 0.01)}
-        image = axis.imshow(values, aspect="auto", interpolation="nearest", cmap=colors, **limits)
+        limit = max(known[int(0.98 * (len(known) - 1))], known[0] + 0.01)
+        axis = _axes(figure, left + index * (width + bar), top, width, height)
         axis.set_facecolor("#dddddd")
+        image = axis.imshow(values, aspect="auto", interpolation="nearest", cmap=colors, vmin=known[0], vmax=limit)
         axis.set_title(title, fontsize=9)
-        _ticks(axis.xaxis, tasks, 0.7 * width / len(measures), rotation=90)
-        more = "max" if known and known[-1] > limit else "neither"
-        bar = figure.colorbar(image, ax=axis, extend=more, fraction=0.05, pad=0.02, aspect=6 * height)
-        bar.ax.tick_params(labelsize=SMALL)
-    _ticks(axes[0].yaxis, [layer["layer"] for layer in layers], 0.75 * height)
+        _ticks(axis.xaxis, tasks, width, rotation=90)
+        _ticks(axis.yaxis, layers if index == 0 else [""] * len(layers), height)
+        side = _axes(figure, left + index * (width + bar) + width + 0.07, top, 0.12, height)
+        figure.colorbar(image, cax=side, extend="max" if known[-1] > limit else "neither")
+        side.tick_params(labelsize=SMALL)
 
 
-def _draw_errors(axis: "Axes", report: Mapping[str, Any]) -> None:
+def _draw_errors(axis: "Axes", report: Mapping[str, Any], tasks: Sequence[str]) -> None:
     """Grouped bars; what is beyond the edge has its number written on it."""
     entries = report["tasks"]
     kinds = list(ERRORS) if report["method"]["masks"] else ["unified"]
@@ -136,24 +159,25 @@ def _draw_errors(axis: "Axes", report: Mapping[str, Any]) -> None:
     axis.set_ylabel("‖τ - restored τ‖² / ‖τ‖²", fontsize=8)
     axis.set_title("reconstruction error (0: the task's checkpoint, 1: the base)", fontsize=9, loc="left")
     axis.tick_params(axis="y", labelsize=SMALL)
-    inches = axis.figure.bbox.width / axis.figure.dpi
-    _ticks(axis.xaxis, [entry["task"] for entry in entries], inches * 0.9, rotation=30, ha="right")
+    _ticks(axis.xaxis, tasks, 0.5 * axis.bbox.width / axis.figure.dpi, rotation=30, ha="right")
     axis.legend(fontsize=SMALL, ncols=len(kinds), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
 
 
-def _draw_cosines(figure: Any, axis: "Axes", report: Mapping[str, Any]) -> None:
-    """Cosines of pairs; where there is room each has its number."""
-    tasks = [entry["task"] for entry in report["tasks"]]
+def _draw_cosines(
+    figure: "Figure", report: Mapping[str, Any], tasks: Sequence[str], place: tuple[float, float, float]
+) -> None:
+    """Cosines of pairs; where there is room each has its number. `place`: left and upper edge and side, in inches."""
+    left, top, side = place
+    axis = _axes(figure, left, top, side, side)
     values = _matrix(report["cosines"])
-    for place in range(len(tasks)):
-        values[place][place] = float("nan")
+    for index in range(len(tasks)):
+        values[index][index] = float("nan")
     # Often all are small; the colours reach as far as they do.
     limit = max([0.2, *(abs(value) for row in values for value in row if value == value)])
     image = axis.imshow(values, vmin=-limit, vmax=limit, cmap="RdBu_r", interpolation="nearest")
     axis.set_facecolor("#dddddd")
-    inches = 0.75 * figure.bbox.height / figure.dpi
-    _ticks(axis.xaxis, tasks, inches, rotation=90)
-    _ticks(axis.yaxis, tasks, inches)
+    _ticks(axis.xaxis, tasks, side, rotation=90)
+    _ticks(axis.yaxis, tasks, side)
     axis.set_title("cosines of task vectors", fontsize=9)
     for row, line in enumerate(values if len(tasks) <= 12 else []):
         for column, value in enumerate(line):
@@ -162,7 +186,9 @@ def _draw_cosines(figure: Any, axis: "Axes", report: Mapping[str, Any]) -> None:
                 # Without the sign of a zero.
                 text = f"{round(value, 2) + 0.0:.2f}"
                 axis.text(column, row, text, ha="center", va="center", fontsize=6, color=color)
-    figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02).ax.tick_params(labelsize=SMALL)
+    bar = _axes(figure, left + side + 0.07, top, 0.12, side)
+    figure.colorbar(image, cax=bar)
+    bar.tick_params(labelsize=SMALL)
 
 
 def _bytes(count: float) -> tuple[float, str]:
@@ -195,6 +221,5 @@ def _draw_sizes(axis: "Axes", report: Mapping[str, Any]) -> None:
     axis.invert_yaxis()
     axis.margins(x=0.15)
     axis.tick_params(labelsize=SMALL)
-    axis.set_xlabel(unit, fontsize=8)
-    axis.set_title("size", fontsize=9)
-    axis.legend(fontsize=SMALL, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+    axis.set_title(f"size in {unit}", fontsize=9)
+    axis.legend(fontsize=SMALL, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)

@@ -146,13 +146,16 @@ def test_comparison_lines(merges):
     found = compare_merges(names)
     lines = comparison_lines(found)
     table = lines[:-1]
-    assert table[0].split()[1:4] == [str(name) for name in names]
+    assert table[0].split()[1:4] == ["emr", "ties", "two"]
     rows = {line.split()[0]: line.split()[1:] for line in table[1:]}
     assert rows["blue"][2] == "-"
     assert rows["red"][1] == f"{found['tasks'][0]['errors'][1]:.3f}"
     assert rows["method"] == ["emr", "ties", "emr"]
     assert rows["rescale"] == ["global", "-", "global"]
     assert lines[-1].startswith("warning: ")
+    # Two folders of one name are told apart by their paths.
+    twice = comparison_lines(compare_merges([names[0], names[0]]))
+    assert twice[0].split()[1:3] == [str(names[0])] * 2
 
 
 def test_a_report_of_a_hub(merges, url):
