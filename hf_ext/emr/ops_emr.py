@@ -1,15 +1,16 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Block operations of EMR-Merging (arXiv 2405.17461): elect, mask, the sums of the rescalers, and restore.
 
-Compiled by numba (`kernels_emr`) where it can be imported, else plain torch: bit-equal weights and masks, sums within
-1e-12. `HF_EXT_NO_NUMBA=1` forces torch. `reference_emr` has the same functions in the paper's own two passes.
+On the CPU compiled by numba (`kernels_emr`), on CUDA by triton (`kernels_triton_emr`), where these can be imported,
+else plain torch (`kernels_torch_emr`): bit-equal weights and masks, sums within 1e-12. `HF_EXT_NO_NUMBA=1` forces torch
+on the CPU. `reference_emr` has the same functions in the paper's own two passes.
 Shapes: n elements of a flat tensor, N tasks. A sum is taken in fp64 over each sub-block of 8,192 elements, and the
 sub-blocks are added in the order of their index: how a tensor is cut into blocks changes no bit.
 """
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,9 +38,8 @@ TOTALS = ("base_square", "unified_abs", "unified_square", "unified_nonzero")
 # Inner products of pairs of tasks are sampled: one sub-block in 16.
 GRAM_STEP = 16
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Elements that the torch path of `restore_block` and `lora_rows` works on at once.
-_PIECE_CPU = 2**18
-_PIECE_GPU = 2**26
+# Elements of a product that `lora_rows` holds at once.
+_PIECE = 2**18
 
 
 class _Kernels(NamedTuple):
@@ -52,7 +52,7 @@ class _Kernels(NamedTuple):
 
 @functools.cache
 def _compiled() -> _Kernels | None:
-    """The compiled kernels, or None where they are not wanted or numba is missing."""
+    """Kernels for the CPU, or None where they are not wanted or numba is missing."""
     if os.environ.get("HF_EXT_NO_NUMBA", "0") not in ("", "0"):
         return None
     try:
@@ -63,9 +63,25 @@ def _compiled() -> _Kernels | None:
     return _Kernels(run_block, restore, multiply)
 
 
+@functools.cache
+def _fused() -> _Kernels | None:
+    """Kernels for CUDA, or None where triton is missing."""
+    from .kernels_torch_emr import multiply
+
+    try:
+        from .kernels_triton_emr import restore, run_block
+    except ImportError:
+        return None
+    return _Kernels(run_block, restore, multiply)
+
+
 def _kernels(device: torch.device) -> _Kernels:
-    compiled = _compiled() if device.type == "cpu" else None
-    return compiled or _Kernels(_run_block, _restore, _multiply)
+    found = _compiled() if device.type == "cpu" else _fused() if device.type == "cuda" else None
+    if found is not None:
+        return found
+    from .kernels_torch_emr import multiply, restore, run_block
+
+    return _Kernels(run_block, restore, multiply)
 
 
 def merge_block(
@@ -81,8 +97,8 @@ def merge_block(
     tie: str = "zero",
 ) -> None:
     """
-    Elect the unified weights of a block, mask each task, and add the block's sums. Single-threaded; the interpreter
-    lock is free meanwhile.
+    Elect the unified weights of a block, mask each task, and add the block's sums. All tensors lie on one device. On
+    the CPU it runs on one thread, and Python's other threads run meanwhile.
 
     With d_t = W_t - W_0 in fp32 and S = Σ_t d_t (fp32, in the order of the tasks), W_uni is max_t W_t where S > 0,
     min_t W_t where S < 0 and W_0 where S = 0: the paper's τ_uni = W_uni - W_0. The mask is M_t = [sgn d_t = sgn τ_uni
@@ -238,17 +254,12 @@ def lora_rows(
     a, b, low = a.float(), b.float(), start
     while low < stop:
         top = low // columns
-        bottom = min(-(-stop // columns), top + max(1, _PIECE_CPU // columns))
+        bottom = min(-(-stop // columns), top + max(1, _PIECE // columns))
         high = min(stop, bottom * columns)
         product = _kernels(a.device).multiply(b[top:bottom], a).reshape(-1)
         here = slice(low - start, high - start)
         out[here] = product[low - top * columns : high - top * columns].mul_(scaling).add_(base[here].float())
         low = high
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[slice]:
-    step = _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_GPU
-    return (slice(start, min(start + step, len(tensor))) for start in range(0, len(tensor), step))
 
 
 def _check_weights(name: str, tensor: torch.Tensor, n: int, device: torch.device) -> None:
@@ -280,118 +291,27 @@ def _check_block(
     first: int,
 ) -> None:
     """A block is done in a few hundred microseconds: so much for each tensor, and no more."""
-    n, count, cpu = base.numel(), len(tasks), torch.device("cpu")
+    n, count, device = base.numel(), len(tasks), base.device
     if not tasks or first < 0:
         raise ValueError(f"{count} tasks from sub-block {first}: at least one task and no negative index")
-    _check_weights("base", base, n, cpu)
-    _check_weights("unified", unified, n, cpu)
+    _check_weights("base", base, n, device)
+    _check_weights("unified", unified, n, device)
     for index, task in enumerate(tasks):
-        if task.dtype not in DTYPES or task.numel() != n or not task.is_contiguous() or not task.is_cpu:
-            _check_weights(f"task {index}", task, n, cpu)
+        if task.dtype not in DTYPES or task.numel() != n or not task.is_contiguous() or task.device != device:
+            _check_weights(f"task {index}", task, n, device)
     if masks is not None:
         if masks.ndim != 2 or len(masks) != count:
             raise ValueError(f"masks have shape {tuple(masks.shape)}: one row of packed bits for each task is needed")
-        _check_mask(masks, n, cpu)
+        _check_mask(masks, n, device)
     expected = (("sums", sums, (count, 10)), ("totals", totals, (4,)), ("gram", gram, (count, count)))
     for name, tensor, shape in expected:
-        if tensor.dtype != torch.float64 or tensor.shape != shape or not tensor.is_contiguous() or not tensor.is_cpu:
+        if (
+            tensor.dtype != torch.float64
+            or tensor.shape != shape
+            or not tensor.is_contiguous()
+            or tensor.device != device
+        ):
             raise ValueError(
                 f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}: "
-                f"contiguous float64 of {shape} in main memory is needed"
+                f"contiguous float64 of {shape} on {device} is needed"
             )
-
-
-def _elect(base: torch.Tensor, tasks: list[torch.Tensor], tie: str) -> torch.Tensor:
-    """W_uni in fp32. The first of equal weights is kept, which matters for +0 and -0 only."""
-    total = torch.zeros_like(base)
-    highest = lowest = tasks[0].float()
-    for task in tasks:
-        weights = task.float()
-        total += weights - base
-        highest = torch.where(weights > highest, weights, highest)
-        lowest = torch.where(weights < lowest, weights, lowest)
-    negative = total < 0
-    if tie == "negative":
-        negative |= (total == 0) & (lowest < base)
-    return torch.where(total > 0, highest, torch.where(negative, lowest, base))
-
-
-def _add_up(values: torch.Tensor) -> torch.Tensor:
-    """[..., n] -> [..., sub-blocks]: sums by halving, so that neither threads nor vectors decide the order."""
-    values = F.pad(values, (0, -values.shape[-1] % SUB_BLOCK))
-    values = values.view(*values.shape[:-1], -1, SUB_BLOCK)
-    while values.shape[-1] > 1:
-        low, high = values.chunk(2, dim=-1)
-        values = low + high
-    return values.squeeze(-1)
-
-
-def _task_sums(base: torch.Tensor, weights: torch.Tensor, unified: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """`SUMS` of one task for each sub-block, [10, sub-blocks], from weights in fp32."""
-    delta, common = (weights - base).double(), (unified - base).double()
-    masked = torch.where(bits, common, 0.0)
-    columns = (
-        delta.abs(),
-        delta * delta,
-        delta != 0,
-        bits,
-        masked.abs(),
-        masked * masked,
-        delta * masked,
-        delta * common,
-        delta.sign() * common.sign() < 0,
-        weights.sign() * unified.sign() < 0,
-    )
-    return torch.stack([_add_up(column.double()) for column in columns])
-
-
-def _restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    for part in _pieces(base):
-        bits = unpack_mask(mask[part.start // 8 :], part.stop - part.start)
-        start = base[part].float()
-        moved = (unified[part].float() - start).mul_(scale).add_(start)
-        out[part] = torch.where(bits, moved, start)
-
-
-def _multiply(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """b @ a, [rows, rank] and [rank, columns] of fp32, summed in the order of the rank."""
-    product = torch.zeros(len(b), a.shape[1], device=a.device)
-    for column, row in zip(b.T, a, strict=True):
-        product += column[:, None] * row
-    return product
-
-
-def _run_block(
-    base: torch.Tensor,
-    tasks: list[torch.Tensor],
-    unified: torch.Tensor,
-    masks: torch.Tensor | None,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
-    first: int,
-    tie: str | None,
-) -> None:
-    """[`merge_block`] in torch, or [`mask_block`] if `tie` is None."""
-    base = base.float()
-    if tie is not None:
-        unified.copy_(_elect(base, tasks, tie))
-    elected = unified.float()
-    common = elected - base
-    rows = []
-    for index, task in enumerate(tasks):
-        weights = task.float()
-        bits = ((weights - base).sign() == common.sign()) & (common != 0)
-        if masks is not None:
-            masks[index, : -(-len(bits) // 8)] = pack_mask(bits)
-        rows.append(_task_sums(base, weights, elected, bits))
-    columns = (base.double().square(), common.double().abs(), common.double().square(), (common != 0).double())
-    parts = torch.stack([_add_up(column) for column in columns])
-    for position in range(parts.shape[-1]):
-        sums += torch.stack([row[:, position] for row in rows])
-        totals += parts[:, position]
-        if (first + position) % GRAM_STEP == 0:
-            here = slice(position * SUB_BLOCK, (position + 1) * SUB_BLOCK)
-            deltas = torch.stack([task[here].float() - base[here] for task in tasks]).double()
-            for index, delta in enumerate(deltas):
-                gram[index, index:] += _add_up(delta * deltas[index:])[:, 0]

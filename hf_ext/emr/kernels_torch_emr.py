@@ -1,0 +1,117 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""The kernels of EMR-Merging (arXiv 2405.17461) as plain torch operations, where no compiler is at hand.
+
+Weights and masks have the bits of the compiled kernels; sums agree within 1e-12.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from .ops_emr import GRAM_STEP, SUB_BLOCK, pack_mask, unpack_mask
+
+# Elements that `restore` works on at once.
+_PIECE_CPU = 2**18
+_PIECE_GPU = 2**26
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[slice]:
+    step = _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_GPU
+    return (slice(start, min(start + step, len(tensor))) for start in range(0, len(tensor), step))
+
+
+def _elect(base: torch.Tensor, tasks: list[torch.Tensor], tie: str) -> torch.Tensor:
+    """W_uni in fp32. The first of equal weights is kept, which matters for +0 and -0 only."""
+    total = torch.zeros_like(base)
+    highest = lowest = tasks[0].float()
+    for task in tasks:
+        weights = task.float()
+        total += weights - base
+        highest = torch.where(weights > highest, weights, highest)
+        lowest = torch.where(weights < lowest, weights, lowest)
+    negative = total < 0
+    if tie == "negative":
+        negative |= (total == 0) & (lowest < base)
+    return torch.where(total > 0, highest, torch.where(negative, lowest, base))
+
+
+def _add_up(values: torch.Tensor) -> torch.Tensor:
+    """[..., n] -> [..., sub-blocks]: sums by halving, so that neither threads nor vectors decide the order."""
+    values = F.pad(values, (0, -values.shape[-1] % SUB_BLOCK))
+    values = values.view(*values.shape[:-1], -1, SUB_BLOCK)
+    while values.shape[-1] > 1:
+        low, high = values.chunk(2, dim=-1)
+        values = low + high
+    return values.squeeze(-1)
+
+
+def _task_sums(base: torch.Tensor, weights: torch.Tensor, unified: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """`SUMS` of one task for each sub-block, [10, sub-blocks], from weights in fp32."""
+    delta, common = (weights - base).double(), (unified - base).double()
+    masked = torch.where(bits, common, 0.0)
+    columns = (
+        delta.abs(),
+        delta * delta,
+        delta != 0,
+        bits,
+        masked.abs(),
+        masked * masked,
+        delta * masked,
+        delta * common,
+        delta.sign() * common.sign() < 0,
+        weights.sign() * unified.sign() < 0,
+    )
+    return torch.stack([_add_up(column.double()) for column in columns])
+
+
+def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+    for part in _pieces(base):
+        bits = unpack_mask(mask[part.start // 8 :], part.stop - part.start)
+        start = base[part].float()
+        moved = (unified[part].float() - start).mul_(scale).add_(start)
+        out[part] = torch.where(bits, moved, start)
+
+
+def multiply(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """b @ a, [rows, rank] and [rank, columns] of fp32, summed in the order of the rank."""
+    product = torch.zeros(len(b), a.shape[1], device=a.device)
+    for column, row in zip(b.T, a, strict=True):
+        product += column[:, None] * row
+    return product
+
+
+def run_block(
+    base: torch.Tensor,
+    tasks: list[torch.Tensor],
+    unified: torch.Tensor,
+    masks: torch.Tensor | None,
+    sums: torch.Tensor,
+    totals: torch.Tensor,
+    gram: torch.Tensor,
+    first: int,
+    tie: str | None,
+) -> None:
+    """[`merge_block`] in torch, or [`mask_block`] if `tie` is None."""
+    base = base.float()
+    if tie is not None:
+        unified.copy_(_elect(base, tasks, tie))
+    elected = unified.float()
+    common = elected - base
+    rows = []
+    for index, task in enumerate(tasks):
+        weights = task.float()
+        bits = ((weights - base).sign() == common.sign()) & (common != 0)
+        if masks is not None:
+            masks[index, : -(-len(bits) // 8)] = pack_mask(bits)
+        rows.append(_task_sums(base, weights, elected, bits))
+    columns = (base.double().square(), common.double().abs(), common.double().square(), (common != 0).double())
+    parts = torch.stack([_add_up(column) for column in columns])
+    for position in range(parts.shape[-1]):
+        sums += torch.stack([row[:, position] for row in rows])
+        totals += parts[:, position]
+        if (first + position) % GRAM_STEP == 0:
+            here = slice(position * SUB_BLOCK, (position + 1) * SUB_BLOCK)
+            deltas = torch.stack([task[here].float() - base[here] for task in tasks]).double()
+            for index, delta in enumerate(deltas):
+                gram[index, index:] += _add_up(delta * deltas[index:])[:, 0]

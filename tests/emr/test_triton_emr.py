@@ -1,0 +1,65 @@
+"""The fused kernels for CUDA, in triton's interpreter where triton is installed and on a device where there is one."""
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_ext.emr import ops_emr as ops
+from tests.emr.blocks import DTYPES, Block, assert_agree, random_block, same_bits
+
+ROOT = Path(__file__).resolve().parents[2]
+INTERPRETED = """
+import itertools, torch
+from hf_ext.emr import kernels_triton_emr, ops_emr as ops
+from tests.emr.blocks import DTYPES, Block, assert_agree, random_block, same_bits
+
+kinds = [(kind, kind) for kind in DTYPES] + [(torch.float32, torch.bfloat16), (torch.float16, torch.float32)]
+for n, (kind, dtype), tie in itertools.product((9, 8192 + 1500), kinds, ("zero", "negative", None)):
+    given = random_block(n, 3, base=kind, tasks=(kind,), dtype=dtype, spread=1e-3)
+    expected, ours = given.merge(tie=tie or "zero"), Block(given.base, given.tasks, dtype)
+    if tie is None:
+        ours.unified = expected.unified.clone()
+    kernels_triton_emr.run_block(
+        ours.base, ours.tasks, ours.unified, ours.masks, ours.sums, ours.totals, ours.gram, 0, tie
+    )
+    assert_agree(ours, expected)
+    assert same_bits(ours.unified, expected.unified) and same_bits(ours.masks, expected.masks)
+    one, other = torch.empty(n, dtype=dtype), torch.empty(n, dtype=dtype)
+    kernels_triton_emr.restore(ours.base, ours.unified, ours.masks[0], 0.73, one)
+    ops.restore_block(ours.base, ours.unified, ours.masks[0], 0.73, other)
+    assert same_bits(one, other)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_interpreted_kernels_have_the_bits_of_the_cpu():
+    # Triton decides when it is imported, hence a process of its own.
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", INTERPRETED], cwd=ROOT, env=environment, check=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", DTYPES)
+def test_the_device_has_the_bits_of_the_cpu(kind):
+    for n, count, tasks in itertools.product((1, 9, 5 * 2**20 + 77), (1, 3, 8), ((kind,), DTYPES)):
+        expected = random_block(n, count, base=kind, tasks=tasks, dtype=kind, spread=1e-3).merge(first=3)
+        block = Block(expected.base.cuda(), [task.cuda() for task in expected.tasks], kind)
+        for name in ("unified", "masks", "sums", "totals", "gram"):
+            setattr(block, name, getattr(block, name).cuda())
+        arguments = (block.base, block.tasks, block.unified, block.masks, block.sums, block.totals, block.gram)
+        ops.merge_block(*arguments, first=3)
+        out, restored = torch.empty_like(block.unified), torch.empty_like(expected.unified)
+        ops.restore_block(block.base, block.unified, block.masks[0], 0.73, out)
+        ops.restore_block(expected.base, expected.unified, expected.masks[0], 0.73, restored)
+        for name in ("unified", "masks", "sums", "totals", "gram"):
+            setattr(block, name, getattr(block, name).cpu())
+        block.base, block.tasks = expected.base, expected.tasks
+        assert_agree(block, expected)
+        assert same_bits(block.unified, expected.unified) and same_bits(block.masks, expected.masks)
+        assert same_bits(out.cpu(), restored)
