@@ -4,6 +4,7 @@ peft; and where in the model each tensor of the checkpoint went, so that another
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto import modeling_auto
 
@@ -175,6 +176,11 @@ def model_class(config: PreTrainedConfig, folder: Path, trust_remote_code: bool)
 def _build_transformers(
     folder: Path, weights: dict[str, torch.Tensor], source: str, dtype: torch.dtype | None, trust_remote_code: bool
 ) -> BuiltModel:
+    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    named = [str(name) for name in (told.get("auto_map") or {}).values() if "--" not in str(name)]
+    absent = sorted({file for name in named if not (folder / (file := name.split(".")[0] + ".py")).is_file()})
+    if trust_remote_code and absent and told.get("model_type") not in CONFIG_MAPPING:
+        raise ValueError(f"the code of the model is not in the artifact; put {', '.join(absent)} beside its emr.json")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     kind = model_class(config, folder, trust_remote_code)
     model, report = cast(Any, kind).from_pretrained(
@@ -192,7 +198,7 @@ def _build_transformers(
 def _build_diffusers(folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype | None) -> BuiltModel:
     import diffusers
 
-    config = diffusers.ModelMixin.load_config(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     name = config.get("_class_name")
     kind = getattr(diffusers, str(name), None)
     if not isinstance(kind, type) or not issubclass(kind, diffusers.ModelMixin):

@@ -160,7 +160,8 @@ class EMRModel:
         Returns:
             `bool`: Whether its network is that of `model`, but for labels and width of the head.
         """
-        same = self._built.complete and same_network(self._read_config(task), self._config)
+        whole = self.current is not None and self._built.complete
+        same = whole and same_network(self._read_config(task), self._config)
         return same and self.weights.entries(task).keys() == self._built.names
 
     @contextmanager

@@ -1,0 +1,462 @@
+"""EMRModel: the tasks' own models, switched in place, exported, loaded from a Hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import UNet2DModel
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForSequenceClassification,
+    BertModel,
+)
+
+from hf_ext.emr import EMRModel, merge_checkpoints, weights_emr
+from hf_ext.emr.weights_emr import TaskWeights
+from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
+from tests.emr.emr_testing import (
+    WORDS,
+    push_folder,
+    tiny_adapter,
+    tiny_bert,
+    tiny_gpt2,
+    tiny_semanir,
+    tiny_unet,
+    write_tokenizer,
+)
+
+TOKENS = torch.tensor([[2, 5, 6, 3], [2, 9, 8, 3]])
+
+
+def merge(base: Path, tasks: dict[str, Path], out: Path, **options: object) -> Path:
+    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}, **options}
+    return merge_checkpoints(config, out, progress=False).path
+
+
+def copied(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A merge of two classifiers with 2 and 5 labels and of a model without a head; the fine-tunes lie beside it."""
+    folder = tmp_path_factory.mktemp("bert")
+    base = tiny_bert(folder / "base")
+    tasks = {
+        "two": tiny_bert(folder / "two", 1, base=base),
+        "five": tiny_bert(folder / "five", 2, base=base, num_labels=5),
+        "plain": tiny_bert(folder / "plain", 3, base=base, task_head=False),
+    }
+    return merge(base, tasks, folder / "merged")
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpt2")
+    base = tiny_gpt2(folder / "base")
+    return merge(base, {n: tiny_gpt2(folder / n, s, base=base) for s, n in enumerate("ab", 1)}, folder / "merged")
+
+
+def test_the_weights_are_those_of_the_paper(bert: Path):
+    base = {name: open_one(bert.parent / "base")[name] for name in open_one(bert.parent / "base")}
+    tuned = {task: open_one(bert.parent / task) for task in ("two", "five", "plain")}
+    named = {task: {name.removeprefix("bert."): value for name, value in w.items()} for task, w in tuned.items()}
+    vectors = {task: {n: named[task][n].double() - base[n].double() for n in base} for task in named}
+    model = EMRModel.from_pretrained(bert, "two")
+    moved, kept = 0.0, 0.0
+    unified = {}
+    for name in base:
+        delta = torch.stack([vectors[task][name] for task in named])
+        sign = delta.sum(0).sign()
+        unified[name] = sign * (delta * sign).clamp(min=0).amax(0)
+        moved += vectors["two"][name].abs().sum()
+        kept += unified[name].abs()[vectors["two"][name] * unified[name] > 0].sum()
+    for name, value in base.items():
+        masked = unified[name] * (vectors["two"][name] * unified[name] > 0)
+        expected = value.double() + moved / kept * masked
+        torch.testing.assert_close(model.model.bert.state_dict()[name].double(), expected, atol=1e-7, rtol=1e-6)
+    assert torch.equal(model.model.classifier.weight, tuned["two"]["classifier.weight"])
+
+
+def open_one(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_each_task_has_its_own_class_head_and_labels(bert: Path):
+    emr = EMRModel.from_pretrained(bert)
+    assert emr.tasks == ["two", "five", "plain"]
+    assert emr.current == "two"
+    assert type(emr.model) is BertForSequenceClassification
+    assert not emr.model.training
+    assert emr.model.config.id2label == {0: "seed1-0", 1: "seed1-1"}
+    model = emr.model
+    assert emr.set_task("five").model is model
+    assert model.config.id2label == {index: f"seed2-{index}" for index in range(5)}
+    assert model.config.label2id == AutoConfig.from_pretrained(bert.parent / "five").label2id
+    assert model.num_labels == model.config.num_labels == model.classifier.out_features == 5
+    assert model(TOKENS).logits.shape == (2, 5)
+    assert model(TOKENS, labels=torch.tensor([0, 4])).loss.isfinite()
+    # A model of another class cannot be put into this one.
+    assert type(emr.set_task("plain").model) is BertModel
+    assert emr(TOKENS).last_hidden_state.shape == (2, 4, 16)
+
+
+def test_switching_back_and_forth_changes_no_bit(bert: Path):
+    emr = EMRModel.from_pretrained(bert, "two")
+    model, first = emr.model, copied(emr.model)
+    fifth = copied(emr.set_task("five").model)
+    assert not torch.equal(first["bert.pooler.dense.weight"], fifth["bert.pooler.dense.weight"])
+    assert equal(copied(emr.set_task("two").model), first)
+    emr.set_task("plain")
+    assert equal(copied(emr.set_task("two").model), first)
+    assert equal(copied(emr.set_task("five").model), fifth)
+    assert equal(copied(EMRModel.from_pretrained(bert, "five").model), fifth)
+    assert model.training is False
+
+
+def test_a_task_for_a_while(bert: Path):
+    emr = EMRModel.from_pretrained(bert, "two")
+    before = copied(emr.model)
+    with emr.task("five") as model:
+        assert emr.current == "five"
+        assert model is emr.model
+    assert emr.current == "two"
+    assert equal(copied(emr.model), before)
+    with pytest.raises(ZeroDivisionError), emr.task("five"):
+        _ = 1 / 0
+    assert emr.current == "two"
+    assert equal(copied(emr.model), before)
+
+
+def test_tied_weights_stay_tied(gpt2: Path):
+    emr = EMRModel.from_pretrained(gpt2, "a")
+    model, before = emr.model, copied(emr.model)
+    tied = model.lm_head.weight
+    assert tied is model.transformer.wte.weight
+    assert emr.set_task("b").model is model
+    assert model.lm_head.weight is model.transformer.wte.weight is tied
+    assert not torch.equal(before["lm_head.weight"], tied)
+    assert equal(copied(emr.set_task("a").model), before)
+    assert model.generation_config.eos_token_id == 3
+
+
+@pytest.mark.parametrize("task", ["two", "five"])
+def test_an_export_is_a_plain_checkpoint(bert: Path, task: str, tmp_path: Path):
+    emr = EMRModel.from_pretrained(bert, task)
+    folder = emr.export(task, tmp_path / "out")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    loaded, report = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values())
+    assert type(loaded) is type(emr.model)
+    assert loaded.config.id2label == emr.model.config.id2label
+    assert equal(copied(loaded), copied(emr.model))
+    assert AutoTokenizer.from_pretrained(folder)("a b")["input_ids"] == [4, 5]
+    with pytest.raises(ValueError, match="something here already"):
+        emr.export(task, folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_an_export_that_fails_leaves_nothing(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    weights = TaskWeights(bert)
+    written = []
+
+    def restore_into(self: TaskWeights, task: str, name: str, out: torch.Tensor) -> None:
+        written.append(name)
+        if len(written) == 5:
+            raise OSError("no room")
+
+    monkeypatch.setattr(TaskWeights, "restore_into", restore_into)
+    with pytest.raises(OSError, match="no room"):
+        weights.export("two", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_export_is_sharded(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(weights_emr, "_SHARD_BYTES", 10_000)
+    emr = EMRModel.from_pretrained(gpt2, "b")
+    folder = emr.export("b", tmp_path / "out")
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
+    assert equal(copied(AutoModelForCausalLM.from_pretrained(folder)), copied(emr.model))
+
+
+@pytest.mark.parametrize(
+    "make, load", [(tiny_unet, UNet2DModel), (tiny_semanir, SemanIRForImageRestoration)], ids=["diffusers", "ours"]
+)
+def test_models_of_diffusers_and_ours(make, load, tmp_path: Path):
+    base = make(tmp_path / "base")
+    tasks = {name: make(tmp_path / name, seed, base=base) for seed, name in enumerate("ab", 1)}
+    emr = EMRModel.from_pretrained(merge(base, tasks, tmp_path / "merged"))
+    model, first = emr.model, copied(emr.model)
+    assert type(model) is load
+    assert emr.set_task("b").model is model
+    loaded = load.from_pretrained(emr.export("b", tmp_path / "out"))
+    assert equal(copied(loaded), copied(model))
+    assert not equal(first, copied(model))
+    assert equal(copied(emr.set_task("a").model), first)
+    if load is SemanIRForImageRestoration:
+        assert isinstance(SemanIRImageProcessor.from_pretrained(tmp_path / "out"), SemanIRImageProcessor)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize("kind", ["ia3", "lora"])
+def test_adapters(kind: str, tmp_path: Path):
+    base = tiny_bert(tmp_path / "base")
+    adapters = {name: tiny_adapter(tmp_path / name, base, seed, kind=kind) for seed, name in enumerate("ab", 1)}
+    if kind == "lora":
+        # Signs of lora_B can be compared where lora_A is the same.
+        first, second = (load_file(folder / "adapter_model.safetensors") for folder in adapters.values())
+        second |= {name: value for name, value in first.items() if "lora_A" in name}
+        save_file(second, adapters["b"] / "adapter_model.safetensors", metadata={"format": "pt"})
+    emr = EMRModel.from_pretrained(merge(base, adapters, tmp_path / "merged", adapters="adapter"), "a")
+    model, first = emr.model, copied(emr.model)
+    assert type(model).__name__ == "PeftModel"
+    assert emr.set_task("b").model is model
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, first[name])}
+    assert changed
+    assert all("lora_" in name or "ia3_" in name for name in changed)
+    exported = load_file(emr.export("b", tmp_path / "out") / "adapter_model.safetensors")
+    held = {name.replace(".default", ""): value for name, value in model.state_dict().items()}
+    assert all(torch.equal(value, held[name]) for name, value in exported.items())
+    assert exported.keys() == load_file(tmp_path / "b" / "adapter_model.safetensors").keys()
+    assert equal(copied(emr.set_task("a").model), first)
+    assert emr(TOKENS).last_hidden_state.shape == (2, 4, 16)
+
+
+@pytest.mark.parametrize("mode", ["official", "tensor", "l2", "tensor_l2", "none"])
+def test_rescaled_anew_is_merged_with_that_mode(mode: str, bert: Path, tmp_path: Path):
+    tasks = {name: bert.parent / name for name in ("two", "five", "plain")}
+    merged = TaskWeights(merge(bert.parent / "base", tasks, tmp_path / "out", rescale=mode))
+    anew, given = TaskWeights(bert, rescale=mode), TaskWeights(bert)
+    for task in tasks:
+        names = anew.entries(task)
+        assert all(torch.equal(anew.restore(task, name), merged.restore(task, name)) for name in names)
+        assert not all(torch.equal(anew.restore(task, name), given.restore(task, name)) for name in names)
+
+
+def test_an_unknown_rescale_mode_is_refused(bert: Path):
+    with pytest.raises(ValueError, match="rescale is 'best'; allowed are global"):
+        EMRModel.from_pretrained(bert, rescale="best")
+
+
+def test_other_types(bert: Path):
+    exact = EMRModel.from_pretrained(bert, "two").set_task("five").model
+    emr = EMRModel.from_pretrained(bert, "two", dtype=torch.bfloat16)
+    assert {value.dtype for value in emr.model.parameters()} == {torch.bfloat16}
+    emr.set_task("five")
+    assert equal(copied(emr.model), {name: value.to(torch.bfloat16) for name, value in copied(exact).items()})
+
+
+def test_checkpoints_in_bfloat16_and_shards(tmp_path: Path):
+    options = {"dtype": torch.bfloat16, "max_shard_size": "4KB"}
+    base = tiny_bert(tmp_path / "base", **options)
+    tasks = {name: tiny_bert(tmp_path / name, seed, base=base, **options) for seed, name in enumerate("ab", 1)}
+    assert len(list((tmp_path / "a").glob("*.safetensors"))) > 1
+    emr = EMRModel.from_pretrained(merge(base, tasks, tmp_path / "merged", max_shard_size="4KB"), "a")
+    assert emr.model.dtype == torch.bfloat16
+    loaded = AutoModelForSequenceClassification.from_pretrained(emr.export("b", tmp_path / "out"))
+    assert equal(copied(loaded), copied(emr.set_task("b").model))
+
+
+def test_a_larger_vocabulary_of_which_the_start_was_merged(tmp_path: Path):
+    more = (*WORDS, "extra", "words")
+    base = tiny_bert(tmp_path / "base")
+    tasks = {"a": tiny_bert(tmp_path / "a", 1, base=base), "b": tiny_bert(tmp_path / "b", 2, base=base)}
+    tensors, config = load_file(tasks["b"] / "model.safetensors"), json.loads((tasks["b"] / "config.json").read_text())
+    name = "bert.embeddings.word_embeddings.weight"
+    tensors[name] = torch.cat([tensors[name], torch.ones(2, 16)])
+    save_file(tensors, tasks["b"] / "model.safetensors", metadata={"format": "pt"})
+    (tasks["b"] / "config.json").write_text(json.dumps(config | {"vocab_size": len(more)}))
+    shutil.copyfile(write_tokenizer(tmp_path / "tokenizer", more) / "tokenizer.json", tasks["b"] / "tokenizer.json")
+    emr = EMRModel.from_pretrained(merge(base, tasks, tmp_path / "merged", shape_policy="overlap"), "a")
+    first = copied(emr.model)
+    model = emr.set_task("b").model
+    embeddings = model.get_input_embeddings().weight
+    assert embeddings.shape == (len(more), 16)
+    assert torch.equal(embeddings[-2:], torch.ones(2, 16))
+    assert not torch.equal(embeddings[: len(WORDS)], first[name])
+    assert "extra" in AutoTokenizer.from_pretrained(emr.export("b", tmp_path / "out")).get_vocab()
+    assert equal(copied(AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")), copied(model))
+    assert equal(copied(emr.set_task("a").model), first)
+
+
+def test_the_base_is_verified(bert: Path, tmp_path: Path):
+    merged = shutil.copytree(bert, tmp_path / "merged")
+    moved = shutil.copytree(bert.parent / "base", tmp_path / "moved")
+    rewrite_source(merged, tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"is not at .*gone.*pass its folder or Hub id as `base`"):
+        EMRModel.from_pretrained(merged)
+    assert EMRModel.from_pretrained(merged, base=moved).current == "two"
+    other = shutil.copytree(moved, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    tensors["pooler.dense.bias"] += 1
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"has other weights \(SHA-256.*not the base of this merge.*as `base`"):
+        EMRModel.from_pretrained(merged, base=other)
+    with pytest.raises(ValueError, match=r"bytes, expected.*not the base of this merge"):
+        EMRModel.from_pretrained(merged, base=tiny_bert(tmp_path / "larger", hidden_size=32))
+    with pytest.raises(ValueError, match=r"no such folder, and not of the form org/name"):
+        EMRModel.from_pretrained(merged, base="nowhere")
+
+
+def rewrite_source(merged: Path, source: Path) -> None:
+    manifest = json.loads((merged / "emr.json").read_text())
+    manifest["base"]["source"] = str(source)
+    (merged / "emr.json").write_text(json.dumps(manifest))
+
+
+def test_a_base_in_the_artifact(bert: Path, tmp_path: Path):
+    tasks = {"two": bert.parent / "two", "five": bert.parent / "five"}
+    base = shutil.copytree(bert.parent / "base", tmp_path / "base")
+    merged = merge(base, tasks, tmp_path / "merged", include_base=True)
+    expected = copied(EMRModel.from_pretrained(merged, "five").model)
+    shutil.rmtree(base)
+    assert equal(copied(EMRModel.from_pretrained(merged, "five").model), expected)
+
+
+def test_what_is_not_there(bert: Path, tmp_path: Path):
+    with pytest.raises(ValueError, match="there is no task 'six'.*choose one of 'two', 'five', 'plain'"):
+        EMRModel.from_pretrained(bert, "six")
+    emr = EMRModel.from_pretrained(bert)
+    with pytest.raises(ValueError, match="there is no task '../two'"):
+        emr.set_task("../two")
+    assert emr.current == "two"
+    with pytest.raises(ValueError, match=r"emr\.json: there is no such file; is it an artifact of a merge"):
+        EMRModel.from_pretrained(bert.parent / "base")
+    with pytest.raises(ValueError, match="revision='main' has no meaning for the local path"):
+        EMRModel.from_pretrained(bert, revision="main")
+
+
+def test_a_switch_that_fails_half_way_is_no_task(bert: Path, monkeypatch: pytest.MonkeyPatch):
+    emr = EMRModel.from_pretrained(bert, "two")
+    before, original, calls = copied(emr.model), emr.weights.restore_into, []
+
+    def restore_into(task: str, name: str, out: torch.Tensor) -> None:
+        calls.append(name)
+        if len(calls) == 7:
+            raise OSError("the disk is gone")
+        original(task, name, out)
+
+    monkeypatch.setattr(emr.weights, "restore_into", restore_into)
+    with pytest.raises(OSError, match="disk is gone"):
+        emr.set_task("five")
+    assert emr.current is None
+    with pytest.raises(ValueError, match="call set_task first"):
+        emr(TOKENS)
+    assert equal(copied(emr.set_task("two").model), before)
+
+
+CODE = """
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+class ToyConfig(PreTrainedConfig):
+    model_type = "emr-toy"
+
+class ToyModel(PreTrainedModel):
+    config_class = ToyConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = torch.nn.Linear(4, 4)
+        self.post_init()
+
+    def forward(self, values):
+        return self.layer(values)
+"""
+
+
+def test_code_of_the_artifact_runs_only_when_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    config = {
+        "model_type": "emr-toy",
+        "architectures": ["ToyModel"],
+        "auto_map": {"AutoConfig": "modeling_toy.ToyConfig", "AutoModel": "modeling_toy.ToyModel"},
+    }
+    torch.manual_seed(0)
+    for name in ("base", "a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "modeling_toy.py").write_text(CODE)
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        tensors = {"layer.weight": torch.randn(4, 4), "layer.bias": torch.randn(4)}
+        save_file(tensors, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+    merged = merge(tmp_path / "base", {name: tmp_path / name for name in "ab"}, tmp_path / "merged")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        EMRModel.from_pretrained(merged)
+    with pytest.raises(ValueError, match=r"not in the artifact; put modeling_toy\.py beside its emr\.json"):
+        EMRModel.from_pretrained(merged, trust_remote_code=True)
+    (merged / "modeling_toy.py").write_text(CODE)
+    emr = EMRModel.from_pretrained(merged, trust_remote_code=True)
+    model, first = emr.model, copied(emr.model)
+    assert type(model).__name__ == "ToyModel"
+    assert emr.set_task("b").model is model
+    assert equal(copied(emr.set_task("a").model), first)
+
+
+HUB_SCRIPT = """
+    import os, sys
+    from pathlib import Path
+    from hf_ext.emr import EMRModel
+
+    def cached():
+        home = Path(os.environ["HF_HOME"], "hub")
+        links = [path for path in home.rglob("*") if path.is_symlink()]
+        return sorted(str(Path(*path.relative_to(home).parts[3:])) for path in links)
+
+    emr = EMRModel.from_pretrained("me/merged", "two")
+    print(cached())
+    emr.set_task("five")
+    print(cached())
+    emr.export("five", "out")
+    first = emr.model.state_dict()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    print(emr.model.config.num_labels, emr.tasks)
+"""
+
+
+def test_a_hub_gives_only_what_is_needed(bert: Path, hub, run_client, tmp_path: Path):
+    commit = push_folder(hub.url, "me/base", bert.parent / "base")
+    # The same bytes as the base of the merge, so the manifest may name the Hub's copy.
+    folder = shutil.copytree(bert, tmp_path / "merged")
+    manifest = json.loads((folder / "emr.json").read_text())
+    manifest["base"] |= {"source": "me/base", "revision": commit}
+    (folder / "emr.json").write_text(json.dumps(manifest))
+    push_folder(hub.url, "me/merged", folder)
+    first, second, last = run_client(HUB_SCRIPT).strip().splitlines()[-3:]
+    small = ["config.json", "emr.json", "emr_loader.py", "tokenizer.json", "tokenizer_config.json"]
+    files = lambda task: [f"tasks/{task}/{name}" for name in ("config.json", "extra.safetensors", "mask.safetensors")]  # noqa: E731
+    weights = ["model.safetensors", "model.safetensors"]
+    assert eval(first) == sorted([*small, *weights, *files("two")])
+    assert eval(second) == sorted([*small, *weights, *files("two"), *files("five")])
+    assert last == "5 ['two', 'five', 'plain']"
+    exported = open_checkpoint(tmp_path / "home" / "out")
+    with exported, warnings.catch_warnings():
+        local = EMRModel.from_pretrained(bert, "five").model.state_dict()
+        assert all(torch.equal(exported[name], local[name]) for name in exported)
+
+
+@pytest.mark.gpu
+def test_a_gpu_restores_the_same_bits(bert: Path):
+    expected = copied(EMRModel.from_pretrained(bert, "two").set_task("five").model)
+    emr = EMRModel.from_pretrained(bert, "two", device="cuda")
+    found = {name: value.cpu() for name, value in copied(emr.set_task("five").model).items()}
+    assert emr.model.device.type == "cuda"
+    assert equal(found, expected)
