@@ -1,20 +1,28 @@
 """The examples run: YAML files are valid, scripts train, evaluate and restore, the quickstart keeps its promise."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from hf_ext import merge_checkpoints
+from hf_ext.emr.configuration_emr import MergeConfig
 from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
+from tests.emr.emr_testing import tiny_bert
 
 ROOT = Path(__file__).resolve().parents[1]
-EXPERIMENTS = sorted(path for path in (ROOT / "examples").glob("*/*.yaml") if path.parent.name != "accelerate")
+EMR = ROOT / "examples" / "emr"
+# Not of the registered methods: launch configurations, a merge, and a task that its example defines.
+OTHERS = {*(ROOT / "examples" / "accelerate").iterdir(), EMR / "merge.yaml", EMR / "finetune.yaml"}
+EXPERIMENTS = sorted(set((ROOT / "examples").glob("*/*.yaml")) - OTHERS)
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
 
 
@@ -64,6 +72,59 @@ def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
     assert picture_size(tmp_path / "restored.png") == (20, 24)
     assert picture_size(folder / "samples" / "step-2.png")[0] == 3 * 20
     assert picture_size(folder / "curves.png")[0] > 300
+
+
+def write_tweets(folder: Path) -> Path:
+    """A task of TweetEval's layout with two classes of letters."""
+    folder.mkdir(parents=True)
+    (folder / "mapping.txt").write_text("0\tcalm\n1\tloud", encoding="utf-8")
+    for part, count in (("train", 8), ("val", 4), ("test", 4)):
+        texts = [" ".join("ab" if index % 2 else "xy") for index in range(count)]
+        (folder / f"{part}_text.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+        (folder / f"{part}_labels.txt").write_text("\n".join(str(index % 2) for index in range(count)))
+    return folder
+
+
+def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
+    base = tiny_bert(tmp_path / "base")
+    tweets = load_example("tweets")
+    write_tweets(tmp_path / "tweeteval" / "irony")
+    assert tweets.write_task(tmp_path / "tweeteval", "irony", tmp_path / "data") == 8
+    labels = (tmp_path / "data" / "labels.json").read_text()
+    data = ["--data.train.path", tmp_path / "data/train.jsonl", "--data.eval.path", tmp_path / "data/validation.jsonl"]
+    short = ["--max_steps", "3", "--warmup_steps", "0", "--per_device_train_batch_size", "4", "--task.max_length", "8"]
+    words = ["--init_from", base, "--output_dir", tmp_path / "run", "--task.labels", labels, *data, *short]
+    run_example(EMR / "train.py", EMR / "finetune.yaml", *words)
+
+    snapshot = tmp_path / "run" / "snapshot"
+    assert json.loads((snapshot / "config.json").read_text())["id2label"] == {"0": "calm", "1": "loud"}
+    results = json.loads((snapshot / "eval.json").read_text())["results"]
+    assert [row["metric"] for row in results] == ["f1", "accuracy"]
+    other = tiny_bert(tmp_path / "other", 1, base=base, num_labels=3)
+    merge_checkpoints(
+        {"base": str(base), "tasks": {"irony": str(snapshot), "other": str(other)}},
+        tmp_path / "merged",
+        progress=False,
+    )
+    printed = run_example(EMR / "infer.py", tmp_path / "merged", "irony", "a b", "x y").split()
+    assert len(printed) == 2
+    assert set(printed) <= {"calm", "loud"}
+
+
+def test_merge_example_is_valid() -> None:
+    config = MergeConfig.from_yaml(EMR / "merge.yaml")
+    assert set(config.tasks) < set(load_example("tweets").TASKS)
+    assert config.method == "emr"
+
+
+def load_example(name: str) -> ModuleType:
+    """A module of examples/emr that needs no other of them."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EMR / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.slow
