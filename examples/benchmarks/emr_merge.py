@@ -37,7 +37,7 @@ class Benchmark:
         self.scratch.mkdir(parents=True, exist_ok=True)
         self.set, self.out = self.scratch / "gpt2", self.scratch / "out"
         self.rounds = 1 if words.quick else words.rounds
-        self.settings = {"models": self.models, "tasks": TASKS, "rounds": self.rounds}
+        self.settings = {"models": self.models, "tasks": TASKS}
         self.log = RunLog(self.scratch / "runs.jsonl", self.settings)
         self.stderr = self.scratch / "last.log"
 
