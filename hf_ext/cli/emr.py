@@ -263,19 +263,22 @@ def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str 
 
 
 @emr.command()
-@click.argument("artifacts", metavar="ARTIFACT...", nargs=-1, required=True, type=ARTIFACT)
+@click.argument("merges", metavar="MERGE...", nargs=-1, required=True)
+@ENDPOINT_OPTION
 @JSON_OPTION
-def compare(artifacts: tuple[Path, ...], as_json: bool) -> None:
+def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
     """Show for each task how far merges are from its own model, next to 1-bit deltas of the same size.
+
+    A MERGE is a folder or org/name[@revision], with masks or without. The numbers are those of their reports.
 
     \b
     Examples:
       hf-ext emr compare merged
-      hf-ext emr compare merged merged_l2 ties --json
+      hf-ext emr compare merged ties org/merged@v1 --json
     """
     from hf_ext.emr.compare_emr import compare_merges, comparison_lines
 
-    found = compare_merges(artifacts)
+    found = compare_merges(merges, endpoint=endpoint)
     if as_json:
         print_json(found)
     else:

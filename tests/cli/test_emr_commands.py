@@ -114,7 +114,9 @@ def test_a_file_with_options_in_place_of_its_values(models, sources, tmp_path):
     assert not (tmp_path / "out").exists()
     (tmp_path / "merge.yaml").write_text("base: a\ntasks: {b: c}\nmetod: ties\n")
     assert "metod" in run("merge", tmp_path / "merge.yaml", tmp_path / "out", code=2).stderr
-    assert "OUT is given twice" in run("merge", *sources, "x.yaml", tmp_path / "out", "--out", "o", code=2).stderr
+    (tmp_path / "merge.yaml").write_text(dumped)
+    twice = run("merge", tmp_path / "merge.yaml", tmp_path / "out", "--out", "o", code=2)
+    assert "OUT is given twice" in twice.stderr
 
 
 def test_json_is_one_document(sources, tmp_path):
@@ -195,20 +197,23 @@ def test_info_of_an_artifact(merged):
 
 
 def test_merge_from_a_hub_and_push_back(hub, models, tmp_path):
-    """Every command in a process whose Hub is the embedded one."""
+    """Every command, in a process whose Hub is the embedded one."""
     for name in ("base", "a", "b"):
         push_folder(hub.url, f"org/{name}", models / name)
-    script = "import sys; from hf_ext_cli.main import main; main(sys.argv[1:])"
-
-    def there(*words: str) -> str:
-        return run_python(script, hub.url, tmp_path / "home", *words)
-
-    there("merge", "--base", "org/base", "--task", "a=org/a", "--task", "b=org/b@main", "--out", "merged")
-    there("push", "merged", "org/merged", "--no-check")
-    there("emr", "export", "org/merged", "a", "exported")
+    script = """
+        from hf_ext_cli.main import main
+        for command in (
+            "merge --base org/base --task a=org/a --task b=org/b@main --out merged",
+            "push merged org/merged --no-check",
+            "emr export org/merged a exported",
+            "info org/merged --json",
+        ):
+            main(command.split(), standalone_mode=False)
+    """
+    told = run_python(script, hub.url, tmp_path / "home")
     manifest = Manifest.read(tmp_path / "home" / "merged")
     assert all(task.origin.revision for task in manifest.tasks.values()) and manifest.base.revision
-    found = json.loads(there("info", "org/merged", "--json"))
+    found = json.loads(told[told.index("\n{") :])
     assert list(found["merge"]["tasks"]) == ["a", "b"] and found["commit"]
     assert (tmp_path / "home" / "exported" / "config.json").is_file()
 
