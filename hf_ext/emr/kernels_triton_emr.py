@@ -6,7 +6,7 @@ masks; restoring reads and writes each weight once. Multiplications and addition
 have the bits of the other paths. Sums are taken by tile, then by sub-block, then in the order of the sub-blocks.
 """
 # Triton's functions carry no types that mypy could read.
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 import torch
 
@@ -57,6 +57,30 @@ def _total(values):
 
 
 @triton.jit
+def _elect(table, like, start, offsets, inside, tasks, tie: tl.constexpr):
+    highest = _task(table, 0, like, offsets, inside)
+    lowest = highest
+    votes = highest - start
+    for index in range(1, tasks):
+        weight = _task(table, index, like, offsets, inside)
+        votes += weight - start
+        highest = tl.where(weight > highest, weight, highest)
+        lowest = tl.where(weight < lowest, weight, lowest)
+    negative = votes < 0
+    if tie == 1:
+        negative = negative | ((votes == 0) & (lowest < start))
+    return tl.where(votes > 0, highest, tl.where(negative, lowest, start))
+
+
+@triton.jit
+def _store_bits(address, bits, tile, n, size: tl.constexpr):
+    places = (1 << (tl.arange(0, size) % 8)).to(tl.int32)
+    packed = tl.sum(tl.reshape(tl.where(bits, places, 0), [size // 8, 8]), axis=1)
+    column = tile * (size // 8) + tl.arange(0, size // 8)
+    tl.store(address + column, packed.to(tl.uint8), mask=column * 8 < n)
+
+
+@triton.jit
 def _merge(
     table,
     like,
@@ -77,18 +101,7 @@ def _merge(
     inside = offsets < n
     start = _load(base, offsets, inside)
     if tie >= 0:
-        highest = _task(table, 0, like, offsets, inside)
-        lowest = highest
-        votes = highest - start
-        for index in range(1, tasks):
-            weight = _task(table, index, like, offsets, inside)
-            votes += weight - start
-            highest = tl.where(weight > highest, weight, highest)
-            lowest = tl.where(weight < lowest, weight, lowest)
-        negative = votes < 0
-        if tie == 1:
-            negative = negative | ((votes == 0) & (lowest < start))
-        elected = _round(tl.where(votes > 0, highest, tl.where(negative, lowest, start)), unified)
+        elected = _round(_elect(table, like, start, offsets, inside, tasks, tie), unified)
         tl.store(unified + offsets, elected, mask=inside)
         winner = elected.to(tl.float32)
     else:
@@ -102,11 +115,7 @@ def _merge(
         agreement = _sign(delta) * _sign(common)
         bits = agreement > 0
         if masked:
-            places = (1 << (tl.arange(0, size) % 8)).to(tl.int32)
-            packed = tl.sum(tl.reshape(tl.where(bits, places, 0), [size // 8, 8]), axis=1)
-            row = masks + index * mask_row + tile * (size // 8)
-            column = tl.arange(0, size // 8)
-            tl.store(row + column, packed.to(tl.uint8), mask=tile * size + column * 8 < n)
+            _store_bits(masks + index * mask_row, bits, tile, n, size)
         step = delta.to(tl.float64)
         chosen = tl.where(bits, wide, 0.0)
         line = part + 10 * index

@@ -2,8 +2,8 @@
 """Block operations of EMR-Merging (arXiv 2405.17461): elect, mask, the sums of the rescalers, and restore.
 
 On the CPU compiled by numba (`kernels_emr`), on CUDA by triton (`kernels_triton_emr`), where these can be imported,
-else plain torch (`kernels_torch_emr`): bit-equal weights and masks, sums within 1e-12. `HF_EXT_NO_NUMBA=1` forces torch
-on the CPU. `reference_emr` has the same functions in the paper's own two passes.
+else plain torch (`kernels_torch_emr`): bit-equal weights and masks, sums within 1e-12. `HF_EXT_NO_NUMBA=1` forces
+torch on the CPU. `reference_emr` has the same functions in the paper's own two passes.
 Shapes: n elements of a flat tensor, N tasks. A sum is taken in fp64 over each sub-block of 8,192 elements, and the
 sub-blocks are added in the order of their index: how a tensor is cut into blocks changes no bit.
 """
