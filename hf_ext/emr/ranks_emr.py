@@ -23,7 +23,8 @@ class Ranks:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from accelerate import PartialState
 
-            state = PartialState()
+            # nothing here needs a GPU, and processes that do not find one each would not find each other
+            state = PartialState(cpu=True)
             self.index, self.count = state.process_index, state.num_processes
             self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
