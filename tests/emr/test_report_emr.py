@@ -6,75 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from hf_ext.emr.measures_emr import group_layers
-from hf_ext.emr.ops_emr import SUMS, TOTALS
-from hf_ext.emr.pictures_emr import draw_report
-from hf_ext.emr.reference_emr import mask_block, merge_block
-from hf_ext.emr.report_emr import make_report, report_lines, report_markdown
-
-LAYERS = ("embeddings.weight", "layer.0.a", "layer.0.b", "layer.10.a", "layer.2.a", "head.weight")
-SIZES = {"checkpoints": 4000, "base": 1000, "unified": 900, "masks": 100, "extras": 8}
-
-
-class Merge:
-    """Tensors, their merge by the textbook operations, and the sums of it."""
-
-    def __init__(self, base, tasks, participates=None, unified=None, **method):
-        self.base, self.tasks, self.unified = base, tasks, []
-        self.method = {"method": "emr", "rescale": "global", "masks": None, **method}
-        count = len(tasks)
-        self.participates = np.ones((len(base), count), bool) if participates is None else participates
-        self.sums = np.zeros((len(base), count, len(SUMS)))
-        self.totals, self.gram = np.zeros((len(base), len(TOTALS))), np.zeros((count, count))
-        for index, tensor in enumerate(base):
-            who = np.flatnonzero(self.participates[index])
-            sums, totals = torch.zeros(len(who), len(SUMS)).double(), torch.zeros(len(TOTALS)).double()
-            gram = torch.zeros(len(who), len(who)).double()
-            weights = [tasks[task][index] for task in who]
-            merged = torch.empty_like(tensor) if unified is None else unified[index]
-            operation = merge_block if unified is None else mask_block
-            operation(tensor, weights, merged, None, sums, totals, gram)
-            self.unified.append(merged)
-            self.sums[index, who], self.totals[index] = sums, totals
-            self.gram[np.ix_(who, who)] += gram.numpy()
-
-    def report(self, **changes):
-        names = [f"task-{index}" for index in range(len(self.tasks))]
-        given = {
-            "tasks": names,
-            "names": LAYERS[: len(self.base)],
-            "elements": np.array([tensor.numel() for tensor in self.base]),
-            "participates": self.participates,
-            "sums": self.sums,
-            "totals": self.totals,
-            "gram": self.gram,
-            "method": self.method,
-            "sizes": SIZES,
-        }
-        return make_report(**{**given, **changes})
-
-    def vectors(self, task, tensors=None):
-        """τ, τ_uni, the mask, W0 and W_t over the tensors in which the task takes part, fp64."""
-        own = [i for i in np.flatnonzero(self.participates[:, task]) if tensors is None or i in tensors]
-        base, uni, weights = (
-            torch.cat([tensors[i].double() for i in own]) for tensors in (self.base, self.unified, self.tasks[task])
-        )
-        vector, common = weights - base, uni - base
-        return vector, common, vector * common > 0, base, weights
-
-
-def tensors(seed, scale=1.0, sizes=(300, 100, 7, 200, 50, 1)):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(size, generator=generator) * scale for size in sizes]
-
-
-def fine_tunes(count=3, scales=None):
-    base = tensors(0)
-    scales = scales or [0.1] * count
-    changes = [tensors(1 + task, scales[task]) for task in range(count)]
-    return base, [[b + c for b, c in zip(base, change, strict=True)] for change in changes]
+from hf_ext.emr.ops_emr import SUMS
+from hf_ext.emr.report_emr import report_lines, report_markdown
+from tests.emr.merged_sums import SIZES, Merge, fine_tunes, tensors
 
 
 def relative_error(vector, other):
@@ -379,50 +315,3 @@ def test_sums_that_are_not_known_make_null():
 def test_arrays_that_do_not_fit_are_refused(merge, changes):
     with pytest.raises(ValueError, match="got"):
         merge.report(**changes)
-
-
-@pytest.fixture(scope="module")
-def picture(report, tmp_path_factory):
-    path = tmp_path_factory.mktemp("picture") / "report.png"
-    draw_report(report, path)
-    return path
-
-
-def test_the_picture_is_a_png_and_nothing_else_is_left(picture):
-    with Image.open(picture) as image:
-        image.load()
-        assert image.format == "PNG"
-        assert image.width >= 1200
-        # Heat maps, bars and letters: many colours, and not one that covers nearly everything but white.
-        assert len(image.convert("RGB").getcolors(1 << 20)) > 500
-    assert list(picture.parent.iterdir()) == [picture]
-
-
-def test_the_picture_is_drawn_from_a_report_read_from_json(report, picture, tmp_path):
-    draw_report(json.loads(json.dumps(report)), tmp_path / "again.png")
-    assert (tmp_path / "again.png").read_bytes() == picture.read_bytes()
-
-
-def test_a_picture_that_cannot_be_written_leaves_the_old_one(report, picture, tmp_path, monkeypatch):
-    old = tmp_path / "report.png"
-    old.write_bytes(b"old")
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
-    with pytest.raises(OSError, match="no space left"):
-        draw_report(report, old)
-    assert old.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [old]
-
-
-def test_pictures_of_one_task_of_many_and_of_odd_names(tmp_path):
-    base, tasks = fine_tunes(1)
-    draw_report(Merge(base, tasks).report(), tmp_path / "one.png")
-    same = Merge(base, [[tensor.clone() for tensor in base]] * 2, method="average").report(
-        tasks=["x" * 64, "same"], names=[f"$a_{index}$.{index}.$\\frac$" for index in range(6)]
-    )
-    draw_report(same, tmp_path / "same.png")
-    base, tasks = fine_tunes(24)
-    merge = Merge(base, tasks)
-    draw_report(merge.report(), tmp_path / "many.png")
-    with Image.open(tmp_path / "one.png") as small, Image.open(tmp_path / "many.png") as large:
-        assert large.width > small.width
-        assert large.height > small.height

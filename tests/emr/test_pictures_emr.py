@@ -1,0 +1,61 @@
+"""The picture of a report."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from hf_ext.emr.pictures_emr import draw_report
+from tests.emr.merged_sums import Merge, fine_tunes
+
+
+@pytest.fixture(scope="module")
+def report():
+    return Merge(*fine_tunes()).report()
+
+
+@pytest.fixture(scope="module")
+def picture(report, tmp_path_factory):
+    path = tmp_path_factory.mktemp("picture") / "report.png"
+    draw_report(report, path)
+    return path
+
+
+def test_the_picture_is_a_png_and_nothing_else_is_left(picture):
+    with Image.open(picture) as image:
+        image.load()
+        assert image.format == "PNG"
+        assert image.width >= 1200
+        # Heat maps, bars and letters: many colours, and not one that covers nearly everything but white.
+        assert len(image.convert("RGB").getcolors(1 << 20)) > 500
+    assert list(picture.parent.iterdir()) == [picture]
+
+
+def test_the_picture_is_drawn_from_a_report_read_from_json(report, picture, tmp_path):
+    draw_report(json.loads(json.dumps(report)), tmp_path / "again.png")
+    assert (tmp_path / "again.png").read_bytes() == picture.read_bytes()
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(report, picture, tmp_path, monkeypatch):
+    old = tmp_path / "report.png"
+    old.write_bytes(b"old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        draw_report(report, old)
+    assert old.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def test_pictures_of_one_task_of_many_and_of_odd_names(tmp_path):
+    base, tasks = fine_tunes(1)
+    draw_report(Merge(base, tasks).report(), tmp_path / "one.png")
+    same = Merge(base, [[tensor.clone() for tensor in base]] * 2, method="average").report(
+        tasks=["x" * 64, "same"], names=[f"$a_{index}$.{index}.$\\frac$" for index in range(6)]
+    )
+    draw_report(same, tmp_path / "same.png")
+    base, tasks = fine_tunes(24)
+    merge = Merge(base, tasks)
+    draw_report(merge.report(), tmp_path / "many.png")
+    with Image.open(tmp_path / "one.png") as small, Image.open(tmp_path / "many.png") as large:
+        assert large.width > small.width
+        assert large.height > small.height
