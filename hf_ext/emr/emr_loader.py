@@ -57,35 +57,35 @@ def restore(
     root = Path(folder).expanduser()
     manifest = read_manifest(root)
     description = _task(manifest, task)
-    weights = _Files(root, manifest["unified"]["files"], "the root weights")
+    weights = _Files({file: inside(root, file, root) for file in manifest["unified"]["files"]}, "the root weights")
     started = find_base(root, manifest, base)
     here = root / "tasks" / task
-    masks = _Files(here, ["mask.safetensors"], "the masks") if (here / "mask.safetensors").exists() else None
-    extras = _Files(here, ["extra.safetensors"], "the extras") if (here / "extra.safetensors").exists() else None
+    masks = _Files({"mask.safetensors": inside(here, "mask.safetensors", root)}, f"the masks of {task}")
+    optional = ["extra.safetensors"] if (here / "extra.safetensors").exists() else []
+    extras = _Files({file: inside(here, file, root) for file in optional}, f"the extras of {task}")
     lengths = {entry["name"]: entry["elements"] for entry in manifest["tensors"]}
 
     restored: dict[str, torch.Tensor] = {}
-    for name in masks.names() if masks else ():
+    for name in masks.names():
         source = _base_name(description, name)
         if source not in lengths:
             raise ValueError(f"{here}: mask of {name!r}, but emr.json has no tensor {source!r}; {_DAMAGED}")
-        length, mask = lengths[source], masks.get(name) if masks else None
-        leading = restore_tensor(started.get(source), weights.get(source), mask, _scale(description, name), length)
-        tail = extras.get(name).flatten() if extras and name in extras.names() else leading[:0]
+        scale, length = _scale(description, name), lengths[source]
+        leading = restore_tensor(started.get(source), weights.get(source), masks.get(name), scale, length)
+        tail = extras.get(name).flatten() if name in extras.names() else leading[:0]
         shape = description.get("tails", {}).get(name, {}).get("shape", weights.get(source).shape)
         if tail.dtype != leading.dtype or math.prod(shape) != len(leading) + len(tail):
             raise ValueError(f"{here}: {name!r} of shape {list(shape)} does not fit its parts; {_DAMAGED}")
         restored[name] = torch.cat([leading, tail]).reshape(tuple(shape)) if len(tail) else leading.reshape(shape)
-    for name in extras.names() if extras else ():
-        if name not in restored and extras:
-            restored[name] = extras.get(name).clone()
+    for name in set(extras.names()) - set(restored):
+        restored[name] = extras.get(name).clone()
     for name in description.get("shared", []):
         restored[name] = started.get(_base_name(description, name)).clone()
     return restored
 
 
 def restore_tensor(
-    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor | None, scale: float, length: int
+    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, length: int
 ) -> torch.Tensor:
     """
     Restores the leading elements of one tensor.
@@ -103,7 +103,7 @@ def restore_tensor(
     Raises:
         ValueError: The tensors do not fit each other.
     """
-    if mask is None or mask.dtype != torch.uint8 or mask.ndim != 1 or len(mask) < -(-length // 8):
+    if mask.dtype != torch.uint8 or mask.ndim != 1 or len(mask) < -(-length // 8):
         raise ValueError(f"a mask of {length} elements needs {-(-length // 8)} bytes; {_DAMAGED}")
     if base.shape != unified.shape or base.numel() < length or not {base.dtype, unified.dtype} <= set(_FLOATS):
         raise ValueError(
@@ -192,19 +192,21 @@ def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str]
             f"the base of the merge, {named}, is not at {place}: these weights are restored from it. "
             f"Download {', '.join(files)} of {named} and pass the folder as base"
         )
-    paths = {file: place if alone else inside(place, file) for file in files}
+    artifact = base is None and known.get("folder") == "base"
+    paths = {file: place if alone else inside(place, file, root if artifact else place) for file in files}
     for file, expected in files.items():
         _verify(paths[file], expected, named)
-    return _Files(place, paths, f"the base {named}")
+    return _Files(paths, f"the base {named}")
 
 
-def inside(folder: Path, file: str) -> Path:
+def inside(folder: Path, file: str, root: Path) -> Path:
     """
     The path of a safetensors file of a folder.
 
     Args:
         folder (`Path`): The folder.
         file (`str`): Name of the file.
+        root (`Path`): A folder that links may not leave.
 
     Returns:
         `Path`: Its path.
@@ -214,7 +216,7 @@ def inside(folder: Path, file: str) -> Path:
     """
     if not isinstance(file, str) or not _FILE.fullmatch(file):
         raise ValueError(f"{folder}: {file!r} is not the name of a .safetensors file; do not trust this folder")
-    path, home = folder / file, folder.resolve()
+    path, home = folder / file, root.resolve()
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file; download it, or write the folder again")
     allowed = [home]
@@ -233,11 +235,10 @@ _DAMAGED = "the folder is damaged: download it, or write it, again"
 class _Files:
     """Tensors of several safetensors files, mapped into memory and read when they are asked for."""
 
-    def __init__(self, folder: Path, files: dict[str, Path] | Any, what: str) -> None:
+    def __init__(self, files: dict[str, Path], what: str) -> None:
         self._what = what
         self._holders: dict[str, Any] = {}
-        for file in files:
-            path = files[file] if isinstance(files, dict) and isinstance(files[file], Path) else inside(folder, file)
+        for path in files.values():
             try:
                 opened: Any = safe_open(path, framework="pt")
             except SafetensorError as error:

@@ -1,0 +1,184 @@
+"""The loader that travels with an artifact: by itself, without this package, and bit-equal to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_ext.emr import EMRModel, emr_loader, merge_checkpoints
+from hf_ext.emr.weights_emr import TaskWeights
+from tests.emr.emr_testing import tiny_bert
+
+# A process in which everything that the loader must do without cannot be imported.
+ALONE = """
+import runpy, sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("hf_ext", "transformers", "huggingface_hub", "numba", "diffusers"):
+            raise ModuleNotFoundError("refused: " + name)
+
+sys.meta_path.insert(0, Refused())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def merge(folder: Path, **options: object) -> Path:
+    dtype, rescale = options.pop("dtype", None), options.pop("rescale", "global")
+    base = tiny_bert(folder / "base", dtype=dtype)
+    first = tiny_bert(folder / "a", 1, base=base, dtype=dtype)
+    tasks = {"a": str(first), "b.2": str(tiny_bert(folder / "b", 2, base=base, num_labels=3, dtype=dtype))}
+    config = {"base": str(base), "tasks": tasks, "rescale": rescale, **options}
+    return merge_checkpoints(config, folder / "merged", progress=False).path
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return merge(tmp_path_factory.mktemp("loader"))
+
+
+@pytest.fixture
+def copy(merged: Path, tmp_path: Path) -> Path:
+    """An artifact that a test may damage."""
+    return shutil.copytree(merged, tmp_path / "merged")
+
+
+def edit(folder: Path, change) -> None:
+    manifest = json.loads((folder / "emr.json").read_text())
+    change(manifest)
+    (folder / "emr.json").write_text(json.dumps(manifest))
+
+
+def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    same = one.keys() == two.keys()
+    return same and all(torch.equal(one[n], two[n]) and one[n].dtype == two[n].dtype for n in one)
+
+
+def run_alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [sys.executable, "-W", "ignore", "-c", ALONE, str(folder / "emr_loader.py"), *arguments]
+    return subprocess.run(command, cwd=folder.parent, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_the_shipped_loader_needs_torch_and_safetensors_only(merged: Path, tmp_path: Path):
+    assert (merged / "emr_loader.py").read_bytes() == Path(emr_loader.__file__).read_bytes()
+    done = run_alone(merged, str(merged), "b.2", str(tmp_path / "out.safetensors"))
+    assert done.returncode == 0, done.stderr
+    found = load_file(tmp_path / "out.safetensors")
+    emr = EMRModel.from_pretrained(merged, "b.2")
+    assert equal(found, dict(emr.model.state_dict()))
+    assert equal(found, load_file(emr.export("b.2", tmp_path / "export") / "model.safetensors"))
+    refused = run_alone(merged, str(merged), "c", str(tmp_path / "no.safetensors"))
+    assert refused.returncode == 1
+    assert "emr_loader: there is no task 'c'; the tasks are 'a', 'b.2'" in refused.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".safetensors"] == ["out.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": torch.bfloat16, "rescale": "tensor_l2"},
+        {"rescale": "official", "include_base": True, "max_shard_size": "4KB"},
+        {"small_raw": True, "exclude": [".*pooler.*"]},
+    ],
+    ids=["bfloat16", "shards", "raw"],
+)
+def test_bit_equal_to_the_package(options, tmp_path: Path):
+    folder = merge(tmp_path, **options)
+    weights = TaskWeights(folder)
+    for task in ("a", "b.2"):
+        expected = {name: weights.restore(task, name) for name in weights.entries(task)}
+        assert equal(emr_loader.restore(folder, task), expected)
+
+
+def test_a_base_somewhere_else(copy: Path, merged: Path, tmp_path: Path):
+    edit(copy, lambda manifest: manifest["base"].update(source="org/base", revision="0" * 40))
+    with pytest.raises(ValueError, match=r"org/base at commit 0+, is not at org/base.*Download model.safetensors of"):
+        emr_loader.restore(copy, "a")
+    base = merged.parent / "base"
+    expected = emr_loader.restore(merged, "a")
+    assert equal(emr_loader.restore(copy, "a", base), expected)
+    assert equal(emr_loader.restore(copy, "a", base / "model.safetensors"), expected)
+    other = shutil.copytree(base, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    tensors["pooler.dense.bias"] += 1
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"sha256 is .*another checkpoint than org/base"):
+        emr_loader.restore(copy, "a", other)
+    with pytest.raises(ValueError, match=r"there is no such file"):
+        emr_loader.restore(copy, "a", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda m: m.update(format="zip"), 'does not say "format": "emr-merging"'),
+        (lambda m: m.update(format_version=2), "format_version 2"),
+        (lambda m: m.update(tensors=None), r"\['tensors'\] are missing"),
+        (lambda m: m["tensors"][5].pop("name"), "a tensor is described by"),
+        (lambda m: m["tensors"][5].update(name="other"), "emr.json has no tensor"),
+        (lambda m: m["tasks"]["a"].update(scale_hex="inf"), "is inf"),
+        (lambda m: m["tasks"]["a"].pop("scale_hex"), "no scale for"),
+        (lambda m: m["tasks"]["a"].update(shared=["bert.other"]), "there is no tensor 'other'"),
+        (lambda m: m["unified"].update(files={"../model.safetensors": {}}), "not the name of a .safetensors file"),
+        (lambda m: m["base"].update(files={"../base/model.safetensors": {}}), "not the name of a .safetensors file"),
+        (lambda m: m["base"]["files"]["model.safetensors"].update(bytes=7), "bytes is .* another checkpoint than"),
+    ],
+)
+def test_a_manifest_that_does_not_fit(change, message: str, copy: Path):
+    edit(copy, change)
+    with pytest.raises(ValueError, match=message):
+        emr_loader.restore(copy, "a")
+
+
+def test_names_of_tasks_stay_in_the_folder(copy: Path):
+    edit(copy, lambda manifest: manifest["tasks"].update({"../a": manifest["tasks"]["a"], "..": {}}))
+    for name in ("../a", ".."):
+        with pytest.raises(ValueError, match="is not the name of a task"):
+            emr_loader.restore(copy, name)
+
+
+def test_links_stay_in_the_folder(copy: Path, tmp_path: Path):
+    weights = copy / "model.safetensors"
+    weights.rename(tmp_path / "elsewhere.safetensors")
+    weights.symlink_to(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(ValueError, match="a link that leaves the folder"):
+        emr_loader.restore(copy, "a")
+    weights.unlink()
+    (tmp_path / "elsewhere.safetensors").rename(weights)
+    (copy / "tasks" / "a").rename(tmp_path / "task")
+    (copy / "tasks" / "a").symlink_to(tmp_path / "task")
+    with pytest.raises(ValueError, match="a link that leaves the folder"):
+        emr_loader.restore(copy, "a")
+
+
+def test_files_that_are_damaged(copy: Path):
+    mask = copy / "tasks" / "a" / "mask.safetensors"
+    tensors = load_file(mask)
+    name = next(iter(tensors))
+    save_file(tensors | {name: tensors[name][:1]}, mask)
+    with pytest.raises(ValueError, match=r"a mask of \d+ elements needs \d+ bytes"):
+        emr_loader.restore(copy, "a")
+    mask.write_bytes(b"no")
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        emr_loader.restore(copy, "a")
+    with pytest.raises(ValueError, match=r"there is no emr\.json; give the folder"):
+        emr_loader.restore(copy / "tasks", "a")
+    (copy / "emr.json").write_text("{")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        emr_loader.restore(copy, "a")
+
+
+def test_every_name_of_the_mask_needs_its_file(copy: Path):
+    (copy / "tasks" / "a" / "mask.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"mask\.safetensors: there is no such file"):
+        emr_loader.restore(copy, "a")
