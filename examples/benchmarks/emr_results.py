@@ -156,7 +156,8 @@ def write_results(folder: Path, log: RunLog, settings: dict[str, Any], cores: li
     keys = ("size", "tasks", "parameters", *MEASURES)
     curve = [{key: row[key] for key in keys if key in row} for row in memory]
     (folder / "emr_memory.json").write_text(json.dumps({**head, "curve": curve}, indent=2) + "\n")
-    if table:
-        print_table(table, answers)
-    draw(table, memory, folder / "emr_merge.png")
-    print(f"\nwritten: {folder}/emr_merge.json, emr_memory.json, emr_merge.png")
+    print_table(table, answers)
+    print(f"\nwritten: {folder}/emr_merge.json, emr_memory.json")
+    if table and memory:
+        draw(table, memory, folder / "emr_merge.png")
+        print(f"written: {folder}/emr_merge.png")
