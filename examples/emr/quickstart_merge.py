@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -92,6 +93,7 @@ def decibels(model: torch.nn.Module | None, task: str) -> float:
 def main(folder: Path) -> None:
     """Fine-tunes, merges, switches and prints the table."""
     started = time.monotonic()
+    logging.disable_progress_bar()
     base = folder / "run" / "snapshot"
     if not base.is_dir():
         sys.exit(f"no model in {base}: run examples/quickstart.py first.")

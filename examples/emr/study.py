@@ -216,6 +216,20 @@ def feature_steps(study: Study, config: dict[str, Any]) -> dict[str, Any]:
     return {"task": FEATURES_OF, "labels": examples.labels[chosen].tolist(), "places": places}
 
 
+def merge_times(study: Study, rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Seconds of each merge from the Hub once more, one after the other, when nothing else of the study runs."""
+
+    def compute() -> dict[str, float]:
+        seconds = {}
+        for name, row in rows.items():
+            out, cost = study.merge(f"time-{name}", row["config"])
+            seconds[name] = cost["seconds"]
+            shutil.rmtree(out)
+        return seconds
+
+    return study.step("times", {name: row["config"] for name, row in rows.items()}, compute)
+
+
 def study_curve(study: Study, best: str) -> dict[str, Any]:
     """Means over the first n tasks, merged alone, for n = 2 … 10."""
     names, curve = list(TASKS), {}
@@ -276,6 +290,7 @@ def study_tweets(study: Study) -> dict[str, Any]:
         "individual": individual,
         "single": singles,
         "emr": emr,
+        "merge_seconds": merge_times(study, {**singles, "emr": emr["global"]}),
         "ablation": {"elect_rescale": rescaled},
         "mask_and_rescale_after": after,
         "router": router,
@@ -311,6 +326,7 @@ def main(tweeteval: Path, bsds: Path, work: Path) -> None:
     logging.disable_progress_bar()
     snapshots = {task: fine_tune(task, tweeteval, work) for task in TASKS}
     with EmbeddedHub(work / "hub") as hub:
+        print(f"Hub: {hub.url}", flush=True)
         study = Study(work, hub.url)
         tweets = study_tweets(study)
         restorers, more = study_restorers(study, bsds)

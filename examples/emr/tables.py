@@ -99,13 +99,13 @@ def size_table(tweets: dict[str, Any]) -> str:
     """What each way weighs and how long the merge from the Hub took."""
     models = sum(tweets["checkpoint_bytes"].values())
     single, emr = tweets["single"], tweets["emr"]["global"]
-    base = tweets["base_bytes"]
+    base, seconds = tweets["base_bytes"], tweets["merge_seconds"]
     rows = [[f"{len(tweets['checkpoint_bytes'])} fine-tunes", megabytes(models), ""]]
     rows += [
-        [NAMES[name] + " (encoder only)", megabytes(row["bytes"]), f"{row['seconds']:.1f}"]
+        [NAMES[name] + " (encoder only)", megabytes(row["bytes"]), f"{seconds[name]:.1f}"]
         for name, row in single.items()
     ]
-    rows.append(["EMR artifact: unified model, masks, heads", megabytes(emr["bytes"]), f"{emr['seconds']:.1f}"])
+    rows.append(["EMR artifact: unified model, masks, heads", megabytes(emr["bytes"]), f"{seconds['emr']:.1f}"])
     rows.append(["EMR artifact and the base that it needs", megabytes(emr["bytes"] + base), ""])
     return table(["", "MB", "merge from the Hub, s"], rows)
 
