@@ -248,9 +248,10 @@ def _find_places(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) ->
     places = {}
     for name, value in weights.items():
         place = pointers.get(value.data_ptr()) if value.numel() else None
-        candidates = [] if place is None else [place]
-        candidates += [name, prefix + name, name.removeprefix(prefix)]
-        for candidate in candidates:
+        if place is not None and held[place].shape == value.shape and held[place].stride() == value.stride():
+            places[name] = place
+            continue
+        for candidate in (name, prefix + name, name.removeprefix(prefix)):
             found = held.get(candidate)
             if (
                 found is not None

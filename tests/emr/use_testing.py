@@ -1,0 +1,34 @@
+"""Merges to use, and comparison of models; import them as `from tests.emr.use_testing import ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from hf_ext.emr import merge_checkpoints
+from tests.emr.emr_testing import tiny_bert
+
+
+def merge(base: Path, tasks: dict[str, Path], out: Path, **options: object) -> Path:
+    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}, **options}
+    return merge_checkpoints(config, out, progress=False).path
+
+
+def copied(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def merge_berts(folder: Path) -> Path:
+    """A merge of classifiers with 2 and 5 labels and of a model without a head; the fine-tunes lie beside it."""
+    base = tiny_bert(folder / "base")
+    tasks = {
+        "two": tiny_bert(folder / "two", 1, base=base),
+        "five": tiny_bert(folder / "five", 2, base=base, num_labels=5),
+        "plain": tiny_bert(folder / "plain", 3, base=base, task_head=False),
+    }
+    return merge(base, tasks, folder / "merged")
