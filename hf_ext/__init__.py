@@ -1,9 +1,14 @@
 """hf_ext: NeurIPS 2024 methods as Hugging Face plugins. Importing it registers the models with transformers."""
 
-from .emr import EMRModel, MergeConfig, merge_checkpoints
-from .hub.checkpoints import open_checkpoint
-from .hub.publish import push, stage
-from .semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .emr import EMRModel, MergeConfig, merge_checkpoints
+    from .hub.checkpoints import open_checkpoint
+    from .hub.publish import push, stage
+    from .semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
 
 __version__ = "0.1.0"
 
@@ -20,3 +25,32 @@ __all__ = [
     "push",
     "stage",
 ]
+
+# What is imported when it is first used.
+_MODULES = {
+    "EMRModel": ".emr",
+    "MergeConfig": ".emr",
+    "SemanIRConfig": ".semanir",
+    "SemanIRForImageRestoration": ".semanir",
+    "SemanIRImageProcessor": ".semanir",
+    "SemanIRModel": ".semanir",
+    "merge_checkpoints": ".emr",
+    "open_checkpoint": ".hub.checkpoints",
+    "push": ".hub.publish",
+    "stage": ".hub.publish",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+# `hf-ext merge` and others move weights and build no model: without the models they start in half the time.
+if getattr(sys.modules.get("hf_ext_cli.main"), "builds_models", True):
+    import_module(".semanir", __name__)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import transformers
 import yaml
 
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
@@ -186,7 +185,7 @@ def public_name(source: SourceRecord) -> str:
 def _task_loading(merge: Merge, task: Mapping[str, Any]) -> dict[str, str]:
     """Lines that make a model of restored weights, for classes that a library has."""
     architecture, name = str(task["architecture"]), task["name"]
-    if hasattr(transformers, architecture):
+    if _is_in_transformers(merge, architecture):
         return {
             "imports": f"from transformers import AutoConfig, {architecture}",
             "code": f'config = AutoConfig.from_pretrained(f"{{folder}}/tasks/{name}")\n'
@@ -204,12 +203,19 @@ def _task_loading(merge: Merge, task: Mapping[str, Any]) -> dict[str, str]:
 def _model_loading(merge: Merge, config: Mapping[str, Any], repo_id: str) -> dict[str, str]:
     library = "diffusers" if merge.library == "diffusers" else "transformers"
     architecture = str(config.get("_class_name") or (config.get("architectures") or ["AutoModel"])[0])
-    if library == "transformers" and not hasattr(transformers, architecture):
+    if library == "transformers" and not _is_in_transformers(merge, architecture):
         library = "hf_ext"
     return {
         "imports": f"from {library} import {architecture}",
         "code": f'model = {architecture}.from_pretrained("{repo_id}")',
     }
+
+
+def _is_in_transformers(merge: Merge, architecture: str) -> bool:
+    """Without importing transformers, which takes longer than a merge; code on a Hub has an `auto_map`."""
+    from .. import __all__ as own
+
+    return merge.library == "transformers" and architecture not in own and architecture != "None"
 
 
 def _notes(merge: Merge) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,12 +193,14 @@ def meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
         raise ValueError(f"{name} cannot be built from its configuration ({type(error).__name__}: {error})") from error
 
 
-def tied_names(base: Source, warnings: list[str]) -> dict[str, str]:
+def tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:
     """
-    Tensors that are one and the same in the model: as the file says, and as the class of transformers ties them.
+    Tensors that are one and the same in the model: as the file says, and as the class of transformers ties them. The
+    class is asked only where a checkpoint holds two tensors that it could tie.
 
     Args:
         base ([`Source`]): The base.
+        tasks (`Sequence[Source]`): The tasks.
         warnings (`list[str]`): Takes a warning if the class cannot tell.
 
     Returns:
@@ -207,7 +209,7 @@ def tied_names(base: Source, warnings: list[str]) -> dict[str, str]:
     # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
     tied = {name: kept for name, kept in base.metadata.items() if kept in base.tensors and name not in base.tensors}
     model = None
-    if base.library == "transformers":
+    if base.library == "transformers" and any(_has_vocabulary_twice(source, base.config) for source in (base, *tasks)):
         try:
             model = meta_model(base.config)
         except ValueError as error:
@@ -221,6 +223,14 @@ def tied_names(base: Source, warnings: list[str]) -> dict[str, str]:
             if kept is not None:
                 tied |= {name: kept for name in names if name != kept and _could_be(base.tensors, name, kept)}
     return tied
+
+
+def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
+    """Whether two tensors of one shape have a row for each token: those are what models tie."""
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    rows = {(part["vocab_size"],) for part in parts if "vocab_size" in part}
+    shapes = [info.shape for info in source.tensors.values() if info.shape[:1] in rows]
+    return len(set(shapes)) < len(shapes)
 
 
 def _could_be(tensors: Mapping[str, TensorInfo], name: str, kept: str) -> bool:

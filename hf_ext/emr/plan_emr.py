@@ -271,7 +271,7 @@ def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], given: S
         for source in (base, *tasks)
         if source.has_float64
     ]
-    aliases = tied_names(base, warnings)
+    aliases = tied_names(base, tasks, warnings)
     renames = tuple(choose_prefixes(base.tensors, task.tensors) for task in tasks)
     tensors = SortedTensors(config, base, tasks, renames, aliases)
     return Plan(

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from transformers import CONFIG_MAPPING
 
 from .safetensors_headers import parse_json_object
 
@@ -39,6 +38,9 @@ def installed_room(model_type: str) -> ModuleType | None:
     Returns:
         `ModuleType` or `None`: For instance `hf_ext.semanir`; `None` when the type is not one of ours.
     """
+    # seconds that a merge would wait for
+    from transformers import CONFIG_MAPPING
+
     if model_type not in CONFIG_MAPPING:
         return None
     package = CONFIG_MAPPING[model_type].__module__.rpartition(".")[0]
