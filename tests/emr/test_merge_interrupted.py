@@ -84,10 +84,10 @@ def run(script: str, *arguments: str, command: tuple[str, ...] = (sys.executable
 
 def test_killed_at_random_moments_it_goes_on_to_the_same_bits(tmp_path):
     config = write_set(tmp_path)
-    done = run(KILLED, json.dumps(config), str(tmp_path / "merged"), "1", "4")
+    done = run(KILLED, json.dumps(config), str(tmp_path / "merged"), "1", "3")
     assert done.returncode == 0, done.stdout + done.stderr[:6000]
-    assert int(done.stdout.split()[-1]) >= 4, done.stdout
-    for index in range(4):
+    assert int(done.stdout.split()[-1]) >= 3, done.stdout
+    for index in range(3):
         assert_same_files(tmp_path / f"merged-{index}", tmp_path / "merged-expected")
     assert not list(tmp_path.glob(".*")), list(tmp_path.glob(".*"))
 
