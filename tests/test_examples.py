@@ -117,6 +117,14 @@ def test_merge_example_is_valid() -> None:
     assert config.method == "emr"
 
 
+def test_readme_of_the_study_holds_the_committed_results(tmp_path: Path) -> None:
+    result = json.loads((EMR / "results" / "study.json").read_text())
+    copy = tmp_path / "README.md"
+    copy.write_text((EMR / "README.md").read_text())
+    load_example("tables").write_tables(result, copy)
+    assert copy.read_text() == (EMR / "README.md").read_text()
+
+
 def load_example(name: str) -> ModuleType:
     """A module of examples/emr that needs no other of them."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EMR / f"{name}.py")
