@@ -17,7 +17,7 @@ from hf_ext.hub.safetensors_headers import CheckpointError
 from tests.hub.misbehaving_hub import COMMIT, Handler, MisbehavingHub
 
 from .emr_testing import push_folder
-from .test_merging_emr import contents, short_segments_and_no_picture, write_set
+from .merging import contents, short_segments_and_no_picture, write_set
 
 __all__ = ["short_segments_and_no_picture"]
 

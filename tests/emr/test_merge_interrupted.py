@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from .test_merging_emr import assert_same_files, merge, short_segments_and_no_picture, write_set
+from .merging import assert_same_files, merge, short_segments_and_no_picture, write_set
 
 __all__ = ["short_segments_and_no_picture"]
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import resource
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_ext.emr import finishing_emr, merging_emr, ops_emr, pictures_emr, work_emr
+from hf_ext.emr import merging_emr, ops_emr
 from hf_ext.emr.artifact_emr import open_state, open_unified
 from hf_ext.emr.configuration_emr import MergeConfig
 from hf_ext.emr.emr_loader import restore
@@ -25,55 +20,11 @@ from hf_ext.emr.merging_emr import merge_checkpoints
 from hf_ext.emr.ops_emr import SUB_BLOCK, unpack_mask
 from hf_ext.emr.work_emr import Piece, make_units
 from hf_ext.hub.checkpoints import open_checkpoint
-from hf_ext.hub.safetensors_writer import SafetensorsWriter
 
-from .emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_tokenizer, write_weights
+from .emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
+from .merging import assert_same_files, config, contents, merge, short_segments_and_no_picture
 
-
-@pytest.fixture(autouse=True)
-def short_segments_and_no_picture(monkeypatch, request):
-    """Units of two sub-blocks, so that small tensors have several; the picture takes longer than such a merge."""
-    monkeypatch.setattr(work_emr, "SEGMENT", 2 * SUB_BLOCK)
-    monkeypatch.setattr(pictures_emr, "draw_report", lambda report, path: None)
-
-
-def write_set(place: Path, tasks: int = 3, seed: int = 0) -> dict[str, Any]:
-    """A base and its fine-tunes in several types, with heads, buffers and odd lengths; their configuration."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = {"a.weight": (411, 97), "a.bias": (97,), "b.weight": (SUB_BLOCK * 2 + 1,), "scale": ()}
-    base = {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
-    write_weights(place / "base", base | {"ids": torch.arange(9)}, config={"vocab_size": 9})
-    write_tokenizer(place / "base")
-    for task in range(tasks):
-        moved = {name: values + torch.randn(values.shape, generator=generator) * 1e-2 for name, values in base.items()}
-        dtype = (torch.float32, torch.bfloat16, torch.float16)[task % 3]
-        moved = {name: values.to(dtype) for name, values in moved.items()}
-        head = {"head.weight": torch.randn(4 + task, 97, generator=generator), "ids": torch.arange(9) + task // 2}
-        write_weights(place / f"t{task}", moved | head, config={"vocab_size": 9}, max_shard_size=100_000)
-        write_tokenizer(place / f"t{task}")
-    return {"base": str(place / "base"), "tasks": {f"t{task}": str(place / f"t{task}") for task in range(tasks)}}
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
-    return write_set(tmp_path)
-
-
-def merge(config: dict[str, Any], out: Path, **options: Any) -> Path:
-    return merge_checkpoints(config | options, out, progress=False).path
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file by its path; the card without its title, which is the name of the folder."""
-    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    found["README.md"] = found["README.md"].replace(folder.name.encode(), b"NAME")
-    return found
-
-
-def assert_same_files(first: Path, second: Path) -> None:
-    ours, theirs = contents(first), contents(second)
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if ours[name] != theirs[name]] == []
+__all__ = ["config", "short_segments_and_no_picture"]
 
 
 EVERYTHING = {"keep_state": True, "include_base": True, "max_shard_size": "150KB", "shape_policy": "extra"}
@@ -308,120 +259,6 @@ def test_nothing_is_overwritten_unless_asked_and_only_a_merge(config, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileExistsError):
         merge_checkpoints(config, tmp_path / "file", overwrite=True, progress=False)
-
-
-def interrupted(config: dict[str, Any], out: Path, monkeypatch, after: int = 3) -> Path:
-    """A merge that failed after some units; its partial folder."""
-    done = iter(range(after))
-
-    def write(self: SafetensorsWriter, *arguments: Any) -> None:
-        if next(done, None) is None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        original(self, *arguments)
-
-    original = SafetensorsWriter.write_bytes
-    with monkeypatch.context() as patch:
-        patch.setattr(SafetensorsWriter, "write_bytes", write)
-        with pytest.raises(OSError) as caught:
-            merge(config, out, workers=1)
-    assert caught.value.errno == errno.ENOSPC
-    message = str(caught.value)
-    assert (
-        "the result needs" in message and "run the same command again" in message and ".merged-out.partial" in message
-    )
-    assert not out.exists()
-    return out.with_name(f".{out.name}.partial")
-
-
-@pytest.mark.parametrize("after", [0, 1, 5, 9, 17])
-def test_a_full_disk_leaves_what_the_same_command_goes_on_from(config, tmp_path, monkeypatch, after):
-    expected = merge(config, tmp_path / "merged-expected")
-    partial = interrupted(config, tmp_path / "merged-out", monkeypatch, after)
-    assert (partial / "merge.json").is_file()
-    done: list[int] = []
-    run = Engine.run
-
-    def counted(self: Engine, units: Any, call: Any) -> None:
-        done.append(len(units))
-        run(self, units, call)
-
-    monkeypatch.setattr(Engine, "run", counted)
-    assert_same_files(merge(config, tmp_path / "merged-out", workers=2, memory="1MB"), expected)
-    merge(config, tmp_path / "merged-other")
-    assert done[0] < done[1] or after < 5
-    assert not partial.exists()
-
-
-def test_a_limit_of_the_system_on_file_sizes(config, tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        with pytest.raises(OSError, match=r"the result needs [\d,]+ bytes in all, [\d,]+ are free") as caught:
-            merge(config, tmp_path / "merged-out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caught.value.errno == errno.EFBIG
-    assert_same_files(merge(config, tmp_path / "merged-out"), merge(config, tmp_path / "merged-expected"))
-
-
-def test_another_merge_does_not_go_on_from_what_is_left(config, tmp_path, monkeypatch):
-    partial = interrupted(config, tmp_path / "merged-out", monkeypatch, 12)
-    with pytest.raises(ValueError, match=r"holds an interrupted merge of something else: config.rescale was 'global'"):
-        merge(config, tmp_path / "merged-out", rescale="l2")
-    weights = sorted((tmp_path / "t0").glob("*.safetensors"))[0]
-    os.utime(weights, ns=(1, 1))
-    with pytest.raises(ValueError, match=rf"checkpoints.t0.files.{weights.name}.mtime_ns was \d+"):
-        merge(config, tmp_path / "merged-out")
-    (partial / "result" / "model.safetensors").unlink()
-    shutil.rmtree(tmp_path / "t0")
-    write_set(tmp_path)
-    with pytest.raises(ValueError, match=r"remove that folder to start anew"):
-        merge(config, tmp_path / "merged-out")
-
-
-def test_a_file_that_was_taken_from_the_partial_folder(config, tmp_path, monkeypatch):
-    partial = interrupted(config, tmp_path / "merged-out", monkeypatch, 12)
-    (partial / "result" / "tasks" / "t1" / "mask.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"mask.safetensors is gone, .* remove .*\.merged-out\.partial"):
-        merge(config, tmp_path / "merged-out")
-
-
-def test_a_checkpoint_that_changes_while_it_is_merged(config, tmp_path, monkeypatch):
-    run = Engine.run
-
-    def touched(self: Engine, *arguments: Any) -> None:
-        run(self, *arguments)
-        os.utime(tmp_path / "base" / "model.safetensors", ns=(1, 1))
-
-    monkeypatch.setattr(Engine, "run", touched)
-    with pytest.raises(ValueError, match=r"a checkpoint changed while it was merged: checkpoints.base"):
-        merge(config, tmp_path / "merged-out")
-    assert not (tmp_path / "merged-out").exists()
-
-
-def test_two_merges_into_one_folder_at_once(config, tmp_path, monkeypatch):
-    run = Engine.run
-
-    def nested(self: Engine, *arguments: Any) -> None:
-        monkeypatch.setattr(Engine, "run", run)
-        with pytest.raises(ValueError, match="another process is merging into"):
-            merge(config, tmp_path / "merged-out")
-        run(self, *arguments)
-
-    monkeypatch.setattr(Engine, "run", nested)
-    merge(config, tmp_path / "merged-out")
-
-
-def test_a_failure_at_the_very_end_is_resumed_without_reading_again(config, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(finishing_emr, "make_report", lambda **data: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            merge(config, tmp_path / "merged-out")
-    assert not (tmp_path / "merged-out").exists()
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_merge", lambda *arguments: 1 / 0)
-        merge(config, tmp_path / "merged-out")
-    assert_same_files(tmp_path / "merged-out", merge(config, tmp_path / "merged-expected"))
 
 
 def test_the_configuration_may_come_from_a_file(config, tmp_path, capsys):
