@@ -223,9 +223,12 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, examples):
 
 def test_interrupting_by_hand_leaves_one_line(tmp_path, examples):
     config = write_config(tmp_path, {"train": {"path": str(examples)}, "num_workers": 2}, max_steps=100000)
+    # A shell starts background jobs with the signal ignored, which processes hand on to those that they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         run_script(config), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+    signal.signal(signal.SIGINT, before)
     while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
         time.sleep(0.05)
     time.sleep(0.3)
