@@ -97,7 +97,7 @@ def merge(
 
     \b
     Several processes or machines that share a disk:
-      accelerate launch --num_processes 4 -m hf_ext_cli.main merge FILE.yaml OUT
+      accelerate launch --config_file examples/accelerate/ddp_2_cpu.yaml -m hf_ext_cli.main merge FILE.yaml OUT
     """
     config = read_config(file, fields)
     if dump_yaml:
