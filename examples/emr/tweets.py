@@ -27,9 +27,9 @@ TASKS = {
     "hillary": Tweets("stance/hillary", 10),
     "irony": Tweets("irony", 4),
     "emotion": Tweets("emotion", 4),
-    "hate": Tweets("hate", 1),
-    "offensive": Tweets("offensive", 1),
-    "emoji": Tweets("emoji", 1),
+    "hate": Tweets("hate", 2),
+    "offensive": Tweets("offensive", 2),
+    "emoji": Tweets("emoji", 3),
 }
 
 
