@@ -5,9 +5,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .emr import EMRModel, MergeConfig, merge_checkpoints
+    from .emr import EMRModel
     from .hub.checkpoints import open_checkpoint
     from .hub.publish import push, stage
+    from .merging import MergeConfig, merge_checkpoints
     from .semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
 
 __version__ = "0.1.0"
@@ -29,12 +30,12 @@ __all__ = [
 # What is imported when it is first used.
 _MODULES = {
     "EMRModel": ".emr",
-    "MergeConfig": ".emr",
+    "MergeConfig": ".merging",
     "SemanIRConfig": ".semanir",
     "SemanIRForImageRestoration": ".semanir",
     "SemanIRImageProcessor": ".semanir",
     "SemanIRModel": ".semanir",
-    "merge_checkpoints": ".emr",
+    "merge_checkpoints": ".merging",
     "open_checkpoint": ".hub.checkpoints",
     "push": ".hub.publish",
     "stage": ".hub.publish",

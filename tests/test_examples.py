@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from hf_ext import merge_checkpoints
-from hf_ext.emr.configuration_emr import MergeConfig
+from hf_ext.merging.configuration import MergeConfig
 from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
 from tests.emr.emr_testing import tiny_bert

@@ -30,12 +30,7 @@ SHIPPED_PREFIXES = (
     "streaming_",
 )
 SHIPPED = sorted(
-    [
-        path
-        for path in (ROOT / "hf_ext").glob("*/*.py")
-        # the configuration of a merge is no model's: what travels with a merged model is emr.json
-        if path.name.startswith(SHIPPED_PREFIXES) and path.name != "configuration_emr.py"
-    ]
+    [path for path in (ROOT / "hf_ext").glob("*/*.py") if path.name.startswith(SHIPPED_PREFIXES)]
     + [path for path in (ROOT / "pipelines").glob("*/*.py") if path.name.startswith(("pipeline", "transformer_"))]
 )
 REFERENCES = sorted([*(ROOT / "hf_ext").glob("*/reference_*.py"), *(ROOT / "pipelines").glob("*/reference_*.py")])

@@ -10,7 +10,7 @@ import click
 from .output import print_json, print_rows
 
 if TYPE_CHECKING:
-    from hf_ext.emr.configuration_emr import MergeConfig
+    from hf_ext.merging.configuration import MergeConfig
 
 ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -21,7 +21,7 @@ def choice(*values: str) -> click.Choice[str]:
     return click.Choice(values)
 
 
-# Those of hf_ext.emr.configuration_emr, which the help must not import; a test compares them.
+# Those of hf_ext.merging.configuration, which the help must not import; a test compares them.
 METHODS = choice("emr", "elect", "average", "task_arithmetic", "ties", "given")
 RESCALES = choice("global", "official", "tensor", "l2", "tensor_l2", "none")
 TIES = choice("zero", "negative")
@@ -106,8 +106,8 @@ def merge(
         click.echo(yaml.safe_dump(config.to_dict(), sort_keys=False), nl=False)
         return
     target = target_folder(file, place, out, dry_run)
-    from hf_ext.emr.merging_emr import merge_checkpoints
-    from hf_ext.emr.plan_emr import make_plan
+    from hf_ext.merging.merge import merge_checkpoints
+    from hf_ext.merging.plan import make_plan
 
     # Of several processes the first one talks.
     speaks = os.environ.get("RANK", "0") == "0"
@@ -128,7 +128,7 @@ def merge(
 
 def read_config(file: Path | None, fields: dict[str, Any]) -> "MergeConfig":
     """The configuration of a file with the options in place of its values."""
-    from hf_ext.emr.configuration_emr import MergeConfig
+    from hf_ext.merging.configuration import MergeConfig
 
     given = {name: value for name, value in fields.items() if value is not None and value != ()}
     if "tasks" in given:
@@ -210,12 +210,12 @@ def add(artifact: Path, task: str, exact: bool | None, base: str | None, endpoin
       hf-ext emr add merged c=org/c
       hf-ext emr add merged c=runs/c --frozen
     """
-    from hf_ext.emr import updating_emr
+    from hf_ext.merging import updating
 
     name, source = name_and_source(task)
     if exact is None:
-        exact = updating_emr.has_state(artifact)
-    run = updating_emr.add_task if exact else updating_emr.add_task_frozen
+        exact = updating.has_state(artifact)
+    run = updating.add_task if exact else updating.add_task_frozen
     done = run(artifact, name, source, base=base, endpoint=endpoint)
     if as_json:
         print_json(done)
@@ -234,7 +234,7 @@ def remove(artifact: Path, name: str, as_json: bool) -> None:
     Examples:
       hf-ext emr remove merged a
     """
-    from hf_ext.emr.updating_emr import remove_task
+    from hf_ext.merging.updating import remove_task
 
     done = remove_task(artifact, name)
     if as_json:
@@ -276,7 +276,7 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
       hf-ext emr compare merged
       hf-ext emr compare merged ties org/merged@v1 --json
     """
-    from hf_ext.emr.compare_emr import compare_merges, comparison_lines
+    from hf_ext.merging.compare import compare_merges, comparison_lines
 
     found = compare_merges(merges, endpoint=endpoint)
     if as_json:

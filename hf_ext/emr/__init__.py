@@ -1,43 +1,20 @@
-"""EMR-Merging (Huang et al., NeurIPS 2024): many fine-tunes of one model as one model and a 1-bit mask per task."""
+"""EMR-Merging (Huang et al., NeurIPS 2024): one model and a 1-bit mask per task, as arithmetic, format and use."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .configuration_emr import MergeConfig
-    from .merging_emr import MergeResult, merge_checkpoints
-    from .plan_emr import make_plan
-    from .updating_emr import add_task, add_task_frozen, remove_task
     from .using_emr import EMRModel
 
-__all__ = [
-    "EMRModel",
-    "MergeConfig",
-    "MergeResult",
-    "add_task",
-    "add_task_frozen",
-    "make_plan",
-    "merge_checkpoints",
-    "remove_task",
-]
-
-# What is imported when it is first used: merging needs no model, and using one no merge.
-_MODULES = {
-    "EMRModel": ".using_emr",
-    "MergeConfig": ".configuration_emr",
-    "MergeResult": ".merging_emr",
-    "add_task": ".updating_emr",
-    "add_task_frozen": ".updating_emr",
-    "make_plan": ".plan_emr",
-    "merge_checkpoints": ".merging_emr",
-    "remove_task": ".updating_emr",
-}
+__all__ = ["EMRModel"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name], __name__), name)
+    # Arithmetic and format, which merging uses, need no model and so no transformers.
+    if name == "EMRModel":
+        from .using_emr import EMRModel
+
+        return EMRModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

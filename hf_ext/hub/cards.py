@@ -77,7 +77,7 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
 
 def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[str, Any]) -> str:
     # Merges read and write checkpoints, so their room needs this one.
-    from ..emr.card_emr import card_values, metadata, read_merge
+    from ..merging.card import card_values, metadata, read_merge
 
     merge = read_merge(folder)
     config, template_name = (

@@ -91,7 +91,7 @@ def stage(
         ValueError: The source is not of a supported kind, holds code or pickles, or does not load completely.
     """
     # The room of EMR-Merging reads and writes checkpoints, so it needs this one.
-    from ..emr.publishing_emr import hide_paths
+    from ..merging.publishing import hide_paths
 
     out = Path(out)
     _require_free(out, overwrite)
@@ -233,7 +233,7 @@ def _write_folder(folder: Path, out: Path) -> None:
 
 
 def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
-    from ..emr.publishing_emr import LOADER, copy_artifact
+    from ..merging.publishing import LOADER, copy_artifact
 
     code = {} if room is None else room_code(room)
     foreign = sorted(

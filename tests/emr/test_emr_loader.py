@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_ext.emr import EMRModel, emr_loader, merge_checkpoints
+from hf_ext.emr import EMRModel, emr_loader
 from hf_ext.emr.weights_emr import TaskWeights
+from hf_ext.merging import merge_checkpoints
 from tests.emr.emr_testing import tiny_bert
 
 # A process in which everything that the loader must do without cannot be imported.

@@ -26,8 +26,9 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hf_ext.emr import EMRModel, merge_checkpoints
+from hf_ext.emr import EMRModel
 from hf_ext.emr.mixed_emr import _MixedForward
+from hf_ext.merging import merge_checkpoints
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from tests.emr.emr_testing import perturb, tiny_adapter, tiny_bert
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from hf_ext.emr.pictures_emr import draw_report
-from tests.emr.merged_sums import Merge, fine_tunes
+from tests.merging.merged_sums import Merge, fine_tunes
 
 
 @pytest.fixture(scope="module")

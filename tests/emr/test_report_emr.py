@@ -10,7 +10,7 @@ import torch
 from hf_ext.emr.measures_emr import group_layers
 from hf_ext.emr.ops_emr import SUMS
 from hf_ext.emr.report_emr import report_lines, report_markdown
-from tests.emr.merged_sums import SIZES, Merge, fine_tunes, tensors
+from tests.merging.merged_sums import SIZES, Merge, fine_tunes, tensors
 
 
 def relative_error(vector, other):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from hf_ext.emr import merge_checkpoints
+from hf_ext.merging import merge_checkpoints
 from tests.emr.emr_testing import tiny_bert
 
 

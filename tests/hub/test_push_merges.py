@@ -15,10 +15,11 @@ from huggingface_hub import HfApi, ModelCard, close_session, constants
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from safetensors.torch import load_file
 
-from hf_ext.emr import EMRModel, add_task_frozen, merge_checkpoints, remove_task
+from hf_ext.emr import EMRModel
 from hf_ext.hub import load_check
 from hf_ext.hub.load_check import check_loads, verify_code
 from hf_ext.hub.publish import push, stage
+from hf_ext.merging import add_task_frozen, merge_checkpoints, remove_task
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir, tiny_unet
 
 from .published import CODE, contents, save_bert

@@ -1,0 +1,267 @@
+"""What the card of a merge says: sources, rescalers, sizes, how to load it, and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_ext.emr.manifest_emr import MANIFEST, Manifest, SourceRecord, TaskRecord
+
+from ..hub.safetensors_headers import CheckpointError, parse_json_object
+from .configuration import MergeConfig
+
+METHODS = {
+    "emr": "EMR-Merging",
+    "elect": "the election of EMR-Merging",
+    "average": "the average of their weights",
+    "task_arithmetic": "task arithmetic",
+    "ties": "TIES",
+    "given": "another program; the masks are those of EMR-Merging",
+}
+# Fields of the configuration that do not change the result.
+_RUNNING = ("memory", "workers", "max_shard_size")
+
+
+@dataclass(frozen=True)
+class Merge:
+    """
+    What a folder says about the merge that wrote it.
+
+    Args:
+        library (`str`): `transformers`, `diffusers` or `peft`.
+        base ([`SourceRecord`]): The pretrained model.
+        tasks (`dict[str, SourceRecord]`): The fine-tuned models.
+        method (`dict`): Options that decided the numbers.
+        manifest ([`Manifest`], *optional*): Of an artifact with masks.
+    """
+
+    library: str
+    base: SourceRecord
+    tasks: dict[str, SourceRecord]
+    method: dict[str, Any]
+    manifest: Manifest | None
+
+
+def read_merge(folder: Path) -> Merge | None:
+    """
+    Reads what a folder says about the merge that wrote it.
+
+    Args:
+        folder (`Path`): Any folder.
+
+    Returns:
+        [`Merge`] or `None`: `None` if no merge wrote it.
+
+    Raises:
+        CheckpointError: A file of the merge is malformed.
+    """
+    if (folder / MANIFEST).is_file():
+        manifest = Manifest.read(folder)
+        tasks = {name: task.origin for name, task in manifest.tasks.items()}
+        return Merge(manifest.library, manifest.base, tasks, manifest.method, manifest)
+    report = read_report(folder)
+    if "sources" not in report:
+        return None
+    try:
+        base, tasks = report["sources"]["base"], report["sources"]["tasks"]
+        return Merge(
+            str(report["library"]), _source(base), {name: _source(task) for name, task in tasks.items()},
+            dict(report["method"]), None,
+        )  # fmt: skip
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder}/report.json: damaged ({error!r}); merge again, or remove it.") from error
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """
+    Reads `report.json`.
+
+    Args:
+        folder (`Path`): A merge.
+
+    Returns:
+        `dict[str, Any]`: The report; empty if there is none.
+    """
+    path = folder / "report.json"
+    return parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+
+
+def _source(record: Mapping[str, Any]) -> SourceRecord:
+    return SourceRecord(str(record["source"]), record.get("revision"), dict(record.get("files") or {}))
+
+
+def metadata(merge: Merge) -> dict[str, Any]:
+    """
+    The front matter of the card that the merge decides.
+
+    Args:
+        merge ([`Merge`]): From [`read_merge`].
+
+    Returns:
+        `dict[str, Any]`: `library_name`, `tags`, and `base_model` with its relation where the Hub has the models.
+    """
+    sources = [merge.base, *merge.tasks.values()]
+    models = list(dict.fromkeys(source.source.partition("@")[0] for source in sources if source.revision))
+    related = {"base_model": models, "base_model_relation": "merge"} if models else {}
+    ours = ["emr-merging"] if merge.manifest is not None or merge.method.get("method") == "elect" else []
+    return {"library_name": merge.library, "tags": ["merge", "model-merging", *ours], **related}
+
+
+def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: str) -> dict[str, Any]:
+    """
+    What the template `emr.md` shows beside what every card shows.
+
+    Args:
+        merge ([`Merge`]): From [`read_merge`].
+        folder (`Path`): The folder.
+        config (`Mapping`): Its `config.json`.
+        repo_id (`str`): Where it will be published.
+
+    Returns:
+        `dict[str, Any]`: Values by name.
+    """
+    manifest = merge.manifest
+    records = manifest.tasks if manifest else {}
+    tasks = [
+        {"name": name, "link": _link(source)} | (_task_row(records[name]) if name in records else {})
+        for name, source in merge.tasks.items()
+    ]
+    report = read_report(folder)
+    return {
+        "masks": manifest is not None,
+        # heads and what else the tasks keep as they are
+        "exact": any(folder.glob("tasks/*/extra.safetensors")),
+        "method": {"name": METHODS.get(str(merge.method.get("method")), "hf-ext")},
+        "base": {
+            "link": _link(merge.base),
+            "source": merge.base.source.partition("@")[0],
+            "revision": merge.base.revision,
+            "folder": merge.base.folder,
+        },
+        "tasks": tasks,
+        "first": tasks[0],
+        "second": tasks[1] if len(tasks) > 1 else None,
+        "loading": _task_loading(merge, tasks[0]) if manifest else _model_loading(merge, config, repo_id),
+        "notes": _notes(merge),
+        "configuration": _configuration(merge),
+        "report": _report_text(report),
+        "picture": (folder / "report.png").is_file(),
+    }
+
+
+def _task_row(task: TaskRecord) -> dict[str, str]:
+    if task.scale is not None:
+        scale = f"{task.scale:.4f}"
+    else:
+        scale = f"{min(task.scales.values()):.4f} to {max(task.scales.values()):.4f}" if task.scales else "none"
+    return {"architecture": task.architecture or "", "scale": scale, "density": f"{task.density:.4f}"}
+
+
+def _link(source: SourceRecord) -> str:
+    """The model on the Hub at its commit, or the name of a folder; never a path of this machine."""
+    if source.revision is None:
+        return f"`{public_name(source)}`"
+    name = source.source.partition("@")[0]
+    return f"[{name}](https://huggingface.co/{name}/tree/{source.revision})"
+
+
+def public_name(source: SourceRecord) -> str:
+    """
+    What may be published of a source: a Hub's name, or the last part of a path.
+
+    Args:
+        source ([`SourceRecord`]): Where weights came from.
+
+    Returns:
+        `str`: The name.
+    """
+    return source.source if source.revision else Path(source.source).expanduser().resolve().name
+
+
+def _task_loading(merge: Merge, task: Mapping[str, Any]) -> dict[str, str]:
+    """Lines that make a model of restored weights, for classes that a library has."""
+    architecture, name = str(task["architecture"]), task["name"]
+    if _is_in_transformers(merge, architecture):
+        return {
+            "imports": f"from transformers import AutoConfig, {architecture}",
+            "code": f'config = AutoConfig.from_pretrained(f"{{folder}}/tasks/{name}")\n'
+            f"model = {architecture}.from_pretrained(None, config=config, state_dict=weights)",
+        }
+    if merge.library == "diffusers":
+        return {
+            "imports": f"from diffusers import {architecture}",
+            "code": f'model = {architecture}.from_config({architecture}.load_config(f"{{folder}}/tasks/{name}"))\n'
+            "model.load_state_dict(weights)",
+        }
+    return {"imports": "", "code": ""}
+
+
+def _model_loading(merge: Merge, config: Mapping[str, Any], repo_id: str) -> dict[str, str]:
+    library = "diffusers" if merge.library == "diffusers" else "transformers"
+    architecture = str(config.get("_class_name") or (config.get("architectures") or ["AutoModel"])[0])
+    if library == "transformers" and not _is_in_transformers(merge, architecture):
+        library = "hf_ext"
+    return {
+        "imports": f"from {library} import {architecture}",
+        "code": f'model = {architecture}.from_pretrained("{repo_id}")',
+    }
+
+
+def _is_in_transformers(merge: Merge, architecture: str) -> bool:
+    """Without importing transformers, which takes longer than a merge; code on a Hub has an `auto_map`."""
+    from .. import __all__ as own
+
+    return merge.library == "transformers" and architecture not in own and architecture != "None"
+
+
+def _notes(merge: Merge) -> list[str]:
+    """What later changes of the artifact mean for its tasks."""
+    voted = merge.method.get("elected_from") or list(merge.tasks)
+    frozen = [name for name in merge.tasks if name not in voted]
+    gone = [name for name in voted if name not in merge.tasks]
+    notes = []
+    if frozen:
+        notes.append(
+            f"Added later, without a vote in the unified model: {', '.join(frozen)}. It was left as it was, so that "
+            "the other tasks did not change; a new merge of all would restore these better."
+        )
+    if gone:
+        notes.append(f"Merged, and removed later: {', '.join(gone)}. The unified model still holds their votes.")
+    return notes
+
+
+def _configuration(merge: Merge) -> str:
+    """The YAML file that merges again."""
+
+    def spec(source: SourceRecord) -> str:
+        name = public_name(source).partition("@")[0]
+        return f"{name}@{source.revision}" if source.revision else name
+
+    defaults = {field.name: field for field in dataclasses.fields(MergeConfig)}
+    chosen = {
+        key: value
+        for key, value in merge.method.items()
+        if key in defaults and key not in _RUNNING and value is not None and value != _default(defaults[key])
+    }
+    fields = {"base": spec(merge.base), "tasks": {name: spec(task) for name, task in merge.tasks.items()}}
+    method = {"method": merge.method.get("method", "emr")}
+    return yaml.safe_dump({**fields, **method, **chosen}, sort_keys=False).strip()
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _report_text(report: dict[str, Any]) -> str:
+    if not report:
+        return ""
+    from hf_ext.emr.report_emr import report_markdown
+
+    return report_markdown(report)

@@ -1,0 +1,329 @@
+"""The streaming merge: units of work, read, merged and written block by block by worker threads with reused buffers.
+
+Which worker takes a unit, and in which blocks it is read, changes no bit: sums are taken per segment and added up in
+the order of the segments.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, merge_block, pack_mask
+
+from .baselines import Baseline
+from .outputs import Copy, Outputs, state_type
+from .plan import Part, Plan
+from .sources import Source
+from .work import Piece, Unit
+
+# Read from disk, a block of all checkpoints is small enough for the caches, and large enough that threads seldom wait
+# for the interpreter's lock: 8 GPT-2 on 2 cores took 2.2 s with 1.5 MB, 1.5 s with 6 to 8 MB, 1.6 s with 24 MB.
+_CACHED_BYTES = 6 << 20
+# Masks are collected until they are worth a write.
+_MASK_BYTES = 1 << 20
+_MAX_CONNECTIONS = 32
+
+
+class NotFiniteError(ValueError):
+    """NaN or infinity in an input: no repetition of the merge can succeed."""
+
+
+@dataclass
+class _Buffers:
+    """What one worker reads into; nothing is allocated for a block."""
+
+    inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, given
+    unified: torch.Tensor  # [bytes]
+    masks: torch.Tensor  # [N, bytes]
+
+
+class Engine:
+    """
+    Does the units of a merge.
+
+    Args:
+        plan ([`Plan`]): What is merged.
+        outputs ([`Outputs`]): Where to.
+        baseline ([`Baseline`], *optional*): How the unified weights are made where they are not elected plainly.
+        workers (`int`): Threads.
+        memory (`int`): Bytes for the buffers of all workers.
+    """
+
+    def __init__(self, plan: Plan, outputs: Outputs, baseline: Baseline | None, workers: int, memory: int) -> None:
+        self._plan = plan
+        self._outputs = outputs
+        self._baseline = baseline
+        self._workers = workers
+        self._sources = [plan.base, *plan.tasks, *([plan.given] if plan.given is not None else [])]
+        remote = any(source.repo_id is not None for source in self._sources)
+        share = memory // workers if remote else min(memory // workers, _CACHED_BYTES)
+        rows = len(self._sources) + 1
+        # elements; fp32 is the widest type
+        self.block = max(min(share // (4 * rows) // SUB_BLOCK * SUB_BLOCK, SEGMENT), SUB_BLOCK)
+        span = min(memory // workers, 8 * _MASK_BYTES) // len(plan.tasks) // self.block * self.block
+        self._span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
+        connections = min(workers * len(self._sources), _MAX_CONNECTIONS)
+        self._pool = ThreadPoolExecutor(connections) if remote else None
+
+    def run(self, units: Sequence[tuple[int, Unit]], done: Callable[[int, np.ndarray], None]) -> None:
+        """
+        Does units, in any order.
+
+        Args:
+            units (`Sequence[tuple[int, Unit]]`): Numbered units.
+            done (`Callable`): Called with the number and the sums of each unit when it is written, by any thread.
+
+        Raises:
+            NotFiniteError: NaN or infinity in a tensor; a `ValueError` that names tensor and task.
+            ValueError: A checkpoint cannot be read.
+            OSError: The disk is full.
+        """
+
+        def work(number: int, unit: Unit, buffers: _Buffers) -> None:
+            done(number, self._do(unit, buffers))
+
+        self._work(units, work)
+
+    def count(self, index: int, units: Sequence[tuple[int, Unit]]) -> np.ndarray:
+        """
+        One counting pass of the baseline over the merged tensors.
+
+        Args:
+            index (`int`): Number of the pass.
+            units (`Sequence[tuple[int, Unit]]`): Numbered units.
+
+        Returns:
+            `np.ndarray`: int64, summed over the workers.
+        """
+        baseline = self._baseline
+        assert baseline is not None
+        total, lock = baseline.new_counts(), threading.Lock()
+
+        def work(number: int, unit: Unit, buffers: _Buffers) -> None:
+            counts = baseline.new_counts()
+            for piece in unit:
+                for low, high in _blocks(piece.start, piece.stop, self.block) if piece.merged else ():
+                    base, tasks = self._read(self._plan.merged[piece.index], low, high, buffers)
+                    for task, weights in tasks.items():
+                        vector = baseline.preprocess(piece.index, task, low, base, weights)
+                        baseline.count(index, task, vector, counts)
+            with lock:
+                np.add(total, counts, out=total)
+
+        self._work(units, work)
+        return total
+
+    def bytes_read(self, unit: Unit) -> int:
+        """
+        Bytes that a unit reads.
+
+        Args:
+            unit (`tuple[Piece, ...]`): The unit.
+
+        Returns:
+            `int`: Bytes of tensors.
+        """
+        return sum(
+            (piece.stop - piece.start) * source.tensors[name].dtype.itemsize
+            for piece in unit
+            for source, name in self._names(piece)
+        )
+
+    def close(self) -> None:
+        """Ends the threads that fetch."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _work(self, units: Sequence[tuple[int, Unit]], work: Callable[[int, Unit, _Buffers], None]) -> None:
+        """Calls `work` for each unit in as many threads as there are workers; the first failure ends them all."""
+        queue, lock, failed = iter(range(len(units))), threading.Lock(), threading.Event()
+
+        def loop() -> None:
+            buffers = self._new_buffers()
+            while not failed.is_set():
+                with lock:
+                    place = next(queue, None)
+                if place is None:
+                    return
+                for _, unit in units[place + self._workers : place + self._workers + 1]:
+                    self._announce(unit)
+                work(*units[place], buffers)
+
+        with ThreadPoolExecutor(self._workers) as pool:
+            try:
+                for future in as_completed([pool.submit(loop) for _ in range(self._workers)]):
+                    future.result()
+            except BaseException:
+                failed.set()
+                raise
+
+    def _new_buffers(self) -> _Buffers:
+        size = 4 * self.block
+        return _Buffers(
+            torch.empty(len(self._sources), size, dtype=torch.uint8),
+            torch.empty(size, dtype=torch.uint8),
+            torch.empty(len(self._plan.tasks), self._span // 8, dtype=torch.uint8),
+        )
+
+    def _announce(self, unit: Unit) -> None:
+        """Lets the system read ahead what will be needed next."""
+        for piece in unit:
+            for source, name in self._names(piece):
+                source.will_need(name, piece.start, piece.stop)
+
+    def _names(self, piece: Piece) -> list[tuple[Source, str]]:
+        if not piece.merged:
+            item = self._outputs.copies[piece.index]
+            return [(item.source, item.name)]
+        part = self._plan.merged[piece.index]
+        named = zip(self._plan.tasks, part.task_names, strict=True)
+        return [(self._plan.base, part.name), *((task, name) for task, name in named if name is not None)]
+
+    def _do(self, unit: Unit, buffers: _Buffers) -> np.ndarray:
+        rows = []
+        for piece in unit:
+            if piece.merged:
+                rows.append(self._merge(piece, buffers))
+            else:
+                self._copy(self._outputs.copies[piece.index], piece.start, piece.stop, buffers)
+        return np.concatenate(rows) if rows else np.empty(0)
+
+    def _copy(self, item: Copy, start: int, stop: int, buffers: _Buffers) -> None:
+        info = item.source.tensors[item.name]
+        step = buffers.inputs.numel() // max(info.dtype.itemsize, 4)
+        for low, high in _blocks(start, stop, step):
+            values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
+            item.source.read_into(item.name, low, high, values)
+            if info.dtype.is_floating_point and not bool(torch.isfinite(values.float()).all()):
+                raise NotFiniteError(_not_finite(item.name, item.source))
+            item.writer.write(item.target, item.at + low - item.start, values.to(item.writer.dtypes[item.target]))
+
+    def _read(
+        self, part: Part, low: int, high: int, buffers: _Buffers
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """A block of the base, and of every task that has the tensor."""
+        plan, size = self._plan, high - low
+        jobs = []
+        for row, (source, name) in enumerate(
+            zip((plan.base, *plan.tasks), (part.name, *part.task_names), strict=True)
+        ):
+            if name is not None:
+                dtype = source.tensors[name].dtype
+                jobs.append((row, source, name, buffers.inputs[row, : size * dtype.itemsize].view(dtype)))
+        if self._pool is None:
+            for _, source, name, out in jobs:
+                source.read_into(name, low, high, out)
+        else:
+            list(self._pool.map(lambda job: job[1].read_into(job[2], low, high, job[3]), jobs))
+        return jobs[0][3], {row - 1: out for row, _, _, out in jobs[1:]}
+
+    def _merge(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
+        """Merges a piece; its sums, totals and gram in one row."""
+        plan, part = self._plan, self._plan.merged[piece.index]
+        members = [task for task, name in enumerate(part.task_names) if name is not None]
+        count = len(members)
+        sums = torch.zeros(count, len(SUMS), dtype=torch.float64)
+        totals, gram = torch.zeros(len(TOTALS), dtype=torch.float64), torch.zeros(count, count, dtype=torch.float64)
+        for begin, end in _blocks(piece.start, piece.stop, self._span):
+            for low, high in _blocks(begin, end, self.block):
+                base, tasks = self._read(part, low, high, buffers)
+                unified = buffers.unified[: (high - low) * part.dtype.itemsize].view(part.dtype)
+                masks = None
+                if plan.config.with_masks:
+                    masks = buffers.masks[:count, (low - begin) // 8 : -(-(high - begin) // 8)]
+                self._unify(piece.index, low, base, tasks, unified, masks, (sums, totals, gram), buffers)
+                self._outputs.root[part.name].write_bytes(
+                    part.name, low * part.dtype.itemsize, unified.view(torch.uint8).numpy().data
+                )
+                if plan.config.keep_state:
+                    self._keep_state(part, low, base, tasks)
+            if plan.config.with_masks:
+                for row, task in enumerate(members):
+                    self._outputs.masks[task].write_bytes(
+                        str(part.task_names[task]),
+                        begin // 8,
+                        buffers.masks[row, : -(-(end - begin) // 8)].numpy().data,
+                    )
+        self._require_finite(part, members, sums, totals)
+        wide, pairs = np.zeros((len(plan.tasks), len(SUMS))), np.zeros((len(plan.tasks),) * 2)
+        wide[members], pairs[np.ix_(members, members)] = sums.numpy(), gram.numpy()
+        return np.concatenate([wide.ravel(), totals.numpy(), pairs[np.triu_indices(len(plan.tasks))]])
+
+    def _unify(
+        self,
+        index: int,
+        low: int,
+        base: torch.Tensor,
+        tasks: dict[int, torch.Tensor],
+        unified: torch.Tensor,
+        masks: torch.Tensor | None,
+        sums: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        buffers: _Buffers,
+    ) -> None:
+        """Makes a block of the unified weights, masks the tasks and adds to the sums."""
+        plan, weights = self._plan, list(tasks.values())
+        if plan.given is None and self._baseline is None:
+            merge_block(base, weights, unified, masks, *sums, first=low // SUB_BLOCK, tie=plan.config.tie)
+            return
+        if plan.given is not None:
+            name = plan.given_names[plan.merged[index].name]
+            dtype = plan.given.tensors[name].dtype
+            values = buffers.inputs[-1, : len(base) * dtype.itemsize].view(dtype)
+            plan.given.read_into(name, low, low + len(base), values)
+            unified.copy_(values)
+        else:
+            assert self._baseline is not None
+            vectors = [self._baseline.preprocess(index, task, low, base, tasks[task]) for task in tasks]
+            self._baseline.unify(base, vectors, unified)
+        mask_block(base, weights, unified, masks, *sums, first=low // SUB_BLOCK)
+
+    def _keep_state(self, part: Part, low: int, base: torch.Tensor, tasks: dict[int, torch.Tensor]) -> None:
+        """Writes what adding a task exactly needs; see `open_state`."""
+        state = self._outputs.state
+        assert state is not None
+        total = torch.zeros(len(base))
+        weights = [task.to(state_type(self._plan, part)) for task in tasks.values()]
+        highest = lowest = weights[0]
+        for task, values in zip(tasks, weights, strict=True):
+            delta = values.float() - base.float()
+            total += delta
+            # of equal weights the first is kept, as when electing
+            highest = torch.where(values > highest, values, highest)
+            lowest = torch.where(values < lowest, values, lowest)
+            for sign, bits in (("positive", delta > 0), ("negative", delta < 0)):
+                packed = pack_mask(bits).numpy().data
+                self._outputs.signs[task].write_bytes(f"{sign}.{part.task_names[task]}", low // 8, packed)
+        for name, values in (("total", total), ("highest", highest), ("lowest", lowest)):
+            state.write(f"{name}.{part.name}", low, values)
+
+    def _require_finite(self, part: Part, members: list[int], sums: torch.Tensor, totals: torch.Tensor) -> None:
+        if bool(torch.isfinite(sums).all()) and bool(torch.isfinite(totals).all()):
+            return
+        if not math.isfinite(totals[TOTALS.index("base_square")]):
+            raise NotFiniteError(_not_finite(part.name, self._plan.base))
+        for row, task in enumerate(members):
+            if not math.isfinite(sums[row, SUMS.index("square")]):
+                raise NotFiniteError(_not_finite(str(part.task_names[task]), self._plan.tasks[task]))
+        raise NotFiniteError(
+            f"tensor {part.name!r}: merged, it does not fit into {part.dtype}, or the merged model holds NaN or "
+            "infinity there; choose another dtype, or another merged model."
+        )
+
+
+def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    return ((low, min(low + step, stop)) for low in range(start, stop, step))
+
+
+def _not_finite(name: str, source: Source) -> str:
+    whose = "the base" if source.label == "base" else f"task {source.label!r}"
+    return (
+        f"tensor {name!r} of {whose} ({source.spec}) holds NaN or infinity, which would spoil the merge; "
+        "repair that checkpoint, or leave it out."
+    )

@@ -1,0 +1,396 @@
+"""Which tensor of a task is which of the base: prefixes, tied weights, buffers, vocabularies, and whether they fit."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_ext.hub.safetensors_headers import TensorInfo
+
+from .sources import Source
+
+# What quantised checkpoints keep beside their packed weights.
+_QUANTISED_PARTS = (
+    "SCB",
+    "absmax",
+    "g_idx",
+    "nested_absmax",
+    "nested_quant_map",
+    "qweight",
+    "qzeros",
+    "quant_map",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_zero_point",
+)
+# Buffers that a model computes from its configuration; newer versions do not save them.
+_COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
+# A prefix that fewer names have is a layer, not a wrapper.
+_PREFIX_SHARE = 1 / 3
+_WARNED_SETTINGS = ("num_attention_heads", "num_key_value_heads", "hidden_act", "rope_theta", "n_head", "num_heads")
+
+
+def base_name(name: str, prefixes: tuple[str, str]) -> str:
+    """
+    The name that a task's tensor has in the base.
+
+    Args:
+        name (`str`): Name in the task.
+        prefixes (`tuple[str, str]`): Prefix of the base and of the task, from [`choose_prefixes`].
+
+    Returns:
+        `str`: Name in the base, if it is there at all.
+    """
+    return prefixes[0] + name.removeprefix(prefixes[1])
+
+
+def task_name(name: str, prefixes: tuple[str, str]) -> str:
+    """
+    The name that a tensor of the base has in a task; the inverse of [`base_name`].
+
+    Args:
+        name (`str`): Name in the base.
+        prefixes (`tuple[str, str]`): Prefix of the base and of the task.
+
+    Returns:
+        `str`: Name in the task.
+    """
+    return prefixes[1] + name.removeprefix(prefixes[0])
+
+
+def choose_prefixes(base: Collection[str], task: Collection[str]) -> tuple[str, str]:
+    """
+    Finds by what names of the base and of a task differ: a base saved without its head is `encoder.…` where its
+    fine-tune is `bert.encoder.…`.
+
+    Args:
+        base (`Collection[str]`): Names in the base.
+        task (`Collection[str]`): Names in the task.
+
+    Returns:
+        `tuple[str, str]`: Prefix of the base and of the task with which most names agree; the shortest of several.
+    """
+    known = set(base)
+    pairs = [(first, second) for first in _wrappers(base) for second in _wrappers(task)]
+
+    def agreement(pair: tuple[str, str]) -> tuple[int, int]:
+        return sum(base_name(name, pair) in known for name in task), -len(pair[0]) - len(pair[1])
+
+    return max(pairs, key=agreement)
+
+
+def _wrappers(names: Collection[str]) -> list[str]:
+    """Prefixes that many of the names have, and none."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        parts = name.split(".")
+        counts.update(".".join(parts[:depth]) + "." for depth in range(1, min(len(parts), 4)))
+    return ["", *(prefix for prefix, count in counts.items() if count >= _PREFIX_SHARE * len(names))]
+
+
+def partners(base: Mapping[str, TensorInfo], task: Iterable[str], prefixes: tuple[str, str]) -> dict[str, str]:
+    """
+    Pairs the tensors of a task with those of the base.
+
+    Args:
+        base (`Mapping[str, TensorInfo]`): Tensors of the base.
+        task (`Iterable[str]`): Names in the task.
+        prefixes (`tuple[str, str]`): From [`choose_prefixes`].
+
+    Returns:
+        `dict[str, str]`: Name in the task by name in the base.
+    """
+    found: dict[str, str] = {}
+    # a name that has the prefix goes before one that happens to fit without
+    for name in sorted(task, key=lambda item: not item.startswith(prefixes[1])):
+        found.setdefault(base_name(name, prefixes), name)
+    return {name: found[name] for name in base if name in found}
+
+
+def is_running_statistic(name: str) -> bool:
+    """Whether a tensor is a running statistic of a normalisation, which no vote may change."""
+    last = name.rpartition(".")[2]
+    return last.startswith("running_") or last == "num_batches_tracked"
+
+
+def is_computed_buffer(name: str, info: TensorInfo) -> bool:
+    """Whether a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
+    last = name.rpartition(".")[2]
+    causal_mask = name.endswith("attn.bias") and len(info.shape) == 4
+    return last in _COMPUTED_BUFFERS or causal_mask
+
+
+def refuse_quantised(source: Source) -> None:
+    """
+    Refuses a checkpoint whose numbers are codes of something else.
+
+    Args:
+        source ([`Source`]): An opened checkpoint.
+
+    Raises:
+        ValueError: It is quantised: by its configuration, its tensors' types or names.
+    """
+    reason = None
+    if source.config.get("quantization_config"):
+        method = source.config["quantization_config"]
+        name = method.get("quant_method") if isinstance(method, dict) else method
+        reason = f"its configuration has a quantization_config ({name})"
+    for name, info in source.tensors.items():
+        last = name.rpartition(".")[2]
+        if info.dtype.itemsize == 1 and info.dtype.is_floating_point:
+            reason = f"tensor {name!r} is {info.dtype}"
+        elif last in _QUANTISED_PARTS or ".quant_state." in name:
+            reason = f"tensor {name!r} belongs to a quantised weight"
+        elif info.dtype in (torch.int8, torch.uint8) and last == "weight":
+            reason = f"weight {name!r} is {info.dtype}"
+        if reason is not None:
+            break
+    if reason is not None:
+        raise ValueError(
+            f"{described(source)} is quantised: {reason}. Its differences from the base would be meaningless; merge "
+            "the checkpoint that it was made from, or dequantise it: model.dequantize(), model.save_pretrained(…)."
+        )
+
+
+def described(source: Source) -> str:
+    """How messages name a source."""
+    what = {"base": "base", "merged": "merged model"}.get(source.label, f"task {source.label!r}")
+    return f"{what} ({source.spec})"
+
+
+def meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
+    """
+    The model of a configuration without its weights.
+
+    Args:
+        config (`Mapping[str, Any]`): What `config.json` holds.
+
+    Returns:
+        `torch.nn.Module` or `None`: `None` if transformers has no class of that name.
+
+    Raises:
+        ValueError: The class does not take the configuration.
+    """
+    import transformers
+
+    name = next(iter(config.get("architectures") or ()), "")
+    model_class = getattr(transformers, name, None) if name.isidentifier() else None
+    if not isinstance(model_class, type) or not issubclass(model_class, transformers.PreTrainedModel):
+        return None
+    assert model_class.config_class is not None
+    try:
+        configuration = model_class.config_class.from_dict(dict(config))
+        with torch.device("meta"):
+            return model_class(configuration)
+    except Exception as error:
+        # hundreds of classes, each with its own ways to fail and packages to need
+        raise ValueError(f"{name} cannot be built from its configuration ({type(error).__name__}: {error})") from error
+
+
+def tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:
+    """
+    Tensors that are one and the same in the model: as the file says, and as the class of transformers ties them. The
+    class is asked only where a checkpoint holds two tensors that it could tie.
+
+    Args:
+        base ([`Source`]): The base.
+        tasks (`Sequence[Source]`): The tasks.
+        warnings (`list[str]`): Takes a warning if the class cannot tell.
+
+    Returns:
+        `dict[str, str]`: For each other name, the name in the base's file that is merged for both.
+    """
+    # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
+    tied = {name: kept for name, kept in base.metadata.items() if kept in base.tensors and name not in base.tensors}
+    model = None
+    if base.library == "transformers" and any(_has_vocabulary_twice(source, base.config) for source in (base, *tasks)):
+        try:
+            model = meta_model(base.config)
+        except ValueError as error:
+            warnings.append(f"{described(base)}: {error}; only what its file says about tied tensors is known")
+    if model is not None:
+        groups: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            groups[id(parameter)].append(name)
+        for names in groups.values():
+            kept = next((name for name in names if name in base.tensors), None)
+            if kept is not None:
+                tied |= {name: kept for name in names if name != kept and _could_be(base.tensors, name, kept)}
+    return tied
+
+
+def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
+    """Whether two tensors of one shape have a row for each token: those are what models tie."""
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    rows = {(part["vocab_size"],) for part in parts if "vocab_size" in part}
+    shapes = [info.shape for info in source.tensors.values() if info.shape[:1] in rows]
+    return len(set(shapes)) < len(shapes)
+
+
+def _could_be(tensors: Mapping[str, TensorInfo], name: str, kept: str) -> bool:
+    return name not in tensors or tensors[name].shape == tensors[kept].shape
+
+
+def refuse_other_model(base: Source, task: Source) -> None:
+    """
+    Refuses a task whose configuration says that it is another kind of model than the base.
+
+    Args:
+        base ([`Source`]): The base.
+        task ([`Source`]): A fine-tune.
+
+    Raises:
+        ValueError: Another library, or another model.
+    """
+    if base.config and task.config and base.library != task.library:
+        raise ValueError(f"{described(task)} is a {task.library} model, {described(base)} a {base.library} model.")
+    for key in ("model_type", "_class_name"):
+        expected, found = base.config.get(key), task.config.get(key)
+        if expected is not None and found is not None and expected != found:
+            raise ValueError(
+                f"{described(task)} has {key} {found!r}, {described(base)} has {expected!r}: they cannot come from "
+                "one model. Give the model that the task was fine-tuned from as base, or leave the task out."
+            )
+
+
+def provenance_warnings(base: Source, task: Source) -> list[str]:
+    """
+    What in a task's configuration speaks against its being a fine-tune of the base.
+
+    Args:
+        base ([`Source`]): The base.
+        task ([`Source`]): A fine-tune.
+
+    Returns:
+        `list[str]`: Warnings.
+    """
+    warnings = []
+    origin = task.config.get("base_model_name_or_path") or task.config.get("_name_or_path")
+    known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
+    if isinstance(origin, str) and origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
+        warnings.append(f"{described(task)} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
+    for key in _WARNED_SETTINGS:
+        expected, found = base.config.get(key), task.config.get(key)
+        if expected is not None and found is not None and expected != found:
+            warnings.append(
+                f"{described(task)} has {key} {found!r}, the base {expected!r}: the elected model mixes them"
+            )
+    return warnings
+
+
+def refuse_little_overlap(base: Source, task: Source, pairs: Mapping[str, str], fitting: Collection[str]) -> None:
+    """
+    Refuses a task that shares too few tensors with the base to be a fine-tune of it.
+
+    Args:
+        base ([`Source`]): The base.
+        task ([`Source`]): A fine-tune.
+        pairs (`Mapping[str, str]`): Name in the task by name in the base.
+        fitting (`Collection[str]`): Those names of the base whose shapes agree too.
+
+    Raises:
+        ValueError: Fewer than half of the smaller one's floating-point tensors agree in name and shape.
+    """
+    counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
+    if 2 * len(fitting) >= min(counts) and fitting:
+        return
+    message = (
+        f"{described(task)} is no fine-tune of {described(base)}: of {counts[1]} floating-point tensors (base: "
+        f"{counts[0]}) only {len(fitting)} have the same name and shape."
+    )
+    other_shapes = [name for name in pairs if name not in fitting and base.tensors[name].dtype.is_floating_point]
+    if other_shapes:
+        name = other_shapes[0]
+        shapes = list(base.tensors[name].shape), list(task.tensors[pairs[name]].shape)
+        message += (
+            f" {len(other_shapes)} have another shape, for instance {name!r}: base {shapes[0]}, task {shapes[1]}."
+        )
+    absent = [name for name in task.tensors if name not in set(pairs.values())]
+    if absent:
+        message += f" {len(absent)} are not in the base, for instance {absent[:3]}."
+    raise ValueError(message + " Give the model that the task was fine-tuned from as base, or leave the task out.")
+
+
+def vocabulary_size(config: Mapping[str, Any]) -> int | None:
+    """The `vocab_size` of a configuration, of its text model if it has several."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return None
+
+
+def refuse_other_tokens(base: Source, task: Source, count: int, name: str) -> None:
+    """
+    Refuses to merge leading rows of a resized vocabulary if they do not mean the same tokens.
+
+    Args:
+        base ([`Source`]): The base.
+        task ([`Source`]): A fine-tune with another number of tokens.
+        count (`int`): Rows that both have.
+        name (`str`): Name of the tensor.
+
+    Raises:
+        ValueError: A tokenizer is missing, or a token below `count` differs.
+    """
+    advice = "Use shape_policy: extra, which keeps the whole tensor with the task."
+    tokens = []
+    for source in (base, task):
+        found = tokens_by_id(source)
+        if not found:
+            raise ValueError(
+                f"{name!r}: {described(source)} has no tokenizer.json, vocab.json or vocab.txt, so that nobody can "
+                f"tell which rows of the vocabularies belong together. {advice}"
+            )
+        tokens.append({index: token for index, token in found.items() if index < count})
+    if tokens[0] != tokens[1]:
+        both = tokens[0].keys() | tokens[1].keys()
+        index = min(index for index in both if tokens[0].get(index) != tokens[1].get(index))
+        raise ValueError(
+            f"{name!r}: token {index} is {tokens[0].get(index)!r} in the base and {tokens[1].get(index)!r} in "
+            f"{described(task)}: the rows do not belong together. {advice}"
+        )
+
+
+def tokens_by_id(source: Source) -> dict[int, str]:
+    """
+    The vocabulary of a source's tokenizer, read from its files.
+
+    Args:
+        source ([`Source`]): An opened checkpoint.
+
+    Returns:
+        `dict[int, str]`: Token by id; empty if there is no tokenizer file.
+
+    Raises:
+        ValueError: The file is malformed.
+    """
+    files = source.small_files(("tokenizer.json", "vocab.json", "vocab.txt"))
+    try:
+        if "tokenizer.json" in files:
+            return _tokens_of(json.loads(files["tokenizer.json"].read_text(encoding="utf-8")))
+        if "vocab.json" in files:
+            found = json.loads(files["vocab.json"].read_text(encoding="utf-8"))
+            return {index: token for token, index in found.items()}
+        if "vocab.txt" in files:
+            return dict(enumerate(files["vocab.txt"].read_text(encoding="utf-8").split("\n")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{described(source)}: {next(iter(files))} is malformed ({error}); fetch it again."
+        ) from error
+    return {}
+
+
+def _tokens_of(tokenizer: dict[str, Any]) -> dict[int, str]:
+    vocabulary = tokenizer["model"]["vocab"]
+    # a unigram model lists [token, score]; the others map token to id
+    if isinstance(vocabulary, list):
+        tokens = {index: item[0] for index, item in enumerate(vocabulary)}
+    else:
+        tokens = {index: token for token, index in vocabulary.items()}
+    return tokens | {item["id"]: item["content"] for item in tokenizer.get("added_tokens", ())}

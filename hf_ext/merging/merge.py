@@ -1,0 +1,353 @@
+"""Merging checkpoints: one streaming pass over all of them, into a folder that appears complete or not at all.
+
+The work is done in `.NAME.partial/` beside the result: `result/` grows in place, `journal/` tells what is finished,
+`merge.json` what is merged. A merge that was interrupted goes on where it stopped, with the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from hf_ext.emr.manifest_emr import FORMAT, MANIFEST
+
+from ..hub.folders import recover_folder, replace_folder, sync_folder
+from .baselines import Baseline
+from .configuration import MergeConfig, load_config
+from .engine import Engine, NotFiniteError
+from .finishing import finish
+from .journal import Journal
+from .outputs import Outputs
+from .plan import Extra, Plan, Shared, make_plan, resolve_plan
+from .ranks import Ranks
+from .work import Unit, add_up, make_units
+
+# How long what was written may stay in memory before the disk gets to work.
+_FLUSH_SECONDS = 0.25
+# What may change when an interrupted merge goes on.
+_FREE = ("memory", "workers")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """
+    What a merge wrote.
+
+    Args:
+        path (`Path`): The folder.
+        report (`dict`): The content of its `report.json`.
+    """
+
+    path: Path
+    report: dict[str, Any]
+
+
+def merge_checkpoints(
+    config: MergeConfig | Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> MergeResult:
+    """
+    Merges fine-tunes of one model into one model and a 1-bit mask for each task (EMR-Merging, arXiv 2405.17461), or by
+    one of the usual methods into one model.
+
+    Neither the memory nor the disk holds the checkpoints: they are read once, block by block, from local files or by
+    ranges from a Hub. Called again after an interruption (a kill, a full disk, a lost connection), the merge goes on,
+    and its result is the same to the bit. Under `accelerate launch` the processes share the work.
+
+    Args:
+        config ([`MergeConfig`], `Mapping`, `str` or `Path`): What to merge and how, or the path of its YAML file.
+        out (`str` or `Path`): The folder to write. It appears complete, or not at all.
+        token (`str` or `bool`, *optional*): Token of the Hub, as in `huggingface_hub`.
+        endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
+        overwrite (`bool`, *optional*, defaults to `False`): Replace `out` when it holds an earlier merge.
+        progress (`bool`, *optional*, defaults to `True`): Whether a terminal shows how far it is.
+
+    Returns:
+        [`MergeResult`]: The folder and the report.
+
+    Raises:
+        FileExistsError: `out` holds something, and `overwrite` is off or it is no merge.
+        ValueError: Something does not fit together, holds NaN or infinity, or changed since the interruption; the
+            message says what to do.
+        OSError: The disk is full; the merge can go on when there is room.
+    """
+    config = load_config(config)
+    out = Path(os.path.abspath(Path(out).expanduser()))
+    ranks = Ranks()
+    report = None
+    with contextlib.ExitStack() as stack:
+        with _together(ranks):
+            if ranks.index == 0:
+                _require_free(out, overwrite)
+            plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
+            extras, shared = resolve_plan(plan)
+        run = _Run(plan, extras, shared, out, ranks, progress)
+        with _together(ranks), _explained(plan, run.partial):
+            if ranks.index == 0:
+                run.prepare(stack)
+        with _together(ranks), _explained(plan, run.partial):
+            run.open(stack)
+        run.count()
+        with _together(ranks), _explained(plan, run.partial):
+            run.merge()
+        with _together(ranks), _explained(plan, run.partial):
+            if ranks.index == 0:
+                report = run.complete()
+    return MergeResult(out, ranks.gather(report)[0])
+
+
+class _Run:
+    """One merge by this process, from the plan to the result."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        extras: tuple[Extra, ...],
+        shared: tuple[Shared, ...],
+        out: Path,
+        ranks: Ranks,
+        progress: bool,
+    ) -> None:
+        self.plan, self.extras, self.shared, self.out, self.ranks = plan, extras, shared, out, ranks
+        self.partial = out.with_name(f".{out.name}.partial")
+        self.identity = _identity(plan)
+        self.progress = progress and ranks.index == 0
+        config = plan.config
+        elected = config.method in ("emr", "elect") and config.drop == 0
+        self.baseline = None if elected or plan.given is not None else Baseline(config, len(plan.tasks))
+        # of the local files of the base, beside the merge
+        self.base_identity: Future[dict[str, Any]] = Future()
+
+    def prepare(self, stack: contextlib.ExitStack) -> None:
+        """Creates the partial folder, or checks that the one that is there is of this merge; reserves all files."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.partial.mkdir(exist_ok=True)
+        stack.enter_context(_locked(self.partial))
+        known = self.partial / "merge.json"
+        begun = self._begun(known)
+        if not begun:
+            shutil.rmtree(self.partial / "result", ignore_errors=True)
+            shutil.rmtree(self.partial / "journal", ignore_errors=True)
+            temporary = known.with_suffix(".tmp")
+            temporary.write_text(json.dumps(self.identity, indent=1) + "\n", encoding="utf-8")
+            os.replace(temporary, known)
+        # reserved once, so that the others find the files
+        Outputs(self.partial / "result", self.plan, self.extras, resume=begun).close(sync=False)
+
+    def _begun(self, known: Path) -> bool:
+        """Whether there is something to go on from."""
+        if not known.is_file() or not Journal.any_finished(self.partial / "journal"):
+            return False
+        changed = _differences(json.loads(known.read_text(encoding="utf-8")), self.identity)
+        if changed:
+            raise ValueError(
+                f"{self.partial} holds an interrupted merge of something else: {'; '.join(changed[:5])}. Restore what "
+                "changed to go on with it, or remove that folder to start anew."
+            )
+        return True
+
+    def open(self, stack: contextlib.ExitStack) -> None:
+        """Opens the files and the journal in every process."""
+        found = json.loads((self.partial / "merge.json").read_text(encoding="utf-8"))
+        changed = _differences(found, self.identity)
+        if changed:
+            raise ValueError(f"the processes do not see the same checkpoints: {'; '.join(changed[:5])}; run it again.")
+        self.outputs = Outputs(self.partial / "result", self.plan, self.extras, resume=True)
+        stack.callback(self.outputs.close, sync=False)
+        self.journal = Journal(self.partial / "journal")
+        stack.callback(self.journal.close)
+        workers = self.plan.config.workers
+        if workers is None:
+            workers = max(1, len(os.sched_getaffinity(0)) // self.ranks.local_count)
+        memory = self.plan.config.memory_bytes
+        self.engine = Engine(self.plan, self.outputs, self.baseline, workers, memory)
+        stack.callback(self.engine.close)
+        self.units = make_units(self.plan.merged, self.outputs.copies)
+
+    def count(self) -> None:
+        """The counting passes of the baseline, each over all of the data."""
+        if self.baseline is None:
+            return
+        for index in range(self.baseline.passes):
+            counts = None
+            with _together(self.ranks), _explained(self.plan, self.partial):
+                counts = self.engine.count(index, self._share(dict(enumerate(self.units))))
+            self.baseline.close_pass(index, self.ranks.sum(counts))
+
+    def merge(self) -> None:
+        """Does this process's share of the units that are not finished."""
+        todo = {number: unit for number, unit in enumerate(self.units) if number not in self.journal.finished}
+        sizes = [self.engine.bytes_read(unit) for unit in self.units]
+        total, left = sum(sizes), sum(sizes[number] for number in todo)
+        lock = threading.Lock()
+        if self.ranks.index == 0:
+            threading.Thread(target=self._identify_base, daemon=True).start()
+        with (
+            _flushing(self.outputs, self.journal),
+            tqdm(
+                total=total, initial=total - left, unit="B", unit_scale=True, disable=None if self.progress else True
+            ) as bar,
+        ):
+
+            def done(number: int, sums: np.ndarray) -> None:
+                self.journal.add(number, sums)
+                with lock:
+                    # the other processes are as fast as this one
+                    bar.update(min(sizes[number] * self.ranks.count, total - bar.n))
+
+            try:
+                self.engine.run(self._share(todo), done)
+            except NotFiniteError:
+                # nothing to go on from
+                shutil.rmtree(self.partial, ignore_errors=True)
+                raise
+        self.outputs.close()
+
+    def complete(self) -> dict[str, Any]:
+        """What is left when all units are finished: scales, manifest, report, card; then the rename."""
+        changed = _differences(self.identity, _identity(self.plan))
+        if changed:
+            shutil.rmtree(self.partial)
+            raise ValueError(f"a checkpoint changed while it was merged: {'; '.join(changed[:5])}; merge again.")
+        config, folder = self.plan.config, self.partial / "result"
+        sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged), len(config.tasks))
+        base = self.base_identity.result()
+        report = finish(folder, self.plan, self.extras, self.shared, sums, base, name=self.out.name)
+        sync_folder(folder)
+        # without its journal the folder is never taken for an interrupted merge
+        shutil.rmtree(self.partial / "journal")
+        replace_folder(folder, self.out)
+        shutil.rmtree(self.partial)
+        return report
+
+    def _share(self, units: dict[int, Unit]) -> list[tuple[int, Unit]]:
+        return list(units.items())[self.ranks.index :: self.ranks.count]
+
+    def _identify_base(self) -> None:
+        try:
+            self.base_identity.set_result(self.plan.base.identity(hash_files=not self.plan.config.include_base))
+        except BaseException as error:
+            self.base_identity.set_exception(error)
+
+
+def _require_free(out: Path, overwrite: bool) -> None:
+    if not out.name:
+        raise ValueError(f"{out} cannot be replaced by a merge; name a folder")
+    recover_folder(out)
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite:
+        raise FileExistsError(f"{out} exists and is not empty; choose another place, or overwrite it")
+    if not _is_merge(out):
+        raise FileExistsError(f"{out} exists and is no merge of ours, so it is not replaced; choose another place")
+
+
+def _is_merge(folder: Path) -> bool:
+    """Whether a folder was written by a merge, with masks or without."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return isinstance(found, dict) and found.get("format") == FORMAT
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        return isinstance(found, dict) and "sources" in found
+    return False
+
+
+def _identity(plan: Plan) -> dict[str, Any]:
+    """What must be the same when the merge goes on."""
+    sources = [plan.base, *plan.tasks, *([] if plan.given is None else [plan.given])]
+    config = {key: value for key, value in plan.config.to_dict().items() if key not in _FREE}
+    return {"config": config, "checkpoints": {source.label: source.fingerprint() for source in sources}}
+
+
+def _differences(before: Any, now: Any, where: str = "") -> list[str]:
+    """Where two JSON values differ."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [*before, *(key for key in now if key not in before)]
+        found = [_differences(before.get(key), now.get(key), f"{where}.{key}" if where else key) for key in keys]
+        return [difference for part in found for difference in part]
+    return [] if before == now else [f"{where} was {before!r:.80}, is {now!r:.80}"]
+
+
+@contextlib.contextmanager
+def _together(ranks: Ranks) -> Iterator[None]:
+    """A step of all processes, which fails everywhere when it fails in one."""
+    failure: BaseException | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    ranks.agree(failure)
+
+
+@contextlib.contextmanager
+def _explained(plan: Plan, partial: Path) -> Iterator[None]:
+    """Says of a full disk what is needed, and that nothing is lost."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        place = os.statvfs(partial.parent)
+        raise OSError(
+            error.errno,
+            f"no room for the merge ({error.strerror}): the result needs {plan.bytes_written:,} bytes in all, "
+            f"{place.f_bavail * place.f_frsize:,} are free on that disk; make room and run the same command again, "
+            f"which goes on from {partial}",
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(partial: Path) -> Iterator[IO[bytes]]:
+    """Keeps a second merge out of the folder; the system lets go when the process ends, however it ends."""
+    with open(partial / "lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"another process is merging into {partial}; wait for it, or end it") from error
+        yield file
+
+
+@contextlib.contextmanager
+def _flushing(outputs: Outputs, journal: Journal) -> Iterator[None]:
+    """Lets the disk write while the merge goes on, and notes what is safe from a loss of power."""
+    ended = threading.Event()
+    failure: list[OSError] = []
+
+    def flush() -> None:
+        while not failure and not ended.wait(_FLUSH_SECONDS):
+            lines = journal.lines
+            try:
+                outputs.flush()
+                journal.confirm(lines)
+            except OSError as error:
+                failure.append(error)
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if failure:
+        raise failure[0]

@@ -1,0 +1,234 @@
+"""The weight files that a merge writes: reserved before the work begins, filled in place by any thread or process."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hf_ext.emr.artifact_emr import mask_bytes
+
+from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
+from .plan import Extra, Part, Plan
+from .sources import Source
+
+_SHARD = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.safetensors")
+# The names that `from_pretrained` looks for.
+_STEMS = ("model", "diffusion_pytorch_model", "adapter_model")
+Described = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Elements that are copied as they are, at most converted to the type of the file that they go to."""
+
+    source: Source
+    name: str
+    start: int
+    stop: int
+    writer: SafetensorsWriter
+    target: str
+    # where `start` goes to
+    at: int
+
+
+class Outputs:
+    """
+    Every weight file of the result, open for writing.
+
+    Args:
+        folder (`Path`): The folder of the result; created if it is not there.
+        plan ([`Plan`]): What is merged.
+        extras (`Sequence[Extra]`): What the tasks keep as it is.
+        resume (`bool`, *optional*, defaults to `False`): Whether the files have to be there already.
+
+    Attributes:
+        root (`dict[str, SafetensorsWriter]`): File of every tensor of the root weights.
+        root_files (`list[str]`): Names of the root weight files.
+        masks (`list[SafetensorsWriter]`): Masks of every task; empty without masks.
+        state (`SafetensorsWriter` or `None`), signs (`list[SafetensorsWriter]`): With `keep_state`.
+        copies (`list[Copy]`): What is to be copied.
+
+    Raises:
+        OSError: There is no room; the message says how much is needed.
+        ValueError: A file of an interrupted merge is gone.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, extras: Sequence[Extra], *, resume: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._resume = resume
+        self.folder = folder
+        self.writers: list[SafetensorsWriter] = []
+        self.copies: list[Copy] = []
+        self.root: dict[str, SafetensorsWriter] = {}
+        self.masks: list[SafetensorsWriter] = []
+        self.state: SafetensorsWriter | None = None
+        self.signs: list[SafetensorsWriter] = []
+        self._plan = plan
+        try:
+            self._open_root()
+            if plan.config.with_masks:
+                self._open_tasks(extras)
+            if plan.config.include_base:
+                self._open_base()
+            if plan.config.keep_state:
+                self._open_state()
+        except BaseException:
+            self.close(sync=False)
+            raise
+
+    def flush(self) -> None:
+        """Waits until what was written so far is on the disk."""
+        for writer in self.writers:
+            writer.flush()
+
+    def close(self, *, sync: bool = True) -> None:
+        """
+        Closes all files.
+
+        Args:
+            sync (`bool`, *optional*, defaults to `True`): Whether to wait until all is on the disk.
+        """
+        for writer in self.writers:
+            writer.close(sync=sync)
+
+    def _open(self, place: str, described: Described) -> SafetensorsWriter:
+        path = self.folder / place
+        if self._resume and not path.is_file():
+            raise ValueError(f"{path} is gone, without which the merge cannot go on: remove {self.folder.parent}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.writers.append(SafetensorsWriter(path, described))
+        return self.writers[-1]
+
+    def _open_shards(self, folder: str, described: Described) -> dict[str, SafetensorsWriter]:
+        """Weights as `from_pretrained` finds them, in as many files as `max_shard_size` asks for."""
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in described.items()}
+        shards = plan_shards(sizes, self._plan.config.shard_bytes, weights_stem(self._plan.base))
+        found: dict[str, SafetensorsWriter] = {}
+        for file, names in shards.items():
+            writer = self._open(folder + file, {name: described[name] for name in names})
+            found |= dict.fromkeys(names, writer)
+        if len(shards) > 1:
+            stem = weights_stem(self._plan.base)
+            (self.folder / f"{folder}{stem}.safetensors.index.json").write_text(shard_index(shards, sizes))
+        return found
+
+    def _open_root(self) -> None:
+        plan = self._plan
+        described = root_tensors(plan)
+        self.root = self._open_shards("", described)
+        self.root_files = list(dict.fromkeys(writer.path.name for writer in self.root.values()))
+        self._copy_base({item.name: 0 for item in plan.copied}, self.root)
+        # what follows the leading elements that all have in common
+        self._copy_base({part.name: part.elements for part in plan.merged}, self.root)
+
+    def _open_base(self) -> None:
+        tensors = self._plan.base.tensors
+        files = self._open_shards("base/", {name: (info.dtype, info.shape) for name, info in tensors.items()})
+        self._copy_base(dict.fromkeys(tensors, 0), files)
+
+    def _copy_base(self, starts: Mapping[str, int], writers: Mapping[str, SafetensorsWriter]) -> None:
+        for name, start in starts.items():
+            stop = math.prod(self._plan.base.tensors[name].shape)
+            if start < stop:
+                self.copies.append(Copy(self._plan.base, name, start, stop, writers[name], name, start))
+
+    def _open_tasks(self, extras: Sequence[Extra]) -> None:
+        for index, task in enumerate(self._plan.tasks):
+            masks = masked_parts(self._plan, index)
+            described: Described = {name: (torch.uint8, (mask_bytes(part.elements),)) for name, part in masks.items()}
+            self.masks.append(self._open(f"tasks/{task.label}/mask.safetensors", described))
+            own = [extra for extra in extras if extra.task == index]
+            if not own:
+                continue
+            kept = {
+                extra.name: (extra.dtype, (math.prod(extra.shape) - extra.start,) if extra.start else extra.shape)
+                for extra in own
+            }
+            writer = self._open(f"tasks/{task.label}/extra.safetensors", kept)
+            for extra in own:
+                stop = math.prod(extra.shape)
+                if extra.start < stop:
+                    self.copies.append(Copy(task, extra.name, extra.start, stop, writer, extra.name, 0))
+
+    def _open_state(self) -> None:
+        described: Described = {}
+        for part in self._plan.merged:
+            widest = state_type(self._plan, part)
+            described[f"total.{part.name}"] = (torch.float32, (part.elements,))
+            described[f"highest.{part.name}"] = described[f"lowest.{part.name}"] = (widest, (part.elements,))
+        self.state = self._open("state.safetensors", described)
+        for index, task in enumerate(self._plan.tasks):
+            masks = masked_parts(self._plan, index)
+            signs: Described = {
+                f"{sign}.{name}": (torch.uint8, (mask_bytes(part.elements),))
+                for name, part in masks.items()
+                for sign in ("positive", "negative")
+            }
+            self.signs.append(self._open(f"tasks/{task.label}/state.safetensors", signs))
+
+
+def root_tensors(plan: Plan) -> Described:
+    """
+    Type and shape of the tensors of the root weights, in the order of the base.
+
+    Args:
+        plan ([`Plan`]): What is merged.
+
+    Returns:
+        `dict[str, tuple[torch.dtype, tuple[int, ...]]]`: By name.
+    """
+    described = {part.name: (part.dtype, part.shape) for part in plan.merged}
+    described |= {item.name: (item.dtype, item.shape) for item in plan.copied}
+    return {name: described[name] for name in plan.base.tensors if name in described}
+
+
+def masked_parts(plan: Plan, task: int) -> dict[str, Part]:
+    """
+    The merged tensors in which a task takes part.
+
+    Args:
+        plan ([`Plan`]): What is merged.
+        task (`int`): Index of the task.
+
+    Returns:
+        `dict[str, Part]`: By the task's names.
+    """
+    named = ((part.task_names[task], part) for part in plan.merged)
+    return {name: part for name, part in named if name is not None}
+
+
+def state_type(plan: Plan, part: Part) -> torch.dtype:
+    """
+    The type that holds the weights of all tasks exactly.
+
+    Args:
+        plan ([`Plan`]): What is merged.
+        part ([`Part`]): One merged tensor.
+
+    Returns:
+        `torch.dtype`: The type.
+    """
+    found = {
+        task.tensors[name].dtype for task, name in zip(plan.tasks, part.task_names, strict=True) if name is not None
+    }
+    return found.pop() if len(found) == 1 else torch.float32
+
+
+def weights_stem(base: Source) -> str:
+    """
+    How the weight files are called.
+
+    Args:
+        base ([`Source`]): The base.
+
+    Returns:
+        `str`: For instance `"model"`.
+    """
+    file = next((info.file for info in base.tensors.values()), "")
+    found = _SHARD.fullmatch(file)
+    return found[1] if found and found[1] in _STEMS else _STEMS[0]

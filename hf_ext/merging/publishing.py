@@ -1,0 +1,124 @@
+"""The artifact of a merge as others may have it: its own files only, the installed loader, no path of this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hf_ext.emr import manifest_emr
+from hf_ext.emr.artifact_emr import open_extras, open_masks, open_unified
+from hf_ext.emr.manifest_emr import MANIFEST, Manifest
+
+from ..hub.checkpoints import stays_inside
+from ..hub.safetensors_headers import parse_json_object
+from .card import public_name, read_merge
+
+LOADER = "emr_loader.py"
+# What a folder of an artifact consists of; everything else in it stays behind, and so does the state of the merge.
+_COPIED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "additional_chat_templates/*.jinja", "LICENSE*")
+_AT_ROOT = ("README.md", "report.png")
+_NOT_PUBLISHED = ("state.safetensors",)
+
+
+def packaged_loader() -> Path:
+    """
+    Where the loader that travels with artifacts lies.
+
+    Returns:
+        `Path`: `emr_loader.py` of the installed package.
+    """
+    return Path(manifest_emr.__file__).with_name(LOADER)
+
+
+def copy_artifact(folder: Path, out: Path) -> None:
+    """
+    Copies what belongs to an artifact, verified, into an empty folder.
+
+    Tasks that `emr.json` does not name, hidden files and the state of the merge stay behind.
+
+    Args:
+        folder (`Path`): The artifact.
+        out (`Path`): Where to; exists and is empty.
+
+    Raises:
+        ValueError: It is damaged, holds other code than the installed loader, or needs a base that nobody else has.
+    """
+    manifest = Manifest.read(folder)
+    _require_reachable(manifest, folder)
+    loader = folder / LOADER
+    if loader.is_file() and loader.read_bytes() != packaged_loader().read_bytes():
+        raise ValueError(
+            f"{loader}: not the loader of the installed hf_ext, so it is not published; remove it (the installed one "
+            "is published), or install the version of hf_ext that wrote it"
+        )
+    open_unified(folder, manifest).close()
+    for task in manifest.tasks:
+        open_masks(folder, manifest, task).close()
+        if (extras := open_extras(folder, manifest, task)) is not None:
+            extras.close()
+    places = [Path(), *(Path("tasks", task) for task in manifest.tasks)]
+    if manifest.base.folder is not None:
+        places.append(Path(manifest.base.folder))
+    for place in places:
+        (out / place).mkdir(parents=True, exist_ok=True)
+        for pattern in (*_COPIED, *(() if place.parts else _AT_ROOT)):
+            _copy(folder, place, pattern, out)
+    shutil.copyfile(packaged_loader(), out / LOADER)
+
+
+def _require_reachable(manifest: Manifest, folder: Path) -> None:
+    if manifest.base.revision is None and manifest.base.folder is None:
+        raise ValueError(
+            f"{folder}: its tasks are restored from the base {manifest.base.source}, a folder that others cannot "
+            "reach. Merge again with include_base: true (--include-base), which stores the base in the artifact; or "
+            "push the base to the Hub and merge again with its org/name"
+        )
+
+
+def _copy(folder: Path, place: Path, pattern: str, out: Path) -> None:
+    for path in sorted((folder / place).glob(pattern)):
+        name = path.relative_to(folder)
+        if name.parts[-1] in _NOT_PUBLISHED or not path.is_file():
+            continue
+        if not stays_inside(folder, path):
+            raise ValueError(f"{path}: a link that leaves the folder, which is not published; copy the file into it")
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, out / name)
+
+
+def hide_paths(folder: Path) -> None:
+    """
+    Cuts the paths of this machine in `emr.json` and `report.json` of a merge to their last part.
+
+    Args:
+        folder (`Path`): A staged folder.
+    """
+    merge = read_merge(folder)
+    if merge is None:
+        return
+    names = {source.source: public_name(source) for source in (merge.base, *merge.tasks.values())}
+    if merged := merge.method.get("merged"):
+        # `org/name` stays as it is
+        names[merged] = Path(merged).name if Path(merged).expanduser().exists() else merged
+    # the longest first: one may begin another
+    paths = [
+        (path, names[path]) for path in sorted(names, key=len, reverse=True) if "/" in path and names[path] != path
+    ]
+    for file in (MANIFEST, "report.json"):
+        path = folder / file
+        if path.is_file():
+            content = _hidden(parse_json_object(path.read_bytes(), str(path)), paths)
+            path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _hidden(value: Any, paths: list[tuple[str, str]]) -> Any:
+    if isinstance(value, dict):
+        return {key: _hidden(item, paths) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hidden(item, paths) for item in value]
+    if isinstance(value, str):
+        for path, name in paths:
+            value = value.replace(path, name)
+    return value

@@ -1,0 +1,343 @@
+"""Average, task arithmetic, TIES and DARE, block by block, against plain references on whole vectors and peft's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from peft.utils import merge_utils
+from safetensors.torch import load_file
+
+from hf_ext.merging.baselines import _STEP, Baseline, _mixed, kept_elements
+from hf_ext.merging.configuration import MergeConfig
+from hf_ext.merging.merge import merge_checkpoints
+from tests.emr.emr_testing import write_weights
+
+# The tensors of a little model: sizes that no block divides, one of a single element, one that is empty.
+SIZES = (1000, 1, 37, 4096, 0, 777)
+
+
+def configuration(method, **fields):
+    return MergeConfig(base="base", tasks={"a": "a"}, method=method, **fields)
+
+
+def model(seed, dtype=torch.float32, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(size, generator=generator) * scale).to(dtype) for size in SIZES]
+
+
+def checkpoints(tasks=4, dtype=torch.float32):
+    """A base and fine-tuned models; some task vectors are zero in places, as they are in low precision."""
+    base = model(0, dtype)
+    changes = [model(1 + task, scale=1e-2) for task in range(tasks)]
+    return base, [
+        [(b + c * (c.abs() > 2e-3)).to(dtype) for b, c in zip(base, change, strict=True)] for change in changes
+    ]
+
+
+def blocks(size, block):
+    return [(start, min(start + block, size)) for start in range(0, size, block)]
+
+
+def merge(config, base, models, block=64, dtype=None, shares=1):
+    """The merged tensors; the counting is split over `shares` workers that take turns."""
+    baseline = Baseline(config, len(models))
+    for index in range(baseline.passes):
+        counts = [baseline.new_counts() for _ in range(shares)]
+        turn = 0
+        for tensor, size in enumerate(SIZES):
+            for start, stop in blocks(size, block):
+                for task, tensors in enumerate(models):
+                    vector = baseline.preprocess(
+                        tensor, task, start, base[tensor][start:stop], tensors[tensor][start:stop]
+                    )
+                    baseline.count(index, task, vector, counts[turn % shares])
+                turn += 1
+        baseline.close_pass(index, sum(counts))
+    merged = [torch.full_like(tensor, torch.nan, dtype=dtype or tensor.dtype) for tensor in base]
+    for tensor, size in enumerate(SIZES):
+        for start, stop in blocks(size, block):
+            vectors = [
+                baseline.preprocess(tensor, task, start, base[tensor][start:stop], tensors[tensor][start:stop])
+                for task, tensors in enumerate(models)
+            ]
+            baseline.unify(base[tensor][start:stop], vectors, merged[tensor][start:stop])
+    return baseline, merged
+
+
+def flat(tensors):
+    return torch.cat([tensor.double() for tensor in tensors])
+
+
+def task_vectors(base, models):
+    return [torch.cat([w.float() - b.float() for w, b in zip(m, base, strict=True)]) for m in models]
+
+
+def whole_ties(base, models, density, weight):
+    """TIES written plainly: whole vectors, sorted, fp64."""
+    vectors = torch.stack(task_vectors(base, models))
+    kept = max(1, int(density * vectors.shape[1]))
+    for row in vectors:
+        row[row.abs() < row.abs().sort(descending=True).values[kept - 1]] = 0
+    vectors = vectors.double()
+    sign = torch.where(vectors.sum(0) >= 0, 1.0, -1.0)
+    agrees = vectors * sign > 0
+    mean = (vectors * agrees).sum(0) / agrees.sum(0).clamp(min=1)
+    return flat(base) + weight * mean
+
+
+def test_the_average_is_the_mean_of_the_models():
+    base, models = checkpoints()
+    _, merged = merge(configuration("average"), base, models)
+    expected = torch.stack([flat(tensors) for tensors in models]).mean(0)
+    torch.testing.assert_close(flat(merged), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_models_equal_to_the_base_are_averaged_to_its_very_bits():
+    base, _ = checkpoints()
+    _, merged = merge(configuration("average"), base, [base] * 3)
+    assert all(torch.equal(a, b) for a, b in zip(merged, base, strict=True))
+
+
+@pytest.mark.parametrize("weight", [None, 0.7])
+def test_task_arithmetic_is_that_of_peft(weight):
+    base, models = checkpoints()
+    _, merged = merge(configuration("task_arithmetic", weight=weight), base, models)
+    weights = torch.full((len(models),), 0.3 if weight is None else weight)
+    expected = flat(base) + merge_utils.task_arithmetic(task_vectors(base, models), weights).double()
+    torch.testing.assert_close(flat(merged), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("density", [0.05, 0.2, 0.5, 1.0])
+def test_ties_on_blocks_is_ties_on_whole_vectors(density, dtype):
+    base, models = checkpoints(dtype=dtype)
+    _, merged = merge(configuration("ties", density=density, weight=0.9), base, models, dtype=torch.float32)
+    torch.testing.assert_close(flat(merged), whole_ties(base, models, density, 0.9), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.3])
+def test_ties_is_that_of_peft_where_one_tensor_is_the_whole_vector(density):
+    # peft trims each tensor by itself, so it is given the whole vector as one tensor.
+    base, models = checkpoints(tasks=5)
+    _, merged = merge(configuration("ties", density=density), base, models)
+    expected = merge_utils.ties(task_vectors(base, models), torch.ones(len(models)), density)
+    # A value that nothing agrees with is compared too: most are zero.
+    torch.testing.assert_close(flat(merged) - flat(base), expected.double(), rtol=1e-5, atol=3e-7)
+
+
+def test_the_threshold_is_the_exact_rank_over_the_whole_task_vector():
+    base, models = checkpoints(tasks=3)
+    baseline, _ = merge(configuration("ties", density=0.2), base, models)
+    for vector, threshold in zip(task_vectors(base, models), baseline.thresholds, strict=True):
+        rank = int(0.2 * vector.numel())
+        assert threshold == vector.abs().sort(descending=True).values[rank - 1]
+        assert int((vector.abs() >= threshold).sum()) == rank
+
+
+def test_ties_at_the_threshold_are_all_kept_and_more_zeros_than_are_dropped_change_nothing():
+    base = [torch.zeros(size) for size in SIZES]
+    values = torch.tensor([3.0, -2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+    one = [torch.zeros(size) for size in SIZES]
+    one[0] = values.repeat(100)
+    # 500 of 5911 elements are 2 or more in magnitude: of 591 wanted, the rest are ones, of which all 300 stay.
+    baseline, merged = merge(configuration("ties", density=0.1), base, [one])
+    assert baseline.thresholds.tolist() == [1.0]
+    assert torch.equal(merged[0], one[0])
+    baseline, merged = merge(configuration("ties", density=0.05), base, [one])
+    assert baseline.thresholds.tolist() == [2.0]
+    assert torch.equal(merged[0], torch.where(one[0].abs() >= 2, one[0], 0.0))
+    baseline, merged = merge(configuration("ties", density=0.5), base, [one])
+    assert baseline.thresholds.tolist() == [0.0]
+    assert torch.equal(merged[0], one[0])
+
+
+def test_a_tiny_share_keeps_the_largest_element_down_to_subnormal_numbers():
+    base = [torch.zeros(size) for size in SIZES]
+    one = [torch.zeros(size) for size in SIZES]
+    one[5][5], one[0][7] = 3e-45, -1e-45
+    baseline, merged = merge(configuration("ties", density=1e-9), base, [one])
+    assert baseline.thresholds.tolist() == [one[5][5].item()]
+    assert merged[5][5] == one[5][5]
+    assert merged[0][7] == 0
+
+
+def test_a_sum_of_zero_elects_plus():
+    base, vectors = torch.zeros(3), [torch.tensor([1.0, -2.0, -0.0]), torch.tensor([-1.0, 2.0, -0.0])]
+    out = torch.full((3,), torch.nan)
+    Baseline(configuration("ties", density=1.0), 2).unify(base, vectors, out)
+    assert out.tolist() == [1.0, 2.0, 0.0]
+
+
+def test_the_mean_is_over_those_that_agree():
+    base = torch.tensor([10.0, 10.0])
+    vectors = [torch.tensor([1.0, -4.0]), torch.tensor([3.0, 1.0]), torch.tensor([-2.0, 0.0])]
+    out = torch.empty(2)
+    Baseline(configuration("ties", density=1.0, weight=0.5), 3).unify(base, vectors, out)
+    assert out.tolist() == [10 + 0.5 * 2, 10 - 0.5 * 4]
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+@pytest.mark.parametrize("method", ["average", "task_arithmetic", "ties"])
+def test_the_bits_do_not_depend_on_blocks_or_workers(method, drop):
+    base, models = checkpoints()
+    config = configuration(method, drop=drop, seed=3)
+    _, whole = merge(config, base, models, block=1 << 20)
+    for block, shares in ((13, 3), (64, 2), (1001, 1)):
+        _, merged = merge(config, base, models, block=block, shares=shares)
+        assert all(torch.equal(a, b) for a, b in zip(merged, whole, strict=True))
+
+
+def test_a_saved_state_goes_on_to_the_same_bits():
+    base, models = checkpoints()
+    config = configuration("ties", density=0.3)
+    finished, merged = merge(config, base, models)
+    half = Baseline(config, len(models))
+    vectors = [(task, vector) for task, vector in enumerate(task_vectors(base, models))]
+    for index in range(2):
+        half_again = Baseline(config, len(models))
+        half_again.load_state(half.state())
+        counts = half_again.new_counts()
+        for task, vector in vectors:
+            half_again.count(index, task, vector, counts)
+        half_again.close_pass(index, counts)
+        half = half_again
+    assert half.state() == finished.state()
+    again = Baseline(config, len(models))
+    again.load_state(finished.state())
+    out = torch.empty(SIZES[0])
+    again.unify(base[0], [again.preprocess(0, t, 0, base[0], m[0]) for t, m in enumerate(models)], out)
+    assert torch.equal(out, merged[0])
+    with pytest.raises(ValueError, match="start the merge anew"):
+        Baseline(config, 2).load_state(finished.state())
+
+
+def test_dare_drops_the_share_asked_for_and_keeps_the_expectation():
+    n = 1 << 20
+    base, weights = torch.zeros(n), torch.ones(n)
+    for drop in (0.1, 0.5, 0.9):
+        baseline = Baseline(configuration("average", drop=drop, seed=7), 1)
+        vector = baseline.preprocess(0, 0, 0, base, weights)
+        kept = vector != 0
+        assert torch.equal(vector[kept], torch.ones(1).div(1 - drop).expand(int(kept.sum())))
+        # Five standard deviations of a binomial count.
+        assert abs(int(kept.sum()) - n * (1 - drop)) < 5 * math.sqrt(n * drop * (1 - drop))
+
+
+def test_random_numbers_have_no_pattern():
+    n = 1 << 18
+    streams = {
+        key: kept_elements(*key, start=0, count=n, drop=0.5)
+        for key in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 1, 1), (2**64 - 1, 0, 0)]
+    }
+    signs = {key: 2.0 * kept - 1 for key, kept in streams.items()}
+    limit = 5 * math.sqrt(n)
+    for key, sign in signs.items():
+        for lag in (1, 2, 3, 64, 1024, 8192):
+            assert abs(float(sign[lag:] @ sign[:-lag])) < limit, (key, lag)
+        # Even and odd elements come from the two halves of one number.
+        assert abs(float(sign[::2] @ sign[1::2])) < limit
+        for other, second in signs.items():
+            if other < key:
+                assert abs(float(sign @ second)) < limit, (key, other)
+                assert abs(float(sign[1:] @ second[:-1])) < limit, (key, other)
+    # Runs of eight, as bytes: chi-squared of 255 degrees of freedom, six standard deviations.
+    counts = np.bincount(np.packbits(streams[0, 0, 0]), minlength=256)
+    chi_squared = float(((counts - n / 8 / 256) ** 2).sum() / (n / 8 / 256))
+    assert abs(chi_squared - 255) < 6 * math.sqrt(2 * 255)
+
+
+def test_random_numbers_are_uniform_over_their_whole_range():
+    n = 1 << 20
+    shares = [kept_elements(5, 2, 9, 0, n, drop=drop).mean() for drop in np.linspace(0, 1, 17)[:-1]]
+    expected = 1 - np.linspace(0, 1, 17)[:-1]
+    assert np.abs(shares - expected).max() < 5 * 0.5 / math.sqrt(n)
+    assert shares[0] == 1
+
+
+def test_the_generator_is_splitmix64():
+    # The first three numbers that the published generator gives from a state of zero.
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert _mixed(np.arange(1, 4, dtype=np.uint64) * _STEP).tolist() == published
+
+
+def test_random_numbers_stay_as_they_are():
+    # They are part of what a seed means: another sequence would make another model of the same configuration.
+    kept = kept_elements(0, 0, 0, 0, 24, 0.5)
+    assert kept_elements(0, 0, 0, 5, 7, 0.5).tolist() == kept[5:12].tolist()
+    assert "".join(map(str, kept.astype(int))) == "110011100111101110100111"
+
+
+def test_dare_before_emr_elects_among_the_changed_weights():
+    base, models = checkpoints(tasks=3)
+    baseline, merged = merge(configuration("emr", drop=0.5, seed=1), base, models)
+    for tensor, size in enumerate(SIZES):
+        vectors = torch.stack(
+            [baseline.preprocess(tensor, task, 0, base[tensor], m[tensor]) for task, m in enumerate(models)]
+        )
+        changed = base[tensor] + vectors
+        total = torch.zeros(size)
+        for row in changed:
+            total += row - base[tensor]
+        expected = torch.where(total > 0, changed.max(0).values, changed.min(0).values) if size else base[tensor]
+        assert torch.equal(merged[tensor], torch.where(total == 0, base[tensor], expected))
+
+
+def test_a_given_model_is_not_computed():
+    config = MergeConfig(base="base", tasks={"a": "a"}, method="given", merged="merged")
+    with pytest.raises(ValueError, match="computes nothing"):
+        Baseline(config, 1)
+
+
+def test_passes_come_in_order_and_before_the_merge():
+    baseline = Baseline(configuration("ties"), 1)
+    with pytest.raises(ValueError, match="the next one is 0"):
+        baseline.close_pass(1, baseline.new_counts())
+    with pytest.raises(ValueError, match="counting"):
+        baseline.unify(torch.zeros(1), [torch.zeros(1)], torch.zeros(1))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The same checkpoints on disk, one tensor longer than an I/O block."""
+    place = tmp_path_factory.mktemp("baselines")
+    base, models = checkpoints(tasks=3)
+    generator = torch.Generator().manual_seed(9)
+    base.append(torch.randn(70_000, generator=generator))
+    for tensors in models:
+        tensors.append(base[-1] + 1e-2 * torch.randn(70_000, generator=generator))
+    named = [{f"layer.{index}.weight": t for index, t in enumerate(m) if t.numel()} for m in (base, *models)]
+    folders = [write_weights(place / f"{i}", m, config={"model_type": "bert"}) for i, m in enumerate(named)]
+    return folders, named
+
+
+def merged_files(written, out, **fields):
+    folders, _ = written
+    tasks = {f"task-{index}": str(folder) for index, folder in enumerate(folders[1:])}
+    merge_checkpoints({"base": str(folders[0]), "tasks": tasks, **fields}, out, progress=False)
+    return load_file(out / "model.safetensors")
+
+
+@pytest.mark.parametrize("method", ["average", "task_arithmetic", "ties"])
+def test_checkpoints_on_disk_are_merged_as_whole_vectors_are(written, tmp_path, method):
+    merged = merged_files(written, tmp_path / "out", method=method)
+    base, *models = (list(tensors.values()) for tensors in written[1])
+    if method == "ties":
+        expected = whole_ties(base, models, 0.2, 1.0)
+    else:
+        weight = 1 / 3 if method == "average" else 0.3
+        expected = flat(base) + weight * torch.stack(task_vectors(base, models)).double().sum(0)
+    found = torch.cat([merged[name].double() for name in written[1][0]])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert not (tmp_path / "out" / "emr.json").exists()
+
+
+@pytest.mark.parametrize("fields", [{"method": "ties"}, {"method": "ties", "masks": True}, {"method": "emr"}])
+def test_dare_and_ties_on_disk_do_not_depend_on_workers_or_memory(written, tmp_path, fields):
+    options = {**fields, "drop": 0.3, "seed": 5}
+    one = merged_files(written, tmp_path / "one", **options, workers=1)
+    two = merged_files(written, tmp_path / "two", **options, workers=2, memory="1MB")
+    other = merged_files(written, tmp_path / "other", **{**options, "seed": 6})
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,176 @@
+"""Merges side by side, and restored tasks beside their checkpoints."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_ext.merging.compare import (
+    checkpoint_lines,
+    compare_merges,
+    compare_with_checkpoints,
+    comparison_lines,
+    read_report,
+)
+from hf_ext.merging.merge import merge_checkpoints
+from tests.emr.emr_testing import push_folder, write_weights
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A base and three fine-tunes with heads of their own."""
+    place = tmp_path_factory.mktemp("compared")
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"embeddings.weight": (40, 8), "layer.0.weight": (8, 8), "layer.1.weight": (8, 8), "norm.bias": (8,)}
+    base = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    config = {"model_type": "bert", "architectures": ["BertModel"]}
+    found = {"base": write_weights(place / "base", base, config=config)}
+    for task in ("red", "green", "blue"):
+        change = {name: 0.01 * torch.randn(value.shape, generator=generator) for name, value in base.items()}
+        tuned = {name: value + change[name] for name, value in base.items()}
+        tuned["classifier.weight"] = torch.randn(len(task), 8, generator=generator)
+        found[task] = write_weights(place / task, tuned, config=config)
+    return found
+
+
+def configuration(folders, tasks=("red", "green", "blue"), **fields):
+    return {"base": str(folders["base"]), "tasks": {task: str(folders[task]) for task in tasks}, **fields}
+
+
+@pytest.fixture(scope="module")
+def merges(folders, tmp_path_factory):
+    place = tmp_path_factory.mktemp("merges")
+    fields = {
+        "emr": {},
+        "least": {"rescale": "l2"},
+        "ties": {"method": "ties"},
+        "two": {"tasks": ("red", "green")},
+    }
+    return {
+        name: merge_checkpoints(configuration(folders, **options), place / name, progress=False).path
+        for name, options in fields.items()
+    }
+
+
+def restored_error(folders, merge, task):
+    """‖W - Ŵ‖² / ‖W - W0‖² from files and the formula, without the code under test."""
+    base, own = (load_file(folders[name] / "model.safetensors") for name in ("base", task))
+    unified = load_file(merge / "model.safetensors")
+    masks = load_file(merge / "tasks" / task / "mask.safetensors")
+    scale = json.loads((merge / "emr.json").read_text())["tasks"][task]["scale"]
+    distance = norm = 0.0
+    for name, mask in masks.items():
+        bits = (mask[:, None] >> torch.arange(8)) & 1
+        bits = bits.view(-1)[: base[name].numel()].view(base[name].shape)
+        restored = base[name] + scale * bits * (unified[name] - base[name])
+        distance += float((own[name] - restored).double().square().sum())
+        norm += float((own[name] - base[name]).double().square().sum())
+    return distance / norm
+
+
+@pytest.mark.parametrize("task", ["red", "green", "blue"])
+def test_the_reported_error_is_that_of_the_restored_checkpoint(folders, merges, task):
+    found = {entry["task"]: entry for entry in compare_with_checkpoints(merges["emr"])}
+    reported = {entry["task"]: entry for entry in read_report(merges["emr"])["tasks"]}
+    assert found[task]["error"] == pytest.approx(restored_error(folders, merges["emr"], task), rel=1e-5)
+    assert found[task]["error"] == pytest.approx(reported[task]["error"]["rescaled"], rel=1e-5)
+    assert 0.1 < found[task]["error"] < 1
+    assert 0 < found[task]["largest"] < 0.1
+    # The head is restored exactly, most of the rest is not.
+    assert found[task]["raw_different"] == []
+    merged = 40 * 8 + 2 * 64 + 8
+    assert found[task]["elements"] == merged + 8 * len(task)
+    assert merged / 2 < round(found[task]["different"] * found[task]["elements"]) <= merged
+
+
+def test_another_checkpoint_is_found_out(folders, merges, tmp_path):
+    other = load_file(folders["red"] / "model.safetensors")
+    other["classifier.weight"][0, 0] += 1
+    copy = tmp_path / "changed"
+    copy.mkdir()
+    save_file(other, copy / "model.safetensors", metadata={"format": "pt"})
+    (copy / "config.json").write_text((folders["red"] / "config.json").read_text())
+    found = compare_with_checkpoints(merges["emr"], tasks=["red"], checkpoints={"red": str(copy)})
+    assert [entry["task"] for entry in found] == ["red"]
+    assert found[0]["raw_different"] == ["classifier.weight"]
+    with pytest.raises(ValueError, match="not the checkpoint of task 'red'.*checkpoints"):
+        compare_with_checkpoints(merges["emr"], tasks=["red"], checkpoints={"red": str(folders["blue"])})
+    with pytest.raises(ValueError, match="no task 'pink'"):
+        compare_with_checkpoints(merges["emr"], tasks=["pink"])
+
+
+def test_checkpoint_lines(merges):
+    lines = checkpoint_lines(compare_with_checkpoints(merges["emr"]))
+    assert [line.split()[0] for line in lines] == ["task", "red", "green", "blue"]
+    assert all(line.split()[-1] == "0" for line in lines[1:])
+
+
+def test_merges_side_by_side(merges):
+    found = compare_merges([merges["emr"], merges["least"], merges["ties"]])
+    emr, least, ties = (read_report(merges[name]) for name in ("emr", "least", "ties"))
+    assert [merge["method"] for merge in found["merges"]] == ["emr", "emr", "ties"]
+    for index, task in enumerate(found["tasks"]):
+        errors = [report["tasks"][index]["error"] for report in (emr, least, ties)]
+        assert task["errors"] == [errors[0]["global"], errors[1]["l2"], errors[2]["unified"]]
+        assert task["one_bit"] == errors[0]["one_bit"]
+        # The least squares are what they say, and one model for all cannot keep up.
+        assert task["errors"][1] < task["errors"][0] < task["errors"][2]
+    assert found["merges"][1]["error"] == pytest.approx(least["mean"]["error"]["rescaled"])
+    assert found["merges"][0]["bytes"] == emr["sizes"]["artifact"]
+    assert found["merges"][0]["bytes_with_base"] == emr["sizes"]["artifact_and_base"]
+    assert found["merges"][2]["bytes_with_base"] == ties["sizes"]["artifact"]
+    assert found["warnings"] == []
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_mean_is_over_the_tasks_that_all_have(merges):
+    found = compare_merges([merges["emr"], merges["two"]])
+    errors = {task["task"]: task["errors"] for task in found["tasks"]}
+    assert errors["blue"][1] is None
+    assert found["merges"][0]["error"] == pytest.approx((errors["red"][0] + errors["green"][0]) / 2)
+    assert len(found["warnings"]) == 1
+    assert "differ in tasks (blue)" in found["warnings"][0]
+
+
+def test_other_checkpoints_of_the_same_name_are_warned_of(folders, merges, tmp_path):
+    swapped = {**folders, "red": folders["blue"], "blue": folders["red"]}
+    other = merge_checkpoints(configuration(swapped), tmp_path / "swapped", progress=False).path
+    warnings = compare_merges([merges["emr"], other])["warnings"]
+    assert len(warnings) == 1
+    assert "differ in the task vectors of red, blue" in warnings[0]
+
+
+def test_comparison_lines(merges):
+    names = [merges["emr"], merges["ties"], merges["two"]]
+    found = compare_merges(names)
+    lines = comparison_lines(found)
+    table = lines[:-1]
+    assert table[0].split()[1:4] == ["emr", "ties", "two"]
+    rows = {line.split()[0]: line.split()[1:] for line in table[1:]}
+    assert rows["blue"][2] == "-"
+    assert rows["red"][1] == f"{found['tasks'][0]['errors'][1]:.3f}"
+    assert rows["method"] == ["emr", "ties", "emr"]
+    assert rows["rescale"] == ["global", "-", "global"]
+    assert lines[-1].startswith("warning: ")
+    # Two folders of one name are told apart by their paths.
+    twice = comparison_lines(compare_merges([names[0], names[0]]))
+    assert twice[0].split()[1:3] == [str(names[0])] * 2
+
+
+def test_a_report_of_a_hub(merges, url):
+    push_folder(url, "org/merged", merges["emr"])
+    assert read_report("org/merged", endpoint=url) == read_report(merges["emr"] / "report.json")
+    assert compare_merges([merges["emr"], "org/merged"], endpoint=url)["warnings"] == []
+
+
+def test_what_is_no_merge_is_refused(folders, tmp_path, url):
+    with pytest.raises(ValueError, match=r"no report\.json; name the folder of a merge"):
+        read_report(folders["red"])
+    with pytest.raises(ValueError, match=r"no report\.json"):
+        read_report("nowhere")
+    with pytest.raises(ValueError, match="cannot be fetched"):
+        read_report("org/nothing", endpoint=url)
+    (tmp_path / "report.json").write_text('{"format_version": 2, "tasks": []}')
+    with pytest.raises(ValueError, match="no report of a merge"):
+        read_report(tmp_path)

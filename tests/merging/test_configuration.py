@@ -1,0 +1,135 @@
+"""MergeConfig: what it takes, and everything that it refuses, with what to do."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_ext.merging.configuration import MergeConfig, load_config
+
+BASE: dict[str, Any] = {"base": "org/base", "tasks": {"a": "org/a", "b": "runs/b"}}
+
+
+def test_a_yaml_file_is_read_with_its_defaults_and_written_back_the_same(tmp_path):
+    path = tmp_path / "merge.yaml"
+    path.write_text(
+        "base: org/base@v1\ntasks:\n  emotion: org/emotion\n  irony: runs/irony\n"
+        "method: ties\nweight: 1\ndensity: 3e-1\nexclude: ['.*classifier.*']\nmemory: 0.5 gb\nworkers: 3\n"
+    )
+    config = MergeConfig.from_yaml(path)
+    assert list(config.tasks) == ["emotion", "irony"]
+    assert (config.weight, config.density, config.factor, config.with_masks) == (1.0, 0.3, 1.0, False)
+    assert (config.memory_bytes, config.shard_bytes) == (500_000_000, 5_000_000_000)
+    path.write_text(yaml.safe_dump(config.to_dict()))
+    assert MergeConfig.from_yaml(path) == config == MergeConfig.from_dict(config.to_dict()) == load_config(path)
+    assert load_config(config) is config and load_config(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "masks", "factor"),
+    [
+        ({}, True, 1.0),
+        ({"method": "elect"}, False, 1.0),
+        ({"method": "task_arithmetic"}, False, 0.3),
+        ({"method": "task_arithmetic", "weight": 0.5, "masks": True}, True, 0.5),
+        ({"method": "given", "merged": "org/merged"}, True, 1.0),
+    ],
+)
+def test_masks_and_factor_follow_from_the_method(options, masks, factor):
+    config = MergeConfig.from_dict(BASE | options)
+    assert (config.with_masks, config.factor) == (masks, factor)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"weigth": 1}, "unknown key 'weigth'. Did you mean 'weight'"),
+    "unknown method": ({"method": "emrr"}, "Field 'method' expected one of"),
+    "unknown rescale": ({"rescale": "l1"}, "Field 'rescale' expected one of"),
+    "unknown dtype": ({"dtype": "int8"}, "'int8'"),
+    "type": ({"small_raw": "perhaps"}, "small_raw"),
+    "tasks as a list": ({"tasks": ["a"]}, "tasks"),
+    "a task that is no text": ({"tasks": {"a": 3}}, "tasks"),
+    "a name that is no text": ({"tasks": {1: "org/a"}}, "tasks"),
+    "no tasks": ({"tasks": {}}, "tasks is empty"),
+    "no base": ({"base": " "}, "base is empty"),
+    "a task without a source": ({"tasks": {"a": ""}}, "task 'a' has no source"),
+    "names that differ in capitals": ({"tasks": {"a": "x", "A": "y"}}, "differ only in capitals"),
+    "given without model": ({"method": "given"}, "needs `merged`"),
+    "model without given": ({"merged": "org/x"}, "merged does not go with method 'emr'"),
+    "weight": ({"weight": 0.3}, "weight does not go with method 'emr'"),
+    "infinite weight": ({"method": "ties", "weight": "inf"}, "weight must be finite"),
+    "density": ({"density": 0.5}, "density does not go with method 'emr'"),
+    "density of nothing": ({"method": "ties", "density": 0.0}, r"density must be in \(0, 1\]"),
+    "drop of all": ({"drop": 1.0}, r"drop must be in \[0, 1\)"),
+    "drop of a given model": ({"method": "given", "merged": "x", "drop": 0.5}, "drop does not go with"),
+    "tie": ({"method": "ties", "tie": "negative"}, "tie does not go with method 'ties'"),
+    "state": ({"method": "ties", "keep_state": True}, "keep_state does not go with method 'ties'"),
+    "state of dropped vectors": ({"keep_state": True, "drop": 0.5}, "keep_state does not go with"),
+    "emr without masks": ({"masks": False}, "set method: elect"),
+    "given without masks": ({"method": "given", "merged": "x", "masks": False}, "would copy `merged`"),
+    "rescale without masks": ({"method": "ties", "rescale": "l2"}, "rescale has no meaning without masks"),
+    "base without masks": ({"method": "ties", "include_base": True}, "include_base has no meaning without masks"),
+    "expression": ({"exclude": ["("]}, "no regular expression"),
+    "size": ({"memory": "lots"}, "memory must be a number and a unit"),
+    "little memory": ({"memory": "10KB"}, "memory must be at least 1MB"),
+    "shard of nothing": ({"max_shard_size": "0B"}, "max_shard_size must be at least 1B"),
+    "no workers": ({"workers": 0}, "workers must be a whole number of at least 1"),
+    "seed": ({"seed": -1}, "seed must be 0 or more"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_said_with_what_is_allowed(case):
+    options, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        MergeConfig.from_dict(BASE | options)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base: a\nbase: b\ntasks: {x: y}\n", "repeated key.*base"),
+        ("base: a\ntasks:\n  x: y\n  x: z\n", "repeated key.*x"),
+        ("base: a\n", "missing key.*tasks"),
+        ("- base\n", "must hold `key: value` lines"),
+        ("base: [a\n", "not usable YAML"),
+        ("base: !!python/object/apply:os.getcwd []\ntasks: {x: y}\n", "not usable YAML"),
+        ("base: a\ntasks: {x: y}\nmetod: emr\n", "Did you mean 'method'"),
+    ],
+)
+def test_bad_yaml_is_refused_with_the_name_of_the_file(tmp_path, text, message):
+    path = tmp_path / "merge.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"(?s)merge.yaml.*{message}"):
+        load_config(str(path))
+
+
+def test_a_missing_file_and_other_types_are_refused():
+    with pytest.raises(FileNotFoundError, match="nowhere.yaml"):
+        load_config(Path("nowhere.yaml"))
+    with pytest.raises(TypeError, match="a MergeConfig, a mapping or a YAML file; got int"):
+        load_config(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", [".", "..", "../a", "a/b", "a\\b", "", "a b", "a\n", "x" * 65, "ä", "base", "merged", "~", "C:"]
+)
+def test_names_that_are_no_folders_of_their_own_are_refused(name):
+    with pytest.raises(ValueError, match="task name"):
+        MergeConfig.from_dict(BASE | {"tasks": {name: "org/a"}})
+
+
+@given(st.text(st.sampled_from(string.printable + "é中\x00"), max_size=70))
+def test_every_name_that_is_taken_stays_in_its_folder(name):
+    try:
+        MergeConfig.from_dict(BASE | {"tasks": {name: "org/a"}})
+    except ValueError:
+        return
+    folder = Path("/merged/tasks")
+    assert Path(folder, name).parent == folder and Path(folder, name).resolve().parent == folder.resolve()
+    assert 1 <= len(name) <= 64

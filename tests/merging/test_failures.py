@@ -1,0 +1,134 @@
+"""A merge that fails: what is left, and that the same command goes on from it to the same bits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_ext.hub.safetensors_writer import SafetensorsWriter
+from hf_ext.merging import finishing
+from hf_ext.merging.engine import Engine
+
+from .merging import assert_same_files, config, merge, short_segments_and_no_picture, write_set
+
+__all__ = ["config", "short_segments_and_no_picture"]
+
+
+def interrupted(config: dict[str, Any], out: Path, monkeypatch, after: int = 3) -> Path:
+    """A merge that failed after some units; its partial folder."""
+    done = iter(range(after))
+
+    def write(self: SafetensorsWriter, *arguments: Any) -> None:
+        if next(done, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(self, *arguments)
+
+    original = SafetensorsWriter.write_bytes
+    with monkeypatch.context() as patch:
+        patch.setattr(SafetensorsWriter, "write_bytes", write)
+        with pytest.raises(OSError) as caught:
+            merge(config, out, workers=1)
+    assert caught.value.errno == errno.ENOSPC
+    message = str(caught.value)
+    assert (
+        "the result needs" in message and "run the same command again" in message and ".merged-out.partial" in message
+    )
+    assert not out.exists()
+    return out.with_name(f".{out.name}.partial")
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 9, 17])
+def test_a_full_disk_leaves_what_the_same_command_goes_on_from(config, tmp_path, monkeypatch, after):
+    expected = merge(config, tmp_path / "merged-expected")
+    partial = interrupted(config, tmp_path / "merged-out", monkeypatch, after)
+    assert (partial / "merge.json").is_file()
+    done: list[int] = []
+    run = Engine.run
+
+    def counted(self: Engine, units: Any, call: Any) -> None:
+        done.append(len(units))
+        run(self, units, call)
+
+    monkeypatch.setattr(Engine, "run", counted)
+    assert_same_files(merge(config, tmp_path / "merged-out", workers=2, memory="1MB"), expected)
+    merge(config, tmp_path / "merged-other")
+    assert done[0] < done[1] or after < 5
+    assert not partial.exists()
+
+
+def test_a_limit_of_the_system_on_file_sizes(config, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"the result needs [\d,]+ bytes in all, [\d,]+ are free") as caught:
+            merge(config, tmp_path / "merged-out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+    assert_same_files(merge(config, tmp_path / "merged-out"), merge(config, tmp_path / "merged-expected"))
+
+
+def test_another_merge_does_not_go_on_from_what_is_left(config, tmp_path, monkeypatch):
+    partial = interrupted(config, tmp_path / "merged-out", monkeypatch, 12)
+    with pytest.raises(ValueError, match=r"holds an interrupted merge of something else: config.rescale was 'global'"):
+        merge(config, tmp_path / "merged-out", rescale="l2")
+    weights = sorted((tmp_path / "t0").glob("*.safetensors"))[0]
+    os.utime(weights, ns=(1, 1))
+    with pytest.raises(ValueError, match=rf"checkpoints.t0.files.{weights.name}.mtime_ns was \d+"):
+        merge(config, tmp_path / "merged-out")
+    (partial / "result" / "model.safetensors").unlink()
+    shutil.rmtree(tmp_path / "t0")
+    write_set(tmp_path)
+    with pytest.raises(ValueError, match=r"remove that folder to start anew"):
+        merge(config, tmp_path / "merged-out")
+
+
+def test_a_file_that_was_taken_from_the_partial_folder(config, tmp_path, monkeypatch):
+    partial = interrupted(config, tmp_path / "merged-out", monkeypatch, 12)
+    (partial / "result" / "tasks" / "t1" / "mask.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"mask.safetensors is gone, .* remove .*\.merged-out\.partial"):
+        merge(config, tmp_path / "merged-out")
+
+
+def test_a_checkpoint_that_changes_while_it_is_merged(config, tmp_path, monkeypatch):
+    run = Engine.run
+
+    def touched(self: Engine, *arguments: Any) -> None:
+        run(self, *arguments)
+        os.utime(tmp_path / "base" / "model.safetensors", ns=(1, 1))
+
+    monkeypatch.setattr(Engine, "run", touched)
+    with pytest.raises(ValueError, match=r"a checkpoint changed while it was merged: checkpoints.base"):
+        merge(config, tmp_path / "merged-out")
+    assert not (tmp_path / "merged-out").exists()
+
+
+def test_two_merges_into_one_folder_at_once(config, tmp_path, monkeypatch):
+    run = Engine.run
+
+    def nested(self: Engine, *arguments: Any) -> None:
+        monkeypatch.setattr(Engine, "run", run)
+        with pytest.raises(ValueError, match="another process is merging into"):
+            merge(config, tmp_path / "merged-out")
+        run(self, *arguments)
+
+    monkeypatch.setattr(Engine, "run", nested)
+    merge(config, tmp_path / "merged-out")
+
+
+def test_a_failure_at_the_very_end_is_resumed_without_reading_again(config, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(finishing, "make_report", lambda **data: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            merge(config, tmp_path / "merged-out")
+    assert not (tmp_path / "merged-out").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_merge", lambda *arguments: 1 / 0)
+        merge(config, tmp_path / "merged-out")
+    assert_same_files(tmp_path / "merged-out", merge(config, tmp_path / "merged-expected"))

@@ -1,0 +1,118 @@
+"""A merge that is killed, and one that several processes share: the same bits as one that ran through."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .merging import assert_same_files, merge, short_segments_and_no_picture, write_set
+
+__all__ = ["short_segments_and_no_picture"]
+
+ROOT = Path(__file__).parents[2]
+PREPARE = """
+    import json, os, random, signal, sys
+    from pathlib import Path
+    from hf_ext.merging import work
+    from hf_ext.emr import ops_emr, pictures_emr
+    from hf_ext.merging.merge import merge_checkpoints
+    work.SEGMENT = 2 * ops_emr.SUB_BLOCK
+    pictures_emr.draw_report = lambda report, path: None
+    config, out = json.loads(sys.argv[1]), Path(sys.argv[2])
+"""
+# One process imports everything, and every attempt is a fork of it that kills itself at its n-th write, flush or
+# rename, whichever thread does it; some in the middle of the write.
+KILLED = (
+    PREPARE
+    + """
+    import threading
+
+    def dying(name, left, lock):
+        original = getattr(os, name)
+        def call(first, data=b"", *rest, **options):
+            with lock:
+                left[0] -= 1
+                if left[0] == 0:
+                    if name in ("write", "pwrite") and left[1] < 0.5:
+                        original(first, data[: len(data) // 2], *rest)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return original(first, data, *rest, **options) if data != b"" or rest else original(first)
+        setattr(os, name, call)
+
+    def attempt(out, after, chance):
+        child = os.fork()
+        if not child:
+            try:
+                left, lock = [after, chance], threading.RLock()
+                for name in ("pwrite", "write", "fdatasync", "fsync", "replace"):
+                    dying(name, left, lock)
+                merge_checkpoints(config, out, progress=False)
+                print("writes", after - left[0], flush=True)
+                os._exit(0)
+            except BaseException as error:
+                print("failed", repr(error), flush=True)
+                os._exit(1)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    ops_emr._compiled()
+    randomness, kills = random.Random(int(sys.argv[3])), 0
+    assert attempt(out.with_name("merged-expected"), 10**9, 1) == 0
+    for index in range(int(sys.argv[4])):
+        # an attempt that only has to finish takes some eighty operations still
+        while code := attempt(out.with_name(f"merged-{index}"), randomness.randrange(1, 150), randomness.random()):
+            assert code == -signal.SIGKILL, code
+            kills += 1
+    print("kills", kills)
+"""
+)
+LAUNCHED = PREPARE + "    merge_checkpoints(config, out, progress=False)\n"
+
+
+def run(script: str, *arguments: str, command: tuple[str, ...] = (sys.executable, "-c"), **environment: str) -> Any:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+    if command[-1] == "-c":
+        command = (*command, textwrap.dedent(script))
+    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=200)
+
+
+def test_killed_at_random_moments_it_goes_on_to_the_same_bits(tmp_path):
+    config = write_set(tmp_path)
+    done = run(KILLED, json.dumps(config), str(tmp_path / "merged"), "1", "3")
+    assert done.returncode == 0, done.stdout + done.stderr[:6000]
+    assert int(done.stdout.split()[-1]) >= 3, done.stdout
+    for index in range(3):
+        assert_same_files(tmp_path / f"merged-{index}", tmp_path / "merged-expected")
+    assert not list(tmp_path.glob(".*")), list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "ties", "masks": True, "density": 0.3}, pytest.param({}, marks=pytest.mark.slow)],
+    ids=["ties", "emr"],
+)
+def test_two_processes_of_accelerate_launch_share_the_work(tmp_path, options):
+    config = write_set(tmp_path) | options
+    script = tmp_path / "launched.py"
+    script.write_text(textwrap.dedent(LAUNCHED))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    # with --num_processes instead of the file, accelerate starts one process on a CPU without saying so
+    settings = ("--config_file", str(ROOT / "examples" / "accelerate" / "ddp_2_cpu.yaml"), "--main_process_port", port)
+    launch = (sys.executable, "-m", "accelerate.commands.launch", *settings, str(script))
+    done = run("", json.dumps(config), str(tmp_path / "merged-two"), command=launch, ACCELERATE_USE_CPU="true")
+    assert done.returncode == 0, done.stdout + done.stderr[:6000]
+    assert_same_files(tmp_path / "merged-two", merge(config, tmp_path / "merged-one"))
+    # a failure of one is a failure of both, with the message
+    if not options:
+        done = run("", json.dumps(config), str(tmp_path / "merged-two"), command=launch, ACCELERATE_USE_CPU="true")
+        assert done.returncode != 0 and "exists and is not empty" in done.stderr
+        assert "process 0 of 2 failed: FileExistsError" in done.stderr

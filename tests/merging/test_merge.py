@@ -1,0 +1,273 @@
+"""The streaming merge: the same bits however it is run, whole or not at all, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_ext.emr import ops_emr
+from hf_ext.emr.artifact_emr import open_state, open_unified
+from hf_ext.emr.emr_loader import restore
+from hf_ext.emr.manifest_emr import Manifest
+from hf_ext.emr.ops_emr import SUB_BLOCK, unpack_mask
+from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.merging import make_plan
+from hf_ext.merging.configuration import MergeConfig
+from hf_ext.merging.engine import Engine
+from hf_ext.merging.merge import merge_checkpoints
+from hf_ext.merging.work import Piece, make_units
+from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
+
+from .merging import assert_same_files, config, contents, merge, short_segments_and_no_picture
+
+__all__ = ["config", "short_segments_and_no_picture"]
+
+
+EVERYTHING = {"keep_state": True, "include_base": True, "max_shard_size": "150KB", "shape_policy": "extra"}
+
+
+def test_the_same_bits_for_any_number_of_workers_and_any_memory(config, tmp_path):
+    first = merge(config, tmp_path / "merged-first", workers=1, **EVERYTHING)
+    for workers, memory in ((2, "64MB"), (5, "1MB"), (3, "2GB")):
+        again = merge(config, tmp_path / f"merged-{workers}", workers=workers, memory=memory, **EVERYTHING)
+        assert_same_files(again, first)
+    assert len(list(first.glob("model-*.safetensors"))) == 3
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_blocks_are_within_the_budget_and_whole_sub_blocks(config, tmp_path):
+    with make_plan(MergeConfig.from_dict(config)) as plan:
+        for workers, memory in ((1, 10**6), (2, 64 * 10**6), (7, 10**9)):
+            engine = Engine(plan, None, None, workers, memory)
+            assert engine.block % SUB_BLOCK == 0 and engine._span % engine.block == 0
+            buffers = engine._new_buffers()
+            used = workers * sum(vars(buffers)[name].numel() for name in ("inputs", "unified", "masks"))
+            # no less than one sub-block of each checkpoint
+            assert used <= max(2 * memory, workers * 6 * 4 * SUB_BLOCK)
+
+
+def test_units_cover_every_element_once():
+    parts = [type("Part", (), {"elements": n})() for n in (5, 3 * SUB_BLOCK, 0, 1, 2 * SUB_BLOCK)]
+    copies = [type("Copy", (), {"start": 2, "stop": 2 * SUB_BLOCK + 3})()]
+    units = make_units(parts, copies)
+    pieces = [piece for unit in units for piece in unit]
+    assert pieces[:3] == [
+        Piece(True, 0, 0, 5),
+        Piece(True, 1, 0, 2 * SUB_BLOCK),
+        Piece(True, 1, 2 * SUB_BLOCK, 3 * SUB_BLOCK),
+    ]
+    assert sum(piece.stop - piece.start for piece in pieces) == 5 + 5 * SUB_BLOCK + 1 + 2 * SUB_BLOCK + 1
+    assert all(sum(piece.stop - piece.start for piece in unit) <= 2 * SUB_BLOCK for unit in units)
+    assert make_units([], []) == []
+
+
+def test_plain_torch_gives_the_same_weights_and_masks_and_nearly_the_same_scales(config, tmp_path, monkeypatch):
+    if ops_emr._compiled() is None:
+        pytest.skip("numba is not installed, or not wanted")
+    first = merge(config, tmp_path / "merged-compiled")
+    monkeypatch.setattr(ops_emr, "_compiled", lambda: None)
+    second = merge(config, tmp_path / "merged-torch")
+    ours, theirs = contents(first), contents(second)
+    for name in ours:
+        if name.endswith(".safetensors") and not name.endswith("sums.safetensors"):
+            assert ours[name] == theirs[name], name
+    for task, other in zip(Manifest.read(first).tasks.values(), Manifest.read(second).tasks.values(), strict=True):
+        assert task.scale == pytest.approx(other.scale, rel=1e-12)
+
+
+@pytest.mark.parametrize("make", [tiny_bert, tiny_gpt2, tiny_unet, tiny_semanir])
+def test_real_models_load_from_the_root_and_tasks_are_restored(tmp_path, make):
+    base = make(tmp_path / "base")
+    tasks = {f"t{seed}": str(make(tmp_path / f"t{seed}", seed, base=base)) for seed in (1, 2, 3)}
+    folder = merge({"base": str(base), "tasks": tasks}, tmp_path / "merged-out")
+    with open_checkpoint(base) as started, open_unified(folder, Manifest.read(folder)) as unified:
+        assert set(unified) == set(started)
+    for task, source in tasks.items():
+        with open_checkpoint(source) as own:
+            restored = restore(folder, task)
+            assert set(restored) == set(own)
+            for name, values in restored.items():
+                assert values.shape == own[name].shape and torch.allclose(values, own[name], rtol=0, atol=4e-3), name
+    assert (folder / "config.json").read_bytes() == (base / "config.json").read_bytes()
+
+
+def test_the_artifact_holds_what_others_need(config, tmp_path):
+    folder = merge(config, tmp_path / "merged-out")
+    names = contents(folder).keys()
+    assert {"config.json", "tokenizer.json", "emr.json", "emr_loader.py", "README.md", "report.json"} <= names
+    # the tasks' tokenizer is the base's, and is kept once
+    assert {"tasks/t1/config.json", "tasks/t1/mask.safetensors", "tasks/t1/extra.safetensors"} <= names
+    assert "tasks/t1/tokenizer.json" not in names and not [name for name in names if "state" in name]
+    manifest = Manifest.read(folder)
+    assert manifest.method["method"] == "emr" and "workers" not in manifest.method and "base" not in manifest.method
+    assert manifest.base.files["model.safetensors"]["sha256"]
+    assert not any(file["sha256"] for file in manifest.tasks["t0"].origin.files.values())
+    report = json.loads((folder / "report.json").read_text())
+    assert report["sources"]["base"]["source"] == config["base"] and report["library"] == "transformers"
+    assert [entry["task"] for entry in report["tasks"]] == ["t0", "t1", "t2"]
+
+
+def test_files_of_a_task_that_differ_from_the_base_are_kept_with_it_and_told(config, tmp_path):
+    place = tmp_path / "t1"
+    (place / "chat_template.jinja").write_text("{{ messages }}")
+    text = json.loads((place / "tokenizer_config.json").read_text())
+    (place / "tokenizer_config.json").write_text(json.dumps(text, indent=8))
+    (place / "tokenizer.json").write_text((place / "tokenizer.json").read_text().replace('"x"', '"xx"'))
+    (place / "training.log").write_text("no small file")
+    folder = merge(config, tmp_path / "merged-out")
+    own = {path.name for path in (folder / "tasks" / "t1").iterdir()}
+    assert {"chat_template.jinja", "tokenizer.json"} <= own and not own & {"tokenizer_config.json", "training.log"}
+    report = json.loads((folder / "report.json").read_text())
+    assert report["files"] == {"t1": ["chat_template.jinja", "tokenizer.json"]}
+
+
+def test_the_base_inside_is_enough_to_restore(config, tmp_path):
+    outside = merge(config, tmp_path / "merged-outside")
+    expected = restore(outside, "t1")
+    folder = merge(config, tmp_path / "merged-out", include_base=True)
+    shutil.move(tmp_path / "base", tmp_path / "gone")
+    restored = restore(folder, "t1")
+    assert all(torch.equal(restored[name], values) for name, values in expected.items())
+    assert Manifest.read(folder).base.folder == "base"
+    assert (folder / "base" / "config.json").is_file()
+
+
+def test_the_state_holds_sums_extremes_and_signs(config, tmp_path):
+    folder = merge(config, tmp_path / "merged-out", keep_state=True)
+    manifest = Manifest.read(folder)
+    base = load_file(tmp_path / "base" / "model.safetensors")
+    tasks = []
+    for name in config["tasks"].values():
+        with open_checkpoint(name) as own:
+            tasks.append({name: own[name].float() for name in base})
+    state, signs = open_state(folder, manifest)
+    for name in manifest.merged:
+        vectors = [task[name] - base[name] for task in tasks]
+        total = vectors[0] + vectors[1] + vectors[2]
+        assert torch.equal(state[f"total.{name}"], total.flatten())
+        weights = torch.stack([task[name] for task in tasks])
+        assert torch.equal(state[f"highest.{name}"].float(), weights.amax(0).flatten())
+        assert torch.equal(state[f"lowest.{name}"].float(), weights.amin(0).flatten())
+        for task, vector in zip(signs, vectors, strict=True):
+            for sign, bits in (("positive", vector > 0), ("negative", vector < 0)):
+                packed = signs[task][f"{sign}.{name}"]
+                assert torch.equal(unpack_mask(packed, vector.numel()), bits.flatten())
+    for file in (state, *signs.values()):
+        file.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "average"},
+        {"method": "task_arithmetic", "weight": 0.5},
+        {"method": "ties", "density": 0.3},
+        {"method": "elect", "drop": 0.5, "seed": 7},
+        {"method": "ties", "masks": True, "rescale": "l2"},
+    ],
+)
+def test_single_model_methods_give_the_same_bits_however_they_run(config, tmp_path, options):
+    first = merge(config, tmp_path / "merged-first", workers=1, **options)
+    assert_same_files(merge(config, tmp_path / "merged-second", workers=3, memory="1MB", **options), first)
+    assert (first / "emr.json").exists() == options.get("masks", False)
+    assert "heads" not in contents(first) and load_file(first / "model.safetensors").keys() >= {"a.weight", "ids"}
+
+
+def test_the_average_and_task_arithmetic_are_what_they_are_called(config, tmp_path):
+    base = load_file(tmp_path / "base" / "model.safetensors")
+    tasks = []
+    for name in config["tasks"].values():
+        with open_checkpoint(name) as own:
+            tasks.append({name: own[name].double() for name in base})
+    average = load_file(merge(config, tmp_path / "average", method="average") / "model.safetensors")
+    third = load_file(merge(config, tmp_path / "third", method="task_arithmetic") / "model.safetensors")
+    for name in ("a.weight", "a.bias", "b.weight", "scale"):
+        mean = sum(task[name] for task in tasks) / 3
+        assert torch.allclose(average[name].double(), mean, rtol=0, atol=1e-7)
+        total = base[name].double() + 0.3 * sum(task[name] - base[name] for task in tasks)
+        assert torch.allclose(third[name].double(), total, rtol=0, atol=1e-7)
+    assert torch.equal(average["ids"], base["ids"])
+
+
+def test_masks_for_a_model_that_is_given(config, tmp_path):
+    average = merge(config, tmp_path / "average", method="average")
+    given = merge(config, tmp_path / "merged-given", method="given", merged=str(average), rescale="l2")
+    same = merge(config, tmp_path / "merged-same", method="average", masks=True, rescale="l2")
+    ours, theirs = contents(given), contents(same)
+    for name in ours:
+        if name.endswith(".safetensors"):
+            assert ours[name] == theirs[name], name
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("whose", ["base", "t1"])
+def test_nan_and_infinity_are_refused_with_the_tensor_and_the_task(config, tmp_path, whose, value):
+    base = load_file(tmp_path / "base" / "model.safetensors")
+    spoilt = base if whose == "base" else {name: tensor.clone() for name, tensor in base.items()}
+    spoilt["b.weight"][SUB_BLOCK * 2] = value
+    if whose == "t1":
+        shutil.rmtree(tmp_path / "t1")
+    write_weights(tmp_path / whose, spoilt)
+    label = "the base" if whose == "base" else "task 't1'"
+    with pytest.raises(ValueError, match=rf"tensor 'b.weight' of {label} \(.*{whose}\) holds NaN or infinity"):
+        merge(config, tmp_path / "merged-out")
+    # nothing to go on from
+    assert not list(tmp_path.glob("*merged-out*"))
+
+
+def test_nan_in_a_head_or_an_overflow_of_the_result_is_refused(config, tmp_path):
+    with open_checkpoint(config["tasks"]["t2"]) as own:
+        tensors = {name: own[name] for name in own}
+    shutil.rmtree(tmp_path / "t2")
+    tensors["head.weight"][0, 0] = float("nan")
+    write_weights(tmp_path / "t2", tensors)
+    with pytest.raises(ValueError, match=r"tensor 'head.weight' of task 't2'"):
+        merge(config, tmp_path / "merged-out")
+    write_weights(tmp_path / "x" / "base", {"w": torch.zeros(4)})
+    write_weights(tmp_path / "x" / "a", {"w": torch.full((4,), 1e5)})
+    large = {"base": str(tmp_path / "x" / "base"), "tasks": {"a": str(tmp_path / "x" / "a")}, "dtype": "float16"}
+    with pytest.raises(ValueError, match=r"tensor 'w': merged, it does not fit into torch\.float16"):
+        merge(large, tmp_path / "merged-out")
+
+
+def test_nothing_is_overwritten_unless_asked_and_only_a_merge(config, tmp_path):
+    out = merge(config, tmp_path / "merged-out")
+    before = contents(out)
+    with pytest.raises(FileExistsError, match="merged-out exists and is not empty"):
+        merge(config, out, rescale="l2")
+    assert contents(out) == before
+    merge_checkpoints(config | {"rescale": "l2"}, out, overwrite=True, progress=False)
+    assert Manifest.read(out).method["rescale"] == "l2"
+    merge_checkpoints(config | {"method": "average"}, out, overwrite=True, progress=False)
+    assert not (out / "emr.json").exists()
+    merge_checkpoints(config, out, overwrite=True, progress=False)
+    assert contents(out) == before
+    for name, text in (("emr.json", "{}"), ("emr.json", "no json"), ("config.json", "{}"), ("report.json", "[]")):
+        mine = tmp_path / "mine"
+        shutil.rmtree(mine, ignore_errors=True)
+        mine.mkdir()
+        (mine / name).write_text(text)
+        with pytest.raises(FileExistsError, match="is no merge of ours"):
+            merge_checkpoints(config, mine, overwrite=True, progress=False)
+        assert [path.name for path in mine.iterdir()] == [name]
+    (tmp_path / "merged-empty").mkdir()
+    assert_same_files(merge(config, tmp_path / "merged-empty"), out)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FileExistsError):
+        merge_checkpoints(config, tmp_path / "file", overwrite=True, progress=False)
+
+
+def test_the_configuration_may_come_from_a_file(config, tmp_path, capsys):
+    path = tmp_path / "merge.yaml"
+    path.write_text(json.dumps(config))
+    result = merge_checkpoints(path, tmp_path / "a" / "b" / "merged-out")
+    assert result.path == tmp_path / "a" / "b" / "merged-out"
+    assert result.report == json.loads((result.path / "report.json").read_text())
+    # no bar where there is no terminal
+    assert capsys.readouterr() == ("", "")
+    assert np.isfinite([task.scale for task in Manifest.read(result.path).tasks.values()]).all()

@@ -1,0 +1,157 @@
+"""Merging from a Hub: only ranges are read, at one commit, and what goes wrong leaves a merge that can go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import close_session, constants
+
+from hf_ext.emr.manifest_emr import Manifest
+from hf_ext.hub import range_readers
+from hf_ext.hub.safetensors_headers import CheckpointError
+from hf_ext.merging.merge import merge_checkpoints
+from tests.emr.emr_testing import push_folder
+from tests.hub.misbehaving_hub import COMMIT, Handler, MisbehavingHub
+
+from .merging import contents, short_segments_and_no_picture, write_set
+
+__all__ = ["short_segments_and_no_picture"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path) -> Iterator[None]:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(range_readers, "_FIRST_WAIT_SECONDS", 0.001)
+    yield
+    close_session()
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(folder).items() if name.endswith((".safetensors", ".index.json"))}
+
+
+def without_sources(folder: Path) -> dict[str, Any]:
+    record = json.loads((folder / "emr.json").read_text())
+    for source in (record["base"], *record["tasks"].values()):
+        del source["source"], source["revision"], source["files"]
+    return record
+
+
+def test_the_same_bits_as_from_local_folders_by_range_reads_alone(hub, tmp_path):
+    local = write_set(tmp_path)
+    commits = {name: push_folder(hub.url, f"me/{name}", tmp_path / name) for name in ("base", *local["tasks"])}
+    # a later commit changes nothing for who asked for an earlier one
+    write_set(tmp_path / "later", seed=1)
+    push_folder(hub.url, "me/t0", tmp_path / "later" / "t0")
+    remote = {"base": "me/base", "tasks": {name: f"me/{name}@{commits[name]}" for name in local["tasks"]}}
+    first = merge_checkpoints(local | {"keep_state": True}, tmp_path / "merged-local", progress=False).path
+    options = {"endpoint": hub.url, "token": False, "progress": False}
+    second = merge_checkpoints(remote | {"keep_state": True}, tmp_path / "merged-remote", **options).path
+    assert weights(second) == weights(first)
+    assert without_sources(second) == without_sources(first)
+    manifest = Manifest.read(second)
+    assert manifest.base.source == "me/base" and manifest.base.revision == commits["base"]
+    assert {name: task.origin.revision for name, task in manifest.tasks.items()} == {
+        name: commits[name] for name in local["tasks"]
+    }
+    assert (
+        manifest.base.files["model.safetensors"]["sha256"]
+        == Manifest.read(first).base.files["model.safetensors"]["sha256"]
+    )
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+    assert (second / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
+
+
+@pytest.fixture
+def broken(tmp_path) -> Iterator[tuple[MisbehavingHub, dict[str, Any], Path]]:
+    """A Hub that holds `t1` as org/name, the configuration of a merge with it, and the result that is expected."""
+    local = write_set(tmp_path)
+    expected = merge_checkpoints(local, tmp_path / "merged-expected", progress=False).path
+    hub = MisbehavingHub()
+    hub.files = {path.name: path.read_bytes() for path in (tmp_path / "t1").iterdir()}
+    yield hub, local | {"tasks": local["tasks"] | {"t1": "org/name"}, "workers": 1}, expected
+    close_session()
+    hub.stop()
+
+
+def merge(hub: MisbehavingHub, config: dict[str, Any], out: Path) -> Path:
+    return merge_checkpoints(config, out, endpoint=hub.url, token=False, progress=False).path
+
+
+def fail_after(hub: MisbehavingHub, ranges: int, answer: Callable[[Handler, str], None]) -> None:
+    """Answers rightly for so many ranges of weights (the headers are four), then as told."""
+    left = iter(range(ranges))
+
+    def resolve(handler: Handler, name: str) -> None:
+        wanted = name.endswith(".safetensors") and handler.headers.get("Range")
+        if wanted and next(left, None) is None:
+            answer(handler, name)
+        else:
+            handler.send_file(name)
+
+    hub.resolve = resolve
+
+
+FAULTS = {
+    "cut connections": (lambda handler, name: handler.send_file(name, keep=3), "short read"),
+    "416": (lambda handler, name: handler.send_file(name, status=416), "HTTP 416"),
+    "another ETag": (lambda handler, name: handler.send_file(name, ETag='"new"'), "the file changed"),
+    "another commit": (
+        lambda handler, name: handler.send_file(name, X_Repo_Commit="f" * 40),
+        "answered for commit f",
+    ),
+    "no ranges": (lambda handler, name: handler.send_file(name, status=200), "HTTP 200 instead of 206"),
+    "gone": (lambda handler, name: handler.send_file(name, status=404), "no such file at this commit"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_hub_leaves_a_merge_that_can_go_on(broken, tmp_path, fault):
+    hub, config, expected = broken
+    answer, message = FAULTS[fault]
+    fail_after(hub, 9, answer)
+    with pytest.raises(CheckpointError, match=rf"org/name@{COMMIT[:12]}/model.*{message}"):
+        merge(hub, config, tmp_path / "merged-out")
+    assert not (tmp_path / "merged-out").exists()
+    before = len(hub.ranges())
+    hub.resolve = lambda handler, name: handler.send_file(name)
+    assert weights(merge(hub, config, tmp_path / "merged-out")) == weights(expected)
+    resumed = len(hub.ranges()) - before
+    merge(hub, config, tmp_path / "merged-again")
+    # what was finished was not read again
+    assert resumed < len(hub.ranges()) - before - resumed
+
+
+def test_a_connection_that_is_cut_now_and_then_does_no_harm(broken, tmp_path):
+    hub, config, expected = broken
+    count = iter(range(10**6))
+    hub.resolve = lambda handler, name: handler.send_file(name, keep=40 if next(count) % 3 == 1 else None)
+    assert weights(merge(hub, config, tmp_path / "merged-out")) == weights(expected)
+
+
+def test_a_branch_that_moves_between_plan_and_reads_changes_nothing(broken, tmp_path):
+    hub, config, expected = broken
+    asked: list[str] = []
+
+    def resolve(handler: Handler, name: str) -> None:
+        asked.append(handler.path)
+        handler.send_file(name)
+
+    hub.resolve = resolve
+    assert weights(merge(hub, config, tmp_path / "merged-out")) == weights(expected)
+    assert asked and all(f"/resolve/{COMMIT}/" in path for path in asked)
+
+
+def test_another_commit_does_not_go_on_from_what_was_left(broken, tmp_path, monkeypatch):
+    hub, config, _ = broken
+    fail_after(hub, 9, lambda handler, name: handler.send_file(name, status=404))
+    with pytest.raises(CheckpointError):
+        merge(hub, config, tmp_path / "merged-out")
+    monkeypatch.setattr("tests.hub.misbehaving_hub.COMMIT", "f" * 40)
+    hub.resolve = lambda handler, name: handler.send_file(name)
+    with pytest.raises(ValueError, match=rf"checkpoints.t1.revision was '{COMMIT}', is 'ffff"):
+        merge(hub, config, tmp_path / "merged-out")

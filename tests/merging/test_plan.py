@@ -1,0 +1,305 @@
+"""The plan: every rule about tensors, incompatible checkpoints, and that nothing but headers is read for it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from huggingface_hub import close_session, constants
+from safetensors.torch import load_file
+
+from hf_ext.merging.merge import merge_checkpoints
+from hf_ext.merging.plan import Extra, Part, make_plan, resolve_plan
+from tests.emr.emr_testing import (
+    WORDS,
+    ones,
+    push_folder,
+    raw_plan,
+    reasons,
+    resized,
+    tiny_bert,
+    tiny_gpt2,
+    tiny_semanir,
+    tiny_unet,
+    write_weights,
+)
+
+
+@pytest.fixture(autouse=True)
+def _clean_client(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield
+    close_session()
+
+
+# Models.
+
+
+def test_classifiers_of_a_bare_base(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {
+        "two": tiny_bert(tmp_path / "two", 1, base=base),
+        "five": tiny_bert(tmp_path / "five", 2, base=base, num_labels=5, max_shard_size=9000),
+        "bare": tiny_bert(tmp_path / "bare", 3, base=base, task_head=False),
+    }
+    with make_plan({"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}) as plan:
+        stored = load_file(base / "model.safetensors")
+        assert [part.name for part in plan.merged] == list(plan.base.tensors) and not plan.copied
+        assert set(stored) == set(plan.base.tensors)
+        assert plan.renames == (("", "bert."), ("", "bert."), ("", ""))
+        for part in plan.merged:
+            assert part == Part(
+                part.name,
+                tuple(stored[part.name].shape),
+                torch.float32,
+                stored[part.name].numel(),
+                (f"bert.{part.name}", f"bert.{part.name}", part.name),
+            )
+        assert set(plan.extras) == {
+            Extra(index, f"classifier.{name}", shape, torch.float32, 0, "not in the base")
+            for index, labels in ((0, 2), (1, 5))
+            for name, shape in (("weight", (labels, 16)), ("bias", (labels,)))
+        }
+        assert resolve_plan(plan) == (plan.extras, ()) and not plan.warnings and not plan.skipped
+
+
+def test_a_base_with_a_head_and_bare_tasks(tmp_path):
+    bare = tiny_bert(tmp_path / "bare")
+    base = tiny_bert(tmp_path / "base", 1, base=bare)
+    with make_plan({"base": str(base), "tasks": {"a": str(bare)}}) as plan:
+        assert plan.renames == (("bert.", ""),)
+        assert len(plan.merged) == len(plan.tasks[0].tensors)
+        assert {item.name for item in plan.copied} == {"classifier.weight", "classifier.bias"}
+
+
+def test_other_heads_in_base_and_task_are_not_mixed(tmp_path):
+    bare = tiny_bert(tmp_path / "bare")
+    base, task = (tiny_bert(tmp_path / str(labels), labels, base=bare, num_labels=labels) for labels in (2, 3))
+    with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
+        assert set(reasons(plan).values()) == {"shape [3], in the base [2]", "shape [3, 16], in the base [2, 16]"}
+        assert {item.name for item in plan.copied} == {"classifier.weight", "classifier.bias"}
+
+
+def test_a_diffusers_model_and_our_own(tmp_path):
+    for tiny, library in ((tiny_unet, "diffusers"), (tiny_semanir, "transformers")):
+        base = tiny(tmp_path / f"{library}-base")
+        task = tiny(tmp_path / f"{library}-task", 1, base=base)
+        with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
+            assert plan.base.library == library and len(plan.merged) == len(plan.base.tensors)
+            assert not plan.extras and not plan.aliases
+
+
+def test_tied_weights_are_merged_once_however_the_file_says_it(tmp_path):
+    base = tiny_gpt2(tmp_path / "base")
+    task = tiny_gpt2(tmp_path / "task", 1, base=base)
+    with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
+        # no file holds the other name, so the class of transformers, which would know it, is not imported
+        assert plan.aliases == {}
+        assert "lm_head.weight" not in {part.name for part in plan.merged} and not plan.extras
+    weights = load_file(base / "model.safetensors")
+    doubled = weights | {"lm_head.weight": weights["transformer.wte.weight"].clone()}
+    config = json.loads((base / "config.json").read_text())
+    write_weights(tmp_path / "doubled", doubled, config=config)
+    named = {"lm_head.weight": "transformer.wte.weight"}
+    write_weights(tmp_path / "named", weights, config={}, metadata=named)
+    for folder in ("doubled", "named"):
+        with make_plan({"base": str(tmp_path / folder), "tasks": {"a": str(task)}}) as plan:
+            assert plan.aliases == named and len(plan.merged) == len(weights) and not plan.copied
+            assert plan.unified_bytes == sum(tensor.nbytes for tensor in weights.values())
+            assert resolve_plan(plan) == ((), ())
+
+
+def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(tmp_path):
+    base = tiny_gpt2(tmp_path / "base")
+    task = load_file(tiny_gpt2(tmp_path / "task", 1, base=base) / "model.safetensors")
+    config = json.loads((base / "config.json").read_text())
+    embedding = task["transformer.wte.weight"]
+    write_weights(tmp_path / "repeated", task | {"lm_head.weight": embedding.clone()}, config=config)
+    write_weights(tmp_path / "untied", task | {"lm_head.weight": embedding + 1}, config=config)
+    only_head = {name: value for name, value in task.items() if "wte" not in name} | {"lm_head.weight": embedding}
+    write_weights(tmp_path / "renamed", only_head, config=config)
+    tasks = {name: str(tmp_path / name) for name in ("repeated", "untied", "renamed")}
+    with make_plan({"base": str(base), "tasks": tasks}) as plan:
+        assert [item.reason for item in plan.undecided] == ["tied to another tensor in the base"] * 3
+        extras, shared = resolve_plan(plan)
+        assert [(item.task, item.name) for item in extras] == [(1, "lm_head.weight"), (2, "lm_head.weight")]
+        assert not shared
+
+
+def test_a_base_whose_tied_tensors_differ_is_refused(tmp_path):
+    base = tiny_gpt2(tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    broken = weights | {"lm_head.weight": weights["transformer.wte.weight"] + 1}
+    write_weights(tmp_path / "broken", broken, config=json.loads((base / "config.json").read_text()))
+    message = r"'lm_head.weight' and 'transformer.wte.weight' differ.*save_pretrained"
+    config = {"base": str(tmp_path / "broken"), "tasks": {"a": str(base)}}
+    with make_plan(config) as plan, pytest.raises(ValueError, match=message):
+        resolve_plan(plan)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "message"),
+    [
+        ({"w": ones(4)}, {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
+        ({"w": ones(4), "a.weight": torch.ones(4, dtype=torch.int8)}, {}, "weight 'a.weight' is torch.int8"),
+        ({"w": ones(4), "a.weight": ones(4).to(torch.float8_e4m3fn)}, {}, "'a.weight' is torch.float8_e4m3fn"),
+        ({"w": ones(4), "a.weight_scale": ones(4)}, {}, "'a.weight_scale' belongs to a quantised weight"),
+        ({"w": ones(4), "a.qweight": torch.ones(4, dtype=torch.int32)}, {}, "'a.qweight' belongs to"),
+        ({"w": ones(4), "a.SCB": ones(4)}, {}, "'a.SCB' belongs to"),
+        ({"w": ones(4), "a.weight.absmax": ones(4)}, {}, "'a.weight.absmax' belongs to"),
+        ({"w": ones(4), "a.weight.quant_state.bitsandbytes__nf4": ones(4)}, {}, "belongs to a quantised"),
+    ],
+)
+def test_quantised_checkpoints_are_refused(tmp_path, tensors, config, message):
+    write_weights(tmp_path / "odd", tensors, config=config)
+    write_weights(tmp_path / "plain", {"w": ones(4)}, config={})
+    for base, task, who in (("odd", "plain", "base"), ("plain", "odd", "task 'a'")):
+        with pytest.raises(ValueError, match=rf"{who} .*is quantised: .*{message}.*dequantize"):
+            make_plan({"base": str(tmp_path / base), "tasks": {"a": str(tmp_path / task)}})
+
+
+def test_a_base_that_is_not_the_base_is_refused(tmp_path):
+    bert, gpt2, unet = tiny_bert(tmp_path / "bert"), tiny_gpt2(tmp_path / "gpt2"), tiny_unet(tmp_path / "unet")
+    task = tiny_bert(tmp_path / "task", 1, base=bert)
+    with pytest.raises(ValueError, match=r"task 'a' .*has model_type 'bert', base .*has 'gpt2': .*Give the model"):
+        make_plan({"base": str(gpt2), "tasks": {"a": str(task)}})
+    with pytest.raises(ValueError, match="is a transformers model, base .* a diffusers model"):
+        make_plan({"base": str(unet), "tasks": {"a": str(task)}})
+    wide = tiny_bert(tmp_path / "wide", hidden_size=32)
+    message = (
+        r"task 'a' .*is no fine-tune of base .*: of 41 floating-point tensors \(base: 39\) only \d+ have the same "
+        r"name and shape. \d+ have another shape, for instance '[\w.]+': base \[.*\], task \[.*\]. 2 are not in the "
+        r"base, for instance \['classifier.bias', 'classifier.weight'\]. Give the model"
+    )
+    with pytest.raises(ValueError, match=message):
+        make_plan({"base": str(wide), "tasks": {"a": str(task)}})
+
+
+def test_checkpoints_with_other_names_are_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"only 0 have the same name and shape. 2 are not in the base, .*\['c', 'd'\]"
+    ):
+        raw_plan(tmp_path, {"a": ones(4), "b": ones(4)}, {"c": ones(4), "d": ones(4)})
+    with pytest.raises(ValueError, match="nothing to merge: .*exclude"):
+        raw_plan(tmp_path, {"a": ones(4)}, {"a": ones(4)}, exclude=["a"])
+
+
+def test_settings_that_differ_are_warned_of(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    task = tiny_bert(tmp_path / "task", 1, base=base)
+    config = json.loads((task / "config.json").read_text()) | {"num_attention_heads": 4}
+    (task / "config.json").write_text(json.dumps(config))
+    with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
+        assert len(plan.warnings) == 1 and "num_attention_heads 4, the base 2" in plan.warnings[0]
+        assert any(line.startswith("warning") for line in plan.lines())
+
+
+# The merged model of method "given".
+
+
+def test_a_given_model_is_matched_by_name(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {name: str(tiny_bert(tmp_path / name, seed, base=base)) for seed, name in enumerate("ab", 1)}
+    given = tiny_bert(tmp_path / "given", 3, base=base)
+    config = {"base": str(base), "tasks": tasks, "method": "given", "merged": str(given)}
+    with make_plan(config) as plan:
+        assert plan.given is not None and plan.given_names == {part.name: f"bert.{part.name}" for part in plan.merged}
+        assert any(line.startswith("merged model") for line in plan.lines())
+    other = {name: value for name, value in load_file(given / "model.safetensors").items() if "pooler" not in name}
+    write_weights(tmp_path / "given", other)
+    with pytest.raises(
+        ValueError, match=r"merged model .*'pooler.dense.bias' must be floating-point \[16\] and is missing"
+    ):
+        make_plan(config)
+
+
+# Sizes, the Hub, output.
+
+
+def test_the_sizes(tmp_path):
+    base = {"w": ones(100, 10), "n": torch.arange(5)}
+    with raw_plan(tmp_path, base, base | {"head": ones(7)}, {"w": ones(100, 10)}, include_base=True) as plan:
+        # 1,000 bits are 125 bytes, which end at 128
+        assert plan.mask_bytes == (128, 128) and plan.extra_bytes == (40 + 28, 0)
+        assert plan.unified_bytes == 4040 and plan.base.nbytes == 4040
+        assert plan.result_bytes == 4040 + 256 + 68 + 2 * 80
+        assert plan.bytes_written == plan.result_bytes + 4040
+        assert plan.checkpoints_bytes == 4068 + 4000
+        # base and tasks once, "n" of the base copied and compared, the head, and the copy of the base
+        assert plan.bytes_read == 3 * 4000 + 40 + 80 + 28 + 4040
+        assert plan.peak_memory == plan.config.memory_bytes == 64_000_000
+    with raw_plan(tmp_path, base, base, {"w": ones(100, 10, dtype=torch.bfloat16)}, keep_state=True) as plan:
+        # sum, highest and lowest in float32, two masks for each task
+        assert plan.state_bytes == 3 * 4000 + 4 * 128
+    with raw_plan(tmp_path, base, base, method="average") as plan:
+        assert plan.result_bytes == plan.bytes_written == plan.unified_bytes == 4040
+        assert "average, one model" in "\n".join(plan.lines())
+
+
+def test_the_merge_writes_what_the_plan_says(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {"a": resized(tmp_path / "a", base, (*WORDS, "new"), 1), "b": tiny_bert(tmp_path / "b", 2, base=base)}
+    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
+    config |= {"shape_policy": "overlap", "keep_state": True, "include_base": True, "dtype": "bfloat16"}
+    with make_plan(config) as plan:
+        written, result = plan.bytes_written, plan.result_bytes
+    folder = merge_checkpoints(config, tmp_path / "out", progress=False).path
+    sizes = {
+        path.relative_to(folder).as_posix(): sum(tensor.nbytes for tensor in load_file(path).values())
+        for path in folder.rglob("*.safetensors")
+    }
+    # of all tasks together, a few numbers for each tensor
+    del sizes["sums.safetensors"]
+    assert sum(sizes.values()) == written
+    apart = {name for name in sizes if name.startswith("base/") or name.endswith("state.safetensors")}
+    assert sum(size for name, size in sizes.items() if name not in apart) == result
+
+
+def test_a_plan_over_the_hub_reads_headers_only(tmp_path, hub):
+    base = tiny_bert(tmp_path / "base")
+    tasks = [tiny_bert(tmp_path / name, seed, base=base, max_shard_size=9000) for seed, name in enumerate("ab", 1)]
+    headers = 0
+    for folder, name in zip((base, *tasks), ("base", "a", "b"), strict=True):
+        push_folder(hub.url, f"org/{name}", folder)
+        for path in folder.glob("*.safetensors"):
+            headers += 8 + int.from_bytes(path.read_bytes()[:8], "little")
+        headers += sum(path.stat().st_size for path in folder.glob("*.index.json"))
+    config = {"base": "org/base@main", "tasks": {"a": "org/a", "b": "org/b"}}
+    with make_plan(config, endpoint=hub.url, token=False) as plan:
+        lines, described = plan.lines(), json.loads(json.dumps(plan.to_dict()))
+        assert plan.header_bytes == headers
+        assert {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")} == {"config.json"}
+        assert lines[0].startswith(f"base    org/base@{plan.base.commit[:12]}: BertModel, 39 tensors")
+        assert described["tasks"]["a"]["revision"] == plan.tasks[0].commit
+        assert [item["name"] for item in described["tasks"]["a"]["extras"]] == ["classifier.bias", "classifier.weight"]
+        assert described["result_bytes"] == plan.result_bytes and len(described["merged"]) == 39
+
+
+def test_a_hub_checkpoint_that_does_not_fit_fails_before_any_download(tmp_path, hub):
+    push_folder(hub.url, "org/base", tiny_bert(tmp_path / "base"))
+    push_folder(hub.url, "org/other", tiny_gpt2(tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"task 'a' \(org/other\) has model_type 'gpt2'"):
+        make_plan({"base": "org/base", "tasks": {"a": "org/other"}}, endpoint=hub.url, token=False)
+    assert {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")} == {"config.json"}
+
+
+def test_every_source_is_closed_when_one_cannot_be_opened(tmp_path, recwarn):
+    write_weights(tmp_path / "base", {"w": ones(4)})
+    with pytest.raises(ValueError, match="task 'b'"):
+        make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "base"), "b": "./nowhere"}})
+    assert not [warning for warning in recwarn if warning.category is ResourceWarning]
+
+
+def test_a_class_that_cannot_be_built_is_warned_of(tmp_path):
+    base = tiny_gpt2(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text()) | {"n_head": 0}
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"] = weights["transformer.wte.weight"].clone()
+    write_weights(base, weights, config=config)
+    with make_plan({"base": str(base), "tasks": {"a": str(base)}}) as plan:
+        assert plan.aliases == {} and len(plan.warnings) == 1
+        assert "GPT2LMHeadModel cannot be built from its configuration (" in plan.warnings[0]

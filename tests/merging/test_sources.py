@@ -1,0 +1,207 @@
+"""Opened sources: local and on a Hub by ranges, their small files, identities, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import close_session, constants
+from safetensors.torch import load_file
+
+from hf_ext.hub.checkpoints import CheckpointError
+from hf_ext.merging.sources import TOKENIZER_FILES, Source, open_weights
+from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_tokenizer, write_weights
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+    close_session()
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> Path:
+    return tiny_bert(tmp_path_factory.mktemp("bert") / "base", max_shard_size=9000)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def test_a_local_folder(bert):
+    with open_weights("base", bert) as source:
+        assert (source.label, source.repo_id, source.commit, source.library) == ("base", None, None, "transformers")
+        assert source.architecture == "BertModel" and source.config["hidden_size"] == 16
+        expected = all_tensors(bert)
+        assert set(source.tensors) == set(expected) and source.nbytes == sum(t.nbytes for t in expected.values())
+        for name, tensor in expected.items():
+            assert source.read(name).equal(tensor)
+        assert set(source.small_files()) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+        assert set(source.small_files(TOKENIZER_FILES)) == {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_what_tells_the_files_of_a_folder_from_others(bert):
+    with open_weights("base", str(bert)) as source:
+        plain, hashed, times = source.identity(), source.identity(hash_files=True), source.fingerprint()
+        assert plain["source"] == str(bert) and plain["revision"] is None
+        assert set(plain["files"]) == {path.name for path in bert.glob("*.safetensors")} and len(plain["files"]) > 1
+        for name, file in plain["files"].items():
+            data = (bert / name).read_bytes()
+            header = data[: 8 + int.from_bytes(data[:8], "little")]
+            assert file == {"bytes": len(data), "sha256": None, "header_sha256": sha256(header)}
+            assert hashed["files"][name] == file | {"sha256": sha256(data)}
+            assert times["files"][name] == file | {"mtime_ns": (bert / name).stat().st_mtime_ns}
+        json.dumps([hashed, times])
+
+
+def test_several_threads_read_runs_of_a_tensor(tmp_path):
+    tensor = torch.randn(50_000)
+    write_weights(tmp_path / "w", {"w": tensor}, config={})
+    out = torch.empty_like(tensor)
+    with open_weights("base", tmp_path / "w") as source, ThreadPoolExecutor(4) as pool:
+        runs = [(start, min(start + 999, 50_000)) for start in range(0, 50_000, 999)]
+        list(pool.map(lambda run: source.read_into("w", *run, out[slice(*run)]), runs))
+        source.will_need("w", 5, 100)
+    assert out.equal(tensor)
+
+
+def test_float64_is_given_as_float32(tmp_path):
+    tensor = torch.randn(3, 5, dtype=torch.float64)
+    write_weights(tmp_path / "w", {"w": tensor, "n": torch.arange(3)}, config={})
+    with open_weights("base", tmp_path / "w") as source:
+        info = source.tensors["w"]
+        assert (info.dtype, info.shape, info.nbytes, source.has_float64) == (torch.float32, (3, 5), 60, True)
+        assert source.read("w").equal(tensor.float()) and source.read("n").equal(torch.arange(3))
+        out = torch.empty(4)
+        source.read_into("w", 7, 11, out)
+        assert out.equal(tensor.float().flatten()[7:11])
+        assert source.nbytes == tensor.nbytes + 24
+
+
+def test_a_repository_is_read_by_ranges_and_its_small_files_alone_are_fetched(bert, hub, cache):
+    commit = push_folder(hub.url, "org/base", bert)
+    with open_weights("base", "org/base@main", token=False, endpoint=hub.url) as source:
+        headers = source.bytes_read
+        assert headers < 20_000 and source.config["model_type"] == "bert"
+        fetched = {path.name for path in cache.rglob("snapshots/*/*")}
+        assert fetched == {"config.json"}
+        assert (source.repo_id, source.commit) == ("org/base", commit)
+        assert set(source.small_files()) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+        assert source.folder.is_relative_to(cache) and source.folder.name == commit
+        for name, tensor in all_tensors(bert).items():
+            assert source.read(name).equal(tensor)
+        assert source.bytes_read == headers + source.nbytes
+        identity = source.identity()
+        assert (identity["source"], identity["revision"]) == ("org/base", commit)
+        for name, file in identity["files"].items():
+            assert file["sha256"] == sha256((bert / name).read_bytes())
+        assert source.fingerprint() == identity
+    assert not list(cache.rglob("*.safetensors*"))
+
+
+def test_the_commit_is_pinned_when_the_branch_moves(bert, hub, tmp_path):
+    push_folder(hub.url, "org/base", bert)
+    with open_weights("base", "org/base", token=False, endpoint=hub.url) as source:
+        first = {name: source.read(name) for name in list(source.tensors)[:2]}
+        push_folder(hub.url, "org/base", tiny_bert(tmp_path / "other", 5, max_shard_size=9000, num_hidden_layers=1))
+        assert all(source.read(name).equal(tensor) for name, tensor in first.items())
+        assert source.config["num_hidden_layers"] == 2
+        assert json.loads((source.folder / "config.json").read_text())["num_hidden_layers"] == 2
+
+
+def test_a_snapshot_in_the_cache_is_a_folder_like_others(bert, hub):
+    push_folder(hub.url, "org/base", bert)
+    with open_weights("base", "org/base", token=False, endpoint=hub.url) as source:
+        folder = source.folder
+        assert (folder / "config.json").is_symlink()
+    for path in bert.glob("*.safetensors*"):
+        os.link(path, folder / path.name)
+    with open_weights("base", folder) as again:
+        assert set(again.small_files()) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_small_files_that_are_links_out_of_the_folder_are_left_out(tmp_path):
+    folder = write_tokenizer(write_weights(tmp_path / "w", {"w": torch.ones(3)}, config={}))
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to(secret)
+    with open_weights("base", folder) as source:
+        assert set(source.small_files()) == {"config.json", "tokenizer_config.json"}
+
+
+def test_a_weights_file_alone_and_a_diffusers_model(tmp_path, bert):
+    write_weights(tmp_path / "w", {"w": torch.ones(3)})
+    with open_weights("task", tmp_path / "w" / "model.safetensors") as source:
+        assert source.config == {} and source.architecture is None and source.folder == tmp_path / "w"
+    with open_weights("task", tiny_unet(tmp_path / "unet")) as source:
+        assert (source.library, source.architecture) == ("diffusers", "UNet2DModel")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", "[1]", "holds list, not a JSON object"),
+        ("config.json", "{", "not valid JSON"),
+        ("config.json", "[" * 100_000, "not valid JSON"),
+        ("adapter_config.json", "nonsense", "not valid JSON"),
+    ],
+)
+def test_a_malformed_configuration_is_refused(tmp_path, name, content, message):
+    write_weights(tmp_path / "w", {"w": torch.ones(3)})
+    (tmp_path / "w" / name).write_text(content)
+    with pytest.raises(CheckpointError, match=f"(?s)emotion.*{message}"):
+        open_weights("emotion", tmp_path / "w")
+
+
+def test_messages_name_the_source_and_say_what_to_do(tmp_path, hub):
+    with pytest.raises(ValueError, match="task 'emotion': .*no such file or folder"):
+        open_weights("emotion", "./nothing/here")
+    (tmp_path / "pickled").mkdir()
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"base: .*pytorch_model.bin is a pickle.*save_pretrained"):
+        open_weights("base", tmp_path / "pickled")
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline" / "model_index.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"a diffusers pipeline; merge its models one by one: give .*unet"):
+        open_weights("base", tmp_path / "pipeline")
+    with pytest.raises(ValueError, match=r"task 'x': org/none@main: no such repository"):
+        open_weights("x", "org/none", token=False, endpoint=hub.url)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/model.safetensors", "sub/model.safetensors", ".."])
+def test_shards_stay_in_their_folder(tmp_path, name):
+    write_weights(tmp_path, {"w": torch.ones(3)})
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+    with pytest.raises(CheckpointError, match="only the name of a .safetensors file beside the index"):
+        open_weights("base", folder)
+
+
+def test_a_shard_that_is_a_link_out_of_the_folder_is_refused(tmp_path):
+    write_weights(tmp_path / "secret", {"w": torch.ones(3)})
+    folder = tmp_path / "linked"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(tmp_path / "secret" / "model.safetensors")
+    with pytest.raises(CheckpointError, match="a link that leaves the folder"):
+        open_weights("base", folder)
+
+
+def test_a_closed_source_is_not_read(bert):
+    source = open_weights("base", bert)
+    assert isinstance(source, Source)
+    name = next(iter(source.tensors))
+    source.close()
+    with pytest.raises(ValueError, match="closed"):
+        source.read(name)

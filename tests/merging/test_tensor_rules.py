@@ -1,0 +1,325 @@
+"""What happens to each tensor of a merge: every rule, resized vocabularies, a fuzz of headers, shapes and types."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from hf_ext.merging.plan import Copied, Part, Shared, make_plan, resolve_plan
+from tests.emr.emr_testing import (
+    WORDS,
+    ones,
+    raw_plan,
+    reasons,
+    resized,
+    tiny_bert,
+    write_weights,
+)
+
+# Single tensors.
+
+
+def test_what_is_missing_somewhere(tmp_path):
+    base = {"a": ones(4), "b": ones(4), "only_base": ones(4)}
+    with raw_plan(tmp_path, base, {"a": ones(4), "b": ones(4), "only_task": ones(2)}, {"a": ones(4)}) as plan:
+        assert [(part.name, part.task_names) for part in plan.merged] == [("a", ("a", "a")), ("b", ("b", None))]
+        assert plan.copied == (Copied("only_base", (4,), torch.float32),)
+        assert reasons(plan) == {(0, "only_task"): "not in the base"}
+        assert any("does not take part in 1 merged tensors" in line for line in plan.lines())
+
+
+def test_integers_are_compared_and_stored_only_where_they_differ(tmp_path):
+    base = {
+        "w": ones(4),
+        "ids": torch.arange(5),
+        "mask": torch.tensor([True, False]),
+        "bytes": torch.zeros(3, dtype=torch.uint8),
+    }
+    same = dict(base)
+    other = base | {"ids": torch.arange(1, 6), "mask": torch.tensor([True, True]), "bytes": torch.zeros(3)}
+    with raw_plan(tmp_path, base, same, other) as plan:
+        assert [part.name for part in plan.merged] == ["w"]
+        assert [item.name for item in plan.copied] == [name for name in plan.base.tensors if name != "w"]
+        # another type cannot be equal
+        assert [(item.task, item.name) for item in plan.extras] == [(1, "bytes")]
+        extras, shared = resolve_plan(plan)
+        assert set(shared) == {Shared(0, "ids"), Shared(0, "mask"), Shared(0, "bytes")}
+        assert {(item.task, item.name) for item in extras} == {(1, "ids"), (1, "mask"), (1, "bytes")}
+
+
+def test_running_statistics_stay_with_each_task(tmp_path):
+    norm = {
+        "bn.weight": ones(4),
+        "bn.bias": ones(4),
+        "bn.running_mean": ones(4),
+        "bn.running_var": ones(4),
+        "bn.num_batches_tracked": torch.tensor(7),
+    }
+    with raw_plan(tmp_path, norm, norm, norm | {"bn.num_batches_tracked": torch.tensor(8)}) as plan:
+        assert {part.name for part in plan.merged} == {"bn.weight", "bn.bias"}
+        assert {item.name for item in plan.copied} == set(norm) - {"bn.weight", "bn.bias"}
+        assert {(item.task, item.name) for item in plan.extras} == {
+            (task, f"bn.running_{what}") for task in (0, 1) for what in ("mean", "var")
+        }
+        extras, shared = resolve_plan(plan)
+        assert shared == (Shared(0, "bn.num_batches_tracked"),) and len(extras) == 5
+
+
+def test_buffers_that_follow_from_the_configuration(tmp_path):
+    base = {
+        "w": ones(4, 4),
+        "rotary.inv_freq": ones(4),
+        "embeddings.position_ids": torch.arange(4)[None],
+        "h.0.attn.bias": ones(1, 1, 4, 4),
+        "h.0.attn.masked_bias": torch.tensor(-1e4),
+    }
+    with raw_plan(tmp_path, base, base, base | {"rotary.inv_freq": ones(4) / 2}) as plan:
+        assert [part.name for part in plan.merged] == ["w"] and not plan.extras
+        extras, shared = resolve_plan(plan)
+        assert [(item.task, item.name) for item in extras] == [(1, "rotary.inv_freq")] and len(shared) == 7
+
+
+def test_a_buffer_that_the_model_no_longer_saves_is_dropped(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    task = tiny_bert(tmp_path / "task", 1, base=base)
+    weights = load_file(task / "model.safetensors") | {"bert.embeddings.position_ids": torch.arange(16)[None]}
+    write_weights(task, weights)
+    with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
+        assert [(index, name) for index, name, _ in plan.skipped] == [(0, "bert.embeddings.position_ids")]
+        assert {item.name for item in plan.extras} == {"classifier.weight", "classifier.bias"}
+        assert any("skipped bert.embeddings.position_ids" in line for line in plan.lines())
+
+
+def test_excluded_tensors_by_the_names_of_either_side(tmp_path):
+    base = {"encoder.a": ones(4), "encoder.b": ones(4), "head": ones(4), "encoder.c": ones(4)}
+    task = {f"bert.{name}": value for name, value in base.items()}
+    with raw_plan(tmp_path, base, task, base, exclude=["head", r"bert\..*b$", "coder"]) as plan:
+        # anchored at the start: "coder" matches nothing
+        assert [(part.name, part.task_names) for part in plan.merged] == [
+            ("encoder.a", ("bert.encoder.a", "encoder.a")),
+            ("encoder.b", (None, "encoder.b")),
+            ("encoder.c", ("bert.encoder.c", "encoder.c")),
+        ]
+        assert reasons(plan) == {
+            (0, "bert.head"): "excluded",
+            (1, "head"): "excluded",
+            (0, "bert.encoder.b"): "excluded",
+        }
+
+
+def test_small_tensors_raw(tmp_path):
+    base = {"w": ones(4, 4), "bias": ones(4), "scale": torch.tensor(1.0)}
+    with raw_plan(tmp_path, base, base, small_raw=True) as plan:
+        assert [part.name for part in plan.merged] == ["w"]
+        assert reasons(plan) == {(0, "bias"): "one-dimensional", (0, "scale"): "one-dimensional"}
+    with raw_plan(tmp_path, base, base) as plan:
+        assert len(plan.merged) == 3 and not plan.extras
+
+
+def test_other_shapes_are_kept_or_refused(tmp_path):
+    base = {"w": ones(4, 4), "positions": ones(8, 4)}
+    task = {"w": ones(4, 4), "positions": ones(16, 4)}
+    with raw_plan(tmp_path, base, task, base) as plan:
+        assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
+        assert [part.task_names for part in plan.merged if part.name == "positions"] == [(None, "positions")]
+    with pytest.raises(
+        ValueError, match=r"'positions' is \[8, 4\] in the base and \[16, 4\] in task 't0'.*shape_policy: extra"
+    ):
+        raw_plan(tmp_path, base, task, shape_policy="error")
+    # no vocabulary: its leading rows need not mean the same
+    with raw_plan(tmp_path, base, task, shape_policy="overlap") as plan:
+        assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
+
+
+def test_types_of_base_tasks_and_result(tmp_path):
+    base = {"w": ones(4, dtype=torch.bfloat16), "ids": torch.arange(3)}
+    tasks = [{"w": ones(4, dtype=dtype)} for dtype in (torch.float16, torch.float32, torch.bfloat16)]
+    with raw_plan(tmp_path, base, *tasks) as plan:
+        assert plan.merged == (Part("w", (4,), torch.bfloat16, 4, ("w", "w", "w")),) and not plan.warnings
+        assert plan.bytes_read == 4 * (2 + 2 + 4 + 2) + 24
+    with raw_plan(tmp_path, base, *tasks, dtype="float32") as plan:
+        assert plan.merged[0].dtype == torch.float32 and plan.copied[0].dtype == torch.int64
+        assert plan.unified_bytes == 16 + 24
+
+
+def test_float64_is_said_to_be_treated_as_float32(tmp_path):
+    double = {"w": ones(4, dtype=torch.float64)}
+    with raw_plan(tmp_path, double, {"w": ones(4)}, double) as plan:
+        assert plan.merged[0].dtype == torch.float32
+        assert [warning.partition(" (")[0] for warning in plan.warnings] == ["base", "task 't1'"]
+        assert all("treated as float32" in warning for warning in plan.warnings)
+
+
+def test_empty_and_single_elements(tmp_path):
+    base = {"w": ones(3), "empty": ones(0, 4), "scalar": torch.tensor(2.0)}
+    with raw_plan(tmp_path, base, base) as plan:
+        assert {part.name: part.elements for part in plan.merged} == {"w": 3, "scalar": 1}
+        assert resolve_plan(plan) == ((), (Shared(0, "empty"),))
+
+
+# Vocabularies.
+
+
+EMBEDDING = "embeddings.word_embeddings.weight"
+
+
+def test_the_common_rows_of_resized_vocabularies(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    more, less = (*WORDS, "new", "newer"), WORDS[:-3]
+    tasks = {
+        "more": resized(tmp_path / "more", base, more, 1),
+        "less": resized(tmp_path / "less", base, less, 2),
+        "same": tiny_bert(tmp_path / "same", 3, base=base, task_head=False),
+    }
+    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
+    with make_plan(config | {"shape_policy": "overlap"}) as plan:
+        part = next(part for part in plan.merged if part.name == EMBEDDING)
+        rows = len(less)
+        assert part == Part(EMBEDDING, (len(WORDS), 16), torch.float32, rows * 16, (EMBEDDING,) * 3)
+        assert [(item.task, item.shape, item.start, item.nbytes) for item in plan.extras] == [
+            (0, (len(more), 16), rows * 16, 5 * 64),
+            # nothing left over, but another shape than the base's
+            (1, (len(less), 16), rows * 16, 0),
+            (2, (len(WORDS), 16), rows * 16, 3 * 64),
+        ]
+        assert any(EMBEDDING in line and "of these in part" in line for line in plan.lines())
+        assert plan.mask_bytes[0] == sum(64 * math.ceil(part.elements / 512) for part in plan.merged)
+    with make_plan(config) as plan:
+        kept = {(item.task, item.name) for item in plan.extras}
+        assert kept == {(0, EMBEDDING), (1, EMBEDDING)} and all(item.start == 0 for item in plan.extras)
+    with pytest.raises(ValueError, match="shape_policy: extra"):
+        make_plan(config | {"shape_policy": "error"})
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "vocab.txt"])
+def test_rows_of_other_tokens_are_refused_with_the_token(tmp_path, kind):
+    base = tiny_bert(tmp_path / "base")
+    task = resized(tmp_path / "task", base, (*WORDS[:7], "changed", *WORDS[8:], "new"), 1)
+    if kind != "tokenizer.json":
+        for folder in (base, task):
+            vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+            (folder / "tokenizer.json").unlink()
+            text = json.dumps(vocabulary) if kind == "vocab.json" else "\n".join(vocabulary)
+            (folder / kind).write_text(text)
+    config = {"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"}
+    with pytest.raises(ValueError, match=r"token 7 is 'd' in the base and 'changed' in task 'a'.*shape_policy: extra"):
+        make_plan(config)
+    for path in task.glob(kind):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"task 'a' .*has no tokenizer.json, vocab.json or vocab.txt"):
+        make_plan(config)
+
+
+def test_a_malformed_tokenizer_is_named(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    task = resized(tmp_path / "task", base, (*WORDS, "new"), 1)
+    (task / "tokenizer.json").write_text('{"model": {"vocab": 3}}')
+    with pytest.raises(ValueError, match=r"task 'a' .*tokenizer.json is malformed"):
+        make_plan({"base": str(base), "tasks": {"a": str(task)}, "shape_policy": "overlap"})
+
+
+# Fuzz.
+
+DTYPES = (
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool),
+    *(torch.complex64, torch.float8_e4m3fn, torch.int8),
+)
+NAMES = [f"{prefix}{name}" for prefix in ("", "m.") for name in ("a.w", "a.bias", "b.w", "bn.running_var", "inv_freq")]
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+# mostly what a model holds, sometimes anything
+changes = st.dictionaries(
+    st.sampled_from(NAMES),
+    st.tuples(st.sampled_from([(2, 3), (3,)]) | shapes, st.sampled_from(DTYPES[:3]) | st.sampled_from(DTYPES)),
+    max_size=2,
+)
+
+
+@st.composite
+def families(draw):
+    """A base, and tasks that were made from it by changing, adding, dropping and renaming tensors."""
+    dtype = draw(st.sampled_from(DTYPES[:4]))
+    base = {"a.w": ((2, 3), dtype), "b.w": ((3, 2), dtype), "a.bias": ((3,), dtype)} | draw(changes)
+    tasks = []
+    for _ in range(draw(st.integers(1, 3))):
+        task = base | draw(changes)
+        for name in draw(st.sets(st.sampled_from(sorted(task)), max_size=2)):
+            del task[name]
+        prefix = draw(st.sampled_from(["", "", "p.", "model.p."]))
+        tasks.append({prefix + name: about for name, about in task.items()})
+    return base, tasks
+
+
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "small_raw": st.booleans(),
+        "shape_policy": st.sampled_from(["extra", "overlap", "error"]),
+        "exclude": st.lists(st.sampled_from([".*a", "m", "b.w$"]), max_size=2),
+        "dtype": st.sampled_from(["float32", "bfloat16"]),
+    },
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(families(), options)
+def test_every_tensor_has_one_place_or_the_plan_is_refused(tmp_path, family, options):
+    base, tasks = family
+
+    def filled(described):
+        return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in described.items()}
+
+    try:
+        plan = raw_plan(tmp_path, filled(base), *map(filled, tasks), **options)
+    except ValueError as error:
+        assert len(str(error)) > 40
+        return
+    with plan:
+        root = [*(part.name for part in plan.merged), *(item.name for item in plan.copied), *plan.aliases]
+        assert sorted(root) == sorted(base) and plan.merged
+        extras, shared = resolve_plan(plan)
+        for index, task in enumerate(tasks):
+            places = [part.task_names[index] for part in plan.merged if part.task_names[index] is not None]
+            places += [item.name for item in (*extras, *shared) if item.task == index]
+            assert sorted(places) == sorted(task)
+        for part in plan.merged:
+            assert part.elements == math.prod(base[part.name][0]) > 0 and part.dtype.is_floating_point
+            for index, name in enumerate(part.task_names):
+                assert name is None or tasks[index][name][0] == part.shape
+        json.dumps(plan.to_dict())
+        assert plan.lines() and plan.bytes_read > 0
+
+
+header_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+entries = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "BF16", "I64", "F8_E4M3", "F4", ""]) | header_values,
+        "shape": st.lists(st.integers(-1, 2**65), max_size=3) | header_values,
+        "data_offsets": st.lists(st.integers(-1, 40), min_size=2, max_size=2) | header_values,
+    }
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(st.sampled_from(["w", "v", "../w", "__metadata__"]), entries | header_values, max_size=3),
+    st.integers(0, 40),
+)
+def test_any_header_is_planned_or_refused_as_a_value_error(tmp_path, header, length):
+    write_weights(tmp_path / "base", {"w": ones(3)})
+    (tmp_path / "task").mkdir(exist_ok=True)
+    text = json.dumps(header).encode()
+    (tmp_path / "task" / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(length))
+    try:
+        make_plan({"base": str(tmp_path / "base"), "tasks": {"t": str(tmp_path / "task")}}).close()
+    except ValueError as error:
+        assert "'t'" in str(error)

@@ -1,0 +1,180 @@
+"""Adding and removing tasks: what is refused, fails or is killed leaves the artifact as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_ext.emr.manifest_emr import Manifest
+from hf_ext.merging import updating
+from hf_ext.merging.updating import add_task, add_task_frozen, remove_task
+from tests.emr.emr_testing import write_weights
+from tests.hub.published import contents
+from tests.merging.updating_sources import CONFIG, draw, merge, vectors, weights_of, write_sources
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_pictures():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_ext.emr.pictures_emr.draw_report", draw)
+        yield
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> Path:
+    return write_sources(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture(scope="module")
+def kept(sources, tmp_path_factory) -> dict[str, Path]:
+    """Merges with state: of the first two tasks, and of all."""
+    place = tmp_path_factory.mktemp("kept")
+    return {names: merge(sources, names, place / names, keep_state=True) for names in ("ab", "abc")}
+
+
+@pytest.fixture
+def artifact(kept, tmp_path) -> Path:
+    return Path(shutil.copytree(kept["ab"], tmp_path / "artifact"))
+
+
+def test_merging_again_needs_the_same_checkpoints(sources, tmp_path):
+    place = Path(shutil.copytree(sources, tmp_path / "sources"))
+    artifact = merge(place, "ab", tmp_path / "artifact")
+    before = contents(artifact)
+    shutil.rmtree(place / "b")
+    message = r"(?s)'c' cannot be added exactly: the merge kept no state.*task 'b'.*--frozen"
+    with pytest.raises(ValueError, match=message):
+        add_task(artifact, "c", str(place / "c"))
+    write_weights(place / "b", {**vectors(2), "other.weight": torch.zeros(3)}, config=CONFIG)
+    with pytest.raises(ValueError, match=r"task 'b' is not the one that was merged"):
+        add_task(artifact, "c", str(place / "c"))
+    assert contents(artifact) == before
+    assert add_task_frozen(artifact, "c", str(place / "c"))["how"] == "frozen"
+
+
+def test_what_cannot_be_added_is_refused_and_nothing_changes(sources, artifact, tmp_path):
+    before = contents(artifact)
+    for name, message in (
+        ("a", "has a task 'a'"),
+        ("A", "has a task 'a'"),
+        ("x/y", "cannot be the name"),
+        ("..", "not"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            add_task(artifact, name, str(sources / "c"))
+    bad = vectors(3)
+    bad["odd.weight"][2, 3] = float("nan")
+    write_weights(tmp_path / "bad", bad, config=CONFIG)
+    for add in (add_task, add_task_frozen):
+        with pytest.raises(ValueError, match=r"'odd\.weight' of task 'c' .* holds NaN"):
+            add(artifact, "c", str(tmp_path / "bad"))
+    other = vectors(0)
+    other["odd.weight"] += 1
+    write_weights(tmp_path / "other", other, config=CONFIG)
+    with pytest.raises(ValueError, match=r"the base .*other is not the one that was merged: sha256"):
+        add_task(artifact, "c", str(sources / "c"), base=str(tmp_path / "other"))
+    assert contents(artifact) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "bad", "other"]
+
+
+def test_the_base_may_have_moved(sources, kept, tmp_path):
+    place = Path(shutil.copytree(sources, tmp_path / "sources"))
+    artifact = merge(place, "ab", tmp_path / "artifact", keep_state=True)
+    os.rename(place / "base", place / "moved")
+    with pytest.raises(ValueError, match="base"):
+        add_task(artifact, "c", str(place / "c"))
+    add_task(artifact, "c", str(place / "c"), base=str(place / "moved"))
+    assert weights_of(artifact) == weights_of(kept["abc"])
+
+
+@pytest.mark.parametrize("step", ["elect_again", "merge_checkpoints", "refresh", "replace_folder"])
+def test_an_addition_that_fails_leaves_the_artifact_as_it_was(sources, kept, artifact, tmp_path, monkeypatch, step):
+    """Right after each step, and instead of the last one."""
+    before, run = contents(artifact), getattr(updating, step)
+
+    def fail(*arguments, **options):
+        if step != "replace_folder":
+            run(*arguments, **options)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(updating, step, fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        add_task(artifact, "c", str(sources / "c"))
+    assert contents(artifact) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+
+
+def test_after_a_kill_the_artifact_is_as_it_was_and_the_next_addition_succeeds(sources, kept, artifact, tmp_path):
+    """Killed when everything is written and nothing yet in its place."""
+    before = contents(artifact)
+    script = """
+        import os, signal, sys
+        from hf_ext.merging import updating
+        updating.replace_folder = lambda *places: os.kill(os.getpid(), signal.SIGKILL)
+        updating.add_task(*sys.argv[1:])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(artifact), "c", str(sources / "c")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert contents(artifact) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"artifact", ".artifact.update"}
+    add_task(artifact, "c", str(sources / "c"))
+    assert weights_of(artifact) == weights_of(kept["abc"])
+    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+
+
+def test_a_kill_between_two_renames_is_put_right_first(kept, artifact):
+    """Where folders cannot be exchanged, there is a moment in which the artifact has another name."""
+    before = contents(artifact)
+    os.rename(artifact, artifact.with_name(".artifact.old"))
+    remove_task(artifact, "a")
+    assert set(Manifest.read(artifact).tasks) == {"b"}
+    assert contents(artifact)["model.safetensors"] == before["model.safetensors"]
+
+
+def test_files_are_shared_with_the_earlier_artifact_but_never_written_to(sources, kept, artifact, monkeypatch):
+    """What a reader has opened, or a hard link elsewhere, keeps its content."""
+    linked = artifact.with_name("linked")
+    shutil.copytree(artifact, linked, copy_function=os.link)
+    before = contents(linked)
+    add_task(artifact, "c", str(sources / "c"))
+    remove_task(artifact, "a")
+    add_task_frozen(artifact, "a2", str(sources / "a"))
+    assert contents(linked) == before
+    assert os.stat(artifact / "config.json").st_ino == os.stat(linked / "config.json").st_ino
+    # a file system without links
+    monkeypatch.setattr(updating.os, "link", lambda *names: (_ for _ in ()).throw(OSError("no links")))
+    remove_task(linked, "a")
+    assert os.stat(artifact / "config.json").st_ino != os.stat(linked / "config.json").st_ino
+    assert {**contents(linked)}["model.safetensors"] == before["model.safetensors"]
+
+
+def test_the_cache_of_a_hub_is_not_changed(artifact, tmp_path):
+    cached = tmp_path / "models--org--name" / "snapshots" / ("0" * 40)
+    cached.parent.mkdir(parents=True)
+    os.rename(artifact, cached)
+    with pytest.raises(ValueError, match="in the cache of the Hub, which is not changed"):
+        remove_task(cached, "a")
+
+
+def test_damaged_state_is_refused(sources, artifact):
+    signs = artifact / "tasks" / "a" / "state.safetensors"
+    signs.write_bytes(signs.read_bytes()[:-8])
+    before = contents(artifact)
+    with pytest.raises(ValueError, match=r"state\.safetensors: the header describes"):
+        add_task(artifact, "c", str(sources / "c"))
+    assert contents(artifact) == before
+
+
+def test_a_result_without_masks_is_no_artifact(sources, tmp_path):
+    plain = merge(sources, "ab", tmp_path / "plain", method="average")
+    with pytest.raises(ValueError, match=r"emr\.json: there is no such file"):
+        remove_task(plain, "a")
