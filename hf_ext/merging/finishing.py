@@ -67,7 +67,7 @@ def finish(
             write_sums(folder, task.label, sums.tensors[:, index])
         _write_manifest(folder, plan, shared, extras, sums.tensors, scales, base, method)
         write_totals(folder, sums.totals, sums.gram)
-        loader = resources.files(__package__).joinpath("emr_loader.py").read_text(encoding="utf-8")
+        loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
         (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
     report = make_report(
         tasks=[task.label for task in plan.tasks],
