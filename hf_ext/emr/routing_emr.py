@@ -1,4 +1,4 @@
-"""Which task a sample is of, when nobody says: the nearest centroid of the tasks in features of the elected model."""
+"""Which task a sample is of, when nobody says: the nearest centroid of the tasks in features of the base."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel
 
 ROUTER_FILE = "router.safetensors"
 
@@ -126,22 +126,35 @@ class TaskRouter:
         return cls(tasks, centroids.clone(), scale.clone())
 
 
-class ElectedFeatures:
+class BaseFeatures:
     """
-    Features of the elected model: its last hidden state, averaged over tokens or places.
+    Features of the base: its last hidden state, averaged over tokens or places. The base was trained on more than the
+    tasks, and tells them apart better than the elected model, whose features serve ten tasks at once
+    (examples/emr/README.md has the numbers).
 
     Args:
-        folder (`Path`): The artifact, whose root is a checkpoint of the elected model.
+        folder (`Path`): The artifact, whose root has the configuration.
+        weights (`Mapping[str, torch.Tensor]`): Tensors of the base; they are copied.
         trust_remote_code (`bool`): Whether code in the folder may be run.
         device (`torch.device`): Where the model runs.
         dtype (`torch.dtype`, *optional*): Type of its weights.
     """
 
     def __init__(
-        self, folder: Path, *, trust_remote_code: bool, device: torch.device, dtype: torch.dtype | None
+        self,
+        folder: Path,
+        weights: Mapping[str, torch.Tensor],
+        *,
+        trust_remote_code: bool,
+        device: torch.device,
+        dtype: torch.dtype | None,
     ) -> None:
-        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype or "auto"}
-        self._model: Any = AutoModel.from_pretrained(folder, **options).to(device).eval()
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            kind = type(AutoModel.from_config(config, trust_remote_code=trust_remote_code))
+        state = {name: tensor.clone() for name, tensor in weights.items()}
+        model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype or "auto")
+        self._model: Any = model.to(device).eval()
 
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from .building_emr import BuiltModel, build_model, relabel, same_network
 from .mixed_emr import Mixer
-from .routing_emr import ElectedFeatures, TaskRouter
+from .routing_emr import BaseFeatures, TaskRouter
 from .weights_emr import TaskWeights
 
 
@@ -47,7 +47,7 @@ class EMRModel:
         self._trust_remote_code = trust_remote_code
         self._mixer = Mixer(self)
         self._router: TaskRouter | None = None
-        self._elected: ElectedFeatures | None = None
+        self._base_features: BaseFeatures | None = None
         self._built: BuiltModel = self._build(task)
         self._config = self._read_config(task)
         self.current = task
@@ -202,7 +202,7 @@ class EMRModel:
 
     def fit_router(self, examples: Mapping[str, Mapping[str, Any]], *, save: bool = True) -> TaskRouter:
         """
-        Learns to tell the tasks apart, for `task_ids="auto"`: nearest centroid in features of the elected model.
+        Learns to tell the tasks apart, for `task_ids="auto"`: nearest centroid in features of the base.
 
         Args:
             examples (`Mapping[str, Mapping[str, Any]]`): For each task, a batch of a few of its samples as the model
@@ -214,7 +214,7 @@ class EMRModel:
             [`TaskRouter`]: The router.
 
         Raises:
-            ValueError: An unknown task, or a library without an elected model to run (diffusers, peft).
+            ValueError: An unknown task, or a library other than transformers (diffusers, peft).
         """
         unknown = sorted(set(examples) - set(self.tasks))
         if unknown:
@@ -272,14 +272,15 @@ class EMRModel:
             raise ValueError(
                 f"the router needs a transformers model, this is one of {library}: name the tasks instead"
             )
-        if self._elected is None:
-            self._elected = ElectedFeatures(
+        if self._base_features is None:
+            self._base_features = BaseFeatures(
                 self.weights.folder,
+                self.weights.base_tensors(),
                 trust_remote_code=self._trust_remote_code,
                 device=self._device,
                 dtype=self._dtype,
             )
-        return self._elected(batch)
+        return self._base_features(batch)
 
     def _read_config(self, task: str) -> dict[str, Any]:
         files = self.weights.small_files(task)

@@ -196,6 +196,10 @@ class TaskWeights:
         if not direct:
             out.copy_(whole)
 
+    def base_tensors(self) -> dict[str, torch.Tensor]:
+        """The base's tensors by name, as views of its files."""
+        return {name: self._base.get(name, torch.device("cpu")) for name in self._base.infos}
+
     def small_files(self, task: str) -> dict[str, Path]:
         """
         Lists what a plain checkpoint of a task has beside its weights.

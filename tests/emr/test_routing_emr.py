@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoModel
 
 from hf_ext.emr import EMRModel
 from hf_ext.emr.routing_emr import ROUTER_FILE, TaskRouter
@@ -93,6 +94,12 @@ def test_samples_without_a_task_are_routed(tmp_path: Path):
     # Padding is no part of the mean.
     padded = both | {"input_ids": both["input_ids"].masked_fill(both["attention_mask"] == 0, 25)}
     torch.testing.assert_close(emr._features(padded), emr._features(both))
+    # Features are the base's.
+    encoder = AutoModel.from_pretrained(base).eval()
+    with torch.no_grad():
+        hidden = encoder(**both).last_hidden_state
+    weights = both["attention_mask"][..., None]
+    torch.testing.assert_close(emr._features(both), (hidden * weights).sum(1) / weights.sum(1))
     with pytest.raises(ValueError, match=r"examples of \['c'\]"):
         emr.fit_router({"c": one})
 
