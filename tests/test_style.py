@@ -25,6 +25,7 @@ SHIPPED_PREFIXES = (
     "modeling_",
     "ops_",
     "image_processing_",
+    "feature_extraction_",
     "processing_",
     "kernels_",
     "streaming_",

@@ -1,0 +1,200 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Feature extractor of MRConv: raw waveforms to batches with a mask."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
+from transformers.feature_extraction_utils import BatchFeature
+from transformers.utils import PaddingStrategy, TensorType
+
+# Under the variance, as in the other audio models of transformers: silence stays silence.
+_VARIANCE_EPSILON = 1e-7
+# No recording has fewer samples, no sound file more channels: tells samples x channels from a batch.
+_MOST_CHANNELS = 8
+
+
+def _waveform(recording: Any) -> np.ndarray:
+    """One recording as float32 in [-1, 1] if it was whole numbers; floats keep their scale."""
+    array = recording.detach().cpu().numpy() if isinstance(recording, torch.Tensor) else np.asarray(recording)
+    if array.ndim != 1:
+        raise ValueError(
+            f"A recording has shape {array.shape}; expected one axis of samples (mono). Average the channels first, "
+            "for instance with `audio.mean(axis=channel_axis)`."
+        )
+    if not len(array):
+        raise ValueError("A recording has no samples; give at least one.")
+    if array.dtype in (np.int16, np.int32):
+        return (array / -float(np.iinfo(array.dtype).min)).astype(np.float32)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise TypeError(
+            f"A recording holds {array.dtype}; allowed: floats, and int16 or int32, which are scaled to [-1, 1]. "
+            "Convert it, for instance with `np.asarray(audio, dtype=np.int16)`."
+        )
+    array = array.astype(np.float32)
+    if not np.isfinite(array).all():
+        raise ValueError("A recording holds NaN or infinite samples; repair or leave out the file.")
+    return array
+
+
+def _recordings(raw_speech: Any) -> list[np.ndarray]:
+    """The batch as a list: one recording, a list of them, or an array of `[batch, samples]`."""
+    if isinstance(raw_speech, torch.Tensor):
+        raw_speech = raw_speech.detach().cpu().numpy()
+    if isinstance(raw_speech, np.ndarray):
+        if raw_speech.ndim == 2 and raw_speech.shape[1] <= _MOST_CHANNELS < raw_speech.shape[0]:
+            raise ValueError(
+                f"The audio has shape {raw_speech.shape}: samples x channels? Give mono audio, "
+                "`audio.mean(axis=1)`, or a list of recordings."
+            )
+        if raw_speech.ndim not in (1, 2):
+            raise ValueError(
+                f"The audio has shape {raw_speech.shape}; expected (samples,), or (batch, samples) for several "
+                "recordings, all mono."
+            )
+        return [_waveform(recording) for recording in np.atleast_2d(raw_speech)]
+    if not isinstance(raw_speech, (list, tuple)):
+        raise TypeError(f"The audio is a {type(raw_speech).__name__}; give an array, a tensor or a list of them.")
+    if not raw_speech:
+        raise ValueError("The audio is an empty list; give at least one recording.")
+    if isinstance(raw_speech[0], (int, float, np.number)):
+        return [_waveform(raw_speech)]
+    return [_waveform(recording) for recording in raw_speech]
+
+
+class MRConvFeatureExtractor(SequenceFeatureExtractor):
+    """
+    Prepare raw mono audio for [`MRConvForAudioClassification`]: check, cut, normalise, pad, mask.
+
+    Nothing is resampled. A model that was moved to another rate by `model.change_rate(2)` hears every second sample,
+    as the paper's evaluation at half the rate does: give it `audio[::2]` and a feature extractor of that rate.
+
+    Args:
+        feature_size (`int`, *optional*, defaults to 1):
+            Values of each sample: always 1, mono.
+        sampling_rate (`int`, *optional*, defaults to 16000):
+            Samples per second, in hertz, that the model was trained with.
+        padding_value (`float`, *optional*, defaults to 0.0):
+            Value of the padding; the mask keeps it out of every result.
+        padding_side (`str`, *optional*, defaults to `"right"`):
+            `"right"` or `"left"`.
+        return_attention_mask (`bool`, *optional*, defaults to `True`):
+            Whether to return the mask.
+        do_normalize (`bool`, *optional*, defaults to `True`):
+            Whether each recording, after truncation, is brought to zero mean and unit variance over its samples.
+
+    Raises:
+        ValueError: If `feature_size` is not 1, `sampling_rate` is below 1, or `padding_side` is neither side.
+    """
+
+    model_input_names = ["input_values", "attention_mask"]
+
+    def __init__(
+        self,
+        feature_size: int = 1,
+        sampling_rate: int = 16000,
+        padding_value: float = 0.0,
+        padding_side: str = "right",
+        return_attention_mask: bool = True,
+        do_normalize: bool = True,
+        **kwargs: Any,
+    ):
+        if feature_size != 1:
+            raise ValueError(f"`feature_size` is {feature_size}; only 1, mono audio, is supported.")
+        if sampling_rate < 1:
+            raise ValueError(f"`sampling_rate` is {sampling_rate}; give samples per second, at least 1.")
+        if padding_side not in ("left", "right"):
+            raise ValueError(f"`padding_side` is {padding_side!r}; allowed: 'left', 'right'.")
+        super().__init__(
+            feature_size=feature_size,
+            sampling_rate=sampling_rate,
+            padding_value=padding_value,
+            padding_side=padding_side,
+            **kwargs,
+        )
+        self.return_attention_mask = return_attention_mask
+        self.do_normalize = do_normalize
+
+    def __call__(
+        self,
+        raw_speech: np.ndarray | torch.Tensor | list[float] | list[np.ndarray] | list[torch.Tensor],
+        padding: bool | str | PaddingStrategy = False,
+        max_length: int | None = None,
+        truncation: bool = False,
+        pad_to_multiple_of: int | None = None,
+        return_attention_mask: bool | None = None,
+        return_tensors: str | TensorType | None = None,
+        sampling_rate: int | None = None,
+        **kwargs: Any,
+    ) -> BatchFeature:
+        """
+        Prepare one recording or several.
+
+        Args:
+            raw_speech (`np.ndarray`, `torch.Tensor`, `list[float]` or a list of recordings):
+                Mono audio: `(samples,)`, `(batch_size, samples)`, or a list of recordings of any lengths. Floats are
+                taken as they are, int16 and int32 are scaled to [-1, 1].
+            padding (`bool`, `str` or [`~utils.PaddingStrategy`], *optional*, defaults to `False`):
+                `True` or `"longest"`, `"max_length"`, or none.
+            max_length (`int`, *optional*):
+                Samples to cut or pad to; rounded up to `pad_to_multiple_of`.
+            truncation (`bool`, *optional*, defaults to `False`):
+                Whether to cut what is longer than `max_length` samples.
+            pad_to_multiple_of (`int`, *optional*):
+                Pad to a multiple of this many samples.
+            return_attention_mask (`bool`, *optional*):
+                Whether to return the mask; as configured when not given.
+            return_tensors (`str`, *optional*):
+                `"pt"` or `"np"`.
+            sampling_rate (`int`):
+                Samples per second of `raw_speech`; it must be that of the feature extractor.
+            kwargs: Ignored, as in every feature extractor of transformers.
+
+        Returns:
+            [`BatchFeature`]: `input_values` of shape `(batch_size, samples)`, float32, and `attention_mask` of the
+            same shape, 1 for samples and 0 for padding.
+
+        Raises:
+            ValueError: If the rate is missing or another than the model's; the audio is empty, not mono, or holds NaN
+                or infinity; or the lengths differ where tensors are asked for without padding.
+            TypeError: If the audio is of another type.
+        """
+        if sampling_rate != self.sampling_rate:
+            got = "not given" if sampling_rate is None else f"{sampling_rate} Hz"
+            raise ValueError(
+                f"`sampling_rate` is {got}; the model was trained with {self.sampling_rate} Hz. Resample the audio to "
+                f"that rate, and pass `sampling_rate={self.sampling_rate}` to say so."
+            )
+        # Truncated before it is normalised: what is cut off has no part in mean and variance.
+        cut = [
+            self._truncate({"input_values": recording}, max_length, pad_to_multiple_of, truncation)["input_values"]
+            for recording in _recordings(raw_speech)
+        ]
+        batch = {"input_values": [self.normalize(recording) for recording in cut] if self.do_normalize else cut}
+        return self.pad(
+            BatchFeature(batch),
+            padding=padding,
+            max_length=max_length,
+            pad_to_multiple_of=pad_to_multiple_of,
+            return_attention_mask=return_attention_mask,
+            return_tensors=return_tensors,
+        )
+
+    @staticmethod
+    def normalize(recording: np.ndarray) -> np.ndarray:
+        """
+        (x - mean(x)) / sqrt(var(x) + 1e-7), computed in float64.
+
+        Args:
+            recording (`np.ndarray` of shape `(samples,)`): The waveform.
+
+        Returns:
+            `np.ndarray` of the same shape, float32.
+        """
+        precise = recording.astype(np.float64)
+        normalized = (precise - precise.mean()) / np.sqrt(precise.var() + _VARIANCE_EPSILON)
+        return normalized.astype(np.float32)
+
+
+__all__ = ["MRConvFeatureExtractor"]
