@@ -1,0 +1,156 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Textbook MRConv operators: `ops_mrconv` with the same names and signatures, as direct sums over N branches.
+
+For tests and benchmarks: slow, never shipped with a checkpoint. Each function states its equation literally.
+"""
+
+import cmath
+import math
+
+import torch
+import torch.distributed
+import torch.distributed.nn.functional
+from torch import Tensor
+
+
+def fft_size(length: int) -> int:
+    """Count up to an even number without a prime factor above 5. See [`ops_mrconv.fft_size`]."""
+    size = length
+    while True:
+        rest = size
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1 and size % 2 == 0:
+            return size
+        size += 1
+
+
+def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
+    """Smallest fast size at which nothing wraps into the outputs. See [`ops_mrconv.convolution_size`]."""
+    lags = range(-min(backward_taps, length - 1), min(taps, length))
+    indices = {time + lag for time in range(length) for lag in lags} | set(range(length))
+    size = length
+    while any(index % size in range(length) for index in indices if not 0 <= index < length):
+        size += 1
+    return fft_size(size)
+
+
+def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
+    """Place the taps one by one. See [`ops_mrconv.dilated_kernel`]."""
+    zero = torch.zeros_like(weight[:, 0])
+    taps = {dilation * j: weight[:, j] for j in range(weight.shape[1])}
+    return torch.stack([taps.get(lag, zero) for lag in range(length)], dim=1)
+
+
+def fourier_kernel(modes: Tensor, length: int) -> Tensor:
+    """Add the cosine and the sine of each mode. See [`ops_mrconv.fourier_kernel`]."""
+    modes = modes.to(torch.promote_types(modes.dtype, torch.float32))
+    columns = []
+    for lag in range(length):
+        column = torch.zeros_like(modes[:, 0, 0])
+        for mode in range(min(modes.shape[1], length // 2 + 1)):
+            wave = cmath.exp(2j * math.pi * mode * lag / length)
+            # A frequency other than 0 and Nyquist stands for its conjugate too.
+            multiplicity = 1 if mode == 0 or 2 * mode == length else 2
+            column = column + multiplicity * (modes[:, mode, 0] * wave.real - modes[:, mode, 1] * wave.imag)
+        columns.append(column / length)
+    return torch.stack(columns, dim=1)
+
+
+def sparse_kernel(weight: Tensor, positions: Tensor, length: int) -> Tensor:
+    """Add each tap to its place. See [`ops_mrconv.sparse_kernel`]."""
+    rows = []
+    for values, places in zip(weight, positions.tolist(), strict=True):
+        row = [torch.zeros_like(values[0])] * length
+        for value, place in zip(values, places, strict=True):
+            row[place] = row[place] + value
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
+    """Add the branches lag by lag. See [`ops_mrconv.merge_kernels`]."""
+    columns = []
+    for lag in range(max(kernel.shape[1] for kernel in kernels)):
+        reaching = [scale * k[:, lag] for k, scale in zip(kernels, scales, strict=True) if lag < k.shape[1]]
+        columns.append(torch.stack(reaching).sum(0))
+    return torch.stack(columns, dim=1)
+
+
+def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> Tensor:
+    """Discrete Fourier transform of each lag. See [`ops_mrconv.kernel_spectrum`]."""
+    kernel = kernel.to(torch.promote_types(kernel.dtype, torch.float32))
+    lags = {lag: kernel[:, lag] for lag in range(kernel.shape[1])}
+    if backward_kernel is not None:
+        lags |= {-1 - j: backward_kernel[:, j].to(kernel.dtype) for j in range(backward_kernel.shape[1])}
+    columns = []
+    for frequency in range(n // 2 + 1):
+        waves = [column * cmath.exp(-2j * math.pi * frequency * lag / n) for lag, column in lags.items()]
+        columns.append(torch.stack(waves).sum(0))
+    return torch.stack(columns, dim=1)
+
+
+def long_conv(
+    u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None, *, spectrum: Tensor | None = None
+) -> Tensor:
+    """Add the shifted inputs lag by lag. See [`ops_mrconv.long_conv`]."""
+    if spectrum is not None:
+        kernel = kernel.detach()
+        backward_kernel = None if backward_kernel is None else backward_kernel.detach()
+    length = u.shape[2]
+    y = torch.zeros_like(u)
+    for lag in range(min(length, kernel.shape[1])):
+        y = y + torch.cat([u.new_zeros(*u.shape[:2], lag), u[..., : length - lag] * kernel[:, lag, None]], dim=2)
+    if backward_kernel is not None:
+        for j in range(min(length - 1, backward_kernel.shape[1])):
+            y = y + torch.cat([u[..., 1 + j :] * backward_kernel[:, j, None], u.new_zeros(*u.shape[:2], 1 + j)], dim=2)
+    return y
+
+
+def batch_norm_conv(
+    u: Tensor,
+    kernels: list[Tensor],
+    alpha: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    *,
+    backward_kernels: list[Tensor] | None = None,
+    start: Tensor | None = None,
+    stop: Tensor | None = None,
+    group: torch.distributed.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Form, normalize and add N branches, with two passes for the variance. See [`ops_mrconv.batch_norm_conv`]."""
+    starts = [0] * len(u) if start is None else start.tolist()
+    stops = [u.shape[2]] * len(u) if stop is None else stop.tolist()
+    count = _total(u.new_tensor(sum(max(0, b - a) for a, b in zip(starts, stops, strict=True))), group)
+    y, means, variances = torch.zeros_like(u), [], []
+    for i, kernel in enumerate(kernels):
+        branch = long_conv(u, kernel, None if backward_kernels is None else backward_kernels[i])
+        samples = [sample[:, a:b] for sample, a, b in zip(branch, starts, stops, strict=True)]
+        valid = torch.cat([u.new_zeros(u.shape[1], 0), *samples], dim=1)
+        mean = _total(valid.sum(1), group) / count.clamp(min=1)
+        var = _total((valid - mean[:, None]).square().sum(1), group) / count.clamp(min=1)
+        normalized = (branch - mean[:, None]) / (var + eps).sqrt()[:, None]
+        y = y + alpha[i, :, None] * (weight[i, :, None] * normalized + bias[i, :, None])
+        means.append(mean.detach())
+        variances.append(var.detach())
+    return y, torch.stack(means), torch.stack(variances), count
+
+
+def _total(values: Tensor, group: torch.distributed.ProcessGroup | None) -> Tensor:
+    return values if group is None else torch.distributed.nn.functional.all_reduce(values, group=group)
+
+
+__all__ = [
+    "batch_norm_conv",
+    "convolution_size",
+    "dilated_kernel",
+    "fft_size",
+    "fourier_kernel",
+    "kernel_spectrum",
+    "long_conv",
+    "merge_kernels",
+    "sparse_kernel",
+]
