@@ -4,7 +4,7 @@
 A tile of elements stays in the first-level cache: all tasks vote, the winner is elected and rounded, then each task is
 masked and its sums are added to 8 lanes of fp64. The product of two fp32 numbers is exact in fp64, hence fused and
 unfused multiply-adds agree to the bit. Tensors go in by address: one compilation serves all dtypes and
-numbers of tasks.
+numbers of tasks. What lies in local files is read, merged and written in one call.
 """
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from .kernels_files_emr import read_block, write_bytes
 from .kernels_vectors_emr import (
     KINDS,
     LANES,
@@ -230,20 +231,9 @@ def _tile(addresses, kinds, masks, mask_row, tie, vectors, work, lanes, totals, 
     bits = work + 32 * TILE
     _common(winner, base, vector, barrier, float64(magnitude), bits16(bits), totals, counts[tasks], vectors)
     for task in range(tasks):
-        weights = as_float32(addresses[1 + task], kinds[1 + task], scratch, vectors)
-        mask = masks + task * mask_row
-        _account(
-            float32(weights),
-            base,
-            winner,
-            vector,
-            barrier,
-            float64(magnitude),
-            bits16(mask),
-            bits16(bits),
-            float64(lanes[task].ctypes.data),
-            vectors,
-        )
+        weights = float32(as_float32(addresses[1 + task], kinds[1 + task], scratch, vectors))
+        mask, sums = masks + task * mask_row, float64(lanes[task].ctypes.data)
+        _account(weights, base, winner, vector, barrier, float64(magnitude), bits16(mask), bits16(bits), sums, vectors)
         _count(mask, bits, counts[task], vectors)
 
 
@@ -263,7 +253,8 @@ def _end_sub_block(lanes, counts, totals, sums, all_totals):
     counts[:] = 0
 
 
-def _block(addresses, tail, kinds, masks, mask_row, tail_masks, n, first, tie, work, sums, totals, gram):
+@njit
+def _block(addresses, tail, kinds, masks, mask_row, tail_masks, tail_row, n, first, tie, work, sums, totals, gram):
     """[`run_block`] of `n` elements at `addresses`; the last n % 16, with zeros after them, at `tail`."""
     tasks = len(addresses) - 2
     lanes, counts, lane_totals = np.zeros((tasks, 6, 8)), np.zeros((tasks + 1, 4), np.int64), np.zeros((3, 8))
@@ -279,22 +270,12 @@ def _block(addresses, tail, kinds, masks, mask_row, tail_masks, n, first, tie, w
             vectors = min(TILE, stop - place) // LANES
             for item in range(tasks + 2):
                 here[item] = addresses[item] + place * size_of(kinds[item])
-            _tile(
-                here,
-                kinds,
-                masks + place // 8 * wanted,
-                mask_row * wanted,
-                tie,
-                vectors,
-                work,
-                lanes,
-                lane_totals,
-                counts,
-            )
+            mask = masks + place // 8 * wanted
+            _tile(here, kinds, mask, mask_row * wanted, tie, vectors, work, lanes, lane_totals, counts)
             if sampled:
                 _sample(here, kinds, vectors, work, deltas, pairs, pair_sums)
         if stop % LANES:
-            _tile(tail, kinds, tail_masks, 2 * wanted, tie, 1, work, lanes, lane_totals, counts)
+            _tile(tail, kinds, tail_masks, tail_row * wanted, tie, 1, work, lanes, lane_totals, counts)
             if sampled:
                 _sample(tail, kinds, 1, work, deltas, pairs, pair_sums)
         _end_sub_block(lanes, counts, lane_totals, sums, totals)
@@ -303,12 +284,78 @@ def _block(addresses, tail, kinds, masks, mask_row, tail_masks, n, first, tie, w
             pair_sums[:] = 0.0
 
 
+def _run(
+    files, places, addresses, tail, kinds, masks, row, tail_masks, start, stop, step, tie, work, sums, totals, gram
+):
+    """Elements [start, stop) of a tensor: one block at `addresses`, or in blocks of `step` that go through there from
+    and to `files` (base, tasks, unified, masks; in each the tensor is at its byte of `places`); False if one fails."""
+    count, tail_row = len(kinds), 2
+    for begin in range(start, stop, step):
+        n = min(step, stop - begin)
+        here = masks + (begin - start) // 8 if masks else 0
+        if len(files):
+            if not read_block(files, places, kinds, addresses, tail, begin, n):
+                return False
+            tail_masks, tail_row = here + n // LANES * 2, row
+        first = begin // SUB_BLOCK
+        _block(addresses, tail, kinds, here, row, tail_masks, tail_row, n, first, tie, work, sums, totals, gram)
+        size = size_of(kinds[-1])
+        if len(files) and not write_bytes(files[count - 1], places[count - 1] + begin * size, addresses[-1], n * size):
+            return False
+    for task in range(len(files) - count):
+        place = places[count + task] + start // 8
+        if not write_bytes(files[count + task], place, masks + task * row, (stop - start + 7) // 8):
+            return False
+    return True
+
+
 @cache
-def _kernel() -> Callable[..., None]:
-    whole = ", ".join(["int64"] * 7)
-    return compile_kernel(
-        _block, f"void(int64[::1], int64[::1], int64[::1], {whole}, float64[:, ::1], float64[::1], float64[:, ::1])"
+def _kernel() -> Callable[..., bool]:
+    whole, arrays = ", ".join(["int64"] * 8), ", ".join(["int64[::1]"] * 4)
+    sums = "float64[:, ::1], float64[::1], float64[:, ::1]"
+    return compile_kernel(_run, f"boolean(int32[::1], {arrays}, {whole}, {sums})")
+
+
+def _call(files, weights, tail, masks, tail_masks, elements, tie, sums, totals, gram) -> bool:
+    """The kernel with addresses in place of tensors."""
+    work = torch.empty(_TILES, TILE)
+    return _kernel()(
+        np.array([file for file, _ in files], np.int32),
+        np.array([place for _, place in files], np.int64),
+        np.array([tensor.data_ptr() for tensor in weights]),
+        np.array([tensor.data_ptr() for tensor in tail]),
+        np.array([KINDS[tensor.dtype] for tensor in weights]),
+        0 if masks is None else masks.data_ptr(),
+        0 if masks is None else masks.stride(0),
+        0 if tail_masks is None else tail_masks.data_ptr(),
+        elements.start,
+        elements.stop,
+        elements.step,
+        {None: -1, "zero": 0, "negative": 1}[tie],
+        work.data_ptr(),
+        sums.numpy(),
+        totals.numpy(),
+        gram.numpy(),
     )
+
+
+def run_files(
+    files: list[tuple[int, int]],
+    buffers: list[torch.Tensor],
+    masks: torch.Tensor | None,
+    elements: range,
+    sums: torch.Tensor,
+    totals: torch.Tensor,
+    gram: torch.Tensor,
+    tie: str,
+) -> bool:
+    """`ops_emr.merge_block` of `elements` of a tensor that lies in local files, as many at once as their step.
+
+    `files`: descriptor and first byte of the tensor for the base, each task, the unified weights and each mask.
+    `buffers`: a block in the dtype of each but the masks; `masks` has room for those of all elements. Start and step
+    are multiples of `SUB_BLOCK`. False if a file did not give or take everything: the sums are of no use then.
+    """
+    return _call(files, buffers, buffers, masks, None, elements, tie, sums, totals, gram)
 
 
 def run_block(
@@ -326,28 +373,14 @@ def run_block(
     weights = [base, *tasks, unified]
     n = len(base)
     rest = n % LANES
-    addresses = np.array([tensor.data_ptr() for tensor in weights])
-    tail, tail_masks, work = addresses, None, torch.empty(_TILES, TILE)
+    ends, tail_masks = weights, None
     if rest:
         ends = [torch.zeros(LANES, dtype=tensor.dtype) for tensor in weights]
         for end, tensor in zip(ends, weights, strict=True):
             end[:rest] = tensor[n - rest :]
-        tail, tail_masks = np.array([end.data_ptr() for end in ends]), torch.empty(len(tasks), 2, dtype=torch.uint8)
-    _kernel()(
-        addresses,
-        tail,
-        np.array([KINDS[tensor.dtype] for tensor in weights]),
-        0 if masks is None else masks.data_ptr(),
-        0 if masks is None else masks.stride(0),
-        0 if tail_masks is None else tail_masks.data_ptr(),
-        n,
-        first,
-        {None: -1, "zero": 0, "negative": 1}[tie],
-        work.data_ptr(),
-        sums.numpy(),
-        totals.numpy(),
-        gram.numpy(),
-    )
+        tail_masks = torch.empty(len(tasks), 2, dtype=torch.uint8)
+    start = first * SUB_BLOCK
+    _call([], weights, ends, masks, tail_masks, range(start, start + n, max(n, 1)), tie, sums, totals, gram)
     if tail_masks is not None:
         unified[n - rest :] = ends[-1][:rest]
         if masks is not None:

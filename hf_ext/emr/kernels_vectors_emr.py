@@ -307,7 +307,7 @@ KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _compiling = Lock()
 
 
-def compile_kernel(function: Callable[..., None], signature: str) -> Callable[..., None]:
+def compile_kernel(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
     """Machine code of a kernel: from numba's cache, or compiled and put there, or only compiled."""
     with _compiling:
         try:

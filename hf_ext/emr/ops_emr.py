@@ -48,19 +48,20 @@ class _Kernels(NamedTuple):
     run_block: Callable[..., None]
     restore: Callable[..., None]
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    run_files: Callable[..., bool] | None = None
 
 
 @functools.cache
-def _compiled() -> _Kernels | None:
+def compiled() -> _Kernels | None:
     """Kernels for the CPU, or None where they are not wanted or numba is missing."""
     if os.environ.get("HF_EXT_NO_NUMBA", "0") not in ("", "0"):
         return None
     try:
-        from .kernels_emr import run_block
+        from .kernels_emr import run_block, run_files
         from .kernels_restore_emr import multiply, restore
     except ImportError:
         return None
-    return _Kernels(run_block, restore, multiply)
+    return _Kernels(run_block, restore, multiply, run_files)
 
 
 @functools.cache
@@ -76,7 +77,7 @@ def _fused() -> _Kernels | None:
 
 
 def _kernels(device: torch.device) -> _Kernels:
-    found = _compiled() if device.type == "cpu" else _fused() if device.type == "cuda" else None
+    found = compiled() if device.type == "cpu" else _fused() if device.type == "cuda" else None
     if found is not None:
         return found
     from .kernels_torch_emr import multiply, restore, run_block

@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
+from .folders import stays_inside
 from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
 from .safetensors_headers import (
     MAX_HEADER_BYTES,
@@ -152,6 +153,24 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         info = self._checked(name, start, stop)
         size = info.dtype.itemsize
         self._readers[info.file].will_need(info.offset + start * size, (stop - start) * size)
+
+    def location(self, name: str) -> tuple[int, int] | None:
+        """
+        Where a tensor lies, for whoever reads it without this object; `bytes_read` does not count that.
+
+        Args:
+            name (`str`): Name of the tensor.
+
+        Returns:
+            `tuple[int, int]` or `None`: Descriptor of the local file, which stays open until [`~Checkpoint.close`],
+            and the first byte of the tensor in it; `None` if it is read from a Hub.
+
+        Raises:
+            KeyError: There is no such tensor.
+        """
+        info = self._tensors[name]
+        descriptor = self._readers[info.file].descriptor
+        return None if descriptor is None else (descriptor, info.offset)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -302,25 +321,6 @@ def _open_local(path: Path, commit: str | None = None) -> Checkpoint:
         )
     entry = _find_entry([path.name], str(path))
     return Checkpoint(lambda name: LocalFile(path, str(path)), entry, commit)
-
-
-def stays_inside(folder: Path, path: Path) -> bool:
-    """
-    Whether a file of a folder is really in it, and not a link to somewhere else.
-
-    Args:
-        folder (`Path`): The folder.
-        path (`Path`): The file, as found in the folder.
-
-    Returns:
-        `bool`: Links inside the folder, and inside the cache of `huggingface_hub`, stay inside.
-    """
-    folder = folder.resolve()
-    allowed = [folder]
-    # in the cache of huggingface_hub, models--org--name/snapshots/<commit>/ links to blobs/, and that to shared blobs
-    if folder.parent.name == "snapshots":
-        allowed += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
-    return any(path.resolve().is_relative_to(root) for root in allowed)
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Finished folders: their files on the disk, and one folder put in the place of another in a single step."""
+"""Folders: finished ones on the disk, one put in the place of another in a single step, and links out of them."""
 
 from __future__ import annotations
 
@@ -77,3 +77,22 @@ def _exchange(first: Path, second: Path) -> bool:
         return False
     done: int = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
     return done == 0
+
+
+def stays_inside(folder: Path, path: Path) -> bool:
+    """
+    Whether a file of a folder is really in it, and not a link to somewhere else.
+
+    Args:
+        folder (`Path`): The folder.
+        path (`Path`): The file, as found in the folder.
+
+    Returns:
+        `bool`: Links inside the folder, and inside the cache of `huggingface_hub`, stay inside.
+    """
+    folder = folder.resolve()
+    allowed = [folder]
+    # in the cache of huggingface_hub, models--org--name/snapshots/<commit>/ links to blobs/, and that to shared blobs
+    if folder.parent.name == "snapshots":
+        allowed += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
+    return any(path.resolve().is_relative_to(root) for root in allowed)

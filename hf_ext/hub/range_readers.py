@@ -51,6 +51,8 @@ class RangeReader(Protocol):
     size: int
     path: Path | None
     sha256: str | None
+    # of an open file, for plain reads
+    descriptor: int | None
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fills `buffer` with the bytes from `start` on, or raises [`CheckpointError`]."""
@@ -81,6 +83,7 @@ class LocalFile:
         self.name = name
         self.path: Path | None = path
         self.sha256 = sha256
+        self.descriptor: int | None = self._file.fileno()
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read_into(self, buffer: memoryview, start: int) -> None:
@@ -103,6 +106,7 @@ class LocalFile:
 
     def close(self) -> None:
         """Closes the file."""
+        self.descriptor = None
         self._file.close()
 
 
@@ -136,6 +140,7 @@ class RemoteFile:
         self.name = name
         self.size = size
         self.path: Path | None = None
+        self.descriptor: int | None = None
         self.sha256 = sha256
         self._commit = commit
         self._where = f"{repo_id}@{commit[:12]}/{name}"

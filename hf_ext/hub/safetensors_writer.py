@@ -104,6 +104,22 @@ class SafetensorsWriter:
         """
         self._write_at(data, self._offsets[name] + start)
 
+    def location(self, name: str) -> tuple[int, int]:
+        """
+        Where a tensor lies, for whoever writes it without this object.
+
+        Args:
+            name (`str`): Name of the tensor.
+
+        Returns:
+            `tuple[int, int]`: Descriptor of the file, which stays open until [`~SafetensorsWriter.close`], and the
+            first byte of the tensor in it.
+
+        Raises:
+            KeyError: There is no such tensor.
+        """
+        return self._descriptor, self._offsets[name]
+
     def flush(self) -> None:
         """Waits until what was written so far is on the disk."""
         os.fdatasync(self._descriptor)

@@ -84,6 +84,9 @@ class BaseAdapter(Source):
         else:
             out.fill_(1.0 if name.endswith("ia3_l") else 0.0)
 
+    def location(self, name: str) -> None:
+        """As [`Source.location`]: the elements lie nowhere."""
+
     def will_need(self, name: str, start: int, stop: int) -> None:
         """As [`Source.will_need`]; there is nothing to fetch."""
 

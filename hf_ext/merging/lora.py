@@ -131,6 +131,9 @@ class DeltaSource(Source):
         """As [`Source.small_files`], without configurations: the adapter's are not those of the full weights."""
         return {name: path for name, path in super().small_files(patterns).items() if name not in CONFIGURATION_FILES}
 
+    def location(self, name: str) -> None:
+        """As [`Source.location`]: the elements lie nowhere."""
+
     def will_need(self, name: str, start: int, stop: int) -> None:
         """As [`Source.will_need`]; the base is read by others anyway."""
 

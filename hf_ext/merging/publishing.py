@@ -11,7 +11,7 @@ from hf_ext.emr import manifest_emr
 from hf_ext.emr.artifact_emr import open_extras, open_masks, open_unified
 from hf_ext.emr.manifest_emr import MANIFEST, Manifest
 
-from ..hub.checkpoints import stays_inside
+from ..hub.folders import stays_inside
 from ..hub.safetensors_headers import parse_json_object
 from .card import public_name, read_merge
 

@@ -17,7 +17,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tqdm.auto import tqdm
 
-from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint, stays_inside
+from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint
+from hf_ext.hub.folders import stays_inside
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
 Library = Literal["transformers", "diffusers", "peft"]
@@ -180,6 +181,18 @@ class Source:
             stop (`int`): One past the last element.
         """
         self.checkpoint.will_need(name, start, stop)
+
+    def location(self, name: str) -> tuple[int, int] | None:
+        """
+        Where the elements of a tensor lie as they are, in the type that `tensors` tells.
+
+        Args:
+            name (`str`): Name of the tensor.
+
+        Returns:
+            `tuple[int, int]` or `None`: As [`Checkpoint.location`]; `None` also if they are converted when read.
+        """
+        return None if self._stored[name].dtype == torch.float64 else self.checkpoint.location(name)
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
         """

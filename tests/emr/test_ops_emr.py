@@ -82,12 +82,12 @@ def test_overflow_of_the_unified_dtype_shows_in_the_totals(kernels):
 
 
 def test_compiled_and_torch_give_the_same_bits(monkeypatch):
-    if ops._compiled() is None:
+    if ops.compiled() is None:
         pytest.skip("numba is not installed")
     for kind, dtype, count in itertools.product(DTYPES, DTYPES, (2, 5)):
         block = random_block(30011, count, base=kind, tasks=DTYPES, dtype=dtype, spread=1e-3).merge()
         with monkeypatch.context() as patch:
-            patch.setattr(ops, "_compiled", lambda: None)
+            patch.setattr(ops, "compiled", lambda: None)
             plain = Block(block.base, block.tasks, dtype).merge()
         assert same_bits(block.unified, plain.unified)
         assert same_bits(block.masks, plain.masks)
@@ -216,7 +216,7 @@ def test_bad_input_is_refused(kernels):
 
 
 def test_torch_computes_where_numba_is_unwanted_or_missing(monkeypatch):
-    choose = ops._compiled.__wrapped__
+    choose = ops.compiled.__wrapped__
     monkeypatch.setenv("HF_EXT_NO_NUMBA", "1")
     assert choose() is None
     monkeypatch.setenv("HF_EXT_NO_NUMBA", "0")

@@ -14,6 +14,7 @@ import pytest
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
 from hf_ext.merging import finishing
 from hf_ext.merging.engine import Engine
+from hf_ext.merging.sources import Source
 
 from .merging import assert_same_files, config, merge, short_segments_and_no_picture, write_set
 
@@ -21,17 +22,22 @@ __all__ = ["config", "short_segments_and_no_picture"]
 
 
 def interrupted(config: dict[str, Any], out: Path, monkeypatch, after: int = 3) -> Path:
-    """A merge that failed after some units; its partial folder."""
+    """A merge whose disk was full after some writes; its partial folder."""
     done = iter(range(after))
 
     def write(self: SafetensorsWriter, *arguments: Any) -> None:
         if next(done, None) is None:
             raise OSError(errno.ENOSPC, "No space left on device")
-        original(self, *arguments)
+        write_bytes(self, *arguments)
 
-    original = SafetensorsWriter.write_bytes
-    with monkeypatch.context() as patch:
+    def find(self: SafetensorsWriter, name: str) -> tuple[int, int]:
+        # where compiled code writes
+        return location(self, name) if next(done, None) is not None else (full.fileno(), 0)
+
+    write_bytes, location = SafetensorsWriter.write_bytes, SafetensorsWriter.location
+    with monkeypatch.context() as patch, open("/dev/full", "wb") as full:
         patch.setattr(SafetensorsWriter, "write_bytes", write)
+        patch.setattr(SafetensorsWriter, "location", find)
         with pytest.raises(OSError) as caught:
             merge(config, out, workers=1)
     assert caught.value.errno == errno.ENOSPC
@@ -72,6 +78,47 @@ def test_a_limit_of_the_system_on_file_sizes(config, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.errno == errno.EFBIG
     assert_same_files(merge(config, tmp_path / "merged-out"), merge(config, tmp_path / "merged-expected"))
+
+
+@pytest.mark.parametrize("limit", [3_000, 50_000, 90_000])
+def test_a_limit_that_is_met_while_writing(config, tmp_path, monkeypatch, limit):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    run = Engine.run
+
+    def limited(self: Engine, *arguments: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+        try:
+            run(self, *arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "run", limited)
+        with pytest.raises(OSError, match=r"run the same command again, which goes on from") as caught:
+            merge(config, tmp_path / "merged-out", workers=1)
+    assert caught.value.errno == errno.EFBIG
+    assert_same_files(merge(config, tmp_path / "merged-out"), merge(config, tmp_path / "merged-expected"))
+
+
+def test_a_checkpoint_that_is_cut_while_it_is_merged(config, tmp_path, monkeypatch):
+    run = Engine.run
+
+    def cut(self: Engine, *arguments: Any) -> None:
+        os.truncate(tmp_path / "t2" / "model-00001-of-00002.safetensors", 20_000)
+        run(self, *arguments)
+
+    monkeypatch.setattr(Engine, "run", cut)
+    with pytest.raises(ValueError, match=r"t2/model-00001-of-00002.safetensors: short read, .* was cut while it was"):
+        merge(config, tmp_path / "merged-out")
+    assert not (tmp_path / "merged-out").exists()
+
+
+def test_what_compiled_code_cannot_read_is_read_again(config, tmp_path, monkeypatch):
+    expected = merge(config, tmp_path / "merged-expected")
+    with monkeypatch.context() as patch:
+        # of a file that is not open
+        patch.setattr(Source, "location", lambda self, name: (10**6, 0))
+        assert_same_files(merge(config, tmp_path / "merged-out"), expected)
 
 
 def test_another_merge_does_not_go_on_from_what_is_left(config, tmp_path, monkeypatch):

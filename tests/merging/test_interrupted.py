@@ -62,7 +62,7 @@ KILLED = (
                 os._exit(1)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    ops_emr._compiled()
+    ops_emr.compiled()
     randomness, kills = random.Random(int(sys.argv[3])), 0
     assert attempt(out.with_name("merged-expected"), 10**9, 1) == 0
     for index in range(int(sys.argv[4])):

@@ -53,7 +53,7 @@ MEASURE = """
         os.wait()
         return int(os.read(reading, 100)) / 1024
 
-    ops_emr._compiled()
+    ops_emr.compiled()
     cases = json.loads(sys.argv[2])
     print(json.dumps({key: grown(tasks, rows, **options) for key, tasks, rows, options in cases}))
 """

@@ -16,7 +16,7 @@ from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest_emr import Manifest
 from hf_ext.emr.ops_emr import SUB_BLOCK, unpack_mask
 from hf_ext.hub.checkpoints import open_checkpoint
-from hf_ext.merging import make_plan
+from hf_ext.merging import engine, make_plan
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.engine import Engine
 from hf_ext.merging.merge import merge_checkpoints
@@ -40,12 +40,40 @@ def test_the_same_bits_for_any_number_of_workers_and_any_memory(config, tmp_path
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"include_base": True, "max_shard_size": "150KB"},
+        {"tie": "negative", "rescale": "tensor", "dtype": "bfloat16", "small_raw": True},
+        {"method": "elect", "dtype": "float16"},
+    ],
+)
+def test_local_files_merged_in_compiled_calls_and_block_by_block_are_the_same(config, tmp_path, monkeypatch, options):
+    if ops_emr.compiled() is None:
+        pytest.skip("numba is missing")
+    done = []
+
+    def called(self: Engine, *arguments) -> bool:
+        done.append(merge_files(self, *arguments))
+        return done[-1]
+
+    merge_files = Engine._merge_files
+    monkeypatch.setattr(Engine, "_merge_files", called)
+    # in one block and in several
+    monkeypatch.setattr(engine, "_FAST_BYTES", 4 * 5 * SUB_BLOCK)
+    first = merge(config, tmp_path / "merged-calls", **options)
+    assert done and all(done)
+    monkeypatch.setattr(Engine, "_merge_files", lambda *arguments: False)
+    assert_same_files(merge(config, tmp_path / "merged-blocks", **options), first)
+
+
 def test_blocks_are_within_the_budget_and_whole_sub_blocks(config, tmp_path):
     with make_plan(MergeConfig.from_dict(config)) as plan:
         for workers, memory in ((1, 10**6), (2, 64 * 10**6), (7, 10**9)):
-            engine = Engine(plan, None, None, workers, memory)
-            assert engine.block % SUB_BLOCK == 0 and engine._span % engine.block == 0
-            buffers = engine._new_buffers()
+            blocks = Engine(plan, None, None, workers, memory)
+            assert blocks.block % SUB_BLOCK == 0 and blocks._span % blocks.block == 0
+            assert blocks._step % SUB_BLOCK == 0 and blocks._step <= blocks.block
+            buffers = blocks._new_buffers()
             used = workers * sum(vars(buffers)[name].numel() for name in ("inputs", "unified", "masks"))
             # no less than one sub-block of each checkpoint
             assert used <= max(2 * memory, workers * 6 * 4 * SUB_BLOCK)
@@ -67,10 +95,10 @@ def test_units_cover_every_element_once():
 
 
 def test_plain_torch_gives_the_same_weights_and_masks_and_nearly_the_same_scales(config, tmp_path, monkeypatch):
-    if ops_emr._compiled() is None:
+    if ops_emr.compiled() is None:
         pytest.skip("numba is not installed, or not wanted")
     first = merge(config, tmp_path / "merged-compiled")
-    monkeypatch.setattr(ops_emr, "_compiled", lambda: None)
+    monkeypatch.setattr(ops_emr, "compiled", lambda: None)
     second = merge(config, tmp_path / "merged-torch")
     ours, theirs = contents(first), contents(second)
     for name in ours:
