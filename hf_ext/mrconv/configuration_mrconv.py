@@ -1,0 +1,231 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Configuration of MRConv (Cunningham et al., NeurIPS 2024, arXiv 2408.09453), multi-resolution convolutions."""
+
+import math
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+# Every head, whichever class is saved: a folder must load through each of them without hf_ext installed.
+AUTO_MAP = {
+    "AutoConfig": "configuration_mrconv.MRConvConfig",
+    "AutoModel": "modeling_mrconv.MRConvModel",
+    "AutoModelForSequenceClassification": "modeling_mrconv.MRConvForSequenceClassification",
+    "AutoModelForNextSentencePrediction": "modeling_mrconv.MRConvForRetrieval",
+    "AutoModelForAudioClassification": "modeling_mrconv.MRConvForAudioClassification",
+    "AutoModelForCausalLM": "modeling_causal_mrconv.MRConvForCausalLM",
+}
+
+KERNEL_TYPES = ("dilated", "fourier", "sparse", "fourier_sparse", "implicit")
+BRANCH_NORMS = ("batch", "layer", "kernel", "none")
+
+
+def branch_lengths(kernel_size: int, length: int, num_branches: int | None = None) -> list[tuple[int, int]]:
+    """
+    Resolutions of a layer: l_i = l_0 2^i for i = 0 ... ceil(log2(L / l_0)), the last one cropped to L.
+
+    Args:
+        kernel_size (`int`): Length l_0 of the shortest kernel, in samples.
+        length (`int`): Length L of the longest kernel, in samples.
+        num_branches (`int`, *optional*):
+            How many resolutions to keep, from the longest down; all when not given. 1 is a single resolution.
+
+    Returns:
+        `list[tuple[int, int]]`: Dilation 2^i and length l_i of each branch, shortest first.
+
+    Raises:
+        ValueError: If there are fewer resolutions than asked for, or a size is not positive.
+    """
+    if kernel_size < 1 or length < 1:
+        raise ValueError(f"Kernel size {kernel_size} and length {length}: both must be at least 1.")
+    last = (-(-length // kernel_size) - 1).bit_length()  # ceil(log2(L / l_0)), exactly
+    branches = [(2**i, min(kernel_size * 2**i, length)) for i in range(last + 1)]
+    kept = len(branches) if num_branches is None else num_branches
+    if not 1 <= kept <= len(branches):
+        raise ValueError(
+            f"`num_branches` is {num_branches}; kernels of {kernel_size} to {length} samples have {len(branches)} "
+            f"resolutions, give 1 to {len(branches)}, or None for all."
+        )
+    return branches[-kept:]
+
+
+def changed_lengths(branches: list[tuple[int, int]], rate_factor: float) -> list[int]:
+    """
+    Lengths of the kernels where there are `rate_factor` times fewer samples per second.
+
+    Args:
+        branches (`list[tuple[int, int]]`): As [`branch_lengths`] returns them.
+        rate_factor (`float`): 2.0 where the sampling rate is halved.
+
+    Returns:
+        `list[int]`: l_i / rate_factor.
+
+    Raises:
+        ValueError: If one of them is not a whole number of samples.
+    """
+    lengths = [length / rate_factor for _, length in branches]
+    if any(length < 1 or not length.is_integer() for length in lengths):
+        raise ValueError(
+            f"`rate_factor` is {rate_factor}; it must divide the length of every kernel into whole samples, but gives "
+            f"{lengths} from {[length for _, length in branches]}. Choose another factor, such as 2 or 0.5."
+        )
+    return [int(length) for length in lengths]
+
+
+def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"`{name}` is {value!r}; allowed: {', '.join(map(repr, allowed))}.")
+
+
+@strict
+class MRConvConfig(PreTrainedConfig):
+    """
+    Configuration of the MRConv models.
+
+    Args:
+        vocab_size (`int`, *optional*):
+            Number of tokens. None: the input is continuous, `input_values`.
+        input_size (`int`, *optional*, defaults to 1):
+            Channels of a continuous input; not used with tokens.
+        hidden_size (`int`, *optional*, defaults to 256):
+            Channels D of every layer.
+        num_hidden_layers (`int`, *optional*, defaults to 6):
+            Number of blocks.
+        kernel_type (`str`, *optional*, defaults to `"fourier"`):
+            How the kernel of a branch is made: `"dilated"` (eq. 8), `"fourier"` (eq. 9), `"sparse"` (eq. 10), the
+            scaled sum `"fourier_sparse"` (eq. 3), or `"implicit"`, an MLP of the position: the paper's ablation
+            baseline, whose form (sinusoids, one sine layer of `kernel_size` units) is our choice.
+        kernel_size (`int`, *optional*, defaults to 16):
+            Length l_0 of the shortest kernel in samples; also the taps of each dilated or sparse branch.
+        max_position_embeddings (`int`, *optional*, defaults to 1024):
+            Longest input and longest kernel in samples, at the rate that the model is trained at.
+        num_branches (`int`, *optional*):
+            Resolutions to keep, from the longest down; 1 + ceil(log2(max_position_embeddings / kernel_size)) when not
+            given. 1 is a single resolution, one kernel of length `max_position_embeddings`.
+        num_modes (`int`, *optional*):
+            Complex Fourier modes m of each branch, the constant included; kernel_size // 2 + 1 when not given (our
+            choice, the paper's is not known).
+        bidirectional (`bool`, *optional*, defaults to `False`):
+            Whether outputs depend on later inputs too, by a second kernel per branch. Such models do not generate.
+        branch_norm (`str`, *optional*, defaults to `"batch"`):
+            Normalisation of a branch: `"batch"` (paper), `"layer"` over the channels (ablation: slow, cannot be
+            merged), `"kernel"` divides each kernel by its norm and needs no statistics, or `"none"`.
+        norm (`str`, *optional*, defaults to `"batch"`):
+            Normalisation of a block: `"batch"` or `"layer"`.
+        prenorm (`bool`, *optional*, defaults to `True`):
+            Whether a block normalises its input, and the model its last output, instead of each block its output.
+        dropout (`float`, *optional*, defaults to 0.0):
+            Probability of dropping a value between activation and pointwise layer.
+        tied_dropout (`bool`, *optional*, defaults to `True`):
+            Whether dropout drops whole channels of a sample, at every position.
+        norm_eps (`float`, *optional*, defaults to 1e-5):
+            Added to every variance.
+        norm_momentum (`float`, *optional*, defaults to 0.1):
+            Share of a new batch in the running statistics.
+        sync_batch_norm (`bool`, *optional*, defaults to `False`):
+            Whether batch statistics are taken over all processes in training.
+        sampling_rate (`int`, *optional*):
+            Samples per second of the input, where that has a meaning.
+        rate_factor (`float`, *optional*, defaults to 1.0):
+            How many times fewer samples per second there are than at training; set by `change_rate`.
+        reparameterized (`bool`, *optional*, defaults to `False`):
+            Whether each layer is merged into one kernel and one bias; set by `reparameterize`.
+        pad_token_id, eos_token_id (`int`, *optional*):
+            Special tokens; `bos_token_id` may be given too.
+        tie_word_embeddings (`bool`, *optional*, defaults to `True`):
+            Whether the language model's output layer is its embedding.
+        initializer_range (`float`, *optional*, defaults to 0.02):
+            Standard deviation of the normal that initialises embeddings.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: If a value is not allowed, as in every configuration of
+            transformers. It is no `ValueError`; it names the field, what was got and what is allowed.
+    """
+
+    model_type = "mrconv"
+    # What generation starts without a prompt: kept when it is given.
+    bos_token_id = None
+
+    vocab_size: int | None = None
+    input_size: int = 1
+    hidden_size: int = 256
+    num_hidden_layers: int = 6
+    kernel_type: str = "fourier"
+    kernel_size: int = 16
+    max_position_embeddings: int = 1024
+    num_branches: int | None = None
+    num_modes: int | None = None
+    bidirectional: bool = False
+    branch_norm: str = "batch"
+    norm: str = "batch"
+    prenorm: bool = True
+    dropout: float | int = 0.0
+    tied_dropout: bool = True
+    norm_eps: float = 1e-5
+    norm_momentum: float = 0.1
+    sync_batch_norm: bool = False
+    sampling_rate: int | None = None
+    rate_factor: float | int = 1.0
+    reparameterized: bool = False
+    pad_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool = True
+    initializer_range: float = 0.02
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        # A folder that came from the Hub carries "org/name--" references; written again, it must name its own files.
+        kwargs["auto_map"] = dict(AUTO_MAP)
+        super().__post_init__(**kwargs)
+
+    @property
+    def longest_input(self) -> int:
+        """`int`: Longest input in samples, at the rate of the input."""
+        return int(self.max_position_embeddings / self.rate_factor)
+
+    def validate_choices(self) -> None:
+        """Check the fields that name one of several behaviours."""
+        _require_choice("kernel_type", self.kernel_type, KERNEL_TYPES)
+        _require_choice("branch_norm", self.branch_norm, BRANCH_NORMS)
+        _require_choice("norm", self.norm, ("batch", "layer"))
+
+    def validate_sizes(self) -> None:
+        """Check that sizes are positive and probabilities are such."""
+        for name in ("vocab_size", "input_size", "hidden_size", "num_hidden_layers", "sampling_rate"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` is {value}; it must be at least 1.")
+        for name in ("kernel_size", "max_position_embeddings"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be at least 1.")
+        for name in ("norm_eps", "rate_factor", "initializer_range"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"`{name}` is {value}; it must be positive.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"`dropout` is {self.dropout}; it must be at least 0 and below 1.")
+        if not 0 < self.norm_momentum <= 1:
+            raise ValueError(f"`norm_momentum` is {self.norm_momentum}; it must be above 0 and at most 1.")
+
+    def validate_kernels(self) -> None:
+        """Check that branches, modes and rate fit the lengths of the kernels."""
+        if min(self.kernel_size, self.max_position_embeddings) < 1 or self.rate_factor <= 0:
+            return
+        branches = branch_lengths(self.kernel_size, self.max_position_embeddings, self.num_branches)
+        most = branches[0][1] // 2 + 1
+        if self.num_modes is not None and not 1 <= self.num_modes <= most:
+            raise ValueError(
+                f"`num_modes` is {self.num_modes}; a kernel of {branches[0][1]} samples has 1 to {most} modes."
+            )
+        changed_lengths(branches, self.rate_factor)
+
+    def validate_merging(self) -> None:
+        """Check that a merged model is one that can be merged."""
+        if self.reparameterized and self.branch_norm == "layer":
+            raise ValueError(
+                "`reparameterized` is True and `branch_norm` 'layer'; layer normalisation depends on each input and "
+                "cannot be merged. Use 'batch', 'kernel' or 'none'."
+            )
+
+
+__all__ = ["AUTO_MAP", "BRANCH_NORMS", "KERNEL_TYPES", "MRConvConfig", "branch_lengths", "changed_lengths"]

@@ -1,0 +1,281 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""The convolution layer of MRConv (arXiv 2408.09453) and the block around it.
+
+A layer sums N convolutions whose kernels double in length, each normalised by itself (eqs. 4-6). In evaluation that
+is one convolution and a bias (eq. 7), computed so; `reparameterize` keeps these two and drops the branches.
+Shapes: batch B, channels D, length L; hidden states [B, L, D], inside of a convolution u [B, D, L]; branches N.
+"""
+
+import math
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging
+from transformers.utils.generic import maybe_autocast
+
+from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
+from .kernels_mrconv import KERNELS, precise
+from .modeling_norms_mrconv import (
+    MRConvBranchLayerNorm,
+    MRConvBranchNorm,
+    MRConvPreciseBuffers,
+    make_norm,
+    statistics_group,
+)
+from .ops_mrconv import batch_norm_conv, convolution_size, kernel_spectrum, long_conv, merge_kernels
+
+logger = logging.get_logger(__name__)
+
+# FFT sizes whose spectrum a merged layer keeps.
+_SPECTRA = 4
+# Norm below which a kernel counts as zero.
+_TINY = 1e-12
+
+
+class MRConvLayer(MRConvPreciseBuffers):
+    """
+    The convolution layer: y = sum_i alpha_i BN_i(k_i * u) in training (eqs. 4-6), k * u + b in evaluation (eq. 7).
+
+    Args:
+        config ([`MRConvConfig`]): Its `hidden_size` is the number of channels, its `max_position_embeddings` the
+            length of the longest kernel.
+        layer_index (`int`, *optional*, defaults to 0): Place of the layer in the model, for its cache.
+    """
+
+    merged_kernel: torch.Tensor
+    merged_backward_kernel: torch.Tensor | None
+    merged_bias: torch.Tensor
+
+    def __init__(self, config: MRConvConfig, layer_index: int = 0):
+        super().__init__()
+        self.config, self.layer_index = config, layer_index
+        self.rate_factor = float(config.rate_factor)
+        self.reparameterized = config.reparameterized
+        self._spectra: dict[int, torch.Tensor] = {}
+        channels, length = config.hidden_size, config.max_position_embeddings
+        branches = branch_lengths(config.kernel_size, length, config.num_branches)
+        if config.reparameterized:
+            taps = changed_lengths(branches, self.rate_factor)[-1]
+            ahead = torch.zeros(channels, taps) if config.bidirectional else None
+            self._register_merged(torch.zeros(channels, taps), ahead, torch.zeros(channels))
+            return
+        kernel = KERNELS[config.kernel_type]
+        self.kernel = kernel(config, channels, length)
+        self.backward_kernel = kernel(config, channels, length, ahead=True) if config.bidirectional else None
+        self.alpha = nn.Parameter(torch.empty(len(branches), channels))
+        self.norm: MRConvBranchNorm | MRConvBranchLayerNorm | None = None
+        if config.branch_norm == "batch":
+            self.norm = MRConvBranchNorm(len(branches), channels, config.norm_eps, config.norm_momentum)
+        elif config.branch_norm == "layer":
+            self.norm = MRConvBranchLayerNorm(len(branches), channels, config.norm_eps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set alpha to 1 / sqrt(N): branches are nearly uncorrelated, so that their sum has variance 1 about."""
+        if not self.reparameterized:
+            init.constant_(self.alpha, 1 / math.sqrt(len(self.alpha)))
+
+    def forward(
+        self,
+        u: torch.Tensor,
+        start: torch.Tensor | None = None,
+        stop: torch.Tensor | None = None,
+        cache: Any | None = None,
+    ) -> torch.Tensor:
+        """
+        Args:
+            u (`torch.Tensor` of shape `(batch, channels, length)`): Input; what lies outside [start, stop) is ignored.
+            start, stop (`torch.LongTensor` of shape `(batch,)`, *optional*): First valid position of each sample, and
+                the first after the last; all positions are valid when not given.
+            cache ([`~streaming_mrconv.MRConvCache`], *optional*): What came before, when `u` continues a sequence.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, channels, length)`: Output; of no meaning outside [start, stop).
+        """
+        if start is not None and stop is not None:
+            positions = torch.arange(u.shape[-1], device=u.device)
+            valid = (positions >= start[:, None]) & (positions < stop[:, None])  # [B, L]
+            u = torch.where(valid[:, None], u, 0)
+        if cache is not None:
+            output: torch.Tensor = cache.convolve(self.layer_index, u, self.merged)
+            return output
+        if self.reparameterized:
+            return self._merged_forward(u)
+        if isinstance(self.norm, MRConvBranchLayerNorm):
+            return self._layer_normed(u, self.norm)
+        if self.training and isinstance(self.norm, MRConvBranchNorm):
+            return self._batch_normed(u, self.norm, start, stop)
+        kernel, backward_kernel, bias = self.merged()
+        return long_conv(u, kernel, backward_kernel) + bias[:, None].to(u.dtype)
+
+    def branch_kernels(self) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+        """
+        Kernels of the branches as they are convolved, without normalisation and alpha.
+
+        Returns:
+            `tuple`: N kernels of shape `(channels, l_i)`, and those that look ahead, or None if the layer is causal.
+
+        Raises:
+            ValueError: If the layer is merged.
+        """
+        if self.reparameterized:
+            raise ValueError(
+                "This layer is merged and has no branches; load a checkpoint from before `reparameterize()`."
+            )
+        with maybe_autocast(self.alpha.device.type, enabled=False):
+            ahead = None if self.backward_kernel is None else self.backward_kernel(self.rate_factor)
+            return self.kernel(self.rate_factor), ahead
+
+    def merged(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """
+        One kernel and one bias for all branches, with the running statistics (eq. 7), in float32 or float64:
+        k = sum_i alpha_i s_i k_i, b = sum_i alpha_i t_i.
+
+        Returns:
+            `tuple`: Kernel of shape `(channels, taps)`, kernel that looks ahead or None, bias of shape `(channels,)`.
+
+        Raises:
+            ValueError: If branches are layer-normalised, which depends on each input.
+        """
+        if self.reparameterized:
+            return self.merged_kernel, self.merged_backward_kernel, self.merged_bias
+        if isinstance(self.norm, MRConvBranchLayerNorm):
+            raise ValueError(
+                "`branch_norm` is 'layer': its scale depends on each input, so that no kernel can stand for all "
+                "branches. Merging and streaming need 'batch', 'kernel' or 'none'."
+            )
+        kernels, ahead = self.branch_kernels()
+        scale = precise(self.alpha)
+        bias = scale.new_zeros(scale.shape[1])
+        if self.norm is not None:
+            scale, shift = self.norm.fold(self.alpha)
+            bias = shift.sum(0)
+        elif self.config.branch_norm == "kernel":
+            scale = scale / self._kernel_norms()
+        return merge_kernels(kernels, scale), None if ahead is None else merge_kernels(ahead, scale), bias
+
+    def _kernel_norms(self) -> torch.Tensor:
+        """Norm of each branch's kernel, both wings together, at the rate of training: [N, D]."""
+        with maybe_autocast(self.alpha.device.type, enabled=False):
+            wings = [self.kernel()] if self.backward_kernel is None else [self.kernel(), self.backward_kernel()]
+            whole = [torch.cat(branch, dim=-1) for branch in zip(*wings, strict=True)]
+            return torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
+
+    def _batch_normed(
+        self, u: torch.Tensor, norm: MRConvBranchNorm, start: torch.Tensor | None, stop: torch.Tensor | None
+    ) -> torch.Tensor:
+        kernels, ahead = self.branch_kernels()
+        group = statistics_group(self.config.sync_batch_norm)
+        coefficients = precise(self.alpha), precise(norm.weight), precise(norm.bias)
+        output, mean, var, count = batch_norm_conv(
+            u, kernels, *coefficients, norm.eps, backward_kernels=ahead, start=start, stop=stop, group=group
+        )
+        norm.update(mean, var, count)
+        return output
+
+    def _layer_normed(self, u: torch.Tensor, norm: MRConvBranchLayerNorm) -> torch.Tensor:
+        """N convolutions: the statistics of a position are not linear in the kernels, so nothing can be merged."""
+        kernels, ahead = self.branch_kernels()
+        output = torch.zeros_like(u)
+        for index, kernel in enumerate(kernels):
+            branch = long_conv(u, kernel, None if ahead is None else ahead[index])
+            output = output + self.alpha[index][:, None].to(u.dtype) * norm(branch, index)
+        return output
+
+    def _merged_forward(self, u: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
+        ahead = self.merged_backward_kernel
+        spectrum = None if torch.compiler.is_compiling() else self._spectrum(u.shape[-1])
+        return long_conv(u, self.merged_kernel, ahead, spectrum=spectrum) + self.merged_bias[:, None].to(u.dtype)
+
+    def _spectrum(self, length: int) -> torch.Tensor:
+        """Spectrum of the merged kernel for an input of `length` samples; the last few FFT sizes are kept."""
+        kernel, ahead = self.merged_kernel, self.merged_backward_kernel
+        n = convolution_size(length, kernel.shape[1], 0 if ahead is None else ahead.shape[1])
+        spectrum = self._spectra.pop(n, None)
+        if spectrum is None:
+            # No input of this FFT size is longer than half of it, nor can more taps wrap around onto its outputs.
+            ahead = None if ahead is None else ahead[:, : n // 2]
+            # A later call may need a gradient, which tensors made in inference mode cannot have.
+            with torch.inference_mode(False), torch.no_grad():
+                spectrum = kernel_spectrum(kernel[:, : n // 2], ahead, n)
+        self._spectra[n] = spectrum
+        if len(self._spectra) > _SPECTRA:
+            del self._spectra[next(iter(self._spectra))]
+        return spectrum
+
+    def _register_merged(self, kernel: torch.Tensor, backward_kernel: torch.Tensor | None, bias: torch.Tensor) -> None:
+        self.register_precise_buffer("merged_kernel", kernel)
+        if backward_kernel is None:
+            self.register_buffer("merged_backward_kernel", None)
+        else:
+            self.register_precise_buffer("merged_backward_kernel", backward_kernel)
+        self.register_precise_buffer("merged_bias", bias)
+
+    @torch.no_grad()
+    def reparameterize(self) -> None:
+        """
+        Replace the branches by their merged kernel and bias, as buffers. Does nothing the second time.
+
+        They are no parameters: a dense kernel of D x L free values is another model than N branches of D x l_0, and
+        training it would lose what the branches are for. What surrounds the convolution can still be trained.
+
+        Raises:
+            ValueError: If branches are layer-normalised.
+        """
+        if self.reparameterized:
+            return
+        merged = self.merged()
+        del self.kernel, self.backward_kernel, self.alpha, self.norm
+        self._register_merged(*merged)
+        self.reparameterized = True
+
+    def train(self, mode: bool = True) -> Self:
+        self._spectra.clear()
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._spectra.clear()
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._spectra.clear()
+        super()._load_from_state_dict(*args, **kwargs)
+
+
+class MRConvBlock(GradientCheckpointingLayer):
+    """x + GLU(W dropout(GELU(MRConv(x)))), normalised after that (as the paper draws it) or before MRConv."""
+
+    def __init__(self, config: MRConvConfig, layer_index: int):
+        super().__init__()
+        self.prenorm = config.prenorm
+        self.dropout, self.tied_dropout = float(config.dropout), config.tied_dropout
+        self.norm = make_norm(config)
+        self.convolution = MRConvLayer(config, layer_index)
+        self.pointwise = nn.Linear(config.hidden_size, 2 * config.hidden_size)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        start: torch.Tensor | None = None,
+        stop: torch.Tensor | None = None,
+        valid: torch.Tensor | None = None,
+        cache: Any | None = None,
+    ) -> torch.Tensor:
+        mixed = self.norm(hidden, valid) if self.prenorm else hidden
+        mixed = self.convolution(mixed.transpose(1, 2), start, stop, cache)  # [B, D, L]
+        mixed = F.gelu(mixed)
+        if self.tied_dropout:
+            mixed = F.dropout1d(mixed, self.dropout, self.training)
+        else:
+            mixed = F.dropout(mixed, self.dropout, self.training)
+        hidden = hidden + F.glu(self.pointwise(mixed.transpose(1, 2)), dim=-1)
+        return hidden if self.prenorm else self.norm(hidden, valid)
+
+
+__all__ = ["MRConvBlock", "MRConvLayer"]

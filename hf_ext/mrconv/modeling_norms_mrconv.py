@@ -1,0 +1,175 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Normalisation in MRConv: statistics over valid positions, of all processes if wanted, taken once per forward pass.
+
+Shapes: batch B, channels D, length L, branches N.
+"""
+
+from typing import Any, Self
+
+import torch
+import torch.distributed
+import torch.distributed.nn.functional
+import torch.nn.functional as F
+from torch import nn
+
+from .configuration_mrconv import MRConvConfig
+from .kernels_mrconv import precise
+
+
+def statistics_group(synchronized: bool) -> torch.distributed.ProcessGroup | None:
+    """The processes that share their batch statistics; None if there is only this one."""
+    distributed = synchronized and torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.group.WORLD if distributed and torch.distributed.get_world_size() > 1 else None
+
+
+def recomputing() -> bool:
+    """Whether the backward pass is calling: activation checkpointing then repeats a forward that was counted."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+class MRConvPreciseBuffers(nn.Module):
+    """A module whose floating-point buffers stay in float32 at least, whatever the parameters are cast to."""
+
+    def register_precise_buffer(self, name: str, value: torch.Tensor) -> None:
+        """Register a buffer that is saved; models are built under the default dtype of their parameters."""
+        self.register_buffer(name, precise(value))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, value in self._buffers.items():
+            old = before[name]
+            if value is not None and old is not None and value.is_floating_point() and precise(value) is not value:
+                self._buffers[name] = old.to(value.device)
+        return self
+
+
+class MRConvBranchNorm(MRConvPreciseBuffers):
+    """
+    Batch normalisation of the N branches of a layer: scale, shift and running statistics of shape (N, D). The
+    statistics come from [`~ops_mrconv.batch_norm_conv`], which never forms the branches.
+
+    Args:
+        num_branches (`int`): N.
+        channels (`int`): D.
+        eps (`float`): Added to the variance.
+        momentum (`float`): Share of a new batch in the running statistics.
+    """
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
+    def __init__(self, num_branches: int, channels: int, eps: float, momentum: float):
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(num_branches, channels))
+        self.bias = nn.Parameter(torch.zeros(num_branches, channels))
+        self.register_precise_buffer("running_mean", torch.zeros(num_branches, channels))
+        self.register_precise_buffer("running_var", torch.ones(num_branches, channels))
+
+    def fold(self, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factor alpha s and shift alpha t of each branch, where BN(c) = s c + t with the running statistics."""
+        scale = precise(alpha) * precise(self.weight) * (self.running_var + self.eps).rsqrt()
+        return scale, precise(alpha) * precise(self.bias) - scale * self.running_mean
+
+    @torch.no_grad()
+    def update(self, mean: torch.Tensor, var: torch.Tensor, count: torch.Tensor) -> None:
+        """Take the statistics of a batch into the running ones, the variance without bias."""
+        if recomputing():
+            return
+        unbiased = var * (count / (count - 1).clamp_min(1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+
+
+class MRConvBranchLayerNorm(nn.Module):
+    """Layer normalisation over the channels of each branch: the paper's ablation, which cannot be merged."""
+
+    def __init__(self, num_branches: int, channels: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_branches, channels))
+        self.bias = nn.Parameter(torch.zeros(num_branches, channels))
+
+    def forward(self, branch: torch.Tensor, index: int) -> torch.Tensor:
+        weight, bias = precise(self.weight[index]), precise(self.bias[index])
+        normed = F.layer_norm(precise(branch).transpose(1, 2), weight.shape, weight, bias, self.eps)
+        return normed.transpose(1, 2).to(branch.dtype)
+
+
+class MRConvBatchNorm(MRConvPreciseBuffers):
+    """
+    Batch normalisation of hidden states `(B, L, D)` over the valid positions of the batch.
+
+    Args:
+        channels (`int`): D.
+        eps (`float`): Added to the variance.
+        momentum (`float`): Share of a new batch in the running statistics.
+        synchronized (`bool`): Whether all processes share their statistics in training.
+    """
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
+    def __init__(self, channels: int, eps: float, momentum: float, synchronized: bool):
+        super().__init__()
+        self.eps, self.momentum, self.synchronized = eps, momentum, synchronized
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_precise_buffer("running_mean", torch.zeros(channels))
+        self.register_precise_buffer("running_var", torch.ones(channels))
+
+    def forward(self, hidden: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        """Normalise; statistics are taken where `valid`, of shape `(B, L)`, is True."""
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            mean, var = self._batch_statistics(hidden, valid)
+        scale = precise(self.weight) * (var + self.eps).rsqrt()
+        return (precise(hidden) * scale + (precise(self.bias) - mean * scale)).to(hidden.dtype)
+
+    def _batch_statistics(self, hidden: torch.Tensor, valid: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and biased variance: count and sum are reduced first, so that squares are taken about the mean."""
+        rows = precise(hidden).flatten(0, 1) if valid is None else precise(hidden)[valid]  # [positions, D]
+        group = statistics_group(self.synchronized)
+        count = rows.new_tensor(float(len(rows)))
+        total = rows.sum(0)
+        if group is not None:
+            joined = torch.distributed.nn.functional.all_reduce(torch.cat([total, count[None]]), group=group)
+            total, count = joined[:-1], joined[-1].detach()
+        mean = total / count.clamp_min(1)
+        squares = (rows - mean).square().sum(0)
+        if group is not None:
+            squares = torch.distributed.nn.functional.all_reduce(squares, group=group)
+        var = squares / count.clamp_min(1)
+        if not recomputing():
+            with torch.no_grad():
+                unbiased = squares / (count - 1).clamp_min(1)
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        return mean, var
+
+
+class MRConvLayerNorm(nn.LayerNorm):
+    """LayerNorm that takes, and has no use for, the valid positions."""
+
+    def forward(self, hidden: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(hidden)
+
+
+def make_norm(config: MRConvConfig) -> nn.Module:
+    """Normalisation of a block, as the configuration has it."""
+    if config.norm == "layer":
+        return MRConvLayerNorm(config.hidden_size, eps=config.norm_eps)
+    return MRConvBatchNorm(config.hidden_size, config.norm_eps, config.norm_momentum, config.sync_batch_norm)
+
+
+__all__ = [
+    "MRConvBatchNorm",
+    "MRConvBranchLayerNorm",
+    "MRConvBranchNorm",
+    "MRConvLayerNorm",
+    "MRConvPreciseBuffers",
+    "make_norm",
+    "recomputing",
+    "statistics_group",
+]
