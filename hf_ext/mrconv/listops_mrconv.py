@@ -1,0 +1,229 @@
+"""ListOps as in Long Range Arena (https://arxiv.org/abs/2011.04006): nested MIN, MAX, MED and SUM_MOD of digits.
+
+An expression is an operator with two or more arguments, which are digits or expressions: `[MAX 2 [MIN 4 7 ] 0 ]`. Its
+value, a digit, is the class. Trees are drawn, measured, evaluated and written level by level, a level being an array.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+from huggingface_hub.dataclasses import strict
+from tqdm import tqdm
+
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+END = "]"
+# Each argument is an expression with this probability, otherwise a digit; the published data use the same.
+EXPRESSION_PROBABILITY = 0.25
+SPLITS = ("train", "validation", "test")
+_ROWS_AT_ONCE = 1000
+# With the default limits about one tree in ten fits.
+_MOST_DRAWS = 20_000
+
+
+@strict
+@dataclass
+class ListOps:
+    """
+    Examples of ListOps as functions of (seed, split, index).
+
+    Args:
+        seed (`int`, defaults to 0): Another seed gives other examples.
+        min_length, max_length (`int`, defaults to 500 and 2000):
+            An expression has more than `min_length` and fewer than `max_length` tokens: digits, operators and `]`.
+        max_depth (`int`, defaults to 10): Levels of the tree, the outermost operator being the first.
+        max_arguments (`int`, defaults to 10): Most arguments of an operator; the fewest are 2.
+    """
+
+    seed: int = 0
+    min_length: int = 500
+    max_length: int = 2000
+    max_depth: int = 10
+    max_arguments: int = 10
+
+    def validate_ranges(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, got {self.seed}.")
+        if self.max_depth < 2 or self.max_arguments < 2:
+            raise ValueError(
+                f"max_depth and max_arguments must be at least 2, got {self.max_depth} and {self.max_arguments}."
+            )
+        if not 0 <= self.min_length <= self.max_length - 4:
+            raise ValueError(
+                f"min_length must be at least 0 and at least 4 below max_length, got {self.min_length} and "
+                f"{self.max_length}: the shortest expression has 4 tokens."
+            )
+
+    def example(self, index: int, split: str = "train") -> tuple[str, int]:
+        """
+        One example.
+
+        Args:
+            index (`int`): Its place in the split, at least 0.
+            split (`str`, defaults to `"train"`): `"train"`, `"validation"` or `"test"`.
+
+        Returns:
+            `tuple[str, int]`: The expression, tokens between spaces, and its value from 0 to 9.
+
+        Raises:
+            ValueError: If the split or the index does not exist, or expressions of these limits hardly ever come up.
+        """
+        if split not in SPLITS or index < 0:
+            raise ValueError(f"there is no example {index} of {split!r}; splits: {', '.join(SPLITS)}, from 0 on.")
+        generator = np.random.default_rng((self.seed, SPLITS.index(split), index))
+        for _ in range(_MOST_DRAWS):
+            levels = self._draw(generator)
+            if levels is not None:
+                return " ".join(_write(levels)), int(_evaluate(levels)[0])
+        raise ValueError(
+            f"{_MOST_DRAWS:,} trees of depth {self.max_depth} with up to {self.max_arguments} arguments held none of more "
+            f"than {self.min_length} and fewer than {self.max_length} tokens: widen these limits."
+        )
+
+    def _draw(self, generator: np.random.Generator) -> "list[_Level] | None":
+        """A tree, or nothing where it has not the wanted length. The root is an operator: alone a digit is too short."""
+        levels, nodes, length = [], 1, 0
+        for depth in range(1, self.max_depth + 1):
+            chance = 1.0 if depth == 1 else EXPRESSION_PROBABILITY if depth < self.max_depth else 0.0
+            is_operator = generator.random(nodes) < chance
+            arguments = generator.integers(2, self.max_arguments + 1, int(is_operator.sum()))
+            # A digit is a token, an operator with its end two.
+            length += nodes + len(arguments)
+            if length >= self.max_length:
+                return None
+            levels.append((is_operator, arguments))
+            nodes = int(arguments.sum())
+            if nodes == 0:
+                break
+        if length <= self.min_length:
+            return None
+        return [_Level.draw(is_operator, arguments, generator) for is_operator, arguments in levels]
+
+
+class _Level(NamedTuple):
+    """Nodes of one depth from left to right."""
+
+    is_operator: np.ndarray
+    # Of operators alone: number of arguments, which lie one after the other in the next level, and where they begin.
+    arguments: np.ndarray
+    starts: np.ndarray
+    # A digit, or the number of an operator.
+    symbols: np.ndarray
+
+    @classmethod
+    def draw(cls, is_operator: np.ndarray, arguments: np.ndarray, generator: np.random.Generator) -> "_Level":
+        symbols = generator.integers(0, np.where(is_operator, len(OPERATORS), 10))
+        return cls(is_operator, arguments, np.cumsum(arguments) - arguments, symbols)
+
+
+def _evaluate(levels: list[_Level]) -> np.ndarray:
+    """Values of the first level, from the last one up."""
+    below = np.empty(0, dtype=np.int64)
+    for level in reversed(levels):
+        values = level.symbols.copy()
+        if len(level.arguments):
+            kinds = level.symbols[level.is_operator]
+            results = [
+                np.minimum.reduceat(below, level.starts),
+                np.maximum.reduceat(below, level.starts),
+                _medians(below, level),
+                np.add.reduceat(below, level.starts) % 10,
+            ]
+            values[level.is_operator] = np.choose(kinds, results)
+        below = values
+    return below
+
+
+def _medians(values: np.ndarray, level: _Level) -> np.ndarray:
+    """Median of each operator's arguments; of an even number the mean of the middle two, rounded down."""
+    owners = np.repeat(np.arange(len(level.arguments)), level.arguments)
+    ordered = values[np.lexsort((values, owners))]
+    low, high = level.starts + (level.arguments - 1) // 2, level.starts + level.arguments // 2
+    return (ordered[low] + ordered[high]) // 2
+
+
+def _write(levels: list[_Level]) -> np.ndarray:
+    """The tokens in reading order, from the length of every sub-tree and with it the place of every node."""
+    sizes = [np.ones(len(level.symbols), dtype=np.int64) for level in levels]
+    for level, own, below in zip(levels[-2::-1], sizes[-2::-1], sizes[:0:-1], strict=True):
+        if len(level.arguments):
+            own[level.is_operator] = 2 + np.add.reduceat(below, level.starts)
+    tokens = np.empty(sizes[0][0], dtype="<U4")
+    places = np.zeros(1, dtype=np.int64)
+    digits, operators = np.array([str(digit) for digit in range(10)]), np.array(OPERATORS)
+    for depth, level in enumerate(levels):
+        chosen = level.is_operator
+        tokens[places[~chosen]] = digits[level.symbols[~chosen]]
+        tokens[places[chosen]] = operators[level.symbols[chosen]]
+        tokens[places[chosen] + sizes[depth][chosen] - 1] = END
+        if depth + 1 < len(levels):
+            # An argument stands after its operator and the arguments before it.
+            before = np.cumsum(sizes[depth + 1]) - sizes[depth + 1]
+            firsts = np.repeat(before[level.starts], level.arguments)
+            places = np.repeat(places[chosen], level.arguments) + 1 + before - firsts
+    return tokens
+
+
+def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps, progress: bool = True) -> Path:
+    """
+    Writes a folder that `datasets.load_dataset` reads: one parquet file for each split, with the columns `text` and
+    `label`, and a README that says how it was made.
+
+    Args:
+        out (`str` or `Path`): The folder; it appears when it is complete.
+        counts (`dict[str, int]`): Examples of each split.
+        settings ([`ListOps`]): The generator.
+        progress (`bool`, defaults to `True`): Show a bar.
+
+    Returns:
+        `Path`: The folder.
+
+    Raises:
+        ValueError: If the folder is there already, or a split is unknown or has no positive number of examples.
+    """
+    out = Path(out)
+    if out.exists():
+        raise ValueError(f"{out} exists: name another folder, or remove it first.")
+    if not counts or any(split not in SPLITS or count < 1 for split, count in counts.items()):
+        raise ValueError(
+            f"every split of {', '.join(SPLITS)} needs at least 1 example where it is given, got {counts}."
+        )
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        with tqdm(total=sum(counts.values()), unit=" examples", disable=not progress) as bar:
+            for split, count in counts.items():
+                _write_split(temporary / f"{split}.parquet", split, count, settings, bar)
+        (temporary / "README.md").write_text(_readme(counts, settings), encoding="utf-8")
+        temporary.rename(out)
+    finally:
+        # Gone after the rename; after an error the part that was written.
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def _write_split(path: Path, split: str, count: int, settings: ListOps, bar: tqdm) -> None:
+    schema = pyarrow.schema([("text", pyarrow.string()), ("label", pyarrow.int64())])
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for start in range(0, count, _ROWS_AT_ONCE):
+            rows = []
+            for index in range(start, min(start + _ROWS_AT_ONCE, count)):
+                rows.append(settings.example(index, split))
+                bar.update()
+            texts, labels = zip(*rows, strict=True)
+            writer.write_table(pyarrow.table({"text": texts, "label": labels}, schema=schema))
+
+
+def _readme(counts: dict[str, int], settings: ListOps) -> str:
+    sizes = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    return (
+        f"# ListOps\n\n{sizes}; seed {settings.seed}; more than {settings.min_length} and fewer than "
+        f"{settings.max_length} tokens, depth up to {settings.max_depth}, up to {settings.max_arguments} arguments.\n"
+        "Written by `hf-ext mrconv make-listops` with the grammar of Long Range Arena's ListOps; the examples are its "
+        "own, so scores compare with published ones only as far as two draws of one distribution do.\n"
+    )
