@@ -1,0 +1,241 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""MRConvNeXt (arXiv 2408.09453): ConvNeXt with every 7 x 7 depthwise convolution replaced by a two-sided MRConv.
+
+A convolution runs over the map flattened row by row. How the paper flattens is not known; rows, seen from both sides,
+are our choice. Shapes: image [B, channels, height, width], map [B, C, height, width], flat [B, C, L].
+"""
+
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPoolingAndNoAttention,
+    ImageClassifierOutputWithNoAttention,
+)
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_mrconv import MRConvConfig
+from .configuration_mrconvnext import MRConvNextConfig
+from .modeling_layers_mrconv import MRConvLayer
+from .modeling_mrconv import MRConvPreTrainedModel
+
+
+class MRConvNextChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of a map [B, C, height, width]."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return super().forward(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class MRConvNextDropPath(nn.Module):
+    """In training a sample loses the branch with probability `rate`; those that keep it are scaled up to the mean."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.rate == 0:
+            return branch
+        kept = torch.rand(len(branch), 1, 1, device=branch.device) >= self.rate
+        return branch * (kept / (1 - self.rate)).to(branch.dtype)
+
+
+class MRConvNextLayer(GradientCheckpointingLayer):
+    """x + drop_path(s * W_2 GELU(W_1 LN(MRConv(x)))) with a factor s for each channel."""
+
+    def __init__(self, config: MRConvNextConfig, convolution: MRConvConfig, drop_path: float):
+        super().__init__()
+        dim = convolution.hidden_size
+        self.convolution = MRConvLayer(convolution)
+        self.norm = nn.LayerNorm(dim, eps=config.layer_norm_eps)
+        self.expand = nn.Linear(dim, 4 * dim)
+        self.project = nn.Linear(4 * dim, dim)
+        self.layer_scale = nn.Parameter(torch.full((dim,), config.layer_scale_init_value))
+        self.drop_path = MRConvNextDropPath(drop_path)
+
+    def forward(self, flat: torch.Tensor) -> torch.Tensor:
+        tokens = self.norm(self.convolution(flat).transpose(1, 2))  # [B, L, C]
+        tokens = self.project(F.gelu(self.expand(tokens))) * self.layer_scale
+        return flat + self.drop_path(tokens.transpose(1, 2))
+
+
+class MRConvNextStage(nn.Module):
+    """Halve the map, except in the first stage, and pass it through the layers row by row."""
+
+    def __init__(self, config: MRConvNextConfig, stage: int, drop_paths: list[float]):
+        super().__init__()
+        dim, convolution = config.hidden_sizes[stage], config.stage_config(stage)
+        self.downsampling = nn.Sequential()
+        if stage:
+            before = config.hidden_sizes[stage - 1]
+            norm = MRConvNextChannelNorm(before, eps=config.layer_norm_eps)
+            self.downsampling.extend([norm, nn.Conv2d(before, dim, 2, stride=2)])
+        self.layers = nn.ModuleList(MRConvNextLayer(config, convolution, drop_path) for drop_path in drop_paths)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        features = self.downsampling(features)
+        flat = features.flatten(2)
+        for layer in self.layers:
+            flat = layer(flat)
+        return flat.unflatten(2, features.shape[2:])
+
+
+class MRConvNextPreTrainedModel(MRConvPreTrainedModel):
+    """Loading, saving, merging and initialisation shared by the MRConvNeXt models."""
+
+    config_class = MRConvNextConfig
+    base_model_prefix = "model"
+    main_input_name = "pixel_values"
+    input_modalities = ["image"]
+    _no_split_modules = ["MRConvNextLayer"]
+    _can_record_outputs = {"hidden_states": OutputRecorder(MRConvNextStage)}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            init.trunc_normal_(module.weight, std=self.config.initializer_range)
+            init.zeros_(module.bias)
+        elif isinstance(module, MRConvNextLayer):
+            init.constant_(module.layer_scale, self.config.layer_scale_init_value)
+        else:
+            super()._init_weights(module)
+
+    def change_rate(self, factor: float) -> Self:
+        """Refused: an image is not sampled in time. Resize the images, or configure another `image_size`."""
+        raise ValueError(
+            f"`change_rate({factor})`: images have no sampling rate. Resize them to `image_size`, "
+            f"{self.config.image_size}, or give them as they are: other sizes are allowed."
+        )
+
+
+class MRConvNextModel(MRConvNextPreTrainedModel):
+    """
+    MRConvNeXt without a classifier: image in, map of the last stage and its mean out.
+
+    Images need not have the configured size. A rest of height and width that the strides do not divide is left out at
+    the bottom and right. A kernel is as long as the flattened map of its stage at `config.image_size`: on a smaller
+    map it is cropped, on a larger one it is zero beyond. Lags count along the rows, so at another *width* a lag that
+    meant "one row up" means another place; best results are to be expected at the width trained with.
+
+    Args:
+        config ([`MRConvNextConfig`]): The model configuration.
+    """
+
+    def __init__(self, config: MRConvNextConfig):
+        super().__init__(config)
+        side = config.patch_size
+        self.patches = nn.Conv2d(config.num_channels, config.hidden_sizes[0], side, stride=side)
+        self.patch_norm = MRConvNextChannelNorm(config.hidden_sizes[0], eps=config.layer_norm_eps)
+        steps = max(sum(config.depths) - 1, 1)
+        drop_paths = [config.drop_path_rate * layer / steps for layer in range(sum(config.depths))]
+        self.stages = nn.ModuleList()
+        for stage, depth in enumerate(config.depths):
+            first = sum(config.depths[:stage])
+            self.stages.append(MRConvNextStage(config, stage, drop_paths[first : first + depth]))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the first convolution, where gradient checkpointing with adapters starts the graph."""
+        return self.patches
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPoolingAndNoAttention:
+        """
+        Args:
+            pixel_values (`torch.Tensor` of shape `(batch_size, num_channels, height, width)`):
+                Normalised images of one size, each side at least `patch_size * 2 ** (stages - 1)` pixels.
+
+        Returns:
+            [`~transformers.modeling_outputs.BaseModelOutputWithPoolingAndNoAttention`]: `last_hidden_state` of shape
+            `(batch_size, hidden_sizes[-1], map_height, map_width)`; `pooler_output` of shape `(batch_size,
+            hidden_sizes[-1])`, its normalised mean; with `output_hidden_states=True` the input of the first stage and
+            the output of each, as maps.
+
+        Raises:
+            ValueError: If `pixel_values` is not a batch of images with the configured channels, or too small.
+            TypeError: If `pixel_values` holds integers.
+        """
+        config = self.config
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not len(pixel_values):
+            raise ValueError(
+                f"`pixel_values` has shape {tuple(pixel_values.shape)}; expected (batch_size, {config.num_channels}, "
+                "height, width). Prepare images with MRConvNextImageProcessor."
+            )
+        if not pixel_values.is_floating_point():
+            raise TypeError(f"`pixel_values` is {pixel_values.dtype}; give normalised floating-point images.")
+        height, width = pixel_values.shape[2:]
+        if min(config.stage_map(len(config.depths) - 1, height, width)) < 1:
+            smallest = config.patch_size * 2 ** (len(config.depths) - 1)
+            raise ValueError(
+                f"The images are {height} x {width} pixels; each side must be at least {smallest}. Resize them, for "
+                f"instance with MRConvNextImageProcessor(size={{'shortest_edge': {config.image_size}}})."
+            )
+        features = self.patch_norm(self.patches(pixel_values.to(self.patches.weight.dtype)))
+        for stage in self.stages:
+            features = stage(features)
+        pooled = self.norm(features.mean((2, 3)))
+        return BaseModelOutputWithPoolingAndNoAttention(last_hidden_state=features, pooler_output=pooled)
+
+
+class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
+    """
+    MRConvNeXt with a linear classifier on the normalised mean of the last map.
+
+    Args:
+        config ([`MRConvNextConfig`]): The model configuration; `num_labels` says how many classes.
+    """
+
+    # The loss is a mean over the batch: Trainer has to divide by the steps that it accumulates.
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: MRConvNextConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = MRConvNextModel(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any
+    ) -> ImageClassifierOutputWithNoAttention:
+        """
+        Args:
+            pixel_values (`torch.Tensor` of shape `(batch_size, num_channels, height, width)`):
+                Normalised images of one size.
+            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+                Classes from 0; or as `config.problem_type` says, float targets of shape `(batch_size, num_labels)`.
+
+        Returns:
+            [`~transformers.modeling_outputs.ImageClassifierOutputWithNoAttention`]: `logits` of shape `(batch_size,
+            num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
+
+        Raises:
+            ValueError: If `pixel_values` has the wrong shape.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from hf_ext.mrconv import MRConvNextConfig, MRConvNextForImageClassification
+
+        >>> config = MRConvNextConfig(image_size=32, hidden_sizes=[8, 16], depths=[1, 1], num_labels=10)
+        >>> model = MRConvNextForImageClassification(config).eval()
+        >>> model(torch.rand(1, 3, 32, 32)).logits.shape
+        torch.Size([1, 10])
+        ```
+        """
+        outputs = self.model(pixel_values, **kwargs)
+        logits = self.classifier(outputs.pooler_output)
+        loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
+        return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+__all__ = ["MRConvNextForImageClassification", "MRConvNextModel", "MRConvNextPreTrainedModel"]
