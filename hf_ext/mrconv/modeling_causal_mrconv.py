@@ -140,11 +140,6 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         """The cache of this call: the one given, a new one if asked for, or none."""
         if cache is None and not use_cache:
             return None
-        if self.training:
-            raise ValueError(
-                "A cache in training mode: streamed convolutions have no batch statistics and no gradient. Call "
-                "`model.eval()` to generate, or leave `use_cache` and `past_key_values` out to train."
-            )
         if cache is None:
             return MRConvCache(self.config)
         if not isinstance(cache, MRConvCache):

@@ -280,6 +280,11 @@ class MRConvModel(MRConvPreTrainedModel):
         for name, reason in _REFUSED.items():
             if kwargs.get(name) is not None:
                 raise ValueError(f"`{name}` is not an input of MRConv: {reason}.")
+        if past_key_values is not None and self.training:
+            raise ValueError(
+                "A cache in training mode: a streamed convolution has no batch statistics and no gradient. Call "
+                "`model.eval()` to generate or stream, or leave `use_cache` and `past_key_values` out to train."
+            )
         hidden = self._embed(input_ids, inputs_embeds, input_values)
         if past_key_values is None and hidden.shape[1] > self.config.longest_input:
             raise ValueError(
