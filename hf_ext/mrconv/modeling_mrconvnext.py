@@ -89,7 +89,8 @@ class MRConvNextStage(nn.Module):
 class MRConvNextPreTrainedModel(MRConvPreTrainedModel):
     """Loading, saving, merging and initialisation shared by the MRConvNeXt models."""
 
-    config_class = MRConvNextConfig
+    # What the base class uses of a configuration, this one has too.
+    config_class = MRConvNextConfig  # type: ignore[assignment]
     base_model_prefix = "model"
     main_input_name = "pixel_values"
     input_modalities = ["image"]
@@ -100,7 +101,8 @@ class MRConvNextPreTrainedModel(MRConvPreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             init.trunc_normal_(module.weight, std=self.config.initializer_range)
-            init.zeros_(module.bias)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         elif isinstance(module, MRConvNextLayer):
             init.constant_(module.layer_scale, self.config.layer_scale_init_value)
         else:
@@ -197,9 +199,9 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
 
     def __init__(self, config: MRConvNextConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = config.num_labels or 0
         self.model = MRConvNextModel(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
