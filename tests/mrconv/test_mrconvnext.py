@@ -1,0 +1,366 @@
+"""MRConvNeXt: presets, sizes, merging, training, saving, and pictures in, classes out."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+from hf_ext.mrconv import (
+    MRConvNextConfig,
+    MRConvNextForImageClassification,
+    MRConvNextImageProcessor,
+    MRConvNextModel,
+)
+from hf_ext.mrconv.configuration_mrconvnext import PRESETS
+from hf_ext.mrconv.reference_mrconv import long_conv
+from tests.testing import ConfigTesterMixin, LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
+
+FIELDS = {
+    "image_size": 16,
+    "patch_size": 2,
+    "hidden_sizes": [6, 8],
+    "depths": [1, 2],
+    "kernel_size": 4,
+    "num_labels": 3,
+    # As large as after training, so that a difference in a layer is seen in the output.
+    "layer_scale_init_value": 0.5,
+}
+
+
+def make_images(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_model(*, steps: int = 2, dtype: torch.dtype = torch.float32, **fields) -> MRConvNextForImageClassification:
+    """A model whose running statistics are those of some batches."""
+    torch.manual_seed(0)
+    model = MRConvNextForImageClassification(MRConvNextConfig(**{**FIELDS, **fields})).to(dtype).train()
+    with torch.no_grad():
+        for step in range(steps):
+            model(3 * make_images(2, 3, 16, 16, seed=step).to(dtype) + 1)
+    return model.eval()
+
+
+@torch.no_grad()
+def classify(model, images: torch.Tensor) -> torch.Tensor:
+    return model(images).logits
+
+
+class TestMRConvNext(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
+    model_class = MRConvNextForImageClassification
+    bfloat16_tolerance = 0.05
+    lora_targets = ["expand", "project"]
+
+    def make_config(self):
+        return MRConvNextConfig(**FIELDS)
+
+    def make_inputs(self):
+        return {"pixel_values": make_images(6, 3, 16, 16), "labels": torch.arange(6) % 3}
+
+
+class TestConfig(ConfigTesterMixin):
+    config_class = MRConvNextConfig
+    config_changes = {
+        "image_size": [32, 48],
+        "num_channels": 1,
+        "patch_size": 2,
+        "hidden_sizes": [8, 16],
+        "depths": [1, 2],
+        "kernel_type": "dilated",
+        "kernel_size": 8,
+        "num_modes": 3,
+        "branch_norm": "kernel",
+        "norm_eps": 1e-4,
+        "norm_momentum": 0.05,
+        "sync_batch_norm": True,
+        "layer_norm_eps": 1e-5,
+        "layer_scale_init_value": 1.0,
+        "drop_path_rate": 0.1,
+        "initializer_range": 0.01,
+        "reparameterized": True,
+    }
+    bad_configs = [
+        ({"image_size": 31}, "of at least 32 pixels"),
+        ({"image_size": [64, 8]}, "of at least 32 pixels"),
+        ({"image_size": [64, 64, 64]}, "give a side, or height and width"),
+        ({"depths": [1, 2]}, "`depths` has 2 values and `hidden_sizes` 4"),
+        ({"depths": []}, "at least one"),
+        ({"depths": [3, 3, 0, 3]}, "each value must be at least 1"),
+        ({"hidden_sizes": [8, 8, 8, 0]}, "each value must be at least 1"),
+        ({"patch_size": 0}, "`patch_size` is 0"),
+        ({"num_channels": 0}, "`num_channels` is 0"),
+        ({"drop_path_rate": 1.0}, "below 1"),
+        ({"layer_norm_eps": 0.0}, "must be positive"),
+        ({"kernel_type": "wavelet"}, "wavelet"),
+        ({"kernel_size": 0}, "`kernel_size`"),
+        ({"branch_norm": "layer", "reparameterized": True}, "cannot be merged"),
+    ]
+
+
+# ConvNeXt's own counts for 1000 classes are 28 589 128, 50 223 688 and 88 591 464.
+@pytest.mark.parametrize(("preset", "parameters"), [("tiny", 29_459_752), ("small", 52_096_552), ("base", 91_088_616)])
+def test_presets_have_the_documented_numbers_of_parameters(preset, parameters):
+    with torch.device("meta"):
+        model = MRConvNextForImageClassification(MRConvNextConfig(**PRESETS[preset], num_labels=1000))
+    assert model.num_parameters() == parameters
+
+
+def test_parameters_are_those_of_convnext_with_other_convolutions():
+    """D x 49 weights and D biases of a 7 x 7 convolution leave; nothing else is added."""
+    model = make_model(steps=0)
+    dims = [6, 8, 8]
+    others = model.num_parameters() - sum(
+        parameter.numel() for layer in model.convolutions() for parameter in layer.parameters()
+    )
+    stem = 6 * (3 * 4 + 1) + 2 * 6
+    down = 2 * 6 + 8 * (6 * 4 + 1)
+    layers = sum(2 * dim + 4 * dim * (dim + 1) + dim * (4 * dim + 1) + dim for dim in dims)
+    assert others == stem + down + layers + 2 * 8 + 3 * (8 + 1)
+    # 8 x 8 and 4 x 4 maps: branches of 4 ... 64 and 4 ... 16 samples.
+    assert [len(layer.alpha) for layer in model.convolutions()] == [5, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"kernel_type": "dilated"},
+        {"kernel_type": "sparse"},
+        {"kernel_type": "fourier_sparse"},
+        {"kernel_type": "implicit"},
+        {"branch_norm": "kernel"},
+        {"branch_norm": "none"},
+    ],
+    ids=str,
+)
+def test_merging_changes_no_result_and_is_saved(fields, tmp_path):
+    model = make_model(**fields, dtype=torch.float64)
+    sizes = [(16, 16), (4, 4), (7, 21), (32, 20)]
+    images = [make_images(2, 3, *size).double() for size in sizes]
+    expected = [classify(model, image) for image in images]
+    assert model.reparameterize() is model and model.config.reparameterized
+    merged = [classify(model, image) for image in images]
+    for value, wanted in zip(merged, expected, strict=True):
+        torch.testing.assert_close(value, wanted, atol=1e-10, rtol=0)
+    assert all(torch.equal(classify(model.reparameterize(), a), b) for a, b in zip(images, merged, strict=True))
+    model.save_pretrained(tmp_path)
+    loaded = MRConvNextForImageClassification.from_pretrained(tmp_path, dtype=torch.float64)
+    assert not any("alpha" in name for name, _ in loaded.named_parameters())
+    torch.testing.assert_close(classify(loaded, images[0]), merged[0], atol=1e-6, rtol=0)
+
+
+def test_merging_in_float32():
+    model, images = make_model(), make_images(2, 3, 16, 16)
+    expected = classify(model, images)
+    torch.testing.assert_close(classify(model.reparameterize(), images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_layer_normalised_branches_train_and_refuse_to_merge():
+    model = make_model(branch_norm="layer")
+    with pytest.raises(ValueError, match="'layer'"):
+        model.reparameterize()
+    model.train()(make_images(2, 3, 16, 16), labels=torch.tensor([0, 1])).loss.backward()
+    assert all(layer.norm.weight.grad.any() for layer in model.convolutions())
+
+
+def test_a_layer_is_what_the_paper_says_on_the_map_row_by_row():
+    """x + s W_2 GELU(W_1 LN(k * x + b)), where a lag of one row is the width of the map."""
+    layer = make_model(dtype=torch.float64).model.stages[0].layers[0]
+    features = make_images(2, 6, 8, 8).double()
+    kernel, ahead, bias = layer.convolution.merged()
+    assert kernel.shape == (6, 64) and ahead.shape == (6, 64)
+    flat = features.reshape(2, 6, 64)
+    mixed = (long_conv(flat, kernel, ahead) + bias[:, None]).transpose(1, 2)
+    normed = F.layer_norm(mixed, (6,), layer.norm.weight, layer.norm.bias, 1e-6)
+    branch = layer.project(F.gelu(layer.expand(normed))) * layer.layer_scale
+    torch.testing.assert_close(layer(flat), flat + branch.transpose(1, 2), atol=1e-12, rtol=0)
+    # One pixel reaches every pixel of the map, before and after it.
+    moved = flat.clone()
+    moved[:, :, 27] += 1
+    assert (layer.convolution(moved) - layer.convolution(flat)).abs().amin((0, 1)).min() > 1e-6
+
+
+@pytest.mark.parametrize("size", [(4, 4), (5, 7), (16, 16), (33, 18), (64, 4)])
+def test_any_size_gives_maps_of_the_strides(size):
+    outputs = make_model()(make_images(1, 3, *size), output_hidden_states=True)
+    maps = [(size[0] // 2, size[1] // 2), (size[0] // 2, size[1] // 2), (size[0] // 4, size[1] // 4)]
+    shapes = [tuple(state.shape) for state in outputs.hidden_states]
+    assert shapes == [(1, width, *side) for width, side in zip((6, 6, 8), maps, strict=True)]
+    assert outputs.logits.isfinite().all()
+
+
+def test_pooled_output_is_the_normalised_mean():
+    model = make_model()
+    with torch.no_grad():
+        outputs = model.model(make_images(2, 3, 16, 16))
+        expected = model.model.norm(outputs.last_hidden_state.mean((2, 3)))
+    assert outputs.last_hidden_state.shape == (2, 8, 4, 4)
+    assert torch.equal(outputs.pooler_output, expected)
+
+
+def test_images_of_a_batch_do_not_see_each_other_in_evaluation():
+    model, images = make_model(), make_images(3, 3, 16, 12)
+    alone = torch.cat([classify(model, image[None]) for image in images])
+    torch.testing.assert_close(classify(model, images), alone, atol=1e-5, rtol=1e-5)
+
+
+def test_running_statistics_update_once_under_activation_checkpointing():
+    statistics = []
+    for checkpointing in (False, True):
+        model = make_model(steps=0).train()
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        model(make_images(2, 3, 16, 16), labels=torch.tensor([0, 1])).loss.backward()
+        statistics.append([layer.norm.running_var for layer in model.convolutions()])
+    assert not torch.equal(statistics[0][0], torch.ones_like(statistics[0][0]))
+    assert all(torch.equal(a, b) for a, b in zip(*statistics, strict=True))
+
+
+def test_drop_path_grows_with_depth_and_keeps_the_mean():
+    model = make_model(depths=[2, 3], drop_path_rate=0.4)
+    rates = [layer.drop_path.rate for stage in model.model.stages for layer in stage.layers]
+    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+    drop = model.model.stages[1].layers[-1].drop_path.train()
+    torch.manual_seed(0)
+    kept = drop(torch.ones(20000, 2, 3))
+    torch.testing.assert_close(kept.unique(), torch.tensor([0, 1 / 0.6]))
+    assert kept.mean().item() == pytest.approx(1, abs=0.02)
+    assert torch.equal(kept.amin((1, 2)), kept.amax((1, 2)))
+    assert torch.equal(drop.eval()(kept), kept)
+
+
+def test_kernel_parameters_are_named_for_the_optimizer():
+    model = make_model(steps=0)
+    names = model.kernel_parameters()
+    assert set(names) < {name for name, _ in model.named_parameters()}
+    assert len(names) == 2 * 3 and all("kernel" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "words"),
+    [
+        (make_images(1, 1, 16, 16), ValueError, r"expected \(batch_size, 3, height, width\)"),
+        (make_images(3, 16, 16), ValueError, "has shape"),
+        (make_images(0, 3, 16, 16), ValueError, "has shape"),
+        (make_images(1, 3, 16, 3), ValueError, "16 x 3 pixels; each side must be at least 4"),
+        (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), TypeError, "torch.uint8; give normalised"),
+    ],
+    ids=["channels", "unbatched", "empty", "small", "integers"],
+)
+def test_wrong_images_are_refused_with_the_reason(images, error, words):
+    with pytest.raises(error, match=words):
+        make_model(steps=0)(images)
+
+
+def test_a_change_of_rate_is_refused():
+    with pytest.raises(ValueError, match="images have no sampling rate"):
+        make_model(steps=0).change_rate(2)
+
+
+def test_auto_classes(tmp_path):
+    model, images = make_model(), make_images(1, 3, 16, 16)
+    model.save_pretrained(tmp_path)
+    MRConvNextImageProcessor(size={"shortest_edge": 16}).save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is MRConvNextConfig
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert type(loaded) is MRConvNextForImageClassification
+    assert torch.equal(classify(loaded, images), classify(model, images))
+    body = AutoModel.from_pretrained(tmp_path)
+    assert type(body) is MRConvNextModel
+    with torch.no_grad():
+        assert torch.equal(body(images).pooler_output, model.model(images).pooler_output)
+    assert type(AutoImageProcessor.from_pretrained(tmp_path)) is MRConvNextImageProcessor
+
+
+def make_picture(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+COLOUR = make_picture(20, 31, 3)
+
+
+def expected_pixels(picture: Image.Image, side: int, crop_pct: float) -> np.ndarray:
+    """The documented steps, by Pillow and numpy."""
+    shorter = int(side / crop_pct)
+    size = [int(shorter * length / min(picture.size)) for length in picture.size]
+    resized = picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+    left, top = (size[0] - side) // 2, (size[1] - side) // 2
+    cut = np.asarray(resized.crop((left, top, left + side, top + side)), np.float64) / 255
+    return ((cut - IMAGENET_DEFAULT_MEAN) / IMAGENET_DEFAULT_STD).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.fromarray(COLOUR),
+        Image.fromarray(COLOUR).convert("RGBA"),
+        COLOUR,
+        COLOUR.transpose(2, 0, 1),
+        torch.from_numpy(COLOUR),
+        [COLOUR],
+        COLOUR[None],
+    ],
+    ids=["pil", "rgba", "channels-last", "channels-first", "tensor", "list", "batch"],
+)
+def test_pictures_of_every_kind_become_normalised_squares(image):
+    processor = MRConvNextImageProcessor(size={"shortest_edge": 14}, crop_pct=0.875)
+    pixels = processor(image, return_tensors="np").pixel_values
+    assert pixels.shape == (1, 3, 14, 14) and pixels.dtype == np.float32
+    np.testing.assert_allclose(pixels[0], expected_pixels(Image.fromarray(COLOUR), 14, 0.875), atol=1e-5)
+
+
+def test_pictures_of_several_sizes_and_modes_make_one_batch():
+    pictures = [Image.fromarray(COLOUR), Image.fromarray(make_picture(9, 50)), Image.fromarray(make_picture(12, 5, 3))]
+    pixels = MRConvNextImageProcessor(size={"shortest_edge": 12}, crop_pct=1.0)(pictures, return_tensors="np")
+    assert pixels.pixel_values.shape == (3, 3, 12, 12)
+    for values, picture in zip(pixels.pixel_values, pictures, strict=True):
+        np.testing.assert_allclose(values, expected_pixels(picture, 12, 1.0), atol=1e-5)
+
+
+def test_float_and_16_bit_arrays_keep_their_precision():
+    processor = MRConvNextImageProcessor(size={"shortest_edge": 14}, do_normalize=False)
+    ramp = np.broadcast_to(np.linspace(0.4, 0.41, 20, dtype=np.float32)[:, None, None], (20, 20, 3))
+    values = processor(ramp, do_rescale=False, return_tensors="np").pixel_values
+    # In 8 bits there would be four levels.
+    assert len(np.unique(values[0, 0, :, 0].round(6))) == 14
+    # Away from black and white, where 8 bits cut off what a bicubic filter overshoots.
+    grey = COLOUR // 4 + 96
+    plain = processor(grey, return_tensors="np").pixel_values
+    deep = grey.astype(np.uint16) * 257
+    values = processor(deep, do_convert_rgb=False, rescale_factor=1 / 65535, return_tensors="np").pixel_values
+    np.testing.assert_allclose(values, plain, atol=1.5 / 255)
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "words"),
+    [
+        ([], {}, "`images` is empty"),
+        (COLOUR, {"crop_pct": 0.0}, "`crop_pct` is 0.0"),
+        (COLOUR, {"crop_pct": 1.5}, "`crop_pct` is 1.5"),
+        (COLOUR, {"size": {"height": 8, "width": 8}}, "'shortest_edge': pixels"),
+        ([COLOUR, COLOUR[:10]], {"do_resize": False}, "do not make one batch"),
+        (np.full((20, 20, 3), 65535, np.uint16), {"do_convert_rgb": False}, "uint16 has values up to 65535"),
+        (Image.fromarray(np.zeros((20, 20), np.uint16)), {}, "more than 8 bits a channel"),
+    ],
+    ids=["none", "crop-0", "crop-large", "size", "sizes", "deep-array", "deep-picture"],
+)
+def test_pictures_that_do_not_fit_are_refused(images, options, words):
+    with pytest.raises(ValueError, match=words):
+        MRConvNextImageProcessor()(images, return_tensors="pt", **options)
+
+
+def test_options_of_the_processor_survive_saving(tmp_path):
+    options = {"size": {"shortest_edge": 32}, "crop_pct": 1.0, "do_convert_rgb": False, "image_mean": [0.5]}
+    MRConvNextImageProcessor(**options).save_pretrained(tmp_path)
+    loaded = MRConvNextImageProcessor.from_pretrained(tmp_path)
+    assert loaded.crop_pct == 1.0 and loaded.size.shortest_edge == 32
+    assert (loaded.do_convert_rgb, list(loaded.image_mean)) == (False, [0.5])
+
+
+def test_pictures_go_through_the_model():
+    pictures = [Image.fromarray(COLOUR), Image.fromarray(make_picture(40, 17, 3))]
+    processor = MRConvNextImageProcessor(size={"shortest_edge": 16})
+    assert classify(make_model(), processor(pictures, return_tensors="pt").pixel_values).shape == (2, 3)
