@@ -55,6 +55,8 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.config, self.layer_index = config, layer_index
         self.rate_factor = float(config.rate_factor)
         self.reparameterized = config.reparameterized
+        # Sums instead of FFTs once merged; see `MRConvPreTrainedModel.use_direct_convolution`.
+        self.direct = False
         self._spectra: dict[int, torch.Tensor] = {}
         channels, length = config.hidden_size, config.max_position_embeddings
         branches = branch_lengths(config.kernel_size, length, config.num_branches)
@@ -189,9 +191,18 @@ class MRConvLayer(MRConvPreciseBuffers):
     def _merged_forward(self, u: torch.Tensor) -> torch.Tensor:
         if self.training:
             logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
+        if self.direct:
+            return self._direct_forward(u)
         ahead = self.merged_backward_kernel
         spectrum = None if torch.compiler.is_compiling() else self._spectrum(u.shape[-1])
         return long_conv(u, self.merged_kernel, ahead, spectrum=spectrum) + self.merged_bias[:, None].to(u.dtype)
+
+    def _direct_forward(self, u: torch.Tensor) -> torch.Tensor:
+        taps, ahead = self.merged_kernel.shape[1], self.merged_backward_kernel
+        # conv1d correlates: its weights run from the oldest input that a tap reaches to the newest.
+        window = self.merged_kernel.flip(1) if ahead is None else torch.cat([self.merged_kernel.flip(1), ahead], 1)
+        padded = F.pad(u, (taps - 1, window.shape[1] - taps))
+        return F.conv1d(padded, window[:, None].to(u.dtype), self.merged_bias.to(u.dtype), groups=u.shape[1])
 
     def _spectrum(self, length: int) -> torch.Tensor:
         """Spectrum of the merged kernel for an input of `length` samples; the last few FFT sizes are kept."""

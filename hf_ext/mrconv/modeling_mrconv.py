@@ -119,6 +119,27 @@ class MRConvPreTrainedModel(PreTrainedModel):
         self.config.reparameterized = True
         return self
 
+    def use_direct_convolution(self, direct: bool = True) -> Self:
+        """
+        Compute the merged convolutions as sums over the taps, `conv1d`, instead of by FFT, or by FFT again. For exports:
+        every runtime has that operation, and the exported model takes any length, where an FFT has one fixed size. The
+        cost is `length x taps` instead of `length x log(length)`: for kernels of some thousand taps at most.
+
+        Args:
+            direct (`bool`, *optional*, defaults to `True`): Whether to sum.
+
+        Returns:
+            `MRConvPreTrainedModel`: The model itself. The choice is not saved.
+
+        Raises:
+            ValueError: If the model is not merged.
+        """
+        if not self.config.reparameterized:
+            raise ValueError("The model still has branches. Call `reparameterize()` before `use_direct_convolution()`.")
+        for layer in self.convolutions():
+            layer.direct = direct
+        return self
+
     def change_rate(self, factor: float) -> Self:
         """
         Make the kernels those of an input with `factor` times fewer samples per second, in place and saved in the
