@@ -121,9 +121,9 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
     def use_direct_convolution(self, direct: bool = True) -> Self:
         """
-        Compute the merged convolutions as sums over the taps, `conv1d`, instead of by FFT, or by FFT again. For exports:
-        every runtime has that operation, and the exported model takes any length, where an FFT has one fixed size. The
-        cost is `length x taps` instead of `length x log(length)`: for kernels of some thousand taps at most.
+        Compute the merged convolutions as sums over the taps, `conv1d`, instead of by FFT, or by FFT again. For
+        exports: every runtime has that operation, and the exported model takes any length, where an FFT has one fixed
+        size. The cost is `length x taps` instead of `length x log(length)`: for some thousand taps at most.
 
         Args:
             direct (`bool`, *optional*, defaults to `True`): Whether to sum.
@@ -135,7 +135,10 @@ class MRConvPreTrainedModel(PreTrainedModel):
             ValueError: If the model is not merged.
         """
         if not self.config.reparameterized:
-            raise ValueError("The model still has branches. Call `reparameterize()` before `use_direct_convolution()`.")
+            raise ValueError(
+                "The model still has branches, which have no one kernel. Call `reparameterize()` before "
+                "`use_direct_convolution()`."
+            )
         for layer in self.convolutions():
             layer.direct = direct
         return self
@@ -207,7 +210,7 @@ def valid_range(
     batch, length = inputs.shape[:2]
     if (
         attention_mask.ndim != 2
-        or len(attention_mask) != batch
+        or attention_mask.shape[0] != batch
         or attention_mask.shape[1] < length
         or (attention_mask.shape[1] > length and not streaming)
     ):

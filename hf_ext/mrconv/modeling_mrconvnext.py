@@ -42,7 +42,7 @@ class MRConvNextDropPath(nn.Module):
     def forward(self, branch: torch.Tensor) -> torch.Tensor:
         if not self.training or self.rate == 0:
             return branch
-        kept = torch.rand(len(branch), 1, 1, device=branch.device) >= self.rate
+        kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
         return branch * (kept / (1 - self.rate)).to(branch.dtype)
 
 
@@ -165,7 +165,7 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
             TypeError: If `pixel_values` holds integers.
         """
         config = self.config
-        if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not len(pixel_values):
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or pixel_values.shape[0] < 1:
             raise ValueError(
                 f"`pixel_values` has shape {tuple(pixel_values.shape)}; expected (batch_size, {config.num_channels}, "
                 "height, width). Prepare images with MRConvNextImageProcessor."
