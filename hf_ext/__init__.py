@@ -9,12 +9,38 @@ if TYPE_CHECKING:
     from .hub.checkpoints import open_checkpoint
     from .hub.publish import push, stage
     from .merging import MergeConfig, merge_checkpoints
+    from .mrconv import (
+        MRConvCache,
+        MRConvConfig,
+        MRConvFeatureExtractor,
+        MRConvForAudioClassification,
+        MRConvForCausalLM,
+        MRConvForRetrieval,
+        MRConvForSequenceClassification,
+        MRConvModel,
+        MRConvNextConfig,
+        MRConvNextForImageClassification,
+        MRConvNextImageProcessor,
+        MRConvNextModel,
+    )
     from .semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
 
 __version__ = "0.1.0"
 
 __all__ = [
     "EMRModel",
+    "MRConvCache",
+    "MRConvConfig",
+    "MRConvFeatureExtractor",
+    "MRConvForAudioClassification",
+    "MRConvForCausalLM",
+    "MRConvForRetrieval",
+    "MRConvForSequenceClassification",
+    "MRConvModel",
+    "MRConvNextConfig",
+    "MRConvNextForImageClassification",
+    "MRConvNextImageProcessor",
+    "MRConvNextModel",
     "MergeConfig",
     "SemanIRConfig",
     "SemanIRForImageRestoration",
@@ -30,6 +56,18 @@ __all__ = [
 # What is imported when it is first used.
 _MODULES = {
     "EMRModel": ".emr",
+    "MRConvCache": ".mrconv",
+    "MRConvConfig": ".mrconv",
+    "MRConvFeatureExtractor": ".mrconv",
+    "MRConvForAudioClassification": ".mrconv",
+    "MRConvForCausalLM": ".mrconv",
+    "MRConvForRetrieval": ".mrconv",
+    "MRConvForSequenceClassification": ".mrconv",
+    "MRConvModel": ".mrconv",
+    "MRConvNextConfig": ".mrconv",
+    "MRConvNextForImageClassification": ".mrconv",
+    "MRConvNextImageProcessor": ".mrconv",
+    "MRConvNextModel": ".mrconv",
     "MergeConfig": ".merging",
     "SemanIRConfig": ".semanir",
     "SemanIRForImageRestoration": ".semanir",
@@ -54,4 +92,5 @@ def __dir__() -> list[str]:
 
 # `hf-ext merge` and others move weights and build no model: without the models they start in half the time.
 if getattr(sys.modules.get("hf_ext_cli.main"), "builds_models", True):
+    import_module(".mrconv", __name__)
     import_module(".semanir", __name__)

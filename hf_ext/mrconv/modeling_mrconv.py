@@ -376,9 +376,9 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
 
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = config.num_labels or 0
         self.model = MRConvModel(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -494,10 +494,10 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
 
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = config.num_labels or 0
         self.model = MRConvModel(config)
         self.comparison = nn.Linear(4 * config.hidden_size, config.hidden_size)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
