@@ -106,20 +106,23 @@ def merge(
         click.echo(yaml.safe_dump(config.to_dict(), sort_keys=False), nl=False)
         return
     target = target_folder(file, place, out, dry_run)
-    from hf_ext.merging.merge import merge_checkpoints
-    from hf_ext.merging.plan import make_plan
+    from hf_ext.merging.merge import merge_and_show
+    from hf_ext.merging.plan import Plan, make_plan
+
+    def show(plan: Plan) -> None:
+        if not as_json:
+            click.echo("\n".join(plan.lines()))
+        elif dry_run:
+            print_json({"plan": plan.to_dict()})
 
     # Of several processes the first one talks.
     speaks = os.environ.get("RANK", "0") == "0"
-    if speaks:
-        with make_plan(config, endpoint=endpoint) as plan:
-            if dry_run and as_json:
-                print_json({"plan": plan.to_dict()})
-            elif not as_json:
-                click.echo("\n".join(plan.lines()))
     if dry_run:
+        if speaks:
+            with make_plan(config, endpoint=endpoint) as plan:
+                show(plan)
         return
-    result = merge_checkpoints(config, target, endpoint=endpoint, overwrite=overwrite, progress=speaks)
+    result = merge_and_show(show, config, target, endpoint=endpoint, overwrite=overwrite, progress=speaks)
     if speaks and as_json:
         print_json({"path": str(result.path), "report": result.report})
     elif speaks:

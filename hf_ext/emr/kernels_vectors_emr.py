@@ -6,6 +6,7 @@ LLVM cuts them to the width of the machine. The lanes are spelled out: the order
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+import gc
 import operator
 from collections.abc import Callable
 from threading import Lock
@@ -310,12 +311,18 @@ _compiling = Lock()
 def compile_kernel(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
     """Machine code of a kernel: from numba's cache, or compiled and put there, or only compiled."""
     with _compiling:
+        # numba makes objects that stay: looking for garbage among them took longer than the loading of a kernel.
+        collecting = gc.isenabled()
+        gc.disable()
         try:
             return njit(signature, nogil=True, cache=True)(function)
         except Exception:
             # No folder can be written, the disk is full, a file of the cache is damaged: do without. What is wrong
             # with the kernel itself is raised again.
             return njit(signature, nogil=True)(function)
+        finally:
+            if collecting:
+                gc.enable()
 
 
 @njit

@@ -29,6 +29,12 @@ LETTER = 0.059
 LETTERS = 24
 
 
+def load_drawing() -> None:
+    """Imports matplotlib, which takes a third of a second, so that it can be done beside something else."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
+
+
 def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
     """
     Draws a report: layers × tasks of sign conflict, mask density and error; the error of each task beside that of
@@ -38,7 +44,6 @@ def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
         report (`Mapping`): What [`report_emr.make_report`] returned, or a `report.json`.
         path (`str` or `Path`): The PNG file; it appears whole or not at all.
     """
-    # Imported here: matplotlib takes half a second.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -74,7 +79,15 @@ def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
 def _axes(figure: "Figure", left: float, top: float, width: float, height: float) -> "Axes":
     """Axes at a place in inches from the upper left corner; a layout engine would take longer than all the drawing."""
     whole, tall = figure.get_figwidth(), figure.get_figheight()
-    return figure.add_axes((left / whole, 1 - (top + height) / tall, width / whole, height / tall))
+    axis = figure.add_axes((left / whole, 1 - (top + height) / tall, width / whole, height / tall))
+    # Looking for a place that no tick label takes would be half of the drawing.
+    axis.yaxis.set_label_coords(-0.033 * 11 / width, 0.5)
+    axis.xaxis.set_label_coords(0.5, -0.1)
+    return axis
+
+
+def _title(axis: "Axes", text: str, **style: Any) -> None:
+    axis.set_title(text, fontsize=9, y=1.0, **style)
 
 
 def _short(name: str) -> str:
@@ -96,7 +109,7 @@ def _matrix(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
 def _ticks(axis: Any, names: Sequence[str], inches: float, **style: Any) -> None:
     """Labels as many of the names as there is room for, evenly."""
     room = max(int(inches * 72 / (SMALL * 1.2)), 1)
-    places = range(0, len(names), -(-len(names) // room))
+    places = range(0, len(names), max(-(-len(names) // room), 1))
     # A name is no formula, even if it has two dollar signs.
     axis.set_ticks(list(places), [names[place] for place in places], fontsize=SMALL, parse_math=False, **style)
 
@@ -126,9 +139,10 @@ def _draw_layers(
         axis = _axes(figure, left + index * (width + bar), top, width, height)
         axis.set_facecolor("#dddddd")
         image = axis.imshow(values, aspect="auto", interpolation="nearest", cmap=colors, vmin=known[0], vmax=limit)
-        axis.set_title(title, fontsize=9)
+        _title(axis, title)
+        axis.tick_params(length=0)
         _ticks(axis.xaxis, tasks, width, rotation=90)
-        _ticks(axis.yaxis, layers if index == 0 else [""] * len(layers), height)
+        _ticks(axis.yaxis, layers if index == 0 else [], height)
         side = _axes(figure, left + index * (width + bar) + width + 0.07, top, 0.12, height)
         figure.colorbar(image, cax=side, extend="max" if known[-1] > limit else "neither")
         side.tick_params(labelsize=SMALL)
@@ -157,7 +171,7 @@ def _draw_errors(axis: "Axes", report: Mapping[str, Any], tasks: Sequence[str]) 
     axis.set(ylim=(0, edge), xlim=(-0.6, len(entries) - 0.4))
     axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
     axis.set_ylabel("‖τ - restored τ‖² / ‖τ‖²", fontsize=8)
-    axis.set_title("reconstruction error (0: the task's checkpoint, 1: the base)", fontsize=9, loc="left")
+    _title(axis, "reconstruction error (0: the task's checkpoint, 1: the base)", loc="left")
     axis.tick_params(axis="y", labelsize=SMALL)
     _ticks(axis.xaxis, tasks, 0.5 * axis.bbox.width / axis.figure.dpi, rotation=30, ha="right")
     axis.legend(fontsize=SMALL, ncols=len(kinds), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
@@ -178,7 +192,7 @@ def _draw_cosines(
     axis.set_facecolor("#dddddd")
     _ticks(axis.xaxis, tasks, side, rotation=90)
     _ticks(axis.yaxis, tasks, side)
-    axis.set_title("cosines of task vectors", fontsize=9)
+    _title(axis, "cosines of task vectors")
     for row, line in enumerate(values if len(tasks) <= 12 else []):
         for column, value in enumerate(line):
             if value == value:
@@ -221,5 +235,5 @@ def _draw_sizes(axis: "Axes", report: Mapping[str, Any]) -> None:
     axis.invert_yaxis()
     axis.margins(x=0.15)
     axis.tick_params(labelsize=SMALL)
-    axis.set_title(f"size in {unit}", fontsize=9)
+    _title(axis, f"size in {unit}")
     axis.legend(fontsize=SMALL, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)

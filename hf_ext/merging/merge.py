@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from hf_ext.emr.manifest_emr import FORMAT, MANIFEST
+from hf_ext.emr.pictures_emr import load_drawing
 
 from ..hub.folders import recover_folder, replace_folder, sync_folder
 from .baselines import Baseline
@@ -90,6 +91,34 @@ def merge_checkpoints(
             message says what to do.
         OSError: The disk is full; the merge can go on when there is room.
     """
+    return merge_and_show(
+        lambda plan: None, config, out, token=token, endpoint=endpoint, overwrite=overwrite, progress=progress
+    )
+
+
+def merge_and_show(
+    show: Callable[[Plan], None],
+    config: MergeConfig | Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> MergeResult:
+    """
+    [`merge_checkpoints`] that tells what it will do.
+
+    Args:
+        show (`Callable`): Called with the plan, in one of the processes, before any weight is read.
+        config, out, token, endpoint, overwrite, progress: As in [`merge_checkpoints`].
+
+    Returns:
+        [`MergeResult`]: The folder and the report.
+
+    Raises:
+        FileExistsError, ValueError, OSError: As from [`merge_checkpoints`].
+    """
     config = load_config(config)
     out = Path(os.path.abspath(Path(out).expanduser()))
     ranks = Ranks()
@@ -99,6 +128,8 @@ def merge_checkpoints(
             if ranks.index == 0:
                 _require_free(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
+            if ranks.index == 0:
+                show(plan)
             extras, shared = resolve_plan(plan)
         run = _Run(plan, extras, shared, out, ranks, progress)
         with _together(ranks), _explained(plan, run.partial):
@@ -134,11 +165,10 @@ class _Run:
         config = plan.config
         elected = config.method in ("emr", "elect") and config.drop == 0
         self.baseline = None if elected or plan.given is not None else Baseline(config, len(plan.tasks))
-        # of the local files of the base, beside the merge
-        self.base_identity: Future[dict[str, Any]] = Future()
 
     def prepare(self, stack: contextlib.ExitStack) -> None:
         """Creates the partial folder, or checks that the one that is there is of this merge; reserves all files."""
+        self.base_identity = _started(self._work_beside)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(exist_ok=True)
         stack.enter_context(_locked(self.partial))
@@ -199,8 +229,6 @@ class _Run:
         sizes = [self.engine.bytes_read(unit) for unit in self.units]
         total, left = sum(sizes), sum(sizes[number] for number in todo)
         lock = threading.Lock()
-        if self.ranks.index == 0:
-            threading.Thread(target=self._identify_base, daemon=True).start()
         with (
             _flushing(self.outputs, self.journal),
             tqdm(
@@ -220,7 +248,8 @@ class _Run:
                 # nothing to go on from
                 shutil.rmtree(self.partial, ignore_errors=True)
                 raise
-        self.outputs.close()
+        if self.ranks.index > 0:
+            self.outputs.close()
 
     def complete(self) -> dict[str, Any]:
         """What is left when all units are finished: scales, manifest, report, card; then the rename."""
@@ -231,7 +260,11 @@ class _Run:
         config, folder = self.plan.config, self.partial / "result"
         sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged), len(config.tasks))
         base = self.base_identity.result()
-        report = finish(folder, self.plan, self.extras, self.shared, sums, base, name=self.out.name)
+        closed = _started(self.outputs.close)
+        try:
+            report = finish(folder, self.plan, self.extras, self.shared, sums, base, name=self.out.name)
+        finally:
+            closed.result()
         sync_folder(folder)
         # without its journal the folder is never taken for an interrupted merge
         shutil.rmtree(self.partial / "journal")
@@ -242,11 +275,25 @@ class _Run:
     def _share(self, units: dict[int, Unit]) -> list[tuple[int, Unit]]:
         return list(units.items())[self.ranks.index :: self.ranks.count]
 
-    def _identify_base(self) -> None:
+    def _work_beside(self) -> dict[str, Any]:
+        """Identity of the base's local files; and what draws is imported."""
+        identity = self.plan.base.identity(hash_files=not self.plan.config.include_base)
+        load_drawing()
+        return identity
+
+
+def _started(function: Callable[[], Any]) -> Future[Any]:
+    """Runs in a thread of its own, which the process does not wait for when it ends."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
         try:
-            self.base_identity.set_result(self.plan.base.identity(hash_files=not self.plan.config.include_base))
+            future.set_result(function())
         except BaseException as error:
-            self.base_identity.set_exception(error)
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _require_free(out: Path, overwrite: bool) -> None:
