@@ -44,7 +44,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
 
     `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `past_key_values`: results are those of
     the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
-    `config.max_length`; a token then depends on that many positions before it in each layer.
+    `config.longest_input`; a token then depends on that many positions before it in each layer.
 
     Args:
         config ([`MRConvConfig`]):
@@ -149,14 +149,18 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             )
         return cache
 
-    def prepare_inputs_for_generation(
-        self, input_ids: torch.LongTensor, *args: Any, is_first_iteration: bool | None = False, **kwargs: Any
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self,
+        input_ids: torch.LongTensor,
+        inputs_embeds: torch.Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """The inputs of the next forward pass of `generate`: after the prompt, all positions are valid."""
         # Untyped: transformers annotates `self` with a protocol that no model meets.
         mixin: Any = super()
         inputs: dict[str, Any] = mixin.prepare_inputs_for_generation(
-            input_ids, *args, is_first_iteration=is_first_iteration, **kwargs
+            input_ids, inputs_embeds=inputs_embeds, is_first_iteration=is_first_iteration, **kwargs
         )
         if not is_first_iteration and inputs.get("past_key_values") is not None:
             inputs["attention_mask"] = None

@@ -1,0 +1,327 @@
+"""MRConvForCausalLM: streaming and every way to generate equal the full forward pass."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, MaxLengthCriteria, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from hf_ext.mrconv.configuration_mrconv import MRConvConfig
+from hf_ext.mrconv.modeling_causal_mrconv import MRConvForCausalLM
+from hf_ext.mrconv.streaming_mrconv import MRConvCache
+from tests.testing import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
+
+VOCABULARY, PAD, EOS = 40, 0, 39
+LENGTH = 128
+
+
+def make_config(**changes) -> MRConvConfig:
+    fields = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "kernel_size": 8,
+        "max_position_embeddings": LENGTH,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+    }
+    return MRConvConfig(**{**fields, **changes})
+
+
+def make_model(**changes) -> MRConvForCausalLM:
+    """In evaluation and float64, with statistics of data and every parameter away from where it starts."""
+    torch.manual_seed(0)
+    model = MRConvForCausalLM(make_config(**changes)).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter += (1.0 if "embedding" in name else 0.1) * torch.randn_like(parameter)
+        for _ in range(3):
+            model(make_tokens(4, min(100, model.config.longest_input)))
+    return model.eval()
+
+
+def make_tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Without padding and the end of a text."""
+    return torch.randint(1, EOS, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def model() -> MRConvForCausalLM:
+    return make_model()
+
+
+def stream(model, tokens, chunks, **arguments) -> torch.Tensor:
+    cache, logits = MRConvCache(model.config), []
+    with torch.no_grad():
+        for chunk in tokens.split(chunks, dim=1):
+            outputs = model(chunk, past_key_values=cache, **arguments)
+            assert outputs.past_key_values is cache
+            logits.append(outputs.logits)
+    assert cache.get_seq_length() == tokens.shape[1]
+    return torch.cat(logits, dim=1)
+
+
+def full(model, tokens, **arguments) -> torch.Tensor:
+    with torch.no_grad():
+        return model(tokens, **arguments).logits
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"kernel_type": kind} for kind in ("dilated", "fourier", "sparse", "fourier_sparse", "implicit")),
+        {"branch_norm": "kernel", "norm": "layer"},
+        {"branch_norm": "none", "prenorm": False},
+        {"rate_factor": 2.0},
+        {"num_branches": 1},
+    ],
+    ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
+)
+def test_chunks_equal_the_full_forward_merged_or_not(changes):
+    model = make_model(**changes)
+    tokens = make_tokens(2, model.config.longest_input)
+    expected = full(model, tokens)
+    for chunks in (1, [20, 1, 1, tokens.shape[1] - 22]):
+        torch.testing.assert_close(stream(model, tokens, chunks), expected, atol=1e-10, rtol=0)
+    model.reparameterize()
+    torch.testing.assert_close(stream(model, tokens, 3), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_thousands_of_tokens_one_by_one_equal_the_full_forward(dtype, tolerance):
+    model = make_model(max_position_embeddings=2048).reparameterize().to(dtype)
+    tokens = make_tokens(1, 2048)
+    expected = full(model, tokens)
+    difference = (stream(model, tokens, 1) - expected).abs().max()
+    assert difference <= tolerance * expected.abs().max()
+
+
+def test_half_precision_streams_as_near_as_the_full_forward(model):
+    tokens = make_tokens(2, 100)
+    expected = full(model, tokens)
+    halved = copy.deepcopy(model).bfloat16()
+    for logits in (full(halved, tokens), stream(halved, tokens, [50, 1, 49])):
+        assert logits.dtype == torch.bfloat16
+        assert (logits.double() - expected).abs().mean() < 0.02 * expected.abs().mean()
+
+
+def test_a_stream_may_be_longer_than_the_kernels(model):
+    """Then an output depends on the last positions only: two layers reach back twice their kernels."""
+    tokens = make_tokens(1, 5 * LENGTH)
+    logits = stream(model, tokens, [3 * LENGTH + 5, 1, 2 * LENGTH - 6])
+    torch.testing.assert_close(stream(model, tokens, 7), logits, atol=1e-10, rtol=0)
+    changed = tokens.clone()
+    changed[:, : 3 * LENGTH] = 1
+    torch.testing.assert_close(stream(model, changed, 64)[:, -1], logits[:, -1], atol=1e-10, rtol=0)
+    assert not torch.allclose(stream(model, changed, 64)[:, 3 * LENGTH], logits[:, 3 * LENGTH])
+    generated = model.generate(tokens[:, :100], max_new_tokens=2 * LENGTH, do_sample=False, eos_token_id=None)
+    assert generated.shape == (1, 100 + 2 * LENGTH)
+
+
+# What `generate` is asked for; `use_cache=False` computes every token by a full forward pass.
+WAYS = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "temperature": 2.0},
+    "several": {"do_sample": True, "num_return_sequences": 3},
+    "beam-search": {"do_sample": False, "num_beams": 4, "num_return_sequences": 2},
+    "beam-sampling": {"do_sample": True, "num_beams": 3},
+    "penalty": {"do_sample": False, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+}
+
+
+def generate(model, tokens, **options):
+    torch.manual_seed(1)
+    return model.generate(tokens, max_new_tokens=20, **options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_generating_with_the_cache_equals_recomputing(model, way):
+    tokens = make_tokens(2, 45)
+    generated = generate(model, tokens, **WAYS[way])
+    assert torch.equal(generated, generate(model, tokens, use_cache=False, **WAYS[way]))
+    assert generated.shape[1] > 45
+
+
+def test_prompts_in_chunks_and_candidates_that_are_rejected_change_no_token(model):
+    tokens = make_tokens(1, 20).repeat(1, 3)
+    expected = generate(model, tokens, do_sample=False)
+    assert torch.equal(generate(model, tokens, do_sample=False, prefill_chunk_size=7), expected)
+    assert torch.equal(generate(model, tokens, do_sample=False, prompt_lookup_num_tokens=5), expected)
+    assistant = make_model(num_hidden_layers=1, kernel_type="dilated")
+    assert torch.equal(generate(model, tokens, do_sample=False, assistant_model=assistant), expected)
+
+
+def left_padded(prompts):
+    """Tokens and mask of prompts of different lengths."""
+    longest = max(prompt.shape[1] for prompt in prompts)
+    rows = [torch.nn.functional.pad(prompt, (longest - prompt.shape[1], 0), value=PAD) for prompt in prompts]
+    tokens = torch.cat(rows)
+    return tokens, (tokens != PAD).long()
+
+
+@pytest.mark.parametrize("way", ["greedy", "beam-search"])
+@pytest.mark.parametrize("chunk", [None, 8])
+def test_left_padded_batches_equal_single_prompts(model, way, chunk):
+    prompts = [make_tokens(1, length, seed=length) for length in (3, 40, 17)]
+    tokens, mask = left_padded(prompts)
+    together = generate(model, tokens, attention_mask=mask, prefill_chunk_size=chunk, **WAYS[way])
+    together = together.view(3, -1, together.shape[1])
+    for row, prompt in zip(together, prompts, strict=True):
+        single = generate(model, prompt, **WAYS[way])[:, prompt.shape[1] :]
+        new = row[:, tokens.shape[1] :]
+        width = min(single.shape[1], new.shape[1])
+        assert torch.equal(new[:, :width], single[:, :width])
+        # The longer of the two goes on with padding only.
+        assert (new[:, width:] == PAD).all() and (single[:, width:] == PAD).all()
+
+
+def test_generation_goes_on_from_a_returned_cache(model):
+    tokens, mask = left_padded([make_tokens(1, 12), make_tokens(1, 30, seed=1)])
+    options = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
+    expected = model.generate(tokens, attention_mask=mask, max_new_tokens=20, **options).sequences
+    first = model.generate(tokens, attention_mask=mask, max_new_tokens=8, **options)
+    cache = first.past_key_values
+    assert isinstance(cache, MRConvCache)
+    assert cache.get_seq_length() == 37
+    longer = torch.nn.functional.pad(mask, (0, 8), value=1)
+    kept = copy.deepcopy(cache)
+    for past in (cache, kept):
+        second = model.generate(
+            first.sequences, attention_mask=longer, past_key_values=past, max_new_tokens=12, **options
+        )
+        assert torch.equal(second.sequences, expected)
+
+
+def test_embeddings_instead_of_tokens(model):
+    tokens = make_tokens(2, 30)
+    embedded = model.get_input_embeddings()(tokens).detach()
+    torch.testing.assert_close(full(model, None, inputs_embeds=embedded), full(model, tokens))
+    generated = generate(model, tokens, do_sample=False)
+    assert torch.equal(generate(model, None, inputs_embeds=embedded, do_sample=False), generated[:, 30:])
+
+
+def test_tokens_are_streamed_and_stopped_as_they_come(model):
+    class Collect(BaseStreamer):
+        def __init__(self):
+            self.parts, self.ended = [], False
+
+        def put(self, value):
+            self.parts.append(value.flatten())
+
+        def end(self):
+            self.ended = True
+
+    class StopAtSix(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 36)
+
+    streamer = Collect()
+    tokens = make_tokens(1, 30)
+    generated = generate(
+        model, tokens, do_sample=False, streamer=streamer, stopping_criteria=[StopAtSix(), MaxLengthCriteria(50)]
+    )
+    assert generated.shape == (1, 36)
+    assert torch.equal(torch.cat(streamer.parts), generated[0])
+    assert len(streamer.parts) == 7 and streamer.ended
+
+
+def test_merged_models_generate_the_same_and_survive_the_disk(model, tmp_path):
+    tokens = make_tokens(2, 45)
+    expected = generate(model, tokens, do_sample=False)
+    merged = copy.deepcopy(model).reparameterize()
+    assert torch.equal(generate(merged, tokens, do_sample=False), expected)
+    merged.float().save_pretrained(tmp_path)
+    loaded = MRConvForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.reparameterized
+    assert torch.equal(generate(loaded, tokens, do_sample=False), generate(merged, tokens, do_sample=False))
+
+
+def test_logits_of_the_last_positions_only(model):
+    tokens = make_tokens(2, 20)
+    expected = full(model, tokens)
+    torch.testing.assert_close(full(model, tokens, logits_to_keep=3), expected[:, -3:])
+    torch.testing.assert_close(full(model, tokens, logits_to_keep=torch.tensor([0, 5])), expected[:, [0, 5]])
+
+
+def test_labels_are_shifted_and_padding_is_not_predicted(model):
+    tokens, mask = left_padded([make_tokens(1, 12), make_tokens(1, 30, seed=1)])
+    labels = tokens.masked_fill(mask == 0, -100)
+    with torch.no_grad():
+        outputs = model(tokens, attention_mask=mask, labels=labels)
+    predicted = torch.nn.functional.log_softmax(outputs.logits[:, :-1].double(), dim=-1)
+    chosen = predicted.gather(2, tokens[:, 1:, None]).squeeze(2)[labels[:, 1:] != -100]
+    assert chosen.numel() == 12 + 29
+    # transformers computes the loss in float32.
+    torch.testing.assert_close(outputs.loss.double(), -chosen.mean(), atol=1e-5, rtol=0)
+    assert outputs.past_key_values is None
+
+
+def test_embedding_and_output_layer_are_tied_and_resized_together():
+    model = MRConvForCausalLM(make_config())
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    model.resize_token_embeddings(VOCABULARY + 3)
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert model(make_tokens(1, 5)).logits.shape == (1, 5, VOCABULARY + 3)
+    untied = MRConvForCausalLM(make_config(tie_word_embeddings=False))
+    assert untied.lm_head.weight is not untied.get_input_embeddings().weight
+
+
+def test_models_that_cannot_generate_are_refused_with_the_reason():
+    with pytest.raises(ValueError, match="`bidirectional` is True.*bidirectional=False"):
+        MRConvForCausalLM(make_config(bidirectional=True))
+    with pytest.raises(ValueError, match="`vocab_size` is None"):
+        MRConvForCausalLM(make_config(vocab_size=None, pad_token_id=None, eos_token_id=None))
+    layered = MRConvForCausalLM(make_config(branch_norm="layer")).eval()
+    with pytest.raises(ValueError, match="layer"):
+        layered.generate(make_tokens(1, 5), max_new_tokens=2)
+    assert layered.generate(make_tokens(1, 5), max_new_tokens=2, use_cache=False, eos_token_id=None).shape == (1, 7)
+
+
+def test_bad_input_is_refused_with_the_reason(model):
+    tokens = make_tokens(2, 10)
+    cache = MRConvCache(model.config)
+    with pytest.raises(ValueError, match="cache_params.*past_key_values"):
+        model(tokens, cache_params=cache)
+    with pytest.raises(ValueError, match="position_ids"):
+        model(tokens, position_ids=torch.arange(10)[None])
+    with pytest.raises(TypeError, match=r"DynamicCache.*MRConvCache\(model.config\)"):
+        model(tokens, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="cache_implementation.*'static'"):
+        model.generate(tokens, cache_implementation="static", max_new_tokens=2)
+    right = torch.ones(2, 10, dtype=torch.long)
+    right[0, 7:] = 0
+    with pytest.raises(ValueError, match="padding after a valid position.*padding_side = 'left'"):
+        model(tokens, attention_mask=right, past_key_values=cache)
+    assert model(tokens, attention_mask=right).logits.shape == (2, 10, VOCABULARY)
+    model(tokens, past_key_values=cache)
+    with pytest.raises(ValueError, match=r"shape \(2, 10\).*\(batch_size, 20\)"):
+        model(tokens, attention_mask=torch.ones(2, 10), past_key_values=cache)
+    with pytest.raises(ValueError, match="This cache holds"):
+        model(tokens[:1], past_key_values=cache)
+    training = copy.deepcopy(model).train()
+    for arguments in ({"use_cache": True}, {"past_key_values": cache}):
+        with pytest.raises(ValueError, match="training mode.*model.eval"):
+            training(tokens, **arguments)
+
+
+class TestModel(ModelTesterMixin, TrainerTesterMixin, LoraTesterMixin):
+    """What every model of the library is tested for."""
+
+    model_class = MRConvForCausalLM
+    bfloat16_tolerance = 0.05
+    lora_targets = ["pointwise"]
+    trainer_steps = 30
+    trainer_learning_rate = 2e-2
+
+    def make_config(self):
+        return make_config()
+
+    def make_inputs(self):
+        tokens = make_tokens(4, 30)
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def test_the_auto_class_makes_it():
+    model = AutoModelForCausalLM.from_config(make_config())
+    assert type(model) is MRConvForCausalLM
