@@ -154,7 +154,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         scale = precise(self.alpha)
         bias = scale.new_zeros(scale.shape[1])
         if self.norm is not None:
-            scale, shift = self.norm.fold(self.alpha)
+            scale, shift = self.norm(self.alpha)
             bias = shift.sum(0)
         elif self.config.branch_norm == "kernel":
             scale = scale / self._kernel_norms()

@@ -72,6 +72,10 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
         scale = precise(alpha) * precise(self.weight) * (self.running_var + self.eps).rsqrt()
         return scale, precise(alpha) * precise(self.bias) - scale * self.running_mean
 
+    def forward(self, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[`fold`]; weights that accelerate keeps on disk are brought in where a module is called."""
+        return self.fold(alpha)
+
     @torch.no_grad()
     def update(self, mean: torch.Tensor, var: torch.Tensor, count: torch.Tensor) -> None:
         """Take the statistics of a batch into the running ones, the variance without bias."""
