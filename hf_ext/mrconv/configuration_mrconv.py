@@ -209,7 +209,8 @@ class MRConvConfig(PreTrainedConfig):
 
     def validate_kernels(self) -> None:
         """Check that branches, modes and rate fit the lengths of the kernels."""
-        if min(self.kernel_size, self.max_position_embeddings) < 1 or self.rate_factor <= 0:
+        if min(self.kernel_size, self.max_position_embeddings) < 1 or not 0 < self.rate_factor < math.inf:
+            # Refused by `validate_sizes`.
             return
         branches = branch_lengths(self.kernel_size, self.max_position_embeddings, self.num_branches)
         most = branches[0][1] // 2 + 1

@@ -57,6 +57,9 @@ class MRConvPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=self.config.initializer_range)
+            # A slice has no mark of having been loaded.
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, MRConvLayer):
             module.reset_parameters()
             for name in ("merged_kernel", "merged_backward_kernel", "merged_bias"):

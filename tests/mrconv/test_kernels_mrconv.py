@@ -1,0 +1,174 @@
+"""Kernels of the branches: sizes, counts, first values, the equations, and another sampling rate."""
+
+import math
+
+import pytest
+import torch
+
+from hf_ext.mrconv import MRConvConfig
+from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
+from hf_ext.mrconv.kernels_mrconv import KERNELS
+from hf_ext.mrconv.ops_mrconv import long_conv
+
+CHANNELS = 3
+
+
+def make_kernel(kernel_type: str, ahead: bool = False, length: int = 40, **fields):
+    torch.manual_seed(0)
+    fields = {"kernel_size": 8, "bidirectional": ahead, **fields}
+    config = MRConvConfig(kernel_type=kernel_type, hidden_size=CHANNELS, max_position_embeddings=length, **fields)
+    return KERNELS[kernel_type](config, CHANNELS, length, ahead).double()
+
+
+def count(module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("kernel_type", KERNEL_TYPES)
+@pytest.mark.parametrize("length", [1, 5, 40, 64])
+def test_every_branch_has_its_length_and_starts_with_norm_one(kernel_type, length):
+    kernels = make_kernel(kernel_type, length=length)()
+    lengths = {1: [1], 5: [5], 40: [8, 16, 32, 40], 64: [8, 16, 32, 64]}[length]
+    assert [tuple(kernel.shape) for kernel in kernels] == [(CHANNELS, taps) for taps in lengths]
+    norms = torch.stack([kernel.norm(dim=-1) for kernel in kernels])
+    if kernel_type == "fourier_sparse":
+        # Two kernels of norm one, nearly orthogonal where there is room for that.
+        assert (norms <= math.sqrt(2) + 1e-6).all()
+    else:
+        # The initial values are float32.
+        torch.testing.assert_close(norms, torch.ones_like(norms), rtol=1e-5, atol=0)
+
+
+def test_both_wings_together_start_with_norm_one():
+    for kernel in make_kernel("fourier", ahead=True)():
+        torch.testing.assert_close(kernel.norm(dim=-1).square(), torch.full((CHANNELS,), 0.5).double())
+
+
+def test_fourier_and_sparse_kernels_together_start_with_norm_one_about():
+    norms = torch.stack([kernel.norm(dim=-1) for kernel in make_kernel("fourier_sparse", length=512)()])
+    assert 0.8 < norms.mean() < 1.2
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "of_a_branch"),
+    [
+        ("dilated", CHANNELS * 8),
+        ("fourier", CHANNELS * 2 * 5),
+        ("sparse", CHANNELS * 8),
+        ("fourier_sparse", CHANNELS * (2 * 5 + 8 + 2)),
+        # 8 units of 1 + 2 * 4 features and a bias, and their weights.
+        ("implicit", CHANNELS * 8 + 8 * (9 + 1)),
+    ],
+)
+def test_every_branch_has_equally_many_parameters(kernel_type, of_a_branch):
+    for length, branches in ((8, 1), (40, 4), (1000, 8)):
+        assert count(make_kernel(kernel_type, length=length)) == branches * of_a_branch
+
+
+def test_dilated_taps_lie_powers_of_two_apart():
+    kernel = make_kernel("dilated", length=64)
+    for index, branch in enumerate(kernel()):
+        wanted = torch.zeros_like(branch)
+        for tap in range(8):
+            wanted[:, tap * 2**index] = kernel.weight[index, :, tap]
+        assert branch.equal(wanted)
+
+
+@pytest.mark.parametrize("modes", [None, 3])
+def test_a_fourier_kernel_has_only_its_lowest_modes(modes):
+    kept = modes or 5
+    for kernel in make_kernel("fourier", num_modes=modes)():
+        energy = torch.fft.rfft(kernel).abs()
+        # The finest branch has no others: 8 taps are 5 modes.
+        assert (energy[:, kept:] < 1e-12).all()
+        assert (energy[:, :kept] > 1e-3).all()
+
+
+def test_sparse_taps_are_at_places_of_their_own_in_every_channel():
+    kernel = make_kernel("sparse", length=200)
+    positions = kernel.positions
+    for index, (_, length) in enumerate(kernel.branches):
+        assert all(len(set(row)) == 8 and max(row) < length for row in positions[index].tolist())
+    assert torch.equal(positions[0], torch.arange(8).expand(CHANNELS, -1))
+    assert not torch.equal(positions[-1][0], positions[-1][1])
+    assert torch.equal(positions, make_kernel("sparse", length=200).positions)
+    torch.manual_seed(1)
+    kernel.reset_parameters()
+    assert not torch.equal(positions[-1], make_kernel("sparse", length=200).positions[-1])
+
+
+def test_scales_weigh_fourier_and_sparse_kernels():
+    kernel = make_kernel("fourier_sparse")
+    with torch.no_grad():
+        kernel.fourier_scale.fill_(2.0)
+        kernel.sparse_scale.fill_(-3.0)
+    for whole, fourier, sparse in zip(kernel(), kernel.fourier(), kernel.sparse(), strict=True):
+        torch.testing.assert_close(whole, 2 * fourier - 3 * sparse)
+
+
+def band_limited(kernel_type: str, ahead: bool):
+    """A kernel without modes above what half and a quarter of the rate can represent."""
+    modes = 2 if kernel_type == "fourier" else None
+    return make_kernel(kernel_type, ahead, length=64, kernel_size=16, num_modes=modes)
+
+
+@pytest.mark.parametrize("kernel_type", ["fourier", "implicit"])
+@pytest.mark.parametrize("rate", [2, 4])
+def test_fewer_samples_are_every_second_one_with_twice_the_weight(kernel_type, rate):
+    kernel = band_limited(kernel_type, ahead=False)
+    for changed, before in zip(kernel(rate), kernel(), strict=True):
+        torch.testing.assert_close(changed, rate * before[:, ::rate])
+    # Lag rate (1 + j) of the wing ahead is its entry rate (1 + j) - 1.
+    kernel = band_limited(kernel_type, ahead=True)
+    for changed, before in zip(kernel(rate), kernel(), strict=True):
+        torch.testing.assert_close(changed, rate * before[:, rate - 1 :: rate])
+
+
+@pytest.mark.parametrize("kernel_type", ["fourier", "implicit"])
+def test_more_samples_pass_through_the_old_ones(kernel_type):
+    kernel = band_limited(kernel_type, ahead=False)
+    for changed, before in zip(kernel(0.5), kernel(), strict=True):
+        torch.testing.assert_close(2 * changed[:, ::2], before)
+
+
+def test_modes_above_the_new_nyquist_frequency_are_dropped():
+    kernel = make_kernel("fourier", length=64, num_modes=5)
+    for (_, length), changed in zip(kernel.branches, kernel(4), strict=True):
+        half = torch.fft.irfft(
+            torch.fft.rfft(kernel()[kernel.branches.index((length // 8, length))])[:, : length // 8 + 1], n=length // 4
+        )
+        torch.testing.assert_close(changed, half)
+
+
+def test_a_slow_signal_passes_as_at_the_old_rate():
+    """Every second output is the output on every second sample, but for the weight of a kernel's two ends."""
+    kernel = make_kernel("fourier", length=1024, num_modes=3)
+    time = torch.arange(4096, dtype=torch.float64)
+    signal = torch.stack([(2 * math.pi * time / period).sin() for period in (700, 900, 1600)])[None]
+    before, changed = kernel()[-1], kernel(2)[-1]
+    expected = long_conv(signal, before)[..., ::2]
+    difference = long_conv(signal[..., ::2], changed) - expected
+    assert difference[..., 1024:].norm() < 0.01 * expected[..., 1024:].norm()
+
+
+@pytest.mark.parametrize("kernel_type", ["dilated", "sparse"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_taps_move_to_earlier_samples_and_add_up(kernel_type, ahead):
+    kernel = make_kernel(kernel_type, ahead, length=64)
+    for changed, before in zip(kernel(2), kernel(), strict=True):
+        torch.testing.assert_close(changed, before[:, ::2] + before[:, 1::2])
+    for changed, before in zip(kernel(0.5), kernel(), strict=True):
+        torch.testing.assert_close(changed[:, ::2], before)
+        assert not changed[:, 1::2].any()
+
+
+def test_both_parts_of_a_sum_change_their_rate():
+    kernel = make_kernel("fourier_sparse", length=64)
+    parts = zip(kernel(2), kernel.fourier(2), kernel.sparse(2), strict=True)
+    assert all(torch.allclose(whole, math.sqrt(0.5) * (fourier + sparse)) for whole, fourier, sparse in parts)
+
+
+@pytest.mark.parametrize("kernel_type", KERNEL_TYPES)
+def test_half_precision_parameters_make_float32_kernels(kernel_type):
+    kernel = make_kernel(kernel_type).bfloat16()
+    assert {branch.dtype for branch in kernel()} == {torch.float32}
