@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "training",
     "merge": "emr",
     "emr": "emr",
+    "mrconv": "mrconv",
     "push": "publishing",
     "card": "publishing",
     "info": "information",

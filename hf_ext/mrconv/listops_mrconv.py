@@ -81,12 +81,12 @@ class ListOps:
             if levels is not None:
                 return " ".join(_write(levels)), int(_evaluate(levels)[0])
         raise ValueError(
-            f"{_MOST_DRAWS:,} trees of depth {self.max_depth} with up to {self.max_arguments} arguments held none of more "
-            f"than {self.min_length} and fewer than {self.max_length} tokens: widen these limits."
+            f"{_MOST_DRAWS:,} trees of depth {self.max_depth} with up to {self.max_arguments} arguments held none of "
+            f"more than {self.min_length} and fewer than {self.max_length} tokens: widen these limits."
         )
 
     def _draw(self, generator: np.random.Generator) -> "list[_Level] | None":
-        """A tree, or nothing where it has not the wanted length. The root is an operator: alone a digit is too short."""
+        """A tree, or nothing where it has not the wanted length. Its root is an operator, as a digit is too short."""
         levels, nodes, length = [], 1, 0
         for depth in range(1, self.max_depth + 1):
             chance = 1.0 if depth == 1 else EXPRESSION_PROBABILITY if depth < self.max_depth else 0.0

@@ -95,7 +95,7 @@ class TrainingArguments:
     flag is `--section.key value`.
 
     Args:
-        method (`str`): Which method trains: `"semanir"`.
+        method (`str`): Which method trains: `"semanir"`, `"mrconv-audio"`, …; `TASKS` of `launch` lists them.
         output_dir (`str`): The run folder. An unfinished run in it is continued.
         data (`dict`): See [`DataArguments`].
         task (`dict`): Options of the method's task, for instance its degradation; the task checks them.

@@ -19,6 +19,13 @@ from .models import pin_revision
 # Where each method keeps its part of the loop; imported when asked for, as diffusers is slow to import.
 TASKS = {
     "semanir": ("hf_ext.semanir.training_semanir", "SemanIRTask"),
+    "mrconv-listops": ("hf_ext.mrconv.training_text_mrconv", "ListOpsTask"),
+    "mrconv-text": ("hf_ext.mrconv.training_text_mrconv", "TextTask"),
+    "mrconv-retrieval": ("hf_ext.mrconv.training_text_mrconv", "RetrievalTask"),
+    "mrconv-lm": ("hf_ext.mrconv.training_text_mrconv", "LanguageModelTask"),
+    "mrconv-pixels": ("hf_ext.mrconv.training_signals_mrconv", "PixelTask"),
+    "mrconv-audio": ("hf_ext.mrconv.training_signals_mrconv", "AudioTask"),
+    "mrconv-images": ("hf_ext.mrconv.training_signals_mrconv", "ImageTask"),
 }
 
 USAGE = """usage: accelerate launch -m hf_ext.training FILE.yaml [--field value] [--section.field value] …

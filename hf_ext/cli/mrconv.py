@@ -1,0 +1,76 @@
+"""hf-ext mrconv: data and pictures of MRConv."""
+
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def mrconv() -> None:
+    """MRConv: make the ListOps data, draw a model's kernels. `hf-ext train` trains it."""
+
+
+@mrconv.command(name="make-listops")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--train", type=click.IntRange(min=1), default=96000, show_default=True, help="Training examples.")
+@click.option("--validation", type=click.IntRange(min=1), default=2000, show_default=True, help="Validation examples.")
+@click.option("--test", type=click.IntRange(min=1), default=2000, show_default=True, help="Test examples.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other examples.")
+@click.option("--min-length", type=int, default=500, show_default=True, help="Expressions have more tokens.")
+@click.option("--max-length", type=int, default=2000, show_default=True, help="Expressions have fewer tokens.")
+@click.option("--max-depth", type=int, default=10, show_default=True, help="Levels of an expression.")
+@click.option("--max-arguments", type=int, default=10, show_default=True, help="Most arguments of an operator.")
+@click.option("--progress/--no-progress", default=True, help="Show a bar.")
+def make_listops(
+    out: Path,
+    train: int,
+    validation: int,
+    test: int,
+    seed: int,
+    min_length: int,
+    max_length: int,
+    max_depth: int,
+    max_arguments: int,
+    progress: bool,
+) -> None:
+    """Write ListOps, with the grammar and limits of Long Range Arena, into the new folder OUT.
+
+    One parquet file for each split, which `datasets` and the training read. An example is a function of seed, split and
+    number, so more examples of a seed begin with the same ones. Where OUT exists nothing is written.
+
+    \b
+    Examples:
+      hf-ext mrconv make-listops data/listops
+      hf-ext mrconv make-listops data/short --train 1000 --min-length 50 --max-length 200
+    """
+    from hf_ext.mrconv.listops_mrconv import ListOps, write_listops
+    from hf_ext.settings import build
+
+    values = {
+        "seed": seed,
+        "min_length": min_length,
+        "max_length": max_length,
+        "max_depth": max_depth,
+        "max_arguments": max_arguments,
+    }
+    counts = {"train": train, "validation": validation, "test": test}
+    click.echo(write_listops(out, counts, build(ListOps, values, "make-listops"), progress))
+
+
+@mrconv.command()
+@click.argument("source", metavar="MODEL")
+@click.argument("out", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--channel", type=click.IntRange(min=0), default=0, show_default=True, help="Whose kernels to draw.")
+def plot(source: str, out: Path, channel: int) -> None:
+    """Draw MODEL, a folder or org/name[@revision] that is not merged, into OUT.png.
+
+    How much each resolution counts by depth (‖α‖²), and the kernels of a channel: branches as they contribute, merged.
+
+    \b
+    Examples:
+      hf-ext mrconv plot runs/digits/snapshot kernels.png
+      hf-ext mrconv plot org/digits@v1 kernels.png --channel 3
+    """
+    from hf_ext.mrconv.plots_mrconv import load_model, plot_kernels
+
+    click.echo(plot_kernels(load_model(source), out, channel))

@@ -1,0 +1,224 @@
+"""Pictures of MRConv: what the branches weigh by depth and resolution, kernels before and after merging."""
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoConfig
+
+from hf_ext.training.models import split_revision
+
+from .modeling_mrconv import MRConvPreTrainedModel
+
+# More kernels than this do not fit side by side.
+_MOST_LAYERS = 6
+
+
+def load_model(source: str) -> MRConvPreTrainedModel:
+    """
+    Loads a checkpoint in the class that it was saved from.
+
+    Args:
+        source (`str`): Folder, or `org/name@revision`.
+
+    Returns:
+        [`MRConvPreTrainedModel`]: The model.
+
+    Raises:
+        ValueError: If it is no MRConv model.
+    """
+    name, revision = split_revision(source)
+    config = AutoConfig.from_pretrained(name, revision=revision)
+    architecture = (config.architectures or [""])[0]
+    found = getattr(import_module(__package__), architecture, None)
+    if not (isinstance(found, type) and issubclass(found, MRConvPreTrainedModel)):
+        raise ValueError(
+            f"{source} holds a {config.model_type} model ({architecture or 'no class named'}), no MRConv."
+        )
+    model: MRConvPreTrainedModel = found.from_pretrained(name, revision=revision)
+    return model
+
+
+def branch_weights(model: MRConvPreTrainedModel) -> np.ndarray:
+    """
+    How much each resolution counts in each layer: ‖alpha‖² / D, the mean of alpha² over the D channels.
+
+    Args:
+        model ([`MRConvPreTrainedModel`]): A model that is not merged.
+
+    Returns:
+        `numpy.ndarray` of shape `(layers, branches)`: From the first layer down, shortest kernel first; NaN where a
+        layer has fewer branches than the others.
+
+    Raises:
+        ValueError: If the model is merged.
+    """
+    if model.config.reparameterized:
+        raise ValueError(
+            "the model is merged, its branches are gone: plot a checkpoint from before `reparameterize()`."
+        )
+    rows = [layer.alpha.detach().float().square().mean(1).cpu().numpy() for layer in model.convolutions()]
+    table = np.full((len(rows), max(map(len, rows))), np.nan)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = values
+    return table
+
+
+def plot_kernels(model: MRConvPreTrainedModel, path: str | Path, channel: int = 0) -> Path:
+    """
+    Draws a PNG: ‖alpha‖² / D of each layer and resolution, and of up to six layers one channel's kernels, as each
+    branch contributes to the layer (alpha_i s_i k_i), with their sum, the merged kernel.
+
+    Args:
+        model ([`MRConvPreTrainedModel`]): A model that is not merged, its branches not layer-normalised.
+        path (`str` or `Path`): The picture; it appears when it is complete.
+        channel (`int`, defaults to 0): Which channel's kernels to draw.
+
+    Returns:
+        `Path`: The picture.
+
+    Raises:
+        ValueError: If the model has no kernels to merge, or not that channel.
+    """
+    # Imported here: matplotlib takes half a second.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    weights = branch_weights(model)
+    layers = model.convolutions()
+    shown = sorted({round(index) for index in np.linspace(0, len(layers) - 1, _MOST_LAYERS)})
+    channels = min(len(layers[index].alpha[0]) for index in shown)
+    if not 0 <= channel < channels:
+        raise ValueError(f"there is no channel {channel}: the layers have {channels}, counted from 0.")
+    figure = Figure(figsize=(3.1 * max(2, len(shown)), 8.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    parts: Any = figure.subfigures(2, 1, height_ratios=(1, 2))
+    top, bottom = parts
+    _draw_weights(top, weights)
+    bottom.suptitle(f"kernels of channel {channel}: branches as they contribute, and merged")
+    axes = bottom.subplots(2, len(shown), squeeze=False, sharex="col", sharey="col")
+    with torch.no_grad():
+        for column, index in enumerate(shown):
+            _draw_layer(axes[:, column], layers[index], index, channel)
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    figure.savefig(temporary, format="png", dpi=110)
+    os.replace(temporary, path)
+    return path
+
+
+def _draw_weights(figure: Any, weights: np.ndarray) -> None:
+    heat, lines = figure.subplots(1, 2)
+    image = heat.imshow(weights, aspect="auto", cmap="viridis", vmin=0)
+    heat.set(title="‖α‖² / D", xlabel="resolution i (kernel length ∝ 2^i)", ylabel="layer")
+    heat.set_yticks(range(len(weights)), range(1, len(weights) + 1))
+    heat.set_xticks(range(weights.shape[1]))
+    figure.colorbar(image, ax=heat)
+    shades = np.linspace(0, 0.85, len(weights))
+    from matplotlib import colormaps
+
+    for index, (row, shade) in enumerate(zip(weights, shades, strict=True), start=1):
+        lines.plot(row, marker="o", markersize=3, color=colormaps["plasma"](shade), label=f"layer {index}")
+    lines.set(title="the same, by depth", xlabel="resolution i", ylim=(0, None))
+    lines.set_xticks(range(weights.shape[1]))
+    lines.grid(alpha=0.3)
+    if len(weights) <= 8:
+        lines.legend(fontsize=7)
+
+
+def _draw_layer(axes: Any, layer: Any, index: int, channel: int) -> None:
+    """Branches above, their sum below; lags grow to the right, those of a backward kernel are negative."""
+    parts, merged = contributions(layer, channel)
+    above, below = axes
+    # The longest first, so that the short ones are seen in front of it.
+    for number, (lags, values) in reversed(list(enumerate(parts))):
+        above.plot(lags, values, linewidth=0.9, label=f"i = {number}")
+    below.plot(*merged, linewidth=0.9, color="black")
+    above.set_title(f"layer {index + 1}, branches", fontsize=9)
+    below.set_title(f"layer {index + 1}, merged", fontsize=9)
+    # Linear near the present, where all kernels overlap, and logarithmic beyond.
+    below.set_xscale("symlog", linthresh=16)
+    below.set_xlabel("lag in samples")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    if index == 0 and len(parts) <= 10:
+        above.legend(fontsize=6)
+
+
+def contributions(
+    layer: Any, channel: int
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
+    """
+    One channel's kernels as they add up in a layer.
+
+    Args:
+        layer ([`MRConvLayer`]): Of a model that is not merged.
+        channel (`int`): The channel.
+
+    Returns:
+        `tuple`: For each branch its lags and values alpha_i s_i k_i, and the same of the merged kernel. Lags below 0
+        are those of a kernel that looks ahead.
+
+    Raises:
+        ValueError: If branches are layer-normalised.
+    """
+    merged, ahead, _ = layer.merged()
+    kernels, backward = layer.branch_kernels()
+    scale = layer.alpha.detach()
+    if layer.norm is not None:
+        scale, _ = layer.norm.fold(layer.alpha)
+    elif layer.config.branch_norm == "kernel":
+        scale = scale / layer._kernel_norms()
+    wings = [None] * len(kernels) if backward is None else backward
+    parts = [
+        _two_sided(kernel[channel] * factor[channel], None if wing is None else wing[channel] * factor[channel])
+        for kernel, wing, factor in zip(kernels, wings, scale, strict=True)
+    ]
+    return parts, _two_sided(merged[channel], None if ahead is None else ahead[channel])
+
+
+def _two_sided(kernel: torch.Tensor, ahead: torch.Tensor | None) -> tuple[np.ndarray, np.ndarray]:
+    """Lags and values, the latest input first."""
+    values = kernel.detach().float().cpu().numpy()
+    if ahead is None:
+        return np.arange(len(values)), values
+    wing = ahead.detach().float().cpu().numpy()[::-1]
+    return np.arange(-len(wing), len(values)), np.concatenate([wing, values])
+
+
+def draw_confusion(confusion: np.ndarray, names: list[str]) -> Image.Image:
+    """
+    Draws how often each class was taken for each.
+
+    Args:
+        confusion (`numpy.ndarray` of shape `(classes, classes)`): Examples, by true and predicted class.
+        names (`list[str]`): Names of the classes; numbers where it is empty.
+
+    Returns:
+        `PIL.Image.Image`: The matrix; up to 20 classes with their numbers of examples.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    count = len(confusion)
+    side = min(9.0, 2.5 + 0.45 * count)
+    figure = Figure(figsize=(side, side), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    shares = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
+    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axis.set(xlabel="predicted", ylabel="true")
+    if count <= 40:
+        labels = names or [str(index) for index in range(count)]
+        axis.set_xticks(range(count), labels, rotation=90, fontsize=8)
+        axis.set_yticks(range(count), labels, fontsize=8)
+    if count <= 20:
+        for row, column in zip(*np.nonzero(confusion), strict=True):
+            shade = "white" if shares[row, column] > 0.5 else "black"
+            axis.text(column, row, confusion[row, column], ha="center", va="center", color=shade, fontsize=7)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())

@@ -1,0 +1,295 @@
+"""MRConv (arXiv 2408.09453) in the shared training loop: what its tasks have in common, and classification.
+
+The tasks themselves are in `training_text_mrconv` and `training_signals_mrconv`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import peft
+import torch
+import torch.nn.functional as F
+from huggingface_hub.dataclasses import strict
+from PIL import Image
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.utils.data import default_collate
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_ext.training.models import initialize_from, split_revision
+
+from .configuration_mrconv import MRConvConfig
+from .modeling_mrconv import MRConvForSequenceClassification, MRConvPreTrainedModel
+from .plots_mrconv import draw_confusion
+
+Batch = dict[str, torch.Tensor]
+
+
+@strict
+@dataclass
+class MRConvTask:
+    """
+    What all tasks share: building, parameter groups, batches.
+
+    Args:
+        kernel_learning_rate (`float`, *optional*):
+            Peak learning rate of the kernels' parameters, which never decay; the run's own when not given.
+    """
+
+    kernel_learning_rate: float | None = None
+
+    # Replaced on an instance, other models train on the same data: examples/mrconv/peers.py.
+    config_class: ClassVar[type[PreTrainedConfig]] = MRConvConfig
+    model_class: ClassVar[Callable[..., PreTrainedModel]]
+    pipeline_tag: ClassVar[str]
+    metric_names: ClassVar[dict[str, str]]
+    greater_is_better: ClassVar[bool] = True
+    eval_batch_size: ClassVar[int] = 32
+
+    def validate_kernel_learning_rate(self) -> None:
+        if self.kernel_learning_rate is not None and not self.kernel_learning_rate > 0:
+            raise ValueError(f"kernel_learning_rate must be more than 0, got {self.kernel_learning_rate}.")
+
+    def model_fields(self) -> dict[str, Any]:
+        """Fields of the configuration that the task decides, such as the number of tokens."""
+        raise NotImplementedError
+
+    def label_fields(self) -> dict[str, Any]:
+        """Fields of the configuration that describe the answer; they replace those of a checkpoint."""
+        return {}
+
+    def encode(self, example: dict[str, Any]) -> Batch:
+        """One example as tensors of fixed shapes: padded on the right, with a mask where lengths differ."""
+        raise NotImplementedError
+
+    def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
+        """
+        Builds the model of the `model` section.
+
+        Args:
+            config (`dict[str, Any]`): Fields of the configuration that the task does not decide.
+            init_from (`str`, *optional*): Folder or `org/name@revision` of weights and configuration.
+
+        Returns:
+            `PreTrainedModel`: The model.
+
+        Raises:
+            ValueError: If a key or value is not allowed, or the checkpoint is for other data than the task's.
+        """
+        decided = self.model_fields()
+        names = {item.name for item in fields(self.config_class)} & set(self.config_class.__annotations__)
+        unknown = sorted(set(config) - (names - set(decided)))
+        if unknown:
+            raise ValueError(
+                f"unknown key(s) {unknown} in section 'model'. Allowed: {', '.join(sorted(names - set(decided)))}; "
+                f"the section 'task' decides {', '.join(sorted(decided))}."
+            )
+        if init_from is None:
+            return self.model_class(self.config_class(**decided, **self.label_fields(), **config))
+        name, revision = split_revision(init_from)
+        settings = self.config_class.from_pretrained(name, revision=revision, **{**self.label_fields(), **config})
+        different = {key: getattr(settings, key) for key, value in decided.items() if getattr(settings, key) != value}
+        if different:
+            raise ValueError(
+                f"{init_from} was made for other data: it has {different}, the section 'task' asks for "
+                f"{ {key: decided[key] for key in different} }. Change the section, or choose another checkpoint."
+            )
+        model = self.model_class(settings)
+        initialize_from(model, init_from)
+        return model
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """Matrices decay; kernels have a learning rate of their own; alpha, norms and biases do not decay."""
+        base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+        named = dict(base.named_parameters())
+        kernels: set[int] = set()
+        if isinstance(base, MRConvPreTrainedModel) and not base.config.reparameterized:
+            kernels = {id(named[name]) for name in base.kernel_parameters()}
+        matrices = {
+            id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding | _ConvNd)
+        }
+        trained = [value for value in model.parameters() if value.requires_grad]
+        rate = {} if self.kernel_learning_rate is None else {"lr": self.kernel_learning_rate}
+        groups: list[dict[str, Any]] = [
+            {"params": [value for value in trained if id(value) in matrices], "weight_decay": weight_decay},
+            {
+                "params": [value for value in trained if id(value) not in matrices | kernels],
+                "weight_decay": 0.0,
+            },
+            {"params": [value for value in trained if id(value) in kernels], "weight_decay": 0.0, **rate},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
+        """The example as [`~MRConvTask.encode`] makes it; nothing is random."""
+        return self.encode(example)
+
+    def loss(self, model: nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
+        """The model's own loss."""
+        loss: torch.Tensor = model(**cut_padding(batch)).loss
+        return loss
+
+    def batch(self, model: nn.Module, examples: list[dict[str, Any]]) -> Batch:
+        """Encoded examples as one batch on the model's device."""
+        device = next(model.parameters()).device
+        batch = cut_padding(default_collate([self.encode(example) for example in examples]))
+        return {name: values.to(device) for name, values in batch.items()}
+
+    def sample_picture(self, model: nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
+        """Nothing to draw."""
+        return None
+
+    def save_model(self, model: nn.Module, state_dict: Batch, folder: Path) -> None:
+        """The model and its processor."""
+        cast(PreTrainedModel, model).save_pretrained(folder, state_dict=state_dict)
+        self.processor().save_pretrained(folder)
+
+    def processor(self) -> Any:
+        """The tokenizer or the like that turns raw input into the model's."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """The options of the task."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_DESCRIBED}
+
+
+# Neither changes what a score means.
+_NOT_DESCRIBED = {"kernel_learning_rate", "label_names"}
+
+
+def cut_padding(batch: Batch) -> Batch:
+    """
+    Cuts a batch to its longest sample: examples are padded to one length, so that the loop can stack them.
+
+    Args:
+        batch (`dict[str, torch.Tensor]`):
+            `attention_mask` of shape `(batch, length)`, right-padded, with `input_ids`, `input_values` or labels of
+            that length; those of a second document end in `_2`. Without masks nothing is cut.
+
+    Returns:
+        `dict[str, torch.Tensor]`: The batch, its padding shortened.
+    """
+    result = dict(batch)
+    for suffix in ("", "_2"):
+        mask = batch.get(f"attention_mask{suffix}")
+        if mask is None:
+            continue
+        length = int(mask.sum(1).max())
+        for name in (f"attention_mask{suffix}", f"input_ids{suffix}", f"input_values{suffix}", f"labels{suffix}"):
+            if name in batch and batch[name].shape[:2] == mask.shape:
+                result[name] = batch[name][:, :length]
+    return result
+
+
+@strict
+@dataclass
+class ClassificationTask(MRConvTask):
+    """
+    Classification of sequences, whatever they are made of.
+
+    Args:
+        num_labels (`int`, defaults to 10): Number of classes.
+        label_names (`list[str]`, *optional*): Their names, in the order of their numbers.
+        label_column (`str`, defaults to `"label"`): Column of the class: its number, or one of the names.
+    """
+
+    num_labels: int = 10
+    label_names: list[str] = field(default_factory=list)
+    label_column: str = "label"
+
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForSequenceClassification
+    metric_names: ClassVar[dict[str, str]] = {"accuracy": "accuracy", "loss": "cross entropy (nats)"}
+
+    def __post_init__(self) -> None:
+        self.confusion: np.ndarray | None = None
+
+    def validate_labels(self) -> None:
+        if self.num_labels < 2:
+            raise ValueError(f"num_labels must be at least 2, got {self.num_labels}.")
+        if self.label_names and len(set(self.label_names)) != self.num_labels:
+            raise ValueError(
+                f"label_names must be {self.num_labels} different names, as num_labels says; got {self.label_names}."
+            )
+
+    def label_fields(self) -> dict[str, Any]:
+        """Number and names of the classes."""
+        if not self.label_names:
+            return {"num_labels": self.num_labels}
+        return {
+            "id2label": dict(enumerate(self.label_names)),
+            "label2id": {name: index for index, name in enumerate(self.label_names)},
+        }
+
+    def label(self, example: dict[str, Any]) -> torch.Tensor:
+        """
+        The class of an example.
+
+        Args:
+            example (`dict[str, Any]`): With the label column.
+
+        Returns:
+            `torch.Tensor` of shape `()`: Its number.
+
+        Raises:
+            ValueError: If there is no such column, or the class is unknown.
+        """
+        value = column(example, self.label_column, "label_column")
+        index = self.label_names.index(value) if value in self.label_names else value
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:
+            raise ValueError(
+                f"column {self.label_column!r} holds {value!r}; allowed: 0 to {self.num_labels - 1}"
+                f"{', or one of ' + ', '.join(self.label_names) if self.label_names else ''}. Set task.num_labels."
+            )
+        return torch.tensor(index)
+
+    def evaluate_batch(
+        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
+    ) -> list[dict[str, float]]:
+        """Predicted and true class and cross entropy of each example."""
+        inputs = self.batch(model, examples)
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits.float()
+        values = zip(
+            logits.argmax(-1).tolist(),
+            labels.tolist(),
+            F.cross_entropy(logits, labels, reduction="none").tolist(),
+            strict=True,
+        )
+        return [{"prediction": prediction, "label": label, "loss": loss} for prediction, label, loss in values]
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        """Accuracy and mean cross entropy; the confusions are kept for the picture."""
+        predictions, labels = (np.array([int(row[name]) for row in rows]) for name in ("prediction", "label"))
+        self.confusion = np.zeros((self.num_labels, self.num_labels), dtype=np.int64)
+        np.add.at(self.confusion, (labels, predictions), 1)
+        return {
+            "accuracy": float(np.mean(predictions == labels)),
+            "loss": float(np.mean([row["loss"] for row in rows])),
+        }
+
+    def sample_picture(self, model: nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
+        """The confusion matrix of the evaluation that was just done."""
+        return None if self.confusion is None else draw_confusion(self.confusion, self.label_names)
+
+
+def column(example: dict[str, Any], name: str, option: str) -> Any:
+    """
+    A column of an example.
+
+    Args:
+        example (`dict[str, Any]`): The example.
+        name (`str`): The column.
+        option (`str`): The task's option that names it, for the message.
+
+    Returns:
+        Its value.
+
+    Raises:
+        ValueError: If there is no such column.
+    """
+    if name not in example:
+        raise ValueError(f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}.")
+    return example[name]

@@ -1,0 +1,246 @@
+"""MRConv on signals: images as sequences of pixels, raw audio, and images with MRConvNeXt. See `training_mrconv`."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from huggingface_hub.dataclasses import strict
+from PIL import Image
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .configuration_mrconvnext import PRESETS, MRConvNextConfig
+from .feature_extraction_mrconv import MRConvFeatureExtractor
+from .image_processing_mrconvnext import MRConvNextImageProcessor
+from .modeling_mrconv import MRConvForAudioClassification, MRConvPreTrainedModel
+from .modeling_mrconvnext import MRConvNextForImageClassification
+from .training_mrconv import Batch, ClassificationTask, column
+
+
+@strict
+@dataclass
+class PixelTask(ClassificationTask):
+    """
+    Images as sequences of pixels, row by row, with [`MRConvForSequenceClassification`].
+
+    Args:
+        image_size (`int`, defaults to 32): Side of the images, which must have that size.
+        mean, std (`list[float]`):
+            Of each channel, in [0, 1]; one value for grey images, three for colour. Default: those of the Image task
+            of Long Range Arena, grey CIFAR-10.
+        image_column (`str`, defaults to `"image"`): Column of the images.
+    """
+
+    image_size: int = 32
+    mean: list[float] = field(default_factory=lambda: [122.6 / 255])
+    std: list[float] = field(default_factory=lambda: [61.0 / 255])
+    image_column: str = "image"
+
+    pipeline_tag: ClassVar[str] = "image-classification"
+
+    def validate_channels(self) -> None:
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or min(self.std) <= 0:
+            raise ValueError(
+                f"mean and std must have one value each (grey) or three (colour), std above 0; got {self.mean} and "
+                f"{self.std}."
+            )
+        if self.image_size < 2:
+            raise ValueError(f"image_size must be at least 2 pixels, got {self.image_size}.")
+
+    def model_fields(self) -> dict[str, Any]:
+        """A continuous input, one position for each pixel."""
+        return {"input_size": len(self.mean), "max_position_embeddings": self.image_size**2}
+
+    def encode(self, example: dict[str, Any]) -> Batch:
+        """Normalised pixels [pixels, channels] and the class."""
+        image = column(example, self.image_column, "image_column").convert("L" if len(self.mean) == 1 else "RGB")
+        if image.size != (self.image_size, self.image_size):
+            raise ValueError(
+                f"an image has {image.size[0]} x {image.size[1]} pixels, task.image_size says {self.image_size}: set "
+                "it, or bring the images to one size first."
+            )
+        pixels = np.asarray(image, dtype=np.float32).reshape(self.image_size**2, len(self.mean)) / 255
+        mean, std = np.array([self.mean, self.std], dtype=np.float32)
+        return {"input_values": torch.from_numpy((pixels - mean) / std), "labels": self.label(example)}
+
+    def processor(self) -> MRConvNextImageProcessor:
+        """Makes `pixel_values`, of which `.flatten(2).transpose(1, 2)` are the model's `input_values`."""
+        return MRConvNextImageProcessor(
+            size={"shortest_edge": self.image_size},
+            crop_pct=1.0,
+            do_convert_rgb=len(self.mean) == 3,
+            image_mean=list(self.mean),
+            image_std=list(self.std),
+        )
+
+
+@strict
+@dataclass
+class AudioTask(ClassificationTask):
+    """
+    Classification of raw audio with [`MRConvForAudioClassification`].
+
+    Args:
+        sampling_rate (`int`, defaults to 16000): Samples per second of the data.
+        max_length (`int`, defaults to 16000):
+            Longest recording in samples at that rate, the rest is cut; also the longest kernel.
+        decimation (`int`, defaults to 1):
+            Evaluate a trained model on every n-th sample, without a filter, its kernels moved by `change_rate`.
+        audio_column (`str`, defaults to `"audio"`):
+            Column of the recordings: lists of samples, or what `datasets.Audio` decodes.
+    """
+
+    sampling_rate: int = 16000
+    max_length: int = 16000
+    decimation: int = 1
+    audio_column: str = "audio"
+
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForAudioClassification
+    pipeline_tag: ClassVar[str] = "audio-classification"
+
+    def validate_rates(self) -> None:
+        if min(self.sampling_rate, self.max_length, self.decimation) < 1 or self.sampling_rate % self.decimation:
+            raise ValueError(
+                "sampling_rate, max_length and decimation must be at least 1, and the rate a multiple of decimation; "
+                f"got {self.sampling_rate}, {self.max_length} and {self.decimation}."
+            )
+
+    def model_fields(self) -> dict[str, Any]:
+        """Rate and length of the input."""
+        return {"sampling_rate": self.sampling_rate, "max_position_embeddings": self.max_length}
+
+    def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
+        """As [`MRConvTask`] does; a checkpoint is moved to the decimated rate."""
+        if self.decimation > 1 and init_from is None:
+            raise ValueError(
+                f"task.decimation is {self.decimation}, which evaluates a trained model at a lower rate: use it with "
+                "`hf-ext evaluate` or init_from. To train at that rate, bring the data to it."
+            )
+        model = super().build_model(config, init_from)
+        if self.decimation > 1 and isinstance(model, MRConvPreTrainedModel):
+            model.change_rate(self.decimation)
+        return model
+
+    def encode(self, example: dict[str, Any]) -> Batch:
+        """The decimated recording with its mask, and the class."""
+        recording = np.asarray(self._samples(example))[: self.max_length : self.decimation]
+        inputs = self.processor()(
+            recording,
+            sampling_rate=self.sampling_rate // self.decimation,
+            padding="max_length",
+            max_length=-(-self.max_length // self.decimation),
+            return_tensors="pt",
+        )
+        return {**{name: values[0] for name, values in inputs.items()}, "labels": self.label(example)}
+
+    def _samples(self, example: dict[str, Any]) -> Any:
+        value = column(example, self.audio_column, "audio_column")
+        if isinstance(value, list | np.ndarray):
+            return value
+        # A decoder of torchcodec or a dictionary: both have these keys.
+        if value["sampling_rate"] != self.sampling_rate:
+            raise ValueError(
+                f"a recording has {value['sampling_rate']} samples per second, task.sampling_rate says "
+                f"{self.sampling_rate}: set it, or resample the data, e.g. by casting to datasets.Audio."
+            )
+        return value["array"]
+
+    def processor(self) -> MRConvFeatureExtractor:
+        """Normalises and pads."""
+        return MRConvFeatureExtractor(sampling_rate=self.sampling_rate // self.decimation)
+
+
+@strict
+@dataclass
+class ImageTask(ClassificationTask):
+    """
+    Image classification with [`MRConvNextForImageClassification`].
+
+    Args:
+        image_size (`int`, defaults to 224): Side of the square that the model sees, in pixels.
+        min_scale (`float`, defaults to 0.08):
+            Training crops a random rectangle of this share of the image's area at least, and mirrors every other one.
+        image_column (`str`, defaults to `"image"`): Column of the images.
+    """
+
+    image_size: int = 224
+    min_scale: float = 0.08
+    image_column: str = "image"
+
+    config_class: ClassVar[type[PreTrainedConfig]] = MRConvNextConfig
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvNextForImageClassification
+    pipeline_tag: ClassVar[str] = "image-classification"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._processor = MRConvNextImageProcessor(size={"shortest_edge": self.image_size})
+
+    def validate_crops(self) -> None:
+        if self.image_size < 1 or not 0 < self.min_scale <= 1:
+            raise ValueError(
+                f"image_size must be at least 1 and min_scale in (0, 1]; got {self.image_size} and {self.min_scale}."
+            )
+
+    def model_fields(self) -> dict[str, Any]:
+        """The size of the images."""
+        return {"image_size": self.image_size}
+
+    def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
+        """As [`MRConvTask`] does; `preset` may name the sizes `tiny`, `small` or `base`."""
+        changes = dict(config)
+        preset = changes.pop("preset", None)
+        if preset is not None and (preset not in PRESETS or init_from):
+            raise ValueError(
+                f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(PRESETS)}, and "
+                "none with init_from, which brings its own sizes."
+            )
+        return super().build_model({**PRESETS.get(preset, {}), **changes}, init_from)
+
+    def encode(self, example: dict[str, Any]) -> Batch:
+        """The normalised centre and the class."""
+        return self._pixels(self._processor(self._image(example), return_tensors="pt"), example)
+
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
+        """A random rectangle as a square, mirrored or not."""
+        image = self._image(example)
+        box = random_box(image.width, image.height, self.min_scale, generator)
+        square = image.resize((self.image_size, self.image_size), Image.Resampling.BICUBIC, box=box)
+        if generator.integers(2):
+            square = square.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return self._pixels(self._processor(square, do_resize=False, return_tensors="pt"), example)
+
+    def _image(self, example: dict[str, Any]) -> Image.Image:
+        image: Image.Image = column(example, self.image_column, "image_column")
+        return image.convert("RGB")
+
+    def _pixels(self, inputs: Any, example: dict[str, Any]) -> Batch:
+        return {"pixel_values": inputs["pixel_values"][0], "labels": self.label(example)}
+
+    def processor(self) -> MRConvNextImageProcessor:
+        """The image processor."""
+        return self._processor
+
+
+def random_box(width: int, height: int, min_scale: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
+    """
+    A random rectangle of an image, as ImageNet models are trained on.
+
+    Args:
+        width, height (`int`): Of the image, in pixels.
+        min_scale (`float`): Least share of the image's area; its sides have a ratio from 3:4 to 4:3.
+        generator (`numpy.random.Generator`): Draws it.
+
+    Returns:
+        `tuple[int, int, int, int]`: Left, top, right and bottom; the whole image where ten draws did not fit into it.
+    """
+    for _ in range(10):
+        area = width * height * generator.uniform(min_scale, 1)
+        ratio = math.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3)))
+        box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < box_width <= width and 0 < box_height <= height:
+            left = int(generator.integers(width - box_width + 1))
+            top = int(generator.integers(height - box_height + 1))
+            return left, top, left + box_width, top + box_height
+    return 0, 0, width, height

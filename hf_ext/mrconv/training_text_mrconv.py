@@ -1,0 +1,290 @@
+"""MRConv on tokens: ListOps, texts as bytes, pairs of texts, language modelling. See `training_mrconv`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from huggingface_hub.dataclasses import strict
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from .listops_mrconv import END, OPERATORS
+from .modeling_causal_mrconv import MRConvForCausalLM
+from .modeling_mrconv import MRConvForRetrieval
+from .training_mrconv import Batch, ClassificationTask, MRConvTask, column
+
+PAD, UNKNOWN, EOS = "<pad>", "<unk>", "<eos>"
+
+
+def _finished(tokenizer: Tokenizer, max_length: int, **special: str) -> PreTrainedTokenizerFast:
+    """The tokenizer for transformers; it ends every text with `<eos>`, also one that it cuts."""
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", pair=f"$A {EOS} $B:1 {EOS}:1", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        model_max_length=max_length,
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+        **special,
+    )
+
+
+def listops_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
+    """
+    Tokens of ListOps: digits, operators and their end between spaces. Parentheses, which the published files have, are
+    dropped; `]` becomes `X`, as in the S4 recipes.
+
+    Args:
+        max_length (`int`): Most tokens of an expression, with the `<eos>` after it.
+
+    Returns:
+        `PreTrainedTokenizerFast`: 18 tokens.
+    """
+    words = [PAD, UNKNOWN, EOS, *(str(digit) for digit in range(10)), *OPERATORS, "X"]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Replace("(", " "), normalizers.Replace(")", " "), normalizers.Replace(END, "X")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _finished(tokenizer, max_length, unk_token=UNKNOWN)
+
+
+def byte_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
+    """
+    Tokens of any text: its UTF-8 bytes, which are its characters where it is English.
+
+    Args:
+        max_length (`int`): Most bytes of a text, with the `<eos>` after it.
+
+    Returns:
+        `PreTrainedTokenizerFast`: 258 tokens.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [PAD, EOS, *alphabet]
+    tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _finished(tokenizer, max_length)
+
+
+@strict
+@dataclass
+class TextTask(ClassificationTask):
+    """
+    Classification of texts, byte by byte, with [`MRConvForSequenceClassification`].
+
+    Args:
+        max_length (`int`, defaults to 4096): Most tokens of a text, `<eos>` included; also the longest kernel.
+        text_column (`str`, defaults to `"text"`): Column of the text.
+    """
+
+    max_length: int = 4096
+    text_column: str = "text"
+
+    pipeline_tag: ClassVar[str] = "text-classification"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tokenizer = self.make_tokenizer()
+
+    def make_tokenizer(self) -> PreTrainedTokenizerFast:
+        """One token for each byte."""
+        return byte_tokenizer(self.max_length)
+
+    def validate_max_length(self) -> None:
+        check_max_length(self.max_length)
+
+    def model_fields(self) -> dict[str, Any]:
+        """The tokenizer's sizes."""
+        return token_fields(self.tokenizer, self.max_length)
+
+    def encode(self, example: dict[str, Any]) -> Batch:
+        """Tokens, mask and class."""
+        text = column(example, self.text_column, "text_column")
+        return {**padded_tokens(self.tokenizer, text), "labels": self.label(example)}
+
+    def processor(self) -> PreTrainedTokenizerFast:
+        """The tokenizer."""
+        return self.tokenizer
+
+
+@strict
+@dataclass
+class ListOpsTask(TextTask):
+    """
+    ListOps with [`MRConvForSequenceClassification`]; `hf-ext mrconv make-listops` writes the data.
+
+    Args:
+        max_length (`int`, defaults to 2048): Most tokens of an expression, `<eos>` included.
+    """
+
+    max_length: int = 2048
+
+    def make_tokenizer(self) -> PreTrainedTokenizerFast:
+        """One token for each word of the grammar."""
+        return listops_tokenizer(self.max_length)
+
+
+@strict
+@dataclass
+class RetrievalTask(TextTask):
+    """
+    Whether two texts belong together, byte by byte, with [`MRConvForRetrieval`].
+
+    Args:
+        num_labels (`int`, defaults to 2): Number of classes.
+        max_length (`int`, defaults to 4000): Most tokens of each text, `<eos>` included.
+        text_column (`str`, defaults to `"text1"`): Column of the first text.
+        second_text_column (`str`, defaults to `"text2"`): Column of the second text.
+    """
+
+    num_labels: int = 2
+    max_length: int = 4000
+    text_column: str = "text1"
+    second_text_column: str = "text2"
+
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForRetrieval
+
+    def encode(self, example: dict[str, Any]) -> Batch:
+        """Tokens and masks of both texts, and the class."""
+        second = padded_tokens(self.tokenizer, column(example, self.second_text_column, "second_text_column"))
+        return {**super().encode(example), **{f"{name}_2": values for name, values in second.items()}}
+
+
+@strict
+@dataclass
+class LanguageModelTask(MRConvTask):
+    """
+    Causal language modelling of bytes with [`MRConvForCausalLM`].
+
+    A training sample is a random window of a text, an evaluated one its beginning: cut long texts into windows first.
+
+    Args:
+        max_length (`int`, defaults to 1024): Bytes of a window; also the longest kernel.
+        text_column (`str`, defaults to `"text"`): Column of the text.
+    """
+
+    max_length: int = 1024
+    text_column: str = "text"
+
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForCausalLM
+    pipeline_tag: ClassVar[str] = "text-generation"
+    metric_names: ClassVar[dict[str, str]] = {"bits_per_byte": "bits per byte"}
+    greater_is_better: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self.tokenizer = byte_tokenizer(self.max_length)
+        # A prompt must not end with `<eos>`.
+        self.tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+
+    def validate_max_length(self) -> None:
+        check_max_length(self.max_length)
+
+    def model_fields(self) -> dict[str, Any]:
+        """The tokenizer's sizes."""
+        return token_fields(self.tokenizer, self.max_length)
+
+    def encode(self, example: dict[str, Any]) -> Batch:
+        """The beginning of the text."""
+        return self._window(example, 0)
+
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
+        """A window that begins anywhere."""
+        length = len(column(example, self.text_column, "text_column").encode())
+        return self._window(example, int(generator.integers(max(1, length - self.max_length + 1))))
+
+    def _window(self, example: dict[str, Any], start: int) -> Batch:
+        text = column(example, self.text_column, "text_column")
+        # The end of a text is predicted too.
+        ids = [*self.tokenizer(text, verbose=False)["input_ids"], self.tokenizer.eos_token_id][
+            start : start + self.max_length
+        ]
+        if len(ids) < 2:
+            raise ValueError(f"column {self.text_column!r} holds an empty text; remove it from the data.")
+        tokens = self.tokenizer.pad(
+            {"input_ids": ids}, padding="max_length", max_length=self.max_length, return_tensors="pt"
+        )
+        labels = torch.where(tokens["attention_mask"] == 1, tokens["input_ids"], -100)
+        return {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"], "labels": labels}
+
+    def evaluate_batch(
+        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
+    ) -> list[dict[str, float]]:
+        """Summed cross entropy and number of the predicted bytes of each text."""
+        batch = self.batch(model, examples)
+        labels = batch.pop("labels")[:, 1:]
+        logits = model(**batch).logits[:, :-1].float()
+        losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100).sum(1)
+        return [
+            {"nats": nats, "bytes": count}
+            for nats, count in zip(losses.tolist(), (labels != -100).sum(1).tolist(), strict=True)
+        ]
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        """Mean over all bytes."""
+        nats, count = (sum(row[name] for row in rows) for name in ("nats", "bytes"))
+        return {"bits_per_byte": float(nats / count / np.log(2))}
+
+    def processor(self) -> PreTrainedTokenizerFast:
+        """The tokenizer."""
+        return self.tokenizer
+
+
+def padded_tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> Batch:
+    """
+    A text as tokens, cut and padded to the tokenizer's length.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerFast`): The tokenizer.
+        text (`str`): The text.
+
+    Returns:
+        `dict[str, torch.Tensor]`: `input_ids` and `attention_mask`, both of shape `(length,)`.
+
+    Raises:
+        ValueError: If the text is none.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"expected a text, got {type(text).__name__}: set task.text_column to a column of strings.")
+    tokens = tokenizer(text, truncation=True, padding="max_length", return_tensors="pt")
+    return {name: tokens[name][0] for name in ("input_ids", "attention_mask")}
+
+
+def token_fields(tokenizer: PreTrainedTokenizerFast, max_length: int) -> dict[str, Any]:
+    """
+    What a configuration says of its tokens.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerFast`): The tokenizer.
+        max_length (`int`): Most tokens of an input.
+
+    Returns:
+        `dict[str, Any]`: Fields of [`MRConvConfig`].
+    """
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "max_position_embeddings": max_length,
+    }
+
+
+def check_max_length(max_length: int) -> None:
+    """
+    Refuses lengths that hold nothing.
+
+    Args:
+        max_length (`int`): Most tokens of an input.
+
+    Raises:
+        ValueError: If it is below 2.
+    """
+    if max_length < 2:
+        raise ValueError(f"max_length must be at least 2, a token and the {EOS} after it; got {max_length}.")
