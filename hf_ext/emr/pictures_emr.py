@@ -1,5 +1,6 @@
 """The report of a merge as one picture."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,21 +57,25 @@ def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
     tops = [0.7]
     tops.append(tops[0] + rows + names + 0.4)
     tops.append(tops[1] + 2.1 + 0.55 * names + 0.5)
-    figure = Figure(figsize=(width, tops[2] + side + max(names, 0.75) + 0.1), dpi=120)
+    # A picture of many tasks should not take much more memory.
+    figure = Figure(figsize=(width, tops[2] + side + max(names, 0.75) + 0.1), dpi=min(120, 1800 / width))
     canvas = FigureCanvasAgg(figure)
-    _draw_layers(figure, report, tasks, layers, (tops[0], rows))
+    # In inches from the upper left corner.
+    paper = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(figure.get_figheight(), 0), autoscale_on=False)
+    paper.set_axis_off()
+    _draw_layers(paper, report, tasks, layers, (tops[0], rows))
     _draw_errors(_axes(figure, 0.6, tops[1], width - 0.75, 2.1), report, tasks)
-    _draw_cosines(figure, report, tasks, (names + 0.3, tops[2], side))
+    _draw_cosines(paper, report, tasks, (names + 0.3, tops[2], side, side))
     left = names + side + 2.4
     _draw_sizes(_axes(figure, left, tops[2], width - left - 0.15, side), report)
     method, count = report["method"], _several(len(tasks), "task")
     title = f"{method['method']}, {count}" + (f", rescale {method['rescale']}" if method["masks"] else "")
-    figure.text(0.5, 1 - 0.22 / figure.get_figheight(), title, ha="center", va="center", fontsize=12)
+    paper.text(width / 2, 0.22, title, ha="center", va="center", fontsize=12)
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        # savefig would draw twice.
-        canvas.print_png(temporary)
+        # savefig would draw twice; a higher level takes longer and saves little.
+        canvas.print_png(temporary, pil_kwargs={"compress_level": 2})
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -106,16 +111,14 @@ def _matrix(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
     return [[float("nan") if value is None else value for value in row] for row in rows]
 
 
-def _ticks(axis: Any, names: Sequence[str], inches: float, **style: Any) -> None:
-    """Labels as many of the names as there is room for, evenly."""
+def _chosen(names: Sequence[str], inches: float) -> list[tuple[int, str]]:
+    """As many of the names as there is room for, evenly, with their numbers."""
     room = max(int(inches * 72 / (SMALL * 1.2)), 1)
-    places = range(0, len(names), max(-(-len(names) // room), 1))
-    # A name is no formula, even if it has two dollar signs.
-    axis.set_ticks(list(places), [names[place] for place in places], fontsize=SMALL, parse_math=False, **style)
+    return list(enumerate(names))[:: max(-(-len(names) // room), 1)]
 
 
 def _draw_layers(
-    figure: "Figure",
+    paper: "Axes",
     report: Mapping[str, Any],
     tasks: Sequence[str],
     layers: Sequence[str],
@@ -130,22 +133,71 @@ def _draw_layers(
         measures["error_unified"] = ("error of the unified τ", "cividis")
     (top, height), bar = place, 0.85
     left = 0.15 + LETTER * max(map(len, layers))
-    width = (figure.get_figwidth() - left) / len(measures) - bar
+    width = (paper.get_xlim()[1] - left) / len(measures) - bar
     for index, (key, (title, colors)) in enumerate(measures.items()):
         values = _matrix([layer[key] for layer in report["layers"]])
         known = sorted(value for row in values for value in row if value == value) or [0.0]
         # A layer in which a task hardly changed can have any error: it must not hide the others.
         limit = max(known[int(0.98 * (len(known) - 1))], known[0] + 0.01)
-        axis = _axes(figure, left + index * (width + bar), top, width, height)
-        axis.set_facecolor("#dddddd")
-        image = axis.imshow(values, aspect="auto", interpolation="nearest", cmap=colors, vmin=known[0], vmax=limit)
-        _title(axis, title)
-        axis.tick_params(length=0)
-        _ticks(axis.xaxis, tasks, width, rotation=90)
-        _ticks(axis.yaxis, layers if index == 0 else [], height)
-        side = _axes(figure, left + index * (width + bar) + width + 0.07, top, 0.12, height)
-        figure.colorbar(image, cax=side, extend="max" if known[-1] > limit else "neither")
-        side.tick_params(labelsize=SMALL)
+        box = (left + index * (width + bar), top, width, height)
+        _heat_map(paper, values, box, title, colors, (known[0], limit))
+        if known[-1] > limit:
+            edge = box[0] + width + 0.13
+            paper.fill([edge - 0.06, edge, edge + 0.06], [top, top - 0.1, top], color=paper.images[-1].cmap(1.0))
+        _names(paper, box, tasks, layers if index == 0 else [])
+
+
+def _heat_map(
+    paper: "Axes",
+    values: Sequence[Sequence[float]],
+    box: tuple[float, float, float, float],
+    title: str,
+    colors: str,
+    limits: tuple[float, float],
+) -> None:
+    """Values as colours, with their scale at the right; axes of their own would take three times as long to draw."""
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import MaxNLocator
+
+    left, top, width, height = box
+    scale = (left + width + 0.07, top, 0.12, height)
+    shades = [[limits[1] + (limits[0] - limits[1]) * step / 255] for step in range(256)]
+    for (x, y, wide, tall), colored in ((box, values), (scale, shades)):
+        paper.imshow(
+            colored,
+            extent=(x, x + wide, y + tall, y),
+            aspect="auto",
+            interpolation="nearest",
+            cmap=colormaps[colors].with_extremes(bad="#dddddd"),
+            vmin=limits[0],
+            vmax=limits[1],
+        )
+        paper.add_patch(Rectangle((x, y), wide, tall, fill=False, linewidth=0.8))
+    paper.text(left + width / 2, top - 0.07, title, ha="center", va="bottom", fontsize=9)
+    ticks = MaxNLocator(max(min(int(2.5 * height), 8), 2), steps=[1, 2, 5, 10]).tick_values(*limits)
+    step = ticks[1] - ticks[0]
+    digits = max(0, math.ceil(-math.log10(step) - 1e-9))
+    edge, reach = scale[0] + scale[2], limits[1] - limits[0]
+    shown = [tick for tick in ticks if limits[0] - 1e-6 * step <= tick <= limits[1] + 1e-6 * step]
+    heights = [top + height * (limits[1] - tick) / reach for tick in shown]
+    paper.hlines(heights, edge, edge + 0.04, color="black", linewidth=0.8)
+    for tick, y in zip(shown, heights, strict=True):
+        # Without the sign of a zero.
+        text = f"{round(tick, digits) + 0.0:.{digits}f}"
+        paper.text(edge + 0.07, y, text, va="center", fontsize=SMALL)
+
+
+def _names(paper: "Axes", box: tuple[float, float, float, float], columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Names below and at the left of a heat map."""
+    left, top, width, height = box
+    style: dict[str, Any] = {"fontsize": SMALL, "parse_math": False}
+    for place, name in _chosen(columns, width):
+        x = left + width * (place + 0.5) / len(columns)
+        paper.text(x, top + height + 0.06, name, ha="center", va="top", rotation=90, **style)
+    for place, name in _chosen(rows, height):
+        y = top + height * (place + 0.5) / len(rows)
+        paper.text(left - 0.06, y, name, ha="right", va="center", **style)
 
 
 def _draw_errors(axis: "Axes", report: Mapping[str, Any], tasks: Sequence[str]) -> None:
@@ -173,36 +225,33 @@ def _draw_errors(axis: "Axes", report: Mapping[str, Any], tasks: Sequence[str]) 
     axis.set_ylabel("‖τ - restored τ‖² / ‖τ‖²", fontsize=8)
     _title(axis, "reconstruction error (0: the task's checkpoint, 1: the base)", loc="left")
     axis.tick_params(axis="y", labelsize=SMALL)
-    _ticks(axis.xaxis, tasks, 0.5 * axis.bbox.width / axis.figure.dpi, rotation=30, ha="right")
+    chosen = _chosen(tasks, 0.5 * axis.bbox.width / axis.figure.dpi)
+    places, labels = [place for place, _ in chosen], [name for _, name in chosen]
+    # A name is no formula, even if it has two dollar signs.
+    axis.set_xticks(places, labels, fontsize=SMALL, parse_math=False, rotation=30, ha="right")
     axis.legend(fontsize=SMALL, ncols=len(kinds), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
 
 
 def _draw_cosines(
-    figure: "Figure", report: Mapping[str, Any], tasks: Sequence[str], place: tuple[float, float, float]
+    paper: "Axes", report: Mapping[str, Any], tasks: Sequence[str], box: tuple[float, float, float, float]
 ) -> None:
-    """Cosines of pairs; where there is room each has its number. `place`: left and upper edge and side, in inches."""
-    left, top, side = place
-    axis = _axes(figure, left, top, side, side)
+    """Cosines of pairs; where there is room each has its number."""
     values = _matrix(report["cosines"])
     for index in range(len(tasks)):
         values[index][index] = float("nan")
     # Often all are small; the colours reach as far as they do.
     limit = max([0.2, *(abs(value) for row in values for value in row if value == value)])
-    image = axis.imshow(values, vmin=-limit, vmax=limit, cmap="RdBu_r", interpolation="nearest")
-    axis.set_facecolor("#dddddd")
-    _ticks(axis.xaxis, tasks, side, rotation=90)
-    _ticks(axis.yaxis, tasks, side)
-    _title(axis, "cosines of task vectors")
+    _heat_map(paper, values, box, "cosines of task vectors", "RdBu_r", (-limit, limit))
+    _names(paper, box, tasks, tasks)
+    left, top, side, _ = box
     for row, line in enumerate(values if len(tasks) <= 12 else []):
         for column, value in enumerate(line):
             if value == value:
                 color = "white" if abs(value) > 0.6 * limit else "black"
                 # Without the sign of a zero.
                 text = f"{round(value, 2) + 0.0:.2f}"
-                axis.text(column, row, text, ha="center", va="center", fontsize=6, color=color)
-    bar = _axes(figure, left + side + 0.07, top, 0.12, side)
-    figure.colorbar(image, cax=bar)
-    bar.tick_params(labelsize=SMALL)
+                x, y = (left + side * (column + 0.5) / len(tasks), top + side * (row + 0.5) / len(tasks))
+                paper.text(x, y, text, ha="center", va="center", fontsize=6, color=color)
 
 
 def _bytes(count: float) -> tuple[float, str]:
@@ -232,8 +281,9 @@ def _draw_sizes(axis: "Axes", report: Mapping[str, Any]) -> None:
             named.add(part)
         own, own_unit = _bytes(start)
         axis.text(start / divisor, place, f" {start / own:.3g} {own_unit}", va="center", fontsize=SMALL)
+    height = axis.bbox.height / axis.figure.dpi
     axis.invert_yaxis()
     axis.margins(x=0.15)
     axis.tick_params(labelsize=SMALL)
     _title(axis, f"size in {unit}")
-    axis.legend(fontsize=SMALL, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
+    axis.legend(fontsize=SMALL, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.29 / height), frameon=False)

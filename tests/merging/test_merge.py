@@ -16,10 +16,11 @@ from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest_emr import Manifest
 from hf_ext.emr.ops_emr import SUB_BLOCK, unpack_mask
 from hf_ext.hub.checkpoints import open_checkpoint
-from hf_ext.merging import engine, make_plan
+from hf_ext.merging import engine, make_plan, plan
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.engine import Engine
-from hf_ext.merging.merge import merge_checkpoints
+from hf_ext.merging.merge import merge_and_show, merge_checkpoints
+from hf_ext.merging.plan import Plan
 from hf_ext.merging.work import Piece, make_units
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
 
@@ -288,6 +289,23 @@ def test_nothing_is_overwritten_unless_asked_and_only_a_merge(config, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileExistsError):
         merge_checkpoints(config, tmp_path / "file", overwrite=True, progress=False)
+
+
+def test_one_plan_is_shown_before_any_weight_is_read(config, tmp_path, monkeypatch):
+    opened, shown = [], []
+    open_weights = plan.open_weights
+    monkeypatch.setattr(plan, "open_weights", lambda *given, **options: opened.append(given) or open_weights(*given))
+
+    def show(found: Plan) -> None:
+        shown.append(found.lines())
+        assert found.header_bytes == sum(source.bytes_read for source in (found.base, *found.tasks))
+        assert not list(tmp_path.glob(".*"))
+
+    merge_and_show(show, config, tmp_path / "merged", progress=False)
+    assert len(shown) == 1 and len(opened) == 4
+    with pytest.raises(RuntimeError, match="no"):
+        merge_and_show(lambda found: (_ for _ in ()).throw(RuntimeError("no")), config, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_configuration_may_come_from_a_file(config, tmp_path, capsys):
