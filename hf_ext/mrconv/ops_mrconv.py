@@ -7,10 +7,12 @@ Shapes: u is [batch, channels, length]; a kernel is [channels, taps] and starts 
 
 import torch
 import torch.distributed
-import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils.generic import maybe_autocast
+
+from .kernels_convolution_mrconv import BatchNormConv, BatchNormLayer, LongConv, reduced
+from .kernels_sums_mrconv import fast_size, two_sided, valid_positions
 
 
 def _working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -30,15 +32,7 @@ def fft_size(length: int) -> int:
     """
     if length < 1:
         raise ValueError(f"An FFT has at least one point, got length={length}. Pass a length of 1 or more.")
-    best = 1 << max(1, (length - 1).bit_length())
-    five = 1
-    while five < best:
-        odd = five
-        while odd < best:
-            best = min(best, odd << max(1, (-(-length // odd) - 1).bit_length()))
-            odd *= 3
-        five *= 5
-    return best
+    return fast_size(length)
 
 
 def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
@@ -157,10 +151,7 @@ def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> T
         raise ValueError(f"A kernel of {taps} taps does not fit an FFT of size n={n}. Pass n >= {taps}.")
     with maybe_autocast(kernel.device.type, enabled=False):
         kernel = kernel.to(_working_dtype(kernel.dtype))
-        if backward_kernel is not None:
-            wing = backward_kernel.to(kernel.dtype).flip(1)
-            kernel = torch.cat([F.pad(kernel, (0, n - taps)), wing], dim=1)
-        return torch.fft.rfft(kernel, n=n)
+        return two_sided(kernel, None if backward_kernel is None else backward_kernel.to(kernel.dtype), n)
 
 
 def _check_input(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> None:
@@ -174,10 +165,15 @@ def _check_input(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> N
 
 
 def long_conv(
-    u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None, *, spectrum: Tensor | None = None
+    u: Tensor,
+    kernel: Tensor,
+    backward_kernel: Tensor | None = None,
+    *,
+    spectrum: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """
-    Convolve each channel with its kernel: y[t] = sum_j k[j] u[t - j] + sum_j k_backward[j] u[t + 1 + j], by FFT.
+    Convolve each channel with its kernel: y[t] = sum_j k[j] u[t - j] + sum_j k_backward[j] u[t + 1 + j] + bias.
 
     Args:
         u (`torch.Tensor` of shape `(batch, channels, length)`): Input, zero before and after.
@@ -186,39 +182,39 @@ def long_conv(
         spectrum (`torch.Tensor` of shape `(channels, n // 2 + 1)`, *optional*):
             [`kernel_spectrum`] of these kernels at an even size n of at least [`convolution_size`], computed before.
             No gradient then reaches the kernels.
+        bias (`torch.Tensor` of shape `(channels,)`, *optional*): Added to the output.
 
     Returns:
         `torch.Tensor` of shape `(batch, channels, length)`: The output, in the dtype of `u`.
+
+    Raises:
+        ValueError: If shapes do not fit, or the spectrum is of too small a size.
     """
     _check_input(u, kernel, backward_kernel)
-    length = u.shape[2]
+    if len(u) == 0:
+        # FFT libraries refuse it.
+        return long_conv(F.pad(u, (0, 0, 0, 0, 0, 1)), kernel, backward_kernel, spectrum=spectrum, bias=bias)[:0]
+    length, dtype = u.shape[2], _working_dtype(u.dtype)
     n = convolution_size(length, kernel.shape[1], 0 if backward_kernel is None else backward_kernel.shape[1])
-    with maybe_autocast(u.device.type, enabled=False):
-        precise = u.to(_working_dtype(u.dtype))
-        if spectrum is None:
-            backward_kernel = None if backward_kernel is None else backward_kernel[:, : length - 1].to(precise.dtype)
-            spectrum = kernel_spectrum(kernel[:, :length].to(precise.dtype), backward_kernel, n)
-        elif 2 * (spectrum.shape[-1] - 1) < n:
+    if spectrum is not None:
+        given = 2 * (spectrum.shape[-1] - 1)
+        if given < n:
             raise ValueError(
                 f"An input of {length} samples needs a spectrum at n >= {n}, got one of {spectrum.shape[-1]} points "
-                f"(n = {2 * (spectrum.shape[-1] - 1)}). Compute it at `convolution_size`."
+                f"(n = {given}). Compute it at `convolution_size`."
             )
-        n = 2 * (spectrum.shape[-1] - 1)
-        y = torch.fft.irfft(torch.fft.rfft(precise, n=n) * spectrum, n=n)
-        return y[..., :length].to(u.dtype)
-
-
-def _valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor | None:
-    """1 at the positions [start, stop) of each sample, [batch, 1, length]; None: everywhere."""
-    if start is None and stop is None:
-        return None
-    time = torch.arange(u.shape[2], device=u.device)
-    valid = torch.ones(u.shape[0], u.shape[2], dtype=torch.bool, device=u.device)
-    if start is not None:
-        valid &= time >= start[:, None]
-    if stop is not None:
-        valid &= time < stop[:, None]
-    return valid[:, None]
+        n, kernel = given, kernel.detach()
+        backward_kernel = None if backward_kernel is None else backward_kernel.detach()
+    kernel = kernel[:, :length].to(dtype)
+    backward_kernel = None if backward_kernel is None else backward_kernel[:, : length - 1].to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    if not torch.compiler.is_compiling():
+        y: Tensor = LongConv.apply(u, kernel, backward_kernel, spectrum, bias, n)
+        return y
+    # One expression, for torch.export and the compiler.
+    factors = two_sided(kernel, backward_kernel, n) if spectrum is None else spectrum
+    y = torch.fft.irfft(torch.fft.rfft(u.to(dtype), n=n) * factors, n=n)[..., :length]
+    return (y if bias is None else y + bias[:, None]).to(u.dtype)
 
 
 def batch_norm_conv(
@@ -235,11 +231,12 @@ def batch_norm_conv(
     group: torch.distributed.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
-    Training-mode MRConv layer (poster eqs. 2, 4-6), as one convolution:
+    Training-mode MRConv layer (poster eqs. 2, 4-6) as one convolution, the statistics of whose branches are exact:
     y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i + eps) + bias_i).
 
     Args:
-        u (`torch.Tensor` of shape `(batch, channels, length)`): Input, zero outside of the valid positions.
+        u (`torch.Tensor` of shape `(batch, channels, length)`):
+            Input, zero outside of the valid positions, where its gradient is of no meaning.
         kernels (`list[torch.Tensor]`): N kernels of shape `(channels, taps_i)`.
         alpha, weight, bias (`torch.Tensor` of shape `(N, channels)`):
             Mixing coefficient, and scale and shift of the normalization, of each branch.
@@ -253,22 +250,49 @@ def batch_norm_conv(
     Returns:
         `tuple[torch.Tensor]`: y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased
         variance of each branch over batch and valid positions, `(N, channels)`, and the number of positions.
+
+    Raises:
+        ValueError: If shapes do not fit.
     """
     _check_branches(kernels, alpha, weight, bias)
-    dtype = _working_dtype(u.dtype)
-    precise = u.to(dtype)
-    wings: list[Tensor] | list[None] = [None] * len(kernels) if backward_kernels is None else backward_kernels
-    branches = torch.stack([long_conv(precise, k, wing) for k, wing in zip(kernels, wings, strict=True)])
-    valid = _valid_positions(u, start, stop)
-    masked = branches if valid is None else branches * valid
-    count = masked.new_tensor(u.shape[0] * u.shape[2]) if valid is None else valid.sum().to(dtype)
-    sums = torch.cat([masked.sum((1, 3)).flatten(), masked.square().sum((1, 3)).flatten(), count[None]])
-    if group is not None:
-        sums = torch.distributed.nn.functional.all_reduce(sums, group=group)
-    count = sums[-1].detach()
-    mean, power = sums[:-1].view(2, *alpha.shape) / count.clamp_min(1)
-    var = (power - mean.square()).clamp_min(0)
-    scale = alpha * weight * (var + eps).rsqrt()
-    shift = (alpha * bias - scale * mean).sum(0)
-    y = (branches * scale[:, None, :, None]).sum(0) + shift[:, None]
-    return y.to(u.dtype), mean.detach(), var.detach(), count
+    wings = [] if backward_kernels is None else backward_kernels
+    if len(wings) not in (0, len(kernels)):
+        raise ValueError(f"{len(kernels)} kernels need as many backward kernels or none, got {len(wings)}.")
+    for kernel in (*kernels, *wings):
+        _check_input(u, kernel, None)
+    if len(u) == 0:
+        # FFT libraries refuse it; a sample without valid positions is as good.
+        nothing = torch.zeros(1, dtype=torch.long, device=u.device)
+        u = F.pad(u, (0, 0, 0, 0, 0, 1))
+        y, *statistics = batch_norm_conv(
+            u, kernels, alpha, weight, bias, eps, backward_kernels=wings, start=nothing, stop=nothing, group=group
+        )
+        return y[:0], *statistics
+    length, dtype = u.shape[2], _working_dtype(u.dtype)
+    cropped = [kernel[:, :length].to(dtype) for kernel in kernels]
+    ahead = [wing[:, : length - 1].to(dtype) for wing in wings]
+    spans = [kernel.shape[1] for kernel in cropped]
+    if ahead:
+        spans = [span + wing.shape[1] for span, wing in zip(spans, ahead, strict=True)]
+    # Neither the outputs nor the autocorrelation of u wrap around.
+    n = fft_size(length + min(length, max(spans)) - 1)
+    valid = valid_positions(u, start, stop)
+    count = torch.tensor(len(u) * length, device=u.device) if valid is None else valid.sum()
+    count = reduced(count.to(dtype), group)
+    y, mean, var = BatchNormConv.apply(
+        u, alpha, weight, bias, count, BatchNormLayer(n, eps, group, start, stop), *cropped, *ahead
+    )
+    return y, mean, var, count
+
+
+__all__ = [
+    "batch_norm_conv",
+    "convolution_size",
+    "dilated_kernel",
+    "fft_size",
+    "fourier_kernel",
+    "kernel_spectrum",
+    "long_conv",
+    "merge_kernels",
+    "sparse_kernel",
+]

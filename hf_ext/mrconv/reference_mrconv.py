@@ -92,7 +92,12 @@ def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> T
 
 
 def long_conv(
-    u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None, *, spectrum: Tensor | None = None
+    u: Tensor,
+    kernel: Tensor,
+    backward_kernel: Tensor | None = None,
+    *,
+    spectrum: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Add the shifted inputs lag by lag. See [`ops_mrconv.long_conv`]."""
     if spectrum is not None:
@@ -105,7 +110,7 @@ def long_conv(
     if backward_kernel is not None:
         for j in range(min(length - 1, backward_kernel.shape[1])):
             y = y + torch.cat([u[..., 1 + j :] * backward_kernel[:, j, None], u.new_zeros(*u.shape[:2], 1 + j)], dim=2)
-    return y
+    return y if bias is None else y + bias[:, None]
 
 
 def batch_norm_conv(

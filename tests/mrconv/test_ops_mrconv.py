@@ -105,10 +105,12 @@ def convolution_cases():
         (2, 10, 10, 9),
         (2, 9, 4, 30),
         (1, 6, 20, 20),
+        (0, 5, 3, None),
     ):
         # With a single sample the future has no effect, and the textbook form no gradient.
         wing = None if backward is None else random(3, backward, seed=2, gradient=length > 1)
         yield {"u": random(batch, 3, length), "kernel": random(3, taps, seed=1), "backward_kernel": wing}
+    yield {"u": random(2, 3, 9), "kernel": random(3, 4, seed=1), "bias": random(3, seed=2)}
     # The spectrum was computed before; the kernels then only tell the size.
     kernel = random(3, 5, seed=1)
     for n in (16, 20):
@@ -132,9 +134,10 @@ def layer_cases():
     ):
         for backward in (None, 2):
             yield layer_case(3, 29, 2, 5, backward, spans)
-    # One position of all; none at all.
-    yield layer_case(1, 1, 2, 2)
+    # One position of all, where gradients are differences of terms as large as 1 / sqrt(eps); none at all.
+    yield {**layer_case(1, 1, 2, 2), "eps": 1e-3}
     yield layer_case(2, 9, 2, 3, spans=[(0, 0), (9, 9)])
+    yield layer_case(0, 9, 2, 3)
 
 
 CASES = {

@@ -1,0 +1,334 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""What runs below `ops_mrconv`: sums and squared sums of branch outputs k_i * u, which are not formed, and gradients.
+
+A short kernel's response to u has an energy that follows from two autocorrelations (Parseval), without any array of
+the size of the batch. Of that energy, the part before and behind the valid positions has to be subtracted; it depends
+on the few inputs next to these two edges. Only a kernel longer than about half of u is convolved with it.
+Shapes: u [batch, channels, length], kernels [channels, taps], n is the FFT size, spectra [..., n // 2 + 1].
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Points of the real FFTs that run together: what caches hold, or enough to fill a GPU without filling its memory.
+_POINTS_CPU = 2**21
+_POINTS_GPU = 2**26
+
+
+def fast_size(length: int) -> int:
+    """Smallest even 2^a 3^b 5^c that is not below a length."""
+    best = 1 << max(1, (length - 1).bit_length())
+    five = 1
+    while five < best:
+        odd = five
+        while odd < best:
+            best = min(best, odd << max(1, (-(-length // odd) - 1).bit_length()))
+            odd *= 3
+        five *= 5
+    return best
+
+
+def channel_chunks(u: Tensor, n: int) -> Iterator[slice]:
+    """Channels that are worked on together. Large arrays made and dropped cost more than the FFTs between them."""
+    points = _POINTS_CPU if u.device.type == "cpu" else _POINTS_GPU
+    size = max(1, points // (n * len(u)))
+    return (slice(first, min(first + size, u.shape[1])) for first in range(0, u.shape[1], size))
+
+
+def two_sided(kernel: Tensor, wing: Tensor | None, n: int) -> Tensor:
+    """Spectrum of a kernel and of its wing of negative lags, which lies at the end of the buffer."""
+    if wing is None or wing.shape[1] == 0:
+        return torch.fft.rfft(kernel, n=n)
+    gap = kernel.new_zeros(len(kernel), n - kernel.shape[1] - wing.shape[1])
+    return torch.fft.rfft(torch.cat([kernel, gap, wing.flip(1)], dim=1))
+
+
+def correlation(conjugate: Tensor, spectrum: Tensor, n: int) -> Tensor:
+    """Gradient of a two-sided kernel, [channels, n]: conj(U) G summed over the batch. Overwrites the second one."""
+    return torch.fft.irfft(torch.view_as_complex(torch.view_as_real(spectrum.mul_(conjugate)).sum(0)), n=n)
+
+
+def response(spectrum: Tensor, kernel: Tensor, n: int, length: int) -> Tensor:
+    """The first outputs of a convolution."""
+    return torch.fft.irfft(spectrum * kernel, n=n)[..., :length]
+
+
+def _exact(values: Tensor) -> Tensor:
+    """float64, where a device has it: the variance is a small difference of large sums."""
+    return values if values.device.type == "mps" else values.double()
+
+
+def _energy(values: Tensor) -> Tensor:
+    return _exact(torch.linalg.vector_norm(values, dim=-1)).square().sum(0)
+
+
+def _power(spectrum: Tensor) -> Tensor:
+    return torch.view_as_real(spectrum).square().sum(0).sum(-1)
+
+
+def _gather(values: Tensor, index: Tensor) -> Tensor:
+    """values[b, :, index[b, t]], zero where the index lies outside."""
+    size = values.shape[-1]
+    places = index.clamp(0, size - 1)[:, None].expand(-1, values.shape[1], -1)
+    return values.expand(len(index), -1, -1).gather(2, places) * ((index >= 0) & (index < size))[:, None]
+
+
+class Edge(NamedTuple):
+    """One end of the valid positions, the last or the first of them; `position` None stands for that of the buffer."""
+
+    last: bool
+    position: Tensor | None
+
+    def inputs(self, u: Tensor, count: int) -> Tensor:
+        """Inputs in the order of their distance from the edge, [batch, channels, count]."""
+        if self.position is None:
+            return u[..., u.shape[-1] - count :].flip(-1) if self.last else u[..., :count]
+        steps = torch.arange(count, device=u.device)
+        return _gather(u, self.position[:, None] + (-1 - steps if self.last else steps))
+
+    def add_(self, u: Tensor, values: Tensor) -> None:
+        """Add values in the order of their distance from the edge to a buffer in the order of time."""
+        if self.position is None:
+            count = values.shape[-1]
+            part, values = (u[..., -count:], values.flip(-1)) if self.last else (u[..., :count], values)
+            part += values
+            return
+        time = torch.arange(u.shape[-1], device=u.device)
+        first = self.position[:, None]
+        u += _gather(values, first - 1 - time if self.last else time - first)
+
+
+class Signal(NamedTuple):
+    """Some channels of the input, and their spectrum. Positions start, ..., stop - 1 are valid; u is zero outside."""
+
+    u: Tensor
+    spectrum: Tensor
+    n: int
+    start: Tensor | None
+    stop: Tensor | None
+
+    @property
+    def valid(self) -> Tensor | None:
+        return valid_positions(self.u, self.start, self.stop)
+
+    def edges(self, kernel: Tensor, wing: Tensor | None) -> list[tuple[int, Edge, Tensor]]:
+        """
+        Kernels whose causal response to the inputs at an edge, counted from there, is what lies beyond the edge, last
+        output first: sum_{j >= s} w[j] e[j - s] with w the lags that cross the edge.
+        """
+        edges = [(0, Edge(True, self.stop), kernel[:, 1:])]
+        if wing is not None:
+            edges.append((1, Edge(False, self.start), wing))
+        return [(side, edge, lags.flip(1)) for side, edge, lags in edges if lags.shape[1] > 0]
+
+    def is_formed(self, kernel: Tensor, wing: Tensor | None) -> bool:
+        """Whether the output of the branch is formed: three transforms of size n beat six of each edge."""
+        reach = kernel.shape[1] - 1 + (0 if wing is None else wing.shape[1])
+        return 4 * reach >= self.n
+
+
+def valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor | None:
+    """Whether a position of a sample is valid, [batch, 1, length]; None: all are."""
+    if start is None and stop is None:
+        return None
+    time = torch.arange(u.shape[2], device=u.device)
+    valid = torch.ones(len(u), u.shape[2], dtype=torch.bool, device=u.device)
+    if start is not None:
+        valid &= time >= start[:, None]
+    if stop is not None:
+        valid &= time < stop[:, None]
+    return valid[:, None]
+
+
+def _input_sums(signal: Signal, last: bool) -> Tensor:
+    """Sum of all inputs that lie at a distance of t or more from the edge: [channels, length]."""
+    inputs = Edge(last, signal.stop if last else signal.start).inputs(signal.u, signal.u.shape[2])
+    return _exact(inputs.sum(0)).flip(1).cumsum(1).flip(1)
+
+
+def _autocorrelation(signal: Signal, branches: list[tuple[Tensor, Tensor | None]]) -> Tensor:
+    """Autocorrelation of u, summed over the batch, at as many lags as those branches have that are not formed."""
+    spans = [_span(*branch) for branch in branches if not signal.is_formed(*branch)]
+    if not spans:
+        return _exact(signal.u.new_zeros(signal.u.shape[1], 0))
+    return torch.fft.irfft(_exact(_power(signal.spectrum)), n=signal.n)[:, : max(spans)]
+
+
+def _span(kernel: Tensor, wing: Tensor | None) -> int:
+    return kernel.shape[1] + (0 if wing is None else wing.shape[1])
+
+
+def _symmetric(lags: Tensor, n: int) -> Tensor:
+    """Spectrum, real, of a symmetric sequence of which the lags 0, 1, ... are given."""
+    return 2 * torch.fft.rfft(lags, n=n).real - lags[:, :1]
+
+
+def branch_sums(signal: Signal, kernels: list[Tensor], wings: list[Tensor] | list[None]) -> tuple[Tensor, Tensor]:
+    """Sum and squared sum of each branch over batch and valid positions, [N, channels], in float64."""
+    branches = list(zip(kernels, wings, strict=True))
+    before, after = _input_sums(signal, True), None if wings[0] is None else _input_sums(signal, False)
+    lags = _autocorrelation(signal, branches)
+    totals, squares = [], []
+    for kernel, wing in branches:
+        total = (kernel * before[:, : kernel.shape[1]]).sum(1)
+        if wing is not None and after is not None:
+            total = total + (wing * after[:, 1 : 1 + wing.shape[1]]).sum(1)
+        totals.append(total)
+        form = _formed_square if signal.is_formed(kernel, wing) else _parseval_square
+        squares.append(form(signal, kernel, wing, total, lags))
+    return torch.stack(totals), torch.stack(squares)
+
+
+def _formed_square(signal: Signal, kernel: Tensor, wing: Tensor | None, total: Tensor, lags: Tensor) -> Tensor:
+    """Of the outputs themselves, around their mean: then the variance suffers no cancellation."""
+    y = response(signal.spectrum, two_sided(kernel, wing, signal.n), signal.n, signal.u.shape[2])
+    valid = signal.valid
+    count = y.shape[0] * y.shape[2] if valid is None else valid.sum().clamp_min(1)
+    y = y.sub_((total / count).to(y.dtype)[:, None])
+    y = y if valid is None else y.mul_(valid)
+    return _energy(y) + total.square() / count
+
+
+def _parseval_square(signal: Signal, kernel: Tensor, wing: Tensor | None, total: Tensor, lags: Tensor) -> Tensor:
+    """Energy of the whole response, sum_d R[d] c[d], less what lies beyond the edges."""
+    both = _exact(kernel if wing is None else torch.cat([wing.flip(1), kernel], dim=1))
+    span = both.shape[1]
+    n = fast_size(2 * span)
+    own = torch.fft.irfft(torch.fft.rfft(both, n=n).abs().square(), n=n)[:, :span]
+    square = 2 * (own * lags[:, :span]).sum(1) - own[:, 0] * lags[:, 0]
+    for _, edge, crossing in signal.edges(kernel, wing):
+        count = crossing.shape[1]
+        n = fast_size(2 * count)
+        beyond = torch.fft.rfft(edge.inputs(signal.u, count), n=n)
+        square = square - _energy(response(beyond, torch.fft.rfft(crossing, n=n), n, count))
+    return square
+
+
+class SumGradients:
+    """
+    Gradients of [`branch_sums`] for one chunk of channels.
+
+    Args:
+        signal (`Signal`): The input.
+        kernels, wings: The branches.
+        g_total, g_square (`torch.Tensor` of shape `(N, channels)`): Gradients of the sums.
+    """
+
+    def __init__(
+        self,
+        signal: Signal,
+        kernels: list[Tensor],
+        wings: list[Tensor] | list[None],
+        g_total: Tensor,
+        g_square: Tensor,
+    ):
+        self.signal, self.branches = signal, list(zip(kernels, wings, strict=True))
+        self.g_total, self.g_square = g_total, g_square
+        before, after = _input_sums(signal, True), None if wings[0] is None else _input_sums(signal, False)
+        self.kernels = [g[:, None] * before[:, : k.shape[1]] for g, k in zip(g_total, kernels, strict=True)]
+        self.wings = [
+            None if wing is None or after is None else g[:, None] * after[:, 1 : 1 + wing.shape[1]]
+            for g, wing in zip(g_total, wings, strict=True)
+        ]
+
+    def _add_to_kernel(self, index: int, gradient: Tensor) -> None:
+        """`gradient` is that of lags from -taps of the wing up."""
+        kernel, wing = self.kernels[index], self.wings[index]
+        taps = 0 if wing is None else wing.shape[1]
+        kernel += gradient[:, taps:]
+        if wing is not None:
+            wing += gradient[:, :taps].flip(1)
+
+    @property
+    def kernel_gradients(self) -> list[Tensor]:
+        """Those of the kernels of the past, then those of the wings."""
+        return [*self.kernels, *(wing for wing in self.wings if wing is not None)]
+
+    def add_merged_(self, lags: Tensor, scale: Tensor) -> None:
+        """Add what comes through the merged kernel sum_i scale_i k_i, of whose lags, [channels, n], it is given."""
+        for kernel, wing, factor in zip(self.kernels, self.wings, scale.to(lags.dtype)[..., None], strict=True):
+            kernel += factor * lags[:, : kernel.shape[1]]
+            if wing is not None:
+                wing += factor * lags[:, lags.shape[1] - wing.shape[1] :].flip(1)
+
+    def add_spectra_(self, g_spectrum: Tensor, conjugate: Tensor) -> None:
+        """Add to the gradient of u what can be added as a spectrum. `conjugate`: of the spectrum of u."""
+        signal, n = self.signal, self.signal.n
+        lags = _autocorrelation(signal, self.branches)
+        g_lags = torch.zeros_like(lags)
+        for index, (kernel, wing) in enumerate(self.branches):
+            if not signal.is_formed(kernel, wing):
+                self._add_parseval(index, lags, g_lags)
+                continue
+            factors = two_sided(kernel, wing, n)
+            y = response(signal.spectrum, factors, n, signal.u.shape[2])
+            y = y.mul_((2 * self.g_square[index]).to(y.dtype)[:, None])
+            g_y = torch.fft.rfft(y if signal.valid is None else y.mul_(signal.valid), n=n)
+            g_spectrum.addcmul_(g_y, factors.conj_physical_())
+            gradient = correlation(conjugate, g_y, n)
+            taps = 0 if wing is None else wing.shape[1]
+            self._add_to_kernel(index, torch.cat([gradient[:, n - taps :], gradient[:, : kernel.shape[1]]], dim=1))
+        if g_lags.shape[1] > 0:
+            g_spectrum.addcmul_(signal.spectrum, (2 * _symmetric(g_lags, n)).to(g_spectrum.dtype))
+
+    def _add_parseval(self, index: int, lags: Tensor, g_lags: Tensor) -> None:
+        kernel, wing = self.branches[index]
+        both = _exact(kernel if wing is None else torch.cat([wing.flip(1), kernel], dim=1))
+        span, g_square = both.shape[1], self.g_square[index][:, None]
+        n = fast_size(2 * span)
+        spectrum = torch.fft.rfft(both, n=n)
+        g_lags[:, :span] += g_square * torch.fft.irfft(spectrum.abs().square(), n=n)[:, :span]
+        gradient = torch.fft.irfft(spectrum * _symmetric(lags[:, :span], n), n=n)[:, :span]
+        self._add_to_kernel(index, 2 * g_square * gradient)
+
+    def add_edges_(self, g_u: Tensor) -> None:
+        """Add to the gradient of u what is known at the edges: that of the sums, and of what lies beyond an edge."""
+        for last in (True, False):
+            edge = Edge(last, self.signal.stop if last else self.signal.start)
+            g_inputs = self._input_gradient(last)
+            if g_inputs is not None:
+                edge.add_(g_u, g_inputs.to(g_u.dtype)[None])
+        beyond: dict[int, tuple[Edge, Tensor]] = {}
+        for index, branch in enumerate(self.branches):
+            if self.signal.is_formed(*branch):
+                continue
+            for side, edge, crossing in self.signal.edges(*branch):
+                g_inputs = self._edge_gradient(index, side, edge, crossing)
+                if side in beyond:
+                    shorter, g_inputs = sorted((beyond[side][1], g_inputs), key=lambda g: g.shape[-1])
+                    g_inputs[..., : shorter.shape[-1]] += shorter
+                beyond[side] = edge, g_inputs
+        for edge, g_inputs in beyond.values():
+            edge.add_(g_u, g_inputs)
+
+    def _input_gradient(self, last: bool) -> Tensor | None:
+        """Gradient of the sums by the distance of an input from the edge: cumulative sums of the kernels."""
+        length = self.signal.u.shape[2]
+        g_inputs = _exact(self.signal.u.new_zeros(self.signal.u.shape[1], length))
+        for g, (kernel, wing) in zip(self.g_total, self.branches, strict=True):
+            if last:
+                g_inputs[:, : kernel.shape[1]] += g[:, None] * kernel
+            elif wing is None:
+                return None
+            else:
+                g_inputs[:, 1 : 1 + wing.shape[1]] += g[:, None] * wing
+        return g_inputs.cumsum(1)
+
+    def _edge_gradient(self, index: int, side: int, edge: Edge, crossing: Tensor) -> Tensor:
+        count = crossing.shape[1]
+        n = fast_size(2 * count)
+        inputs, factors = torch.fft.rfft(edge.inputs(self.signal.u, count), n=n), torch.fft.rfft(crossing, n=n)
+        y = response(inputs, factors, n, count)
+        g_y = torch.fft.rfft(y.mul_((-2 * self.g_square[index]).to(y.dtype)[:, None]), n=n)
+        g_inputs = response(g_y, factors.conj_physical_(), n, count)
+        gradient = correlation(inputs.conj_physical_(), g_y, n)[:, :count].flip(1)
+        if side == 0:
+            self.kernels[index][:, 1:] += gradient
+        else:
+            wing = self.wings[index]
+            assert wing is not None
+            wing += gradient
+        return g_inputs
