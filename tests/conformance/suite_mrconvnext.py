@@ -10,7 +10,7 @@ import unittest
 import torch
 from tests.test_configuration_common import ConfigTester
 from tests.test_image_processing_common import ImageProcessingTester, ImageProcessingTestMixin
-from tests.test_modeling_common import ModelTesterMixin, floats_tensor, ids_tensor
+from tests.test_modeling_common import ModelTesterMixin, floats_tensor
 from tests.test_sequence_feature_extraction_common import SequenceFeatureExtractionTestMixin
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
@@ -80,12 +80,6 @@ class MRConvNextModelTest(ModelTesterMixin, unittest.TestCase):
             hidden_sizes=[8, 12],
             depths=[1, 1],
         )
-
-    def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
-        inputs = copy.deepcopy(inputs_dict)
-        if return_labels and model_class is MRConvNextForImageClassification:
-            inputs["labels"] = ids_tensor([self.model_tester.batch_size], self.model_tester.num_labels)
-        return inputs
 
     def test_config(self) -> None:
         self.config_tester.run_common_tests()

@@ -39,7 +39,7 @@ EXPLAINED = re.compile(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["semanir"])
+@pytest.mark.parametrize("method", ["mrconvnext", "semanir"])
 def test_our_classes_pass_the_tests_of_transformers(method):
     tree = transformers_tests()
     target = tree / "tests" / "models" / method / f"test_{method}.py"

@@ -185,6 +185,8 @@ def test_compiled_training_and_merged_inference_give_the_same_numbers():
     check_compiled("aot_eager", make_token_model(num_hidden_layers=1), make_tokens)
 
 
+# What inductor itself is warned of.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @both_cases
