@@ -21,7 +21,9 @@ and a stream may be longer than the kernel, hence than `max_position_embeddings`
 A chunk of any length splits into whole aligned tiles, each convolved with itself by one FFT, and single positions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +37,11 @@ TILE = 32
 KEPT_FFT = 4096
 
 
+def _keeps_state(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Without gradients; and a state begun in `torch.inference_mode` can be continued outside of it."""
+    return torch.inference_mode(False)(torch.no_grad()(method))
+
+
 class StreamingKernel:
     """
     A kernel prepared for tiles.
@@ -46,6 +53,7 @@ class StreamingKernel:
             Added to the convolution.
     """
 
+    @_keeps_state
     def __init__(self, kernel: Tensor, bias: Tensor):
         dtype = torch.promote_types(kernel.dtype, torch.float32)
         self.kernel = kernel.detach().to(dtype)
@@ -100,6 +108,7 @@ class StreamingConvolution:
             First inputs, from which batch size and device are taken.
     """
 
+    @_keeps_state
     def __init__(self, kernel: StreamingKernel, inputs: Tensor):
         batch, channels = inputs.shape[:2]
         self.kernel = kernel
@@ -117,7 +126,7 @@ class StreamingConvolution:
     def batch_size(self) -> int:
         return self.tile.shape[0]
 
-    @torch.no_grad()
+    @_keeps_state
     def __call__(self, u: Tensor) -> Tensor:
         """
         Convolve the next chunk.
@@ -230,6 +239,7 @@ class StreamingConvolution:
         history = self.history[..., begin:reach].clone()
         return _Undo(inputs, self.seen, self.offset, self.tile.clone(), begin, history, allocated)
 
+    @_keeps_state
     def crop(self, tokens_to_remove: int) -> None:
         """
         Take back the last positions, as assisted generation does with rejected candidates.
@@ -259,6 +269,7 @@ class StreamingConvolution:
             remove -= min(length, remove)
         self._past.clear()
 
+    @_keeps_state
     def select(self, indices: Tensor) -> None:
         """
         Keep the samples `indices` of the batch, in their order and as often as they occur.

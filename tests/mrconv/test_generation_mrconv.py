@@ -9,6 +9,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
 from hf_ext.mrconv.modeling_causal_mrconv import MRConvForCausalLM
+from hf_ext.mrconv.modeling_mrconv import MRConvModel
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from tests.testing import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
 
@@ -199,6 +200,20 @@ def test_embeddings_instead_of_tokens(model):
     torch.testing.assert_close(full(model, None, inputs_embeds=embedded), full(model, tokens))
     generated = generate(model, tokens, do_sample=False)
     assert torch.equal(generate(model, None, inputs_embeds=embedded, do_sample=False), generated[:, 30:])
+
+
+def test_continuous_input_streams_through_the_backbone():
+    torch.manual_seed(0)
+    model = MRConvModel(MRConvConfig(input_size=2, hidden_size=8, num_hidden_layers=2, max_position_embeddings=100))
+    model = model.double().eval()
+    values = torch.randn(2, 100, 2, dtype=torch.float64)
+    cache = MRConvCache(model.config)
+    with torch.no_grad():
+        expected = model(input_values=values).last_hidden_state
+        chunks = [
+            model(input_values=part, past_key_values=cache).last_hidden_state for part in values.split(13, dim=1)
+        ]
+    torch.testing.assert_close(torch.cat(chunks, dim=1), expected, atol=1e-10, rtol=0)
 
 
 def test_tokens_are_streamed_and_stopped_as_they_come(model):

@@ -129,6 +129,20 @@ def test_samples_are_selected_repeated_and_copied():
     assert_near(kept(u[..., 90:]), expected[..., 90:], 1e-12)
 
 
+def test_a_stream_goes_on_in_and_outside_of_inference_mode():
+    kernel, bias, u = make(100, 300)
+    expected = long_conv(u, kernel) + bias[:, None]
+    with torch.inference_mode():
+        convolution = StreamingConvolution(StreamingKernel(kernel, bias), u)
+        first = convolution(u[..., :70])
+    convolution.select(torch.tensor([1, 0]))
+    second = convolution(u.flip(0)[..., 70:180])
+    with torch.inference_mode():
+        third = convolution(u.flip(0)[..., 180:])
+    assert_near(first, expected[..., :70], 1e-12)
+    assert_near(torch.cat([second, third], dim=-1), expected.flip(0)[..., 70:], 1e-12)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 150), st.integers(0, 200), st.lists(st.integers(1, 70), min_size=1, max_size=4), st.data())
 def test_cropping_takes_positions_back(taps, seen, wrong, data):
