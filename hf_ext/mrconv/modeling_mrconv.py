@@ -499,6 +499,8 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels or 0
         self.model = MRConvModel(config)
+        # The name of the class does not say it.
+        self.loss_type = "ForSequenceClassification"
         self.comparison = nn.Linear(4 * config.hidden_size, config.hidden_size)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()

@@ -1,0 +1,363 @@
+"""MRConv layers: branches, merging, causality, padding, statistics, precision."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hf_ext.mrconv import (
+    MRConvConfig,
+    MRConvForSequenceClassification,
+    MRConvLayer,
+)
+from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
+from hf_ext.mrconv.modeling_norms_mrconv import MRConvBatchNorm, MRConvBranchNorm
+from hf_ext.mrconv.reference_mrconv import batch_norm_conv, long_conv
+from tests.mrconv.mrconv_testing import EVERY_KERNEL, TOKENS, make_layer, make_model, make_signal, make_tokens
+
+
+def branches_of(layer: MRConvLayer, u: torch.Tensor) -> list[torch.Tensor]:
+    """Outputs of the branches by direct sums."""
+    kernels, ahead = layer.branch_kernels()
+    return [long_conv(u, kernel, None if ahead is None else ahead[index]) for index, kernel in enumerate(kernels)]
+
+
+@pytest.mark.parametrize(("kernel_type", "bidirectional"), EVERY_KERNEL)
+def test_evaluation_is_the_sum_of_normalised_branches_and_merging_keeps_it(kernel_type, bidirectional):
+    layer = make_layer(kernel_type=kernel_type, bidirectional=bidirectional).double()
+    u = make_signal(2, 4, 37)
+    norm = layer.norm
+    expected = 0
+    for index, branch in enumerate(branches_of(layer, u)):
+        mean, var, weight, bias = (
+            value[index][:, None] for value in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        )
+        expected = expected + layer.alpha[index][:, None] * (weight * (branch - mean) / (var + 1e-5).sqrt() + bias)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(u), expected, atol=1e-10, rtol=0)
+        layer.reparameterize()
+        assert not list(layer.parameters())
+        torch.testing.assert_close(layer(u), expected, atol=1e-10, rtol=0)
+        # Any shorter input, with the spectra that are kept and with more of them than are.
+        for length in (*range(1, 37, 5), 1, 37):
+            changed = layer(u[..., :length])
+            wanted = expected[..., :length] if not bidirectional else None
+            if wanted is not None:
+                torch.testing.assert_close(changed, wanted, atol=1e-10, rtol=0)
+            assert len(layer._spectra) <= 4
+
+
+@pytest.mark.parametrize(("kernel_type", "bidirectional"), EVERY_KERNEL)
+def test_a_merged_model_gives_what_it_gave_before(kernel_type, bidirectional):
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        model = make_model(**TOKENS, kernel_type=kernel_type, bidirectional=bidirectional).to(dtype)
+        tokens = make_tokens(3, 37)
+        with torch.no_grad():
+            expected = model(tokens).logits
+            assert model.reparameterize() is model
+            merged = model(tokens).logits
+            states = {name: value.clone() for name, value in model.state_dict().items()}
+            model.reparameterize()
+        assert (merged - expected).abs().max() <= tolerance * expected.abs().max()
+        assert all(value.equal(states[name]) for name, value in model.state_dict().items())
+        assert model.config.reparameterized
+
+
+@pytest.mark.parametrize("branch_norm", ["kernel", "none"])
+def test_branches_without_statistics_are_one_convolution_in_training_too(branch_norm):
+    for bidirectional in (False, True):
+        layer = make_layer(branch_norm=branch_norm, bidirectional=bidirectional).double().train()
+        u = make_signal(2, 4, 37)
+        kernels, ahead = layer.branch_kernels()
+        expected = 0
+        for index, branch in enumerate(branches_of(layer, u)):
+            whole = kernels[index] if ahead is None else torch.cat([kernels[index], ahead[index]], dim=-1)
+            scale = whole.norm(dim=-1)[:, None] if branch_norm == "kernel" else 1
+            expected = expected + layer.alpha[index][:, None] / scale * branch
+        output = layer(u)
+        torch.testing.assert_close(output, expected, atol=1e-10, rtol=0)
+        gradients = torch.autograd.grad(output.square().sum(), list(layer.parameters()))
+        wanted = torch.autograd.grad(expected.square().sum(), list(layer.parameters()))
+        for gradient, other in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(gradient, other, atol=1e-8, rtol=1e-8)
+        layer.reparameterize()
+        torch.testing.assert_close(layer(u), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_training_is_that_of_n_branches_with_batch_norm(bidirectional):
+    layer = make_layer(bidirectional=bidirectional).double().train()
+    twin = make_layer(bidirectional=bidirectional).double().train()
+    u = make_signal(3, 4, 37)
+    start, stop = torch.tensor([0, 5, 0]), torch.tensor([37, 37, 20])
+    kernels, ahead = twin.branch_kernels()
+    inside = (torch.arange(37) >= start[:, None]) & (torch.arange(37) < stop[:, None])
+    expected, mean, var, count = batch_norm_conv(
+        u * inside[:, None], kernels, twin.alpha, twin.norm.weight, twin.norm.bias, 1e-5, backward_kernels=ahead,
+        start=start, stop=stop,
+    )  # fmt: skip
+    output = layer(u, start, stop)
+    valid = inside[:, None].expand_as(u)
+    torch.testing.assert_close(output[valid], expected[valid], atol=1e-10, rtol=0)
+    gradients = torch.autograd.grad(output[valid].square().sum(), list(layer.parameters()))
+    wanted = torch.autograd.grad(expected[valid].square().sum(), list(twin.parameters()))
+    for gradient, other in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, other, atol=1e-8, rtol=1e-8)
+    before = twin.norm
+    torch.testing.assert_close(layer.norm.running_mean, 0.9 * before.running_mean + 0.1 * mean)
+    torch.testing.assert_close(layer.norm.running_var, 0.9 * before.running_var + 0.1 * var * count / (count - 1))
+
+
+def test_layer_normalised_branches_are_normalised_over_channels_and_refuse_to_merge():
+    layer = make_layer(branch_norm="layer").double()
+    u = make_signal(2, 4, 37)
+    expected = 0
+    for index, branch in enumerate(branches_of(layer, u)):
+        mean, var = branch.mean(1, keepdim=True), branch.var(1, keepdim=True, unbiased=False)
+        normed = (branch - mean) / (var + 1e-5).sqrt()
+        normed = normed * layer.norm.weight[index][:, None] + layer.norm.bias[index][:, None]
+        expected = expected + layer.alpha[index][:, None] * normed
+    torch.testing.assert_close(layer(u), expected, atol=1e-10, rtol=0)
+    with pytest.raises(ValueError, match="`branch_norm` is 'layer'"):
+        layer.reparameterize()
+    model = make_model(**TOKENS, branch_norm="layer")
+    with pytest.raises(ValueError, match="'batch', 'kernel' or 'none'"):
+        model.reparameterize()
+    # Nothing was changed half way.
+    assert not model.config.reparameterized
+    assert model(make_tokens(1, 5)).logits.isfinite().all()
+
+
+def test_the_bias_is_added_after_the_convolution_up_to_the_edges():
+    layer = make_layer().double()
+    kernel, _, bias = layer.merged()
+    assert bias.abs().min() > 0.01
+    silence = layer(torch.zeros(1, 4, 20, dtype=torch.float64))
+    torch.testing.assert_close(silence, bias[None, :, None].expand(1, 4, 20))
+
+
+@pytest.mark.parametrize("kernel_type", KERNEL_TYPES)
+def test_causal_outputs_do_not_see_what_follows(kernel_type):
+    u = make_signal(1, 4, 37)
+    changed = u.clone()
+    changed[..., 20] += 1
+    for bidirectional in (False, True):
+        layer = make_layer(kernel_type=kernel_type, bidirectional=bidirectional).double()
+        difference = (layer(changed) - layer(u)).abs()
+        assert (difference[..., 20] > 1e-4).any()
+        assert bool((difference[..., :20] < 1e-12).all()) is not bidirectional
+
+
+@pytest.mark.parametrize("fields", [{}, {"bidirectional": True, "prenorm": False, "norm": "layer"}])
+def test_padding_changes_nothing_in_evaluation(fields):
+    model = make_model(**TOKENS, **fields).double()
+    tokens = make_tokens(1, 9)
+    expected = model(tokens, output_hidden_states=True)
+    for left, right in ((0, 5), (5, 0), (3, 2)):
+        padded = torch.nn.functional.pad(tokens, (left, right), value=7)
+        mask = torch.nn.functional.pad(torch.ones_like(tokens), (left, right))
+        for merged in (False, True):
+            twin = make_model(**TOKENS, **fields).double()
+            outputs = (twin.reparameterize() if merged else twin)(padded, mask, output_hidden_states=True)
+            torch.testing.assert_close(outputs.logits, expected.logits, atol=1e-10, rtol=0)
+            for state, wanted in zip(outputs.hidden_states, expected.hidden_states, strict=True):
+                torch.testing.assert_close(state[:, left : left + 9], wanted, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"bidirectional": True, "prenorm": False}])
+def test_padding_changes_nothing_in_training(fields):
+    tokens, labels = make_tokens(3, 9), torch.tensor([0, 1, 2])
+    mask = torch.ones_like(tokens)
+    mask[1, 6:] = 0
+    runs = []
+    for left, right in ((0, 0), (0, 6), (4, 0)):
+        model = make_model(**TOKENS, **fields).double().train()
+        padded = torch.nn.functional.pad(tokens, (left, right), value=7)
+        loss = model(padded, torch.nn.functional.pad(mask, (left, right)), labels=labels).loss
+        loss.backward()
+        gradients = {name: value.grad for name, value in model.named_parameters()}
+        runs.append({"loss": loss.detach(), **gradients, **dict(model.named_buffers())})
+    assert sum("running" in name for name in runs[0]) >= 8
+    for name, value in runs[0].items():
+        for other in runs[1:]:
+            torch.testing.assert_close(other[name], value, atol=1e-10, rtol=1e-10, msg=name)
+
+
+def test_full_masks_are_no_masks():
+    model = make_model()
+    tokens = make_tokens(2, 9)
+    assert torch.equal(model(tokens, torch.ones_like(tokens)).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_statistics_are_counted_once_under_activation_checkpointing(reentrant):
+    tokens, labels = make_tokens(3, 20), torch.tensor([0, 1, 2])
+    mask = torch.ones_like(tokens)
+    mask[0, 15:] = 0
+    statistics = []
+    for checkpointing in (False, True):
+        model = make_model().train()
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        # The recomputation must have something to differentiate.
+        embeds = model.model.embedding(tokens)
+        for _ in range(2):
+            model(attention_mask=mask, inputs_embeds=embeds.detach().requires_grad_(), labels=labels).loss.backward()
+        statistics.append(dict(model.named_buffers()))
+    norms = [module for module in model.modules() if isinstance(module, (MRConvBatchNorm, MRConvBranchNorm))]
+    assert len(statistics[0]) == 2 * len(norms) == 10
+    for name, value in statistics[0].items():
+        assert torch.equal(statistics[1][name], value), name
+
+
+def test_block_statistics_are_those_of_torch():
+    """Without a mask the normalisation of blocks is BatchNorm1d."""
+    ours, theirs = MRConvBatchNorm(4, 1e-5, 0.1, False).double(), torch.nn.BatchNorm1d(4).double()
+    for _ in range(3):
+        hidden = make_signal(2, 7, 4) * 3 + 1
+        torch.testing.assert_close(ours(hidden), theirs(hidden.transpose(1, 2)).transpose(1, 2))
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    torch.testing.assert_close(ours.eval()(hidden), theirs.eval()(hidden.transpose(1, 2)).transpose(1, 2))
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_lengths_below_the_shortest_kernel(length, bidirectional):
+    model = make_model(**TOKENS, bidirectional=bidirectional).double()
+    tokens = make_tokens(2, length)
+    model.train()(tokens, labels=torch.tensor([0, 1])).loss.backward()
+    assert all(value.grad.isfinite().all() for value in model.parameters())
+    assert all(value.isfinite().all() for value in model.buffers())
+    with torch.no_grad():
+        expected = model.eval()(tokens).logits
+        assert expected.isfinite().all()
+        torch.testing.assert_close(model.reparameterize()(tokens).logits, expected, atol=1e-10, rtol=0)
+
+
+def test_one_position_of_one_sample_trains():
+    model = make_model().train()
+    loss = model(make_tokens(1, 1), labels=torch.tensor([1])).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert all(value.isfinite().all() for value in model.buffers())
+
+
+def test_statistics_and_merged_kernels_stay_precise_in_half_precision(tmp_path):
+    model = make_model()
+    expected = {name: value.clone() for name, value in model.named_buffers()}
+    for halved in (model.bfloat16(), make_model().half()):
+        assert {value.dtype for value in halved.parameters()} <= {torch.bfloat16, torch.float16}
+        assert all(value.equal(expected[name]) for name, value in halved.named_buffers())
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    loaded = MRConvForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {value.dtype for value in loaded.parameters()} == {torch.bfloat16}
+    assert all(value.equal(expected[name]) for name, value in loaded.named_buffers())
+    with torch.no_grad():
+        before = loaded(make_tokens(2, 20)).logits
+        after = loaded.reparameterize()(make_tokens(2, 20)).logits
+    assert {value.dtype for value in loaded.buffers()} == {torch.float32}
+    assert torch.equal(before, after)
+    loaded.save_pretrained(tmp_path / "merged")
+    again = MRConvForSequenceClassification.from_pretrained(tmp_path / "merged")
+    assert torch.equal(again(make_tokens(2, 20)).logits, after)
+    assert {value.dtype for value in again.double().buffers()} == {torch.float64}
+
+
+def test_merged_spectra_follow_the_kernel():
+    model = make_model().reparameterize()
+    tokens = make_tokens(1, 20)
+    with torch.inference_mode():
+        first = model(tokens).logits
+    assert all(layer._spectra for layer in model.convolutions())
+    # A spectrum made in inference mode serves where a gradient is wanted.
+    model(tokens, labels=torch.tensor([1])).loss.backward()
+    other = make_model(**TOKENS, kernel_type="dilated").reparameterize()
+    model.load_state_dict(other.state_dict())
+    assert not torch.equal(model(tokens).logits, first)
+    assert torch.equal(model(tokens).logits, other(tokens).logits)
+    assert torch.allclose(model.double()(tokens).logits.float(), other(tokens).logits, atol=1e-5)
+
+
+def test_training_a_merged_model_says_that_convolutions_stay(caplog):
+    model = make_model().reparameterize().train()
+    kernels = {name: value.clone() for name, value in model.named_buffers() if "merged" in name}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(make_tokens(2, 20), labels=torch.tensor([0, 1])).loss.backward()
+    optimizer.step()
+    assert all(value.equal(kernels[name]) for name, value in model.named_buffers() if name in kernels)
+    with pytest.raises(ValueError, match="The model is merged"):
+        model.kernel_parameters()
+    with pytest.raises(ValueError, match="Call `change_rate` before"):
+        model.change_rate(2)
+    with pytest.raises(ValueError, match="has no branches"):
+        model.convolutions()[0].branch_kernels()
+
+
+@pytest.mark.parametrize("kernel_type", KERNEL_TYPES)
+def test_kernel_parameters_are_those_that_make_kernels(kernel_type):
+    model = make_model(**TOKENS, kernel_type=kernel_type, bidirectional=True)
+    names = model.kernel_parameters()
+    assert set(names) == {name for name, _ in model.named_parameters() if "kernel" in name}
+    assert len(names) == len(set(names)) == 4 * {"fourier_sparse": 4, "implicit": 3}.get(kernel_type, 1)
+
+
+def test_the_first_variance_of_a_layer_is_one_about():
+    torch.manual_seed(0)
+    for bidirectional in (False, True):
+        config = MRConvConfig(hidden_size=32, max_position_embeddings=512, bidirectional=bidirectional)
+        output = MRConvLayer(config)(torch.randn(8, 32, 512))
+        assert 0.7 < output.std() < 1.3
+
+
+# One of two processes. Arguments: its rank; the meeting point; the state of the model; where to write.
+SYNCHRONIZED = """
+import sys, torch
+import torch.distributed as distributed
+from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
+rank, meeting, given, out = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+distributed.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)
+given = torch.load(given)
+model = MRConvForSequenceClassification(MRConvConfig(**given["fields"])).double().train()
+model.load_state_dict(given["state"])
+tokens, mask, labels = (given[name][rank::2] for name in ("tokens", "mask", "labels"))
+length = int(mask.sum(1).max())
+logits = model(tokens[:, :length], mask[:, :length]).logits
+loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+loss.backward()
+gradients = {name: value.grad for name, value in model.named_parameters()}
+for gradient in gradients.values():
+    distributed.all_reduce(gradient)
+torch.save({"logits": logits.detach(), "gradients": gradients, "buffers": dict(model.named_buffers())}, out)
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_two_processes_are_one_on_the_joined_batch(bidirectional, tmp_path):
+    fields = {**TOKENS, "sync_batch_norm": True, "bidirectional": bidirectional}
+    model = make_model(**fields).double().train()
+    mask = torch.ones(4, 20, dtype=torch.int64)
+    # The two processes have inputs of other lengths, and other numbers of valid positions.
+    mask[0, 13:], mask[2, 9:], mask[3, :4] = 0, 0, 0
+    given = {"fields": fields, "state": {name: value.clone() for name, value in model.state_dict().items()}}
+    given |= {"tokens": make_tokens(4, 20), "mask": mask, "labels": torch.tensor([0, 1, 2, 1])}
+    torch.save(given, tmp_path / "given.pt")
+    arguments = (str(tmp_path / "meeting"), str(tmp_path / "given.pt"))
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SYNCHRONIZED, str(rank), *arguments, str(tmp_path / f"{rank}.pt")])
+        for rank in range(2)
+    ]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    logits = model(given["tokens"], mask).logits
+    torch.nn.functional.cross_entropy(logits, given["labels"], reduction="sum").backward()
+    for rank in range(2):
+        result = torch.load(tmp_path / f"{rank}.pt")
+        torch.testing.assert_close(result["logits"], logits[rank::2].detach(), atol=1e-10, rtol=0)
+        for name, value in model.named_parameters():
+            torch.testing.assert_close(result["gradients"][name], value.grad, atol=1e-10, rtol=1e-10, msg=name)
+        for name, value in model.named_buffers():
+            torch.testing.assert_close(result["buffers"][name], value, atol=1e-10, rtol=0, msg=name)

@@ -1,0 +1,322 @@
+"""MRConv models: inputs, losses, saving, training, adapters, change of rate, loading anywhere."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForAudioClassification,
+    AutoModelForNextSentencePrediction,
+    AutoModelForSequenceClassification,
+)
+
+from hf_ext.mrconv import (
+    MRConvConfig,
+    MRConvForAudioClassification,
+    MRConvForRetrieval,
+    MRConvForSequenceClassification,
+    MRConvModel,
+)
+from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
+from tests.mrconv.mrconv_testing import SIZES, TOKENS, make_model, make_signal, make_tokens
+from tests.testing import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
+
+
+class MRConvTester(ModelTesterMixin):
+    bfloat16_tolerance = 0.05
+    fields: dict
+
+    def make_config(self):
+        return MRConvConfig(**self.fields)
+
+
+class TestTokens(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
+    model_class = MRConvForSequenceClassification
+    fields = {**TOKENS, "kernel_type": "fourier_sparse", "hidden_size": 8}
+    lora_targets = ["pointwise", "classifier"]
+
+    def make_inputs(self):
+        mask = torch.ones(4, 20, dtype=torch.int64)
+        mask[1, 13:] = 0
+        mask[2, :4] = 0
+        return {"input_ids": make_tokens(4, 20), "attention_mask": mask, "labels": torch.tensor([0, 1, 2, 1])}
+
+
+class TestMergedTokens(MRConvTester, LoraTesterMixin):
+    """Merged, all but the convolutions is trained, saved and adapted as before."""
+
+    model_class = MRConvForSequenceClassification
+    fields = TestTokens.fields
+    lora_targets = TestTokens.lora_targets
+    make_inputs = TestTokens.make_inputs
+
+    def make_model(self):
+        return super().make_model().reparameterize()
+
+
+class TestAudio(MRConvTester, TrainerTesterMixin):
+    model_class = MRConvForAudioClassification
+    fields = {**SIZES, "hidden_size": 8, "kernel_type": "implicit", "bidirectional": True, "prenorm": False}
+
+    def make_inputs(self):
+        labels = torch.tensor([0, 1, 2, 1])
+        time = torch.arange(30) / 30
+        waves = torch.sin(6.28 * (1 + labels[:, None]) * time) + 0.1 * make_signal(4, 30, dtype=torch.float32)
+        return {"input_values": waves, "labels": labels}
+
+
+class TestRetrieval(MRConvTester):
+    model_class = MRConvForRetrieval
+    fields = {**TOKENS, "hidden_size": 8, "kernel_type": "dilated", "norm": "layer", "num_labels": 2}
+
+    def make_inputs(self):
+        mask = torch.ones(4, 20, dtype=torch.int64)
+        mask[1, 13:] = 0
+        second = {"input_ids_2": make_tokens(4, 20, seed=1), "attention_mask_2": mask}
+        return {"input_ids": make_tokens(4, 20), **second, "labels": torch.tensor([0, 1, 1, 0])}
+
+
+SPARSE = {"kernel_type": "sparse"}
+CHANGED = {"bidirectional": True, "rate_factor": 2.0, "max_position_embeddings": 40, "kernel_size": 10}
+
+
+@pytest.mark.parametrize("fields", [SPARSE, CHANGED], ids=["sparse", "changed rate"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_model_is_saved_whole(fields, merged, tmp_path):
+    model = make_model(**{**TOKENS, **fields})
+    if merged:
+        model.reparameterize()
+    tokens = make_tokens(2, 17)
+    model.save_pretrained(tmp_path)
+    loaded, report = MRConvForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    assert loaded.config.reparameterized is merged
+    states = model.state_dict()
+    assert all(value.equal(states[name]) for name, value in loaded.state_dict().items())
+    assert any("positions" in name for name in states) is (fields.get("kernel_type") == "sparse" and not merged)
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    other = make_model(**{**TOKENS, **fields})
+    if merged:
+        other.reparameterize()
+    torch.manual_seed(5)
+    for module in other.modules():
+        if hasattr(module, "positions"):
+            module.reset_parameters()
+    other(tokens)
+    other.load_state_dict(states)
+    assert torch.equal(other(tokens).logits, model(tokens).logits)
+
+
+RATES = {**SIZES, "kernel_size": 8, "max_position_embeddings": 64, "sampling_rate": 16000}
+
+
+@pytest.mark.parametrize("kernel_type", KERNEL_TYPES)
+@pytest.mark.parametrize("branch_norm", ["batch", "kernel"])
+def test_a_model_moves_to_half_the_rate_and_is_saved_so(kernel_type, branch_norm, tmp_path):
+    fields = {**RATES, "kernel_type": kernel_type, "branch_norm": branch_norm, "num_modes": 3, "bidirectional": True}
+    model = make_model(MRConvForAudioClassification, **fields)
+    time = torch.arange(128) / 128
+    wave = torch.sin(6.28 * 2 * time)[None]
+    expected = model(wave[:, :64]).logits
+    assert model.change_rate(2) is model
+    assert (model.config.rate_factor, model.config.sampling_rate, model.config.longest_input) == (2.0, 8000, 32)
+    changed = model(wave[:, :64:2]).logits
+    if kernel_type == "fourier":
+        # Zero-shot: what a slow wave gives stays nearly the same. Without a change of the kernels it does not.
+        unchanged = make_model(MRConvForAudioClassification, **fields)(wave[:, :64:2]).logits
+        assert (changed - expected).norm() < 0.5 * (unchanged - expected).norm()
+    model.save_pretrained(tmp_path)
+    loaded = MRConvForAudioClassification.from_pretrained(tmp_path)
+    assert torch.equal(loaded(wave[:, :64:2]).logits, changed)
+    loaded.reparameterize().save_pretrained(tmp_path)
+    merged = MRConvForAudioClassification.from_pretrained(tmp_path)
+    torch.testing.assert_close(merged(wave[:, :64:2]).logits, changed, atol=1e-5, rtol=1e-5)
+    model.change_rate(0.5)
+    assert (model.config.rate_factor, model.config.sampling_rate) == (1.0, 16000)
+    assert torch.equal(model(wave[:, :64]).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "factor", "words"),
+    [
+        ({}, 0, "`factor` is 0"),
+        ({}, float("inf"), "`factor` is inf"),
+        ({}, 3, "must divide the length of every kernel"),
+        ({}, 16, "must divide"),
+        ({"sampling_rate": 11025}, 2, "11025 Hz would become 5512.5"),
+    ],
+)
+def test_a_change_of_rate_that_cannot_be_is_refused(fields, factor, words):
+    model = make_model(MRConvForAudioClassification, **{**RATES, **fields})
+    before = model.config.to_dict()
+    with pytest.raises(ValueError, match=words):
+        model.change_rate(factor)
+    assert model.config.to_dict() == before
+
+
+def test_dropout_drops_whole_channels_where_it_is_tied():
+    for tied in (True, False):
+        model = make_model(MRConvModel, **{**TOKENS, "hidden_size": 64}, dropout=0.5, tied_dropout=tied).train()
+        seen = []
+        model.layers[0].pointwise.register_forward_pre_hook(
+            lambda module, arguments, seen=seen: seen.append(*arguments)
+        )
+        model(make_tokens(2, 20))
+        dropped = seen[0] == 0
+        assert 0.3 < dropped.float().mean() < 0.7
+        assert bool((dropped == dropped[:, :1]).all()) is tied
+
+
+def test_blocks_are_normalised_before_or_after():
+    tokens = make_tokens(4, 30)
+    torch.manual_seed(0)
+    after = MRConvModel(MRConvConfig(**TOKENS, prenorm=False)).train()
+    states = after(tokens, output_hidden_states=True).hidden_states
+    assert len(states) == 3
+    for state in states[1:]:
+        torch.testing.assert_close(state.std((0, 1), unbiased=False), torch.ones(4), atol=1e-2, rtol=0)
+    assert after.final_norm is None
+    before = MRConvModel(MRConvConfig(**TOKENS)).train()
+    outputs = before(tokens, output_hidden_states=True)
+    torch.testing.assert_close(outputs.last_hidden_state.std((0, 1), unbiased=False), torch.ones(4), atol=1e-2, rtol=0)
+    assert torch.equal(outputs.hidden_states[0], before.embedding(tokens))
+
+
+def test_inputs_that_mean_the_same_give_the_same():
+    model = make_model()
+    tokens = make_tokens(2, 9)
+    assert torch.equal(model(inputs_embeds=model.model.embedding(tokens)).logits, model(tokens).logits)
+    audio = make_model(MRConvForAudioClassification, **SIZES)
+    wave = make_signal(2, 20, dtype=torch.float32)
+    assert torch.equal(audio(wave).logits, audio(wave[..., None]).logits)
+    assert torch.equal(audio.double()(wave.double()).logits, audio(wave).logits)
+
+
+def test_documents_of_different_lengths_are_compared():
+    model = make_model(MRConvForRetrieval, **TOKENS).double()
+    first, second = make_tokens(2, 9), make_tokens(2, 20, seed=1)
+    a, b = (model.model(document).last_hidden_state.mean(1) for document in (first, second))
+    compared = torch.relu(model.comparison(torch.cat([a, b, a - b, a * b], dim=-1)))
+    expected = model.classifier(compared)
+    torch.testing.assert_close(model(first, input_ids_2=second).logits, expected, atol=1e-10, rtol=0)
+    embeds = {"inputs_embeds": model.model.embedding(first), "inputs_embeds_2": model.model.embedding(second)}
+    torch.testing.assert_close(model(**embeds).logits, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("problem", "labels", "formula"),
+    [
+        ("regression", torch.rand(2, 3), torch.nn.functional.mse_loss),
+        ("multi_label_classification", torch.rand(2, 3), torch.nn.functional.binary_cross_entropy_with_logits),
+        ("single_label_classification", torch.tensor([0, 2]), torch.nn.functional.cross_entropy),
+    ],
+)
+def test_losses_follow_the_problem_type(problem, labels, formula):
+    model = make_model(**TOKENS, problem_type=problem)
+    outputs = model(make_tokens(2, 9), labels=labels)
+    torch.testing.assert_close(outputs.loss, formula(outputs.logits, labels))
+
+
+HOLES = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1]])
+NOTHING = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({}, "Got 0 inputs"),
+        ({"input_ids": make_tokens(2, 4), "inputs_embeds": torch.rand(2, 4, 4)}, "Got 2 inputs"),
+        ({"input_ids": make_tokens(2, 0)}, "without a position"),
+        ({"input_ids": make_tokens(2, 38)}, "has 38 positions; the model takes at most 37"),
+        ({"input_ids": make_tokens(4)}, r"shape \(4,\)"),
+        ({"input_values": torch.rand(2, 4, 1)}, "`vocab_size` is 11"),
+        ({"inputs_embeds": torch.rand(2, 4, 5)}, "expected .batch_size, length, 4."),
+        ({"input_ids": make_tokens(2, 4), "attention_mask": HOLES}, "Packed sequences are not supported"),
+        ({"input_ids": make_tokens(2, 4), "attention_mask": NOTHING}, "at least one position"),
+        ({"input_ids": make_tokens(2, 4), "attention_mask": HOLES[:, :3]}, r"expected \(2, 4\)"),
+        ({"input_ids": make_tokens(2, 4), "position_ids": torch.arange(4)[None]}, "`position_ids` is not an input"),
+        ({"input_ids": make_tokens(2, 4), "cu_seq_lens_q": torch.arange(4)}, "`cu_seq_lens_q` is not an input"),
+    ],
+)
+def test_wrong_inputs_are_refused_with_the_reason(inputs, words):
+    with pytest.raises(ValueError, match=words):
+        make_model()(**inputs)
+
+
+def test_wrong_signals_and_documents_are_refused_with_the_reason():
+    audio = make_model(MRConvForAudioClassification, **SIZES)
+    with pytest.raises(ValueError, match="without vocabulary"):
+        audio(torch.rand(2, 4, 2))
+    with pytest.raises(TypeError, match="torch.int16; give floating-point numbers"):
+        audio(torch.zeros(2, 4, dtype=torch.int16))
+    with pytest.raises(ValueError, match="`vocab_size` is None"):
+        make_model(MRConvModel, **SIZES)(make_tokens(2, 4))
+    pair = make_model(MRConvForRetrieval, **TOKENS)
+    for inputs in (
+        {"input_ids": make_tokens(2, 4)},
+        {"input_ids": make_tokens(2, 4), "input_ids_2": make_tokens(3, 4)},
+    ):
+        with pytest.raises(ValueError, match="of as many samples each"):
+            pair(**inputs)
+    with pytest.raises(ValueError, match="An attention mask has shape"):
+        pair(make_tokens(2, 4), torch.ones(2, 3), input_ids_2=make_tokens(2, 4))
+
+
+AUTO_CLASSES = {
+    "base": (AutoModel, MRConvModel),
+    "classifier": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
+    "retrieval": (AutoModelForNextSentencePrediction, MRConvForRetrieval),
+}
+
+# Runs where hf_ext cannot be imported. Arguments: folders by kind as JSON, the tokens, where to write.
+LOAD_ABSENT = """
+import json, sys
+folders, tokens, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+sys.modules["hf_ext"] = None
+import torch, transformers
+from safetensors.torch import load_file, save_file
+tokens = load_file(tokens)["tokens"]
+results = {}
+for kind, (folder, auto_class) in folders.items():
+    model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    second = {"input_ids_2": tokens} if kind == "retrieval" else {}
+    with torch.no_grad():
+        results[kind] = model(tokens, **second)[0]
+save_file(results, out)
+"""
+
+
+def test_folders_load_through_auto_classes_with_and_without_hf_ext(tmp_path):
+    torch.set_num_threads(1)
+    tokens = make_tokens(2, 20)
+    save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
+    folders, expected = {}, {}
+    for kind, (auto_class, model_class) in AUTO_CLASSES.items():
+        model = make_model(model_class, **TOKENS, kernel_type="sparse")
+        if kind == "retrieval":
+            model.reparameterize()
+        model.save_pretrained(tmp_path / kind)
+        loaded = auto_class.from_pretrained(tmp_path / kind)
+        assert type(loaded) is model_class
+        second = {"input_ids_2": tokens} if kind == "retrieval" else {}
+        with torch.no_grad():
+            expected[kind] = loaded(tokens, **second)[0]
+        folders[kind] = (str(tmp_path / kind), auto_class.__name__)
+    arguments = (json.dumps(folders), str(tmp_path / "tokens.safetensors"), str(tmp_path / "out.safetensors"))
+    command = [sys.executable, "-c", LOAD_ABSENT, *arguments]
+    environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = load_file(tmp_path / "out.safetensors")
+    for kind, value in expected.items():
+        torch.testing.assert_close(results[kind], value, atol=1e-6, rtol=1e-6)
+
+
+def test_the_audio_auto_class(tmp_path):
+    make_model(MRConvForAudioClassification, **SIZES).save_pretrained(tmp_path)
+    assert type(AutoModelForAudioClassification.from_pretrained(tmp_path)) is MRConvForAudioClassification
