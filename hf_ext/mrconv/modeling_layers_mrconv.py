@@ -167,6 +167,8 @@ class MRConvLayer(MRConvPreciseBuffers):
             whole = [torch.cat(branch, dim=-1) for branch in zip(*wings, strict=True)]
             return torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
 
+    # Compilers cannot trace its backward pass, and there is nothing in it to fuse: the graph breaks here once.
+    @torch.compiler.disable
     def _batch_normed(
         self, u: torch.Tensor, norm: MRConvBranchNorm, start: torch.Tensor | None, stop: torch.Tensor | None
     ) -> torch.Tensor:
