@@ -35,8 +35,8 @@ def make_listops(
 ) -> None:
     """Write ListOps, with the grammar and limits of Long Range Arena, into the new folder OUT.
 
-    One parquet file for each split, which `datasets` and the training read. An example is a function of seed, split and
-    number, so more examples of a seed begin with the same ones. Where OUT exists nothing is written.
+    One parquet file for each split, which `datasets` and the training read. An example is a function of seed, split
+    and number, so more examples of a seed begin with the same ones. Where OUT exists nothing is written.
 
     \b
     Examples:

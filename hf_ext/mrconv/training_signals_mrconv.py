@@ -89,7 +89,7 @@ class AudioTask(ClassificationTask):
         decimation (`int`, defaults to 1):
             Evaluate a trained model on every n-th sample, without a filter, its kernels moved by `change_rate`.
         audio_column (`str`, defaults to `"audio"`):
-            Column of the recordings: lists of samples, or what `datasets.Audio` decodes.
+            Column of the recordings: lists of samples, floats or 16-bit, or what `datasets.Audio` decodes.
     """
 
     sampling_rate: int = 16000
@@ -138,7 +138,9 @@ class AudioTask(ClassificationTask):
     def _samples(self, example: dict[str, Any]) -> Any:
         value = column(example, self.audio_column, "audio_column")
         if isinstance(value, list | np.ndarray):
-            return value
+            samples = np.asarray(value)
+            # A column of whole numbers comes back as 64-bit ones.
+            return samples.astype(np.int16) if samples.dtype == np.int64 and abs(samples).max() <= 32768 else samples
         # A decoder of torchcodec or a dictionary: both have these keys.
         if value["sampling_rate"] != self.sampling_rate:
             raise ValueError(

@@ -1,0 +1,368 @@
+"""MRConv in the training loop: every recipe trains, samples are what the recipes say, groups, rates, errors."""
+
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from huggingface_hub.errors import StrictDataclassError
+from PIL import Image
+from transformers import (
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoModelForAudioClassification,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForNextSentencePrediction,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+import hf_ext  # noqa: F401
+from hf_ext.mrconv.listops_mrconv import ListOps
+from hf_ext.mrconv.training_mrconv import cut_padding
+from hf_ext.mrconv.training_signals_mrconv import AudioTask, ImageTask, PixelTask, random_box
+from hf_ext.mrconv.training_text_mrconv import LanguageModelTask, ListOpsTask, RetrievalTask, TextTask
+from hf_ext.training import TrainingArguments, build_task, train
+from hf_ext.training.arguments import apply_overrides, build, read_yaml
+
+RECIPES = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
+TEXTS = ["a good film", "bad", "a very good film indeed", "really bad"]
+TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def pictures(side: int, mode: str = "RGB") -> list[Image.Image]:
+    pixels = np.random.default_rng(0).integers(256, size=(4, side, side, 3), dtype=np.uint8)
+    return [Image.fromarray(picture).convert(mode) for picture in pixels]
+
+
+def recordings() -> list[list[int]]:
+    generator = np.random.default_rng(0)
+    return [generator.integers(-9000, 9000, length).tolist() for length in (30, 64, 21, 90)]
+
+
+def listops() -> dict[str, list]:
+    rows = [ListOps(0, 4, 30).example(index) for index in range(4)]
+    return {"text": [row[0] for row in rows], "label": [row[1] for row in rows]}
+
+
+# Recipe: a slice of data like its own, overrides that make it tiny, and the class that loads the result.
+SLICES = {
+    "listops": (listops, ["--task.max_length=32"], AutoModelForSequenceClassification),
+    "text": (
+        lambda: {"text": TEXTS, "label": [1, 0, 1, 0]},
+        ["--task.max_length=16"],
+        AutoModelForSequenceClassification,
+    ),
+    "retrieval": (
+        lambda: {"text1": TEXTS, "text2": TEXTS[::-1], "label": [1, 0, 0, 1]},
+        ["--task.max_length=16"],
+        AutoModelForNextSentencePrediction,
+    ),
+    "image": (
+        lambda: {"image": pictures(6), "label": [0, 1, 2, 9]},
+        ["--task.image_size=6"],
+        AutoModelForSequenceClassification,
+    ),
+    "scifar": (
+        lambda: {"image": pictures(6), "label": [0, 1, 2, 9]},
+        ["--task.image_size=6"],
+        AutoModelForSequenceClassification,
+    ),
+    "pathfinder": (
+        lambda: {"image": pictures(6, "L"), "label": [0, 1, 1, 0]},
+        ["--task.image_size=6"],
+        AutoModelForSequenceClassification,
+    ),
+    "pathx": (
+        lambda: {"image": pictures(8, "L"), "label": [0, 1, 1, 0]},
+        ["--task.image_size=8"],
+        AutoModelForSequenceClassification,
+    ),
+    "speech_commands": (
+        lambda: {"audio": recordings(), "label": [0, 34, 2, 1]},
+        ["--task.max_length=64"],
+        AutoModelForAudioClassification,
+    ),
+    "fsdd": (
+        lambda: {"audio": recordings(), "label": [0, 9, 2, 1]},
+        ["--task.max_length=64"],
+        AutoModelForAudioClassification,
+    ),
+    "imagenet": (
+        lambda: {"image": pictures(20), "label": [0, 1, 2, 999]},
+        ["--task.image_size=16", "--model={hidden_sizes: [4, 4], depths: [1, 1], kernel_size: 4}"],
+        AutoModelForImageClassification,
+    ),
+    "lm": (lambda: {"text": TEXTS}, ["--task.max_length=16"], AutoModelForCausalLM),
+}
+
+
+def write_slice(folder: Path, name: str) -> Path:
+    """The slice of a recipe as parquet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = datasets.Dataset.from_dict(SLICES[name][0]())
+    datasets.disable_progress_bars()
+    data.to_parquet(folder / "data.parquet")
+    return folder / "data.parquet"
+
+
+def run_recipe(tmp_path: Path, name: str, *overrides: str, folder: str = "run") -> dict[str, float]:
+    """Two steps of a recipe on its slice."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    data = write_slice(tmp_path / "data", name)
+    tiny = [] if name == "imagenet" else [f"--model.{key}={value}" for key, value in TINY.items()]
+    words = [
+        f"--output_dir={tmp_path / folder}",
+        f"--data={{train: {{path: {data}}}, eval: {{path: {data}}}}}",
+        *SLICES[name][1],
+        *tiny,
+        "--max_steps=2",
+        "--warmup_steps=0",
+        "--per_device_train_batch_size=3",
+        "--gradient_accumulation_steps=1",
+        "--mixed_precision='no'",
+        "--logging_steps=1",
+        "--report_to=none",
+        *overrides,
+    ]
+    arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
+    return train(build_task(arguments), arguments)
+
+
+def test_every_recipe_has_a_slice():
+    assert {path.stem for path in RECIPES.glob("*.yaml")} == set(SLICES)
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_recipe_trains_from_end_to_end(name, tmp_path):
+    metrics = run_recipe(tmp_path, name)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(np.isfinite(row["loss"]) for row in rows if "loss" in row)
+    model, report = SLICES[name][2].from_pretrained(tmp_path / "run" / "snapshot", output_loading_info=True)
+    assert not any(report.values()), report
+    # What is published scores what was said.
+    arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), SLICES[name][1]))
+    task = build_task(arguments)
+    examples = list(datasets.Dataset.from_dict(SLICES[name][0]()))
+    with torch.no_grad():
+        again = task.summarize(task.evaluate_batch(model.eval(), examples, list(range(4))))
+    assert again == pytest.approx(metrics, rel=1e-5)
+    pictures = list((tmp_path / "run" / "samples").glob("*.png"))
+    assert bool(pictures) == (name != "lm")
+
+
+def test_processors_are_saved_with_the_models(tmp_path):
+    run_recipe(tmp_path, "fsdd", folder="audio")
+    assert AutoFeatureExtractor.from_pretrained(tmp_path / "audio" / "snapshot").sampling_rate == 8000
+    run_recipe(tmp_path, "listops", folder="listops")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "listops" / "snapshot")
+    task = ListOpsTask()
+    text = listops()["text"][0]
+    assert tokenizer(text)["input_ids"] == task.tokenizer(text)["input_ids"]
+    run_recipe(tmp_path, "scifar", folder="pixels")
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "pixels" / "snapshot")
+    (picture, *_), mean, std = pictures(6), [0.4914, 0.4822, 0.4465], [0.247, 0.243, 0.261]
+    sample = PixelTask(image_size=6, mean=mean, std=std).encode({"image": picture, "label": 0})
+    pixels = processor(picture, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(pixels.flatten(2).transpose(1, 2)[0], sample["input_values"])
+
+
+def test_expressions_become_tokens_as_in_the_published_recipes():
+    task = ListOpsTask(max_length=16)
+    names = task.tokenizer.convert_ids_to_tokens(task.tokenizer("( ( [MAX 2 ) ( [SM 9 7 ] ) ] )")["input_ids"])
+    assert names == ["[MAX", "2", "[SM", "9", "7", "X", "X", "<eos>"]
+    assert len(task.tokenizer) == 18
+    short = task.encode({"text": "[MIN 1 2 ]", "label": 1})
+    assert short["attention_mask"].tolist() == [1] * 5 + [0] * 11
+    # A text that is cut ends with <eos> too.
+    long = task.encode({"text": "[MIN " + "1 " * 30 + "]", "label": 1})
+    assert int(long["input_ids"][-1]) == task.tokenizer.eos_token_id and long["attention_mask"].all()
+
+
+def test_texts_are_their_bytes():
+    tokenizer = TextTask(max_length=64).tokenizer
+    text = "naïve “quotes”, \t tabs\n and 東京 <eos"
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text.encode()) + 1
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert len(tokenizer) == 258
+
+
+def test_a_batch_is_cut_to_its_longest_sample():
+    task = RetrievalTask(max_length=12)
+    samples = [task.encode({"text1": a, "text2": b, "label": 0}) for a, b in (("abc", "x"), ("a", "xyzuv"))]
+    batch = cut_padding({name: torch.stack([sample[name] for sample in samples]) for name in samples[0]})
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 4)
+    assert batch["input_ids_2"].shape == batch["attention_mask_2"].shape == (2, 6)
+    assert batch["labels"].shape == (2,)
+
+
+def test_windows_of_a_language_model():
+    task = LanguageModelTask(max_length=6)
+    ids = task.tokenizer("hello world")["input_ids"] + [task.tokenizer.eos_token_id]
+    starts = set()
+    for seed in range(60):
+        sample = task.training_sample({"text": "hello world"}, np.random.default_rng(seed))
+        window = sample["input_ids"].tolist()
+        (start,) = [start for start in range(7) if ids[start : start + 6] == window]
+        starts.add(start)
+        assert torch.equal(sample["labels"], sample["input_ids"])
+    assert starts == set(range(7)) - {6} | ({6} & starts)
+    short = task.encode({"text": "hi"})
+    assert short["labels"].tolist()[3:] == [-100] * 3
+    assert short["input_ids"].tolist()[2] == task.tokenizer.eos_token_id
+    with pytest.raises(ValueError, match="holds an empty text"):
+        task.encode({"text": ""})
+
+
+def test_bits_per_byte_are_those_of_a_known_model():
+    task = LanguageModelTask(max_length=8)
+    model = task.build_model(TINY, None).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        rows = task.evaluate_batch(model, [{"text": "abc"}, {"text": "abcdefgh"}], [0, 1])
+    # All tokens are equally likely; the first of a text is not predicted.
+    assert [row["bytes"] for row in rows] == [3, 7]
+    assert task.summarize(rows)["bits_per_byte"] == pytest.approx(np.log2(258))
+
+
+def test_accuracy_and_confusions():
+    task = TextTask(num_labels=3)
+    pairs = [(0, 0), (1, 1), (2, 1), (1, 1)]
+    rows = [{"label": float(label), "prediction": float(guess), "loss": 1.0 * guess} for label, guess in pairs]
+    assert task.summarize(rows) == {"accuracy": 0.75, "loss": 0.75}
+    assert task.confusion.tolist() == [[1, 0, 0], [0, 2, 0], [0, 1, 0]]
+    assert task.sample_picture(None, []).size[0] > 100
+
+
+def test_kernels_have_a_rate_of_their_own_and_only_matrices_decay():
+    task = AudioTask(max_length=64, kernel_learning_rate=0.003)
+    model = task.build_model({**TINY, "kernel_type": "fourier_sparse", "bidirectional": True}, None)
+    decayed, plain, kernels = task.parameter_groups(model, 0.1)
+    names = {id(value): name for name, value in model.named_parameters()}
+    found = [sorted(names[id(value)] for value in group["params"]) for group in (decayed, plain, kernels)]
+    assert sum(map(len, found)) == len(names)
+    assert found[0] == ["classifier.weight", "model.embedding.weight", "model.layers.0.pointwise.weight"]
+    assert found[2] == sorted(model.kernel_parameters()) and len(found[2]) > 3
+    assert {"model.layers.0.convolution.alpha", "model.layers.0.norm.weight"} < set(found[1])
+    assert (decayed["weight_decay"], plain["weight_decay"], kernels["weight_decay"]) == (0.1, 0.0, 0.0)
+    assert kernels["lr"] == 0.003 and "lr" not in plain | decayed
+    model.reparameterize()
+    assert len(task.parameter_groups(model, 0.1)) == 2
+
+
+def test_half_the_rate_is_every_second_sample_and_kernels_that_fit(tmp_path):
+    run_recipe(tmp_path, "fsdd", "--model.bidirectional=true")
+    snapshot = str(tmp_path / "run" / "snapshot")
+    task = AudioTask(sampling_rate=8000, max_length=64, decimation=2)
+    model = task.build_model({}, snapshot)
+    assert (model.config.sampling_rate, model.config.rate_factor, model.config.longest_input) == (4000, 2.0, 32)
+    recording = recordings()[1]
+    sample = task.encode({"audio": recording, "label": 1})
+    expected = AutoFeatureExtractor.from_pretrained(snapshot).normalize(np.array(recording[::2]) / 32768)
+    np.testing.assert_allclose(sample["input_values"], expected, rtol=1e-5)
+    reference = AutoModelForAudioClassification.from_pretrained(snapshot).change_rate(2).eval()
+    with torch.no_grad():
+        inputs = task.batch(model, [{"audio": recording, "label": 1}])
+        assert torch.equal(model.eval()(**inputs).logits, reference(**inputs).logits)
+    with pytest.raises(ValueError, match=r"task.decimation is 2, which evaluates a trained model"):
+        task.build_model(TINY, None)
+
+
+def test_audio_as_datasets_decodes_it():
+    task = AudioTask(sampling_rate=8000, max_length=64)
+    decoded = {"array": np.float32([0.5, -0.5, 0.25]), "sampling_rate": 8000}
+    sample = task.encode({"audio": decoded, "label": 0})
+    assert sample["attention_mask"].tolist() == [1] * 3 + [0] * 61
+    with pytest.raises(ValueError, match="has 16000 samples per second, task.sampling_rate says 8000"):
+        task.encode({"audio": {**decoded, "sampling_rate": 16000}, "label": 0})
+
+
+def test_random_boxes_lie_in_the_image():
+    generator = np.random.default_rng(0)
+    boxes = np.array([random_box(40, 20, 0.1, generator) for _ in range(300)])
+    left, top, right, bottom = boxes.T
+    assert (left >= 0).all() and (top >= 0).all() and (right <= 40).all() and (bottom <= 20).all()
+    shares = (right - left) * (bottom - top) / 800
+    assert shares.min() > 0.08 and shares.max() <= 1 and shares.std() > 0.1
+    task = ImageTask(image_size=8, num_labels=2)
+    example = {"image": pictures(20)[0], "label": 1}
+    first, again, other = (task.training_sample(example, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first["pixel_values"], again["pixel_values"])
+    assert not torch.equal(first["pixel_values"], other["pixel_values"])
+    assert first["pixel_values"].shape == task.encode(example)["pixel_values"].shape == (3, 8, 8)
+
+
+def test_classes_may_be_names():
+    task = TextTask(num_labels=2, label_names=["no", "yes"])
+    assert int(task.label({"label": "yes"})) == int(task.label({"label": 1})) == 1
+    assert task.build_model(TINY, None).config.id2label == {0: "no", 1: "yes"}
+    with pytest.raises(ValueError, match="holds 'maybe'; allowed: 0 to 1, or one of no, yes"):
+        task.label({"label": "maybe"})
+    with pytest.raises(ValueError, match="holds 2; allowed: 0 to 1"):
+        task.label({"label": 2})
+
+
+def test_a_checkpoint_for_other_data_is_refused(tmp_path):
+    run_recipe(tmp_path, "text")
+    snapshot = str(tmp_path / "run" / "snapshot")
+    with pytest.raises(ValueError, match=r"made for other data: it has \{'vocab_size': 258"):
+        ListOpsTask(max_length=16).build_model({}, snapshot)
+    # Another number of classes is another head on the same data.
+    assert TextTask(max_length=16, num_labels=5).build_model({}, snapshot).config.num_labels == 5
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "words"),
+    [
+        (TextTask(), {"vocab_size": 3}, "unknown key(s) ['vocab_size'] in section 'model'"),
+        (TextTask(), {"hidden_sise": 3}, "unknown key(s) ['hidden_sise'] in section 'model'"),
+        (ImageTask(), {"preset": "huge"}, "allowed: one of tiny, small, base"),
+    ],
+)
+def test_wrong_model_sections_are_refused(task, model, words):
+    with pytest.raises(ValueError) as error:
+        task.build_model(model, None)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "words"),
+    [
+        (TextTask, {"num_labels": 1}, "num_labels must be at least 2"),
+        (TextTask, {"num_labels": 3, "label_names": ["a", "b"]}, "label_names must be 3 different names"),
+        (TextTask, {"max_length": 1}, "max_length must be at least 2"),
+        (TextTask, {"kernel_learning_rate": 0.0}, "kernel_learning_rate must be more than 0"),
+        (PixelTask, {"mean": [0.0, 0.0], "std": [1.0, 1.0]}, "one value each (grey) or three"),
+        (AudioTask, {"decimation": 3}, "the rate a multiple of decimation"),
+        (ImageTask, {"min_scale": 0.0}, "min_scale in (0, 1]"),
+    ],
+)
+def test_wrong_options_are_refused(task, options, words):
+    with pytest.raises(StrictDataclassError) as error:
+        task(**options)
+    assert words in str(error.value.__cause__ or error.value)
+
+
+def test_data_that_do_not_fit_are_named():
+    picture = pictures(5)[0]
+    with pytest.raises(ValueError, match="an image has 5 x 5 pixels, task.image_size says 32"):
+        PixelTask().encode({"image": picture, "label": 0})
+    with pytest.raises(ValueError, match=r"no column 'image'; it has \['label', 'photo'\]. Set task.image_column"):
+        PixelTask().encode({"photo": picture, "label": 0})
+    with pytest.raises(ValueError, match="expected a text, got int"):
+        TextTask().encode({"text": 3, "label": 0})
