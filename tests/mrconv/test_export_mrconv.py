@@ -182,7 +182,7 @@ def check_compiled(backend: str, model, make_inputs) -> None:
     torch.testing.assert_close(logits(compiled, make_inputs()), logits(model, make_inputs()), atol=1e-5, rtol=1e-5)
 
 
-# What torch's compiler itself is warned of, at a break of the graph and in inductor; the latter leaves FFTs as they are.
+# What torch's compiler itself is warned of, at a break of the graph and in inductor, which leaves FFTs as they are.
 compiler_warnings = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
