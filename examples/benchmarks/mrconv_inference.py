@@ -1,0 +1,269 @@
+"""Forward time against length: MRConv beside attention, Mamba 2 and other long convolutions, of equal width.
+
+    OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_inference.py
+    python examples/benchmarks/mrconv_inference.py --device cuda --dtype bfloat16
+
+Two groups, each compared with merged MRConv in the same process. Layers mix over time only: merged MRConv (one cached
+spectrum), MRConv with branches (merged anew by each call), the bare irfft(rfft(u) K), and, where they are installed,
+LongConvolution of flash-linear-attention (needs triton, einops) and the causal FFT convolution of nvsubquadratic
+(needs einops). Blocks have their projections: MRConv block, attention by scaled_dot_product_attention, the Mamba 2
+mixer of transformers (its plain PyTorch path where mamba-ssm is not installed). All causal, kernels as long as the
+input, gradients off. Within a round every entry runs once, in an order that turns from round to round; a ratio is the
+median over the rounds. What takes longer than `--patience` seconds runs once, and not at greater lengths.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+import torch.nn.functional as F
+from torch import nn
+from tqdm import tqdm
+from transformers import Mamba2Config
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+from hf_ext.mrconv import MRConvConfig, MRConvLayer
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvBlock
+from hf_ext.mrconv.ops_mrconv import fft_size
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+Entry = Callable[[], torch.Tensor]
+GROUPS = {
+    "layers": ["MRConv merged", "MRConv branches", "bare FFT", "fla LongConvolution", "nvsubquadratic FFT"],
+    "blocks": ["MRConv merged", "MRConv branches", "SDPA attention", "Mamba 2"],
+}
+# State and chunk of Mamba 2 are smaller than its defaults (128, 256): its plain path would need 17 GB at 64k.
+MAMBA_STATE, MAMBA_CHUNK, HEAD = 64, 64, 64
+
+
+class Attention(nn.Module):
+    """x + W SDPA(Q, K, V) of LN(x), causal."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        heads = self.query_key_value(self.norm(hidden)).unflatten(-1, (3, -1, HEAD))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return hidden + self.projection(mixed.transpose(1, 2).flatten(2))
+
+
+class Mamba2(nn.Module):
+    """x + mixer(LN(x)) with the mixer of transformers."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        config = Mamba2Config(
+            hidden_size=width,
+            num_heads=2 * width // HEAD,
+            head_dim=HEAD,
+            state_size=MAMBA_STATE,
+            chunk_size=MAMBA_CHUNK,
+            n_groups=1,
+        )
+        self.norm = nn.LayerNorm(width)
+        self.mixer = Mamba2Mixer(config, layer_idx=0)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.mixer(self.norm(hidden))
+
+
+def mrconv_config(width: int, length: int) -> MRConvConfig:
+    return MRConvConfig(hidden_size=width, kernel_size=16, max_position_embeddings=length, norm="layer")
+
+
+def make_layers(width: int, length: int, u: torch.Tensor) -> dict[str, Entry]:
+    """Mixers over time, of u [batch, width, length]."""
+    place = {"device": u.device, "dtype": u.dtype}
+    branches = MRConvLayer(mrconv_config(width, length)).to(**place).eval()
+    merged = MRConvLayer(mrconv_config(width, length)).to(**place).eval()
+    merged.load_state_dict(branches.state_dict())
+    merged.reparameterize()
+    kernel = merged.merged_kernel
+    n = fft_size(2 * length - 1)
+    spectrum = torch.fft.rfft(kernel, n=n)
+    entries: dict[str, Entry] = {
+        "MRConv merged": lambda: merged(u),
+        "MRConv branches": lambda: branches(u),
+        "bare FFT": lambda: torch.fft.irfft(torch.fft.rfft(u.float(), n=n) * spectrum, n=n)[..., :length],
+    }
+    try:
+        from fla.modules.long_conv import LongConvolution
+
+        peer = LongConvolution(width, length).to(**place)
+        tokens = u.transpose(1, 2).contiguous()
+        entries["fla LongConvolution"] = lambda: peer(tokens)
+    except ImportError:
+        pass
+    try:
+        from nvsubquadratic.ops.fftconv import causal_fftconv1d_fp32_bhl
+
+        entries["nvsubquadratic FFT"] = lambda: causal_fftconv1d_fp32_bhl(u, kernel[None])
+        # The same operation: what is compared must give the same numbers.
+        torch.testing.assert_close(
+            entries["nvsubquadratic FFT"]().float(), entries["bare FFT"]().float(), atol=1e-2, rtol=1e-2
+        )
+    except ImportError:
+        pass
+    return entries
+
+
+def make_blocks(width: int, length: int, hidden: torch.Tensor) -> dict[str, Entry]:
+    """Blocks with projections and residual connection, of hidden [batch, length, width]."""
+    branches = MRConvBlock(mrconv_config(width, length), 0)
+    merged = MRConvBlock(mrconv_config(width, length), 0)
+    merged.load_state_dict(branches.state_dict())
+    merged.convolution.reparameterize()
+    modules = {"MRConv merged": merged, "MRConv branches": branches}
+    modules |= {"SDPA attention": Attention(width), "Mamba 2": Mamba2(width)}
+    for module in modules.values():
+        module.to(device=hidden.device, dtype=hidden.dtype).eval()
+    return {name: lambda module=module: module(hidden) for name, module in modules.items()}
+
+
+def seconds(entry: Entry, device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    entry()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def measure(entries: dict[str, Entry], rounds: int, patience: float, device: str) -> dict[str, dict[str, Any]]:
+    """Median seconds of each entry, and the median ratio to the first within a round."""
+    # The first call warms caches; what is too slow to repeat is measured by it.
+    first = {name: seconds(entry, device) for name, entry in entries.items()}
+    times: dict[str, list[float]] = {name: [] for name in entries}
+    names = [name for name in entries if first[name] <= patience]
+    for turn in range(rounds):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            times[name].append(seconds(entries[name], device))
+    base = times[next(iter(entries))]
+    results = {}
+    for name in entries:
+        taken = times[name] or [first[name]]
+        pairs = zip(times[name], base, strict=True) if times[name] else [(first[name], statistics.median(base))]
+        results[name] = {
+            "seconds": statistics.median(taken),
+            "ratio": statistics.median(ours / theirs for ours, theirs in pairs),
+            "runs": len(taken),
+        }
+    return results
+
+
+def run(words: argparse.Namespace) -> dict[str, dict[int, dict[str, dict[str, Any]]]]:
+    results: dict[str, dict[int, dict[str, dict[str, Any]]]] = {group: {} for group in GROUPS}
+    dropped: set[tuple[str, str]] = set()
+    dtype = getattr(torch, words.dtype)
+    for length in tqdm(words.lengths, "lengths"):
+        hidden = torch.randn(words.batch, length, words.width, device=words.device, dtype=dtype)
+        for group, make in (("layers", make_layers), ("blocks", make_blocks)):
+            given = hidden.transpose(1, 2).contiguous() if group == "layers" else hidden
+            entries = {
+                name: entry for name, entry in make(words.width, length, given).items() if (group, name) not in dropped
+            }
+            rows = measure(entries, words.rounds, words.patience, words.device)
+            results[group][length] = rows
+            dropped |= {(group, name) for name, row in rows.items() if row["seconds"] > words.patience}
+            del entries
+    return results
+
+
+def markdown(results: dict[str, dict[int, dict[str, dict[str, Any]]]]) -> str:
+    """A table for each group: milliseconds, and in brackets the multiple of merged MRConv."""
+    lines = []
+    for group, lengths in results.items():
+        names = [name for name in GROUPS[group] if any(name in rows for rows in lengths.values())]
+        lines += [f"| {group}, length | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+        for length, rows in lengths.items():
+            cells = [
+                f"{1000 * rows[name]['seconds']:.2f} ({rows[name]['ratio']:.2f})" if name in rows else "not run"
+                for name in names
+            ]
+            lines.append(f"| {length} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def plot(results: dict[str, dict[int, dict[str, dict[str, Any]]]], path: Path, title: str) -> None:
+    figure, panels = plt.subplots(1, len(results), figsize=(11, 4.5), layout="constrained")
+    for panel, (group, lengths) in zip(panels, results.items(), strict=True):
+        for name in GROUPS[group]:
+            points = [(length, 1000 * rows[name]["seconds"]) for length, rows in lengths.items() if name in rows]
+            if points:
+                panel.loglog(*zip(*points, strict=True), marker="o", label=name, base=2)
+        panel.set_yscale("log", base=10)
+        panel.set(title=group, xlabel="length", ylabel="forward, ms")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[2**power for power in range(10, 17)])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--patience", type=float, default=15.0)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "mrconv_inference.json")
+    words = parser.parse_args()
+    if words.device == "cpu":
+        torch.set_num_threads(1)
+    torch.manual_seed(0)
+    load_before = os.getloadavg()
+    with torch.no_grad():
+        results = run(words)
+    device = torch.cuda.get_device_name() if words.device == "cuda" else f"CPU ({platform.machine()})"
+    content = {
+        "results": results,
+        "sizes": {"batch": words.batch, "width": words.width, "dtype": words.dtype, "l_0": 16, "head": HEAD}
+        | {"mamba_state": MAMBA_STATE, "mamba_chunk": MAMBA_CHUNK},
+        "rounds": words.rounds,
+        "patience": words.patience,
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "versions": {"python": platform.python_version()}
+        | {name: installed(name) for name in ("torch", "transformers", "fla-core", "nvsubquadratic", "mamba-ssm")},
+    }
+    words.output.parent.mkdir(exist_ok=True)
+    words.output.write_text(json.dumps(content, indent=2) + "\n")
+    table = markdown(results)
+    words.output.with_suffix(".md").write_text(table)
+    title = f"{device}, batch {words.batch}, width {words.width}, {words.dtype}, threads {torch.get_num_threads()}"
+    plot(results, words.output.with_suffix(".png"), title)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
