@@ -26,6 +26,7 @@ EXPLAINED = re.compile(
             r".*(position embeddings|RoPE|sparse experts|output_router_logits|grouped_mm).*",
             r".*(not support attentions|not (support output_|output )attentions|does not support SDPA).*",
             r"This model does not support setting its attention dynamically",
+            r"Parts of this model don't support sdpa|This model is not composite",
             # What the classes do not declare: parallel plans, float32 modules, conversions of older checkpoints.
             r"Model does not have a TP plan\.|No conversion found for .*|.*_keep_in_fp32_modules.*|No subconfigs .*",
             # Image processing without torchvision, without resizing, by one backend.
