@@ -31,16 +31,17 @@ class MRConvKernel(nn.Module):
         config ([`MRConvConfig`]): Or one with the same fields that describe kernels.
         channels (`int`): Number of channels.
         length (`int`): Length of the longest kernel, in samples at the rate of training.
+        seed (`int`, *optional*, defaults to 0): What decides the places of sparse taps, and nothing else.
         ahead (`bool`, *optional*, defaults to `False`): Whether this wing multiplies later inputs, from lag 1 on.
     """
 
     weight: nn.Parameter
 
-    def __init__(self, config: Any, channels: int, length: int, ahead: bool = False):
+    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
         super().__init__()
         self.branches = branch_lengths(config.kernel_size, length, config.num_branches)
         self.taps = min(config.kernel_size, length)
-        self.channels = channels
+        self.channels, self.seed = channels, seed
         self.ahead = ahead
         self.initial_norm = math.sqrt(0.5) if config.bidirectional else 1.0
 
@@ -79,8 +80,8 @@ class MRConvKernel(nn.Module):
 class MRConvDilatedKernel(MRConvKernel):
     """l_0 taps, 2^i samples apart (eq. 8). At another rate tap p moves to floor(p / rate); those that meet add up."""
 
-    def __init__(self, config: Any, channels: int, length: int, ahead: bool = False):
-        super().__init__(config, channels, length, ahead)
+    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
+        super().__init__(config, channels, length, seed, ahead)
         self.weight = nn.Parameter(torch.empty(len(self.branches), channels, self.taps))
         self.reset_parameters()
 
@@ -97,8 +98,8 @@ class MRConvDilatedKernel(MRConvKernel):
 class MRConvFourierKernel(MRConvKernel):
     """The m lowest modes of a kernel of l_i samples (eq. 9): k_i = irfft(modes, l_i)."""
 
-    def __init__(self, config: Any, channels: int, length: int, ahead: bool = False):
-        super().__init__(config, channels, length, ahead)
+    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
+        super().__init__(config, channels, length, seed, ahead)
         modes = config.num_modes or min(self.taps // 2 + 1, self.branches[0][1] // 2 + 1)
         # Real and imaginary part as numbers of their own: optimizers and files treat complex ones worse.
         self.weight = nn.Parameter(torch.empty(len(self.branches), channels, modes, 2))
@@ -120,8 +121,8 @@ class MRConvSparseKernel(MRConvKernel):
 
     positions: torch.Tensor
 
-    def __init__(self, config: Any, channels: int, length: int, ahead: bool = False):
-        super().__init__(config, channels, length, ahead)
+    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
+        super().__init__(config, channels, length, seed, ahead)
         shape = (len(self.branches), channels, self.taps)
         self.weight = nn.Parameter(torch.empty(shape))
         self.register_buffer("positions", torch.zeros(shape, dtype=torch.int64))
@@ -129,14 +130,13 @@ class MRConvSparseKernel(MRConvKernel):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        # Without memory there is nothing to draw, and the places come from the checkpoint.
-        if not self.positions.is_meta:
-            drawn = [self._draw(length) for _, length in self.branches]
-            init.copy_(self.positions, torch.stack(drawn))
+        # Places are part of the model, not of its training: the same ones whenever such a model is made.
+        source = torch.Generator().manual_seed(2 * self.seed + self.ahead)
+        init.copy_(self.positions, torch.stack([self._draw(length, source) for _, length in self.branches]))
         super().reset_parameters()
 
-    def _draw(self, length: int) -> torch.Tensor:
-        chances = torch.rand(self.channels, length, device="cpu")
+    def _draw(self, length: int, source: torch.Generator) -> torch.Tensor:
+        chances = torch.rand(self.channels, length, generator=source, device="cpu")
         return chances.topk(self.taps, dim=-1).indices.sort(dim=-1).values
 
     def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
@@ -149,10 +149,10 @@ class MRConvSparseKernel(MRConvKernel):
 class MRConvFourierSparseKernel(nn.Module):
     """beta_0 k_fourier + beta_1 k_sparse (eq. 3): kernels of one length are one convolution in training too."""
 
-    def __init__(self, config: Any, channels: int, length: int, ahead: bool = False):
+    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
         super().__init__()
-        self.fourier = MRConvFourierKernel(config, channels, length, ahead)
-        self.sparse = MRConvSparseKernel(config, channels, length, ahead)
+        self.fourier = MRConvFourierKernel(config, channels, length, seed, ahead)
+        self.sparse = MRConvSparseKernel(config, channels, length, seed, ahead)
         self.branches = self.fourier.branches
         self.fourier_scale = nn.Parameter(torch.empty(len(self.branches), channels))
         self.sparse_scale = nn.Parameter(torch.empty(len(self.branches), channels))
@@ -177,8 +177,8 @@ class MRConvImplicitKernel(MRConvKernel):
 
     frequency = 10.0
 
-    def __init__(self, config: Any, channels: int, length: int, ahead: bool = False):
-        super().__init__(config, channels, length, ahead)
+    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
+        super().__init__(config, channels, length, seed, ahead)
         self.bands = max(1, self.taps // 2)
         features, units = 1 + 2 * self.bands, self.taps
         self.hidden_weight = nn.Parameter(torch.empty(len(self.branches), units, features))

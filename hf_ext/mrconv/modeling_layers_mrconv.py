@@ -66,8 +66,10 @@ class MRConvLayer(MRConvPreciseBuffers):
             self._register_merged(torch.zeros(channels, taps), ahead, torch.zeros(channels))
             return
         kernel = KERNELS[config.kernel_type]
-        self.kernel = kernel(config, channels, length)
-        self.backward_kernel = kernel(config, channels, length, ahead=True) if config.bidirectional else None
+        self.kernel = kernel(config, channels, length, layer_index)
+        self.backward_kernel = None
+        if config.bidirectional:
+            self.backward_kernel = kernel(config, channels, length, layer_index, ahead=True)
         self.alpha = nn.Parameter(torch.empty(len(branches), channels))
         self.norm: MRConvBranchNorm | MRConvBranchLayerNorm | None = None
         if config.branch_norm == "batch":

@@ -40,14 +40,13 @@ class MRConvPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["MRConvBlock"]
     _can_record_outputs = {"hidden_states": OutputRecorder(MRConvBlock)}
-    # Statistics change by small steps that half precision would lose; a merged kernel is rounded once, to float32.
-    _keep_in_fp32_modules_strict = [
-        "running_mean",
-        "running_var",
-        "merged_kernel",
-        "merged_backward_kernel",
-        "merged_bias",
-    ]
+
+    def post_init(self) -> None:
+        """Finish the construction: statistics and merged kernels are loaded in float32 at least."""
+        # Statistics change by small steps that half precision would lose; a merged kernel is rounded once.
+        buffers = {name.rpartition(".")[2] for name, value in self.named_buffers() if value.is_floating_point()}
+        self._keep_in_fp32_modules_strict = sorted(buffers)
+        super().post_init()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -312,7 +311,7 @@ class MRConvModel(MRConvPreTrainedModel):
                 "A cache in training mode: a streamed convolution has no batch statistics and no gradient. Call "
                 "`model.eval()` to generate or stream, or leave `use_cache` and `past_key_values` out to train."
             )
-        hidden = self._embed(input_ids, inputs_embeds, input_values)
+        hidden = self.embed(input_ids, inputs_embeds, input_values)
         if past_key_values is None and hidden.shape[1] > self.config.longest_input:
             raise ValueError(
                 f"The input has {hidden.shape[1]} positions; the model takes at most {self.config.longest_input} "
@@ -325,10 +324,24 @@ class MRConvModel(MRConvPreTrainedModel):
             hidden = self.final_norm(hidden, valid)
         return BaseModelOutput(last_hidden_state=hidden)
 
-    def _embed(
-        self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, input_values: torch.Tensor | None
+    def embed(
+        self,
+        input_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        input_values: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states of the one input that is given, checked."""
+        """
+        Embed the one input that is given.
+
+        Args:
+            input_ids, inputs_embeds, input_values: As in the forward pass.
+
+        Returns:
+            `torch.Tensor` of shape `(batch_size, length, hidden_size)`: What the first block gets.
+
+        Raises:
+            ValueError, TypeError: As in the forward pass.
+        """
         config = self.config
         given = [value for value in (input_ids, inputs_embeds, input_values) if value is not None]
         if len(given) != 1 or not given[0].numel():
@@ -468,7 +481,7 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
 def _join(
     first: torch.Tensor, second: torch.Tensor, masks: tuple[torch.Tensor | None, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two batches of documents as one, padded on the right to one length, and their mask."""
+    """Two batches of embedded documents as one, padded on the right to one length, and their mask."""
     length = max(first.shape[1], second.shape[1])
     documents, joined = [], []
     for document, mask in zip((first, second), masks, strict=True):
@@ -476,11 +489,11 @@ def _join(
             mask = torch.ones(document.shape[:2], dtype=torch.int64, device=document.device)
         if mask.shape != document.shape[:2]:
             raise ValueError(
-                f"An attention mask has shape {tuple(mask.shape)} for documents of shape {tuple(document.shape)}; "
+                f"An attention mask has shape {tuple(mask.shape)} for documents of shape {tuple(document.shape[:2])}; "
                 "give one number for each position."
             )
         right = length - document.shape[1]
-        documents.append(F.pad(document, (0, 0) * (document.ndim - 2) + (0, right)))
+        documents.append(F.pad(document, (0, 0, 0, right)))
         joined.append(F.pad(mask, (0, right)))
     return torch.cat(documents), torch.cat(joined)
 
@@ -535,19 +548,15 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
         Raises:
             ValueError: If a document is missing or the two batches do not belong together, and as in [`MRConvModel`].
         """
-        embedded = inputs_embeds is not None or inputs_embeds_2 is not None
-        first, second = (inputs_embeds, inputs_embeds_2) if embedded else (input_ids, input_ids_2)
-        tokens_too = embedded and not (input_ids is None and input_ids_2 is None)
-        if first is None or second is None or len(first) != len(second) or tokens_too:
-            shapes = [None if document is None else tuple(document.shape) for document in (first, second)]
+        first = self.model.embed(input_ids, inputs_embeds)
+        second = self.model.embed(input_ids_2, inputs_embeds_2)
+        if len(first) != len(second):
             raise ValueError(
-                f"The two documents have the shapes {shapes}{', and there are tokens too' if tokens_too else ''}; "
-                "give `input_ids` and `input_ids_2`, or both as `inputs_embeds`, of as many samples each."
+                f"There are {len(first)} first and {len(second)} second documents; give pairs, as many of each."
             )
         # One pass for both: statistics are those of all documents, and are counted once.
         documents, mask = _join(first, second, (attention_mask, attention_mask_2))
-        name = "inputs_embeds" if embedded else "input_ids"
-        outputs = self.model(attention_mask=mask, **{name: documents}, **kwargs)
+        outputs = self.model(inputs_embeds=documents, attention_mask=mask, **kwargs)
         a, b = masked_mean(outputs.last_hidden_state, mask != 0).chunk(2)
         compared = F.relu(self.comparison(torch.cat([a, b, a - b, a * b], dim=-1)))
         logits = self.classifier(compared)

@@ -13,11 +13,11 @@ from hf_ext.mrconv.ops_mrconv import long_conv
 CHANNELS = 3
 
 
-def make_kernel(kernel_type: str, ahead: bool = False, length: int = 40, **fields):
+def make_kernel(kernel_type: str, ahead: bool = False, length: int = 40, seed: int = 0, **fields):
     torch.manual_seed(0)
     fields = {"kernel_size": 8, "bidirectional": ahead, **fields}
     config = MRConvConfig(kernel_type=kernel_type, hidden_size=CHANNELS, max_position_embeddings=length, **fields)
-    return KERNELS[kernel_type](config, CHANNELS, length, ahead).double()
+    return KERNELS[kernel_type](config, CHANNELS, length, seed, ahead).double()
 
 
 def count(module) -> int:
@@ -91,10 +91,14 @@ def test_sparse_taps_are_at_places_of_their_own_in_every_channel():
         assert all(len(set(row)) == 8 and max(row) < length for row in positions[index].tolist())
     assert torch.equal(positions[0], torch.arange(8).expand(CHANNELS, -1))
     assert not torch.equal(positions[-1][0], positions[-1][1])
-    assert torch.equal(positions, make_kernel("sparse", length=200).positions)
+    # The same in every model, others in every layer and on the other wing.
     torch.manual_seed(1)
     kernel.reset_parameters()
-    assert not torch.equal(positions[-1], make_kernel("sparse", length=200).positions[-1])
+    again = make_kernel("sparse", length=200)
+    assert torch.equal(kernel.positions, again.positions)
+    assert not torch.equal(kernel.weight, again.weight)
+    for other in (make_kernel("sparse", length=200, seed=1), make_kernel("sparse", True, length=200)):
+        assert not torch.equal(kernel.positions[-1], other.positions[-1])
 
 
 def test_scales_weigh_fourier_and_sparse_kernels():
