@@ -36,7 +36,8 @@ class LongConv(torch.autograd.Function):
         y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         for part in channel_chunks(u, n):
             factors = two_sided(kernel[part], _rows(wing, part), n) if spectrum is None else spectrum[part]
-            chunk = response(torch.fft.rfft(u[:, part].to(kernel.dtype), n=n), factors, n, u.shape[2])
+            spectra = torch.fft.rfft(u[:, part].to(kernel.dtype), n=n).mul_(factors)
+            chunk = torch.fft.irfft(spectra, n=n)[..., : u.shape[2]]
             y[:, part] = chunk if bias is None else chunk.add_(bias[part, None])
         return y
 

@@ -66,7 +66,8 @@ def _energy(values: Tensor) -> Tensor:
 
 
 def _power(spectrum: Tensor) -> Tensor:
-    return torch.view_as_real(spectrum).square().sum(0).sum(-1)
+    """|X|^2, without the square root and the care for overflow that `abs` takes."""
+    return torch.view_as_real(spectrum).square().sum(-1)
 
 
 def _gather(values: Tensor, index: Tensor) -> Tensor:
@@ -145,8 +146,13 @@ def valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Ten
 
 def _input_sums(signal: Signal, last: bool) -> Tensor:
     """Sum of all inputs that lie at a distance of t or more from the edge: [channels, length]."""
-    inputs = Edge(last, signal.stop if last else signal.start).inputs(signal.u, signal.u.shape[2])
-    return _exact(inputs.sum(0)).flip(1).cumsum(1).flip(1)
+    position, u = signal.stop if last else signal.start, signal.u
+    if position is None:
+        # Reversed after the sum, not before.
+        inputs = Edge(last, None).inputs(u.sum(0), u.shape[2])
+    else:
+        inputs = Edge(last, position).inputs(u, u.shape[2]).sum(0)
+    return _exact(inputs).flip(1).cumsum(1).flip(1)
 
 
 def _autocorrelation(signal: Signal, branches: list[tuple[Tensor, Tensor | None]]) -> Tensor:
@@ -154,7 +160,8 @@ def _autocorrelation(signal: Signal, branches: list[tuple[Tensor, Tensor | None]
     spans = [_span(*branch) for branch in branches if not signal.is_formed(*branch)]
     if not spans:
         return _exact(signal.u.new_zeros(signal.u.shape[1], 0))
-    return torch.fft.irfft(_exact(_power(signal.spectrum)), n=signal.n)[:, : max(spans)]
+    power = torch.view_as_real(signal.spectrum).square().sum(0).sum(-1)
+    return torch.fft.irfft(_exact(power), n=signal.n)[:, : max(spans)]
 
 
 def _span(kernel: Tensor, wing: Tensor | None) -> int:
@@ -197,7 +204,7 @@ def _parseval_square(signal: Signal, kernel: Tensor, wing: Tensor | None, total:
     both = _exact(kernel if wing is None else torch.cat([wing.flip(1), kernel], dim=1))
     span = both.shape[1]
     n = fast_size(2 * span)
-    own = torch.fft.irfft(torch.fft.rfft(both, n=n).abs().square(), n=n)[:, :span]
+    own = torch.fft.irfft(_power(torch.fft.rfft(both, n=n)), n=n)[:, :span]
     square = 2 * (own * lags[:, :span]).sum(1) - own[:, 0] * lags[:, 0]
     for _, edge, crossing in signal.edges(kernel, wing):
         count = crossing.shape[1]
@@ -280,7 +287,7 @@ class SumGradients:
         span, g_square = both.shape[1], self.g_square[index][:, None]
         n = fast_size(2 * span)
         spectrum = torch.fft.rfft(both, n=n)
-        g_lags[:, :span] += g_square * torch.fft.irfft(spectrum.abs().square(), n=n)[:, :span]
+        g_lags[:, :span] += g_square * torch.fft.irfft(_power(spectrum), n=n)[:, :span]
         gradient = torch.fft.irfft(spectrum * _symmetric(lags[:, :span], n), n=n)[:, :span]
         self._add_to_kernel(index, 2 * g_square * gradient)
 

@@ -191,11 +191,17 @@ def long_conv(
         ValueError: If shapes do not fit, or the spectrum is of too small a size.
     """
     _check_input(u, kernel, backward_kernel)
-    if len(u) == 0:
+    if u.shape[0] == 0:
         # FFT libraries refuse it.
         return long_conv(F.pad(u, (0, 0, 0, 0, 0, 1)), kernel, backward_kernel, spectrum=spectrum, bias=bias)[:0]
     length, dtype = u.shape[2], _working_dtype(u.dtype)
-    n = convolution_size(length, kernel.shape[1], 0 if backward_kernel is None else backward_kernel.shape[1])
+    taps, ahead = kernel.shape[1], 0 if backward_kernel is None else backward_kernel.shape[1]
+    if isinstance(length, torch.SymInt):
+        # Exported for any length: no search for a fast size, and nothing that depends on which one is longer.
+        n = length + taps + ahead
+    else:
+        n = convolution_size(length, taps, ahead)
+        kernel, backward_kernel = kernel[:, :length], None if ahead == 0 else backward_kernel[:, : length - 1]
     if spectrum is not None:
         given = 2 * (spectrum.shape[-1] - 1)
         if given < n:
@@ -205,8 +211,8 @@ def long_conv(
             )
         n, kernel = given, kernel.detach()
         backward_kernel = None if backward_kernel is None else backward_kernel.detach()
-    kernel = kernel[:, :length].to(dtype)
-    backward_kernel = None if backward_kernel is None else backward_kernel[:, : length - 1].to(dtype)
+    kernel = kernel.to(dtype)
+    backward_kernel = None if backward_kernel is None else backward_kernel.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     if not torch.compiler.is_compiling():
         y: Tensor = LongConv.apply(u, kernel, backward_kernel, spectrum, bias, n)
@@ -260,7 +266,7 @@ def batch_norm_conv(
         raise ValueError(f"{len(kernels)} kernels need as many backward kernels or none, got {len(wings)}.")
     for kernel in (*kernels, *wings):
         _check_input(u, kernel, None)
-    if len(u) == 0:
+    if u.shape[0] == 0:
         # FFT libraries refuse it; a sample without valid positions is as good.
         nothing = torch.zeros(1, dtype=torch.long, device=u.device)
         u = F.pad(u, (0, 0, 0, 0, 0, 1))
@@ -277,8 +283,8 @@ def batch_norm_conv(
     # Neither the outputs nor the autocorrelation of u wrap around.
     n = fft_size(length + min(length, max(spans)) - 1)
     valid = valid_positions(u, start, stop)
-    count = torch.tensor(len(u) * length, device=u.device) if valid is None else valid.sum()
-    count = reduced(count.to(dtype), group)
+    count = torch.full((), len(u) * length, dtype=dtype, device=u.device) if valid is None else valid.sum().to(dtype)
+    count = reduced(count, group)
     y, mean, var = BatchNormConv.apply(
         u, alpha, weight, bias, count, BatchNormLayer(n, eps, group, start, stop), *cropped, *ahead
     )
