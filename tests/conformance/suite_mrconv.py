@@ -1,0 +1,161 @@
+"""MRConv for sequences under transformers' own tests: tokens, language model, pairs of documents, waveforms.
+
+Not collected here: test_conformance.py copies this file into transformers' downloaded test tree and runs it there,
+where `tests` is transformers' package and not this project's.
+"""
+
+import unittest
+
+import torch
+from tests.test_configuration_common import ConfigTester
+from tests.test_modeling_common import ModelTesterMixin, floats_tensor, ids_tensor
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
+
+from hf_ext.mrconv import (
+    MRConvConfig,
+    MRConvForAudioClassification,
+    MRConvForCausalLM,
+    MRConvForRetrieval,
+    MRConvForSequenceClassification,
+    MRConvModel,
+)
+
+# The suite asks these tables which classes have no loss, and what labels the others want.
+MODEL_MAPPING_NAMES["mrconv"] = "MRConvModel"
+MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES["mrconv"] = "MRConvForSequenceClassification"
+MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES["mrconv-pairs"] = "MRConvForRetrieval"
+MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES["mrconv"] = "MRConvForAudioClassification"
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mrconv"] = "MRConvForCausalLM"
+
+
+class MRConvModelTester:
+    """A tiny model and its inputs, as the shared tests ask for them."""
+
+    batch_size = 3
+    seq_length = 13
+    vocab_size = 29
+    hidden_size = 32
+    num_hidden_layers = 2
+    num_labels = 3
+    is_training = True
+    fields: dict = {"kernel_type": "fourier_sparse"}
+
+    def get_config(self) -> MRConvConfig:
+        fields = {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "kernel_size": 4,
+            "max_position_embeddings": 40,
+            "num_labels": self.num_labels,
+        }
+        return MRConvConfig(**{**fields, **self.fields})
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[MRConvConfig, dict[str, torch.Tensor]]:
+        mask = torch.ones(self.batch_size, self.seq_length, dtype=torch.int64)
+        mask[0, :3] = 0
+        tokens = ids_tensor([self.batch_size, self.seq_length], self.vocab_size)
+        return self.get_config(), {"input_ids": tokens, "attention_mask": mask}
+
+
+class MRConvModelTest(ModelTesterMixin, unittest.TestCase):
+    model_tester_class = MRConvModelTester
+    all_model_classes = (MRConvModel, MRConvForSequenceClassification, MRConvForCausalLM)
+    # Convolutions have no matrix of attention to return.
+    has_attentions = False
+    # Of the tests of generation, transformers distributes none: ours are in tests/mrconv/test_generation_mrconv.py.
+    all_generative_model_classes = ()
+    # By default the strictest initialisation test runs only for models that transformers itself dates after 2023.
+    test_can_init_all_missing_weights_before_2023 = True
+
+    def setUp(self) -> None:
+        self.model_tester = self.model_tester_class()
+        self.config_tester = ConfigTester(
+            self,
+            config_class=MRConvConfig,
+            has_text_modality=False,
+            common_properties=["hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"],
+            vocab_size=29,
+            hidden_size=8,
+            num_hidden_layers=1,
+            max_position_embeddings=40,
+        )
+
+    def test_config(self) -> None:
+        self.config_tester.run_common_tests()
+
+
+class MRConvMergedModelTester(MRConvModelTester):
+    """A model whose convolutions are merged: their kernels are buffers."""
+
+    fields = {"reparameterized": True}
+
+
+class MRConvMergedModelTest(MRConvModelTest):
+    model_tester_class = MRConvMergedModelTester
+
+
+class MRConvBidirectionalModelTester(MRConvModelTester):
+    """Two wings, blocks that are normalised after, over channels."""
+
+    fields = {"bidirectional": True, "prenorm": False, "norm": "layer", "kernel_type": "implicit"}
+
+
+class MRConvBidirectionalModelTest(MRConvModelTest):
+    model_tester_class = MRConvBidirectionalModelTester
+    all_model_classes = (MRConvModel, MRConvForSequenceClassification)
+
+
+class MRConvPairTester(MRConvModelTester):
+    """Pairs of documents."""
+
+    fields = {"kernel_type": "dilated", "num_labels": 2}
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[MRConvConfig, dict[str, torch.Tensor]]:
+        config, inputs = super().prepare_config_and_inputs_for_common()
+        # The shared test that takes 15 rows from the table adapts the first document only.
+        second = ids_tensor([self.batch_size, self.seq_length], self.vocab_size - 15)
+        return config, {**inputs, "input_ids_2": second}
+
+
+class MRConvPairTest(MRConvModelTest):
+    model_tester_class = MRConvPairTester
+    all_model_classes = (MRConvForRetrieval,)
+
+    def test_batching_equivalence(self) -> None:
+        """As the shared test, without hidden states: those of the second documents follow those of the first."""
+        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        model = MRConvForRetrieval(config).eval()
+        with torch.no_grad():
+            logits = model(**inputs).logits
+            single = [model(**{name: value[[row]] for name, value in inputs.items()}).logits for row in range(3)]
+        torch.testing.assert_close(torch.cat(single), logits, atol=1e-5, rtol=1e-5)
+
+
+class MRConvAudioTester(MRConvModelTester):
+    """Waveforms."""
+
+    fields = {"vocab_size": None, "kernel_type": "sparse"}
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[MRConvConfig, dict[str, torch.Tensor]]:
+        mask = torch.ones(self.batch_size, self.seq_length, dtype=torch.int64)
+        mask[0, 9:] = 0
+        return self.get_config(), {
+            "input_values": floats_tensor([self.batch_size, self.seq_length]),
+            "attention_mask": mask,
+        }
+
+
+class MRConvAudioTest(MRConvModelTest):
+    model_tester_class = MRConvAudioTester
+    all_model_classes = (MRConvForAudioClassification,)
+    test_resize_embeddings = False
+
+    @unittest.skip("waveforms are not embedded by a table: there is none to set or resize")
+    def test_model_get_set_embeddings(self) -> None:
+        pass
