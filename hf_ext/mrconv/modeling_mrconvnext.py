@@ -49,10 +49,10 @@ class MRConvNextDropPath(nn.Module):
 class MRConvNextLayer(GradientCheckpointingLayer):
     """x + drop_path(s * W_2 GELU(W_1 LN(MRConv(x)))) with a factor s for each channel."""
 
-    def __init__(self, config: MRConvNextConfig, convolution: MRConvConfig, drop_path: float):
+    def __init__(self, config: MRConvNextConfig, convolution: MRConvConfig, index: int, drop_path: float):
         super().__init__()
         dim = convolution.hidden_size
-        self.convolution = MRConvLayer(convolution)
+        self.convolution = MRConvLayer(convolution, index)
         self.norm = nn.LayerNorm(dim, eps=config.layer_norm_eps)
         self.expand = nn.Linear(dim, 4 * dim)
         self.project = nn.Linear(4 * dim, dim)
@@ -76,7 +76,10 @@ class MRConvNextStage(nn.Module):
             before = config.hidden_sizes[stage - 1]
             norm = MRConvNextChannelNorm(before, eps=config.layer_norm_eps)
             self.downsampling.extend([norm, nn.Conv2d(before, dim, 2, stride=2)])
-        self.layers = nn.ModuleList(MRConvNextLayer(config, convolution, drop_path) for drop_path in drop_paths)
+        first = sum(config.depths[:stage])
+        self.layers = nn.ModuleList(
+            MRConvNextLayer(config, convolution, first + index, drop_path) for index, drop_path in enumerate(drop_paths)
+        )
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         features = self.downsampling(features)
