@@ -17,7 +17,9 @@ def read_wave(path: str) -> tuple[np.ndarray, int]:
     """The samples of a 16-bit mono WAV file, and their rate."""
     with wave.open(path) as file:
         if file.getsampwidth() != 2 or file.getnchannels() != 1:
-            sys.exit(f"{path} must be 16-bit mono, it has {file.getnchannels()} channels of {file.getsampwidth()} bytes")
+            sys.exit(
+                f"{path} must be 16-bit mono, it has {file.getnchannels()} channels of {file.getsampwidth()} bytes"
+            )
         return np.frombuffer(file.readframes(file.getnframes()), dtype="<i2"), file.getframerate()
 
 

@@ -1,0 +1,93 @@
+"""What the study measures of trained models: at half the rate, merged, and generating text."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from runs import EXAMPLES, flags, run_arguments
+from transformers import AutoTokenizer
+
+from hf_ext.mrconv import MRConvForAudioClassification, MRConvForCausalLM
+from hf_ext.training import build_task, evaluate, evaluate_checkpoint
+from hf_ext.training.data import open_source
+
+PROMPTS = ("The interpreter ", "A function definition ", "If the expression ")
+NEW_TOKENS = 200
+
+
+def decimated(snapshot: Path, values: dict[str, Any]) -> dict[str, float]:
+    """Scores on every second sample, the kernels moved to that rate and nothing trained."""
+    data = {name: value for name, value in values.items() if name == "data"}
+    results = evaluate_checkpoint(str(snapshot), EXAMPLES / "fsdd.yaml", [*flags(data), "--task.decimation=2"])[
+        "results"
+    ]
+    return {row["metric"]: row["value"] for row in results}
+
+
+def median_seconds(function: Callable[[], Any], repeats: int = 9) -> float:
+    """The median time of a call, after one that warms up."""
+    function()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return sorted(times)[repeats // 2]
+
+
+@torch.no_grad()
+def merged_times(snapshot: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Scores, outputs and times of a model with branches and of the same one merged."""
+    arguments = run_arguments("fsdd", values)
+    task = build_task(arguments)
+    data = open_source(arguments.data_arguments.eval_source)
+    model = MRConvForAudioClassification.from_pretrained(snapshot).eval()
+    inputs = task.batch(model, [data[index] for index in range(8)])
+    del inputs["labels"]
+    before, branches = model(**inputs).logits, median_seconds(lambda: model(**inputs))
+    model.reparameterize()
+    after, merged = model(**inputs).logits, median_seconds(lambda: model(**inputs))
+    return {
+        "difference": float((after - before).abs().max() / before.abs().max()),
+        "seconds_per_recording": {"branches": branches / 8, "merged": merged / 8},
+        "scores": evaluate(task, model, data),
+    }
+
+
+@torch.no_grad()
+def compare_generation(snapshot: Path) -> dict[str, Any]:
+    """Greedy texts with the full forward for every token, with the stream, and with the stream of the merged model."""
+    tokenizer = AutoTokenizer.from_pretrained(snapshot, padding_side="left")
+    model = MRConvForCausalLM.from_pretrained(snapshot).eval()
+    prompts = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
+    texts, seconds = {}, {}
+
+    def generate(name: str, **more: Any) -> None:
+        started = time.perf_counter()
+        texts[name] = model.generate(**prompts, **options, **more)
+        seconds[name] = (time.perf_counter() - started) / (texts[name].shape[1] - prompts["input_ids"].shape[1])
+
+    generate("full forward", use_cache=False)
+    generate("streaming")
+    whole = texts["streaming"][:, -128:]
+    full = model(whole).logits
+    first = model(whole[:, :50], use_cache=True)
+    second = model(whole[:, 50:], past_key_values=first.past_key_values, use_cache=True)
+    streamed = torch.cat([first.logits, second.logits], dim=1)
+    model.reparameterize()
+    generate("streaming, merged")
+    merged = model(whole).logits
+    reference = texts["full forward"]
+    return {
+        "prompts": list(PROMPTS),
+        "texts": tokenizer.batch_decode(reference, skip_special_tokens=True),
+        "equal": {name: bool(torch.equal(text, reference)) for name, text in texts.items()},
+        "seconds_per_token": {name: round(value, 5) for name, value in seconds.items()},
+        "difference": {
+            "streaming": float((streamed - full).abs().max() / full.abs().max()),
+            "merged": float((merged - full).abs().max() / full.abs().max()),
+        },
+    }

@@ -1,0 +1,261 @@
+"""The study of MRConv on real data: spoken digits, sequential CIFAR-10, ListOps, ablations, a language model.
+
+python examples/mrconv/study.py FSDD CIFAR10 WORK
+Each step leaves its result in WORK/results and is skipped when it is there with the same settings, so an interrupted
+study continues. At the end examples/mrconv/results/study.json, the curves and the tables in README.md are written.
+MRCONV_BUDGET_SCALE=0.01 makes every run a hundredth as long, to try the machinery; its results stay in WORK.
+"""
+
+import functools
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from measuring import compare_generation, decimated, merged_times
+from peers import PEERS, equal_sizes, trained_parameters, use_peer
+from runs import EXAMPLES, LISTOPS, prepare, run_arguments, train
+from tables import draw_curves, write_tables
+from transformers.utils import logging
+
+from hf_ext.training import build_task
+from hf_ext.training.data import TrainingLoader, open_source
+
+SEED = 0
+# Seconds of one core. A comparison gives every model the same seconds, and once the same samples: as many as the slowest
+# does in SAMPLES_SECONDS.
+HEADLINE_SECONDS, UNSEEN_SECONDS, LM_SECONDS = 2100, 720, 300
+COMPARISON_SECONDS, SAMPLES_SECONDS, ABLATION_SECONDS = 90, 300, 60
+KERNELS = ("fourier", "dilated", "sparse", "fourier_sparse", "implicit")
+MODELS = (*KERNELS, *PEERS)
+SMALL = {"model.hidden_size": 48, "model.num_hidden_layers": 3}
+SHORT = {"eval_steps": 1000000, "save_steps": 200, "save_total_limit": 1, "report_to": "none", "logging_steps": 5}
+
+
+class Comparison(NamedTuple):
+    """One data set of the comparisons: its recipe, data, and how many test examples are scored."""
+
+    recipe: str
+    data: str
+    test: int
+    batch: int
+    values: dict[str, Any]
+
+
+COMPARISONS = {
+    "digits": Comparison("fsdd", "fsdd", 300, 8, {"model.bidirectional": True, "model.kernel_size": 32}),
+    "scifar-grey": Comparison("image", "cifar10", 500, 16, {"model.kernel_size": 32, "model.dropout": 0.0}),
+    "scifar-colour": Comparison("scifar", "cifar10", 500, 16, {"model.kernel_size": 32, "model.dropout": 0.0}),
+    "listops": Comparison("listops", "listops", 500, 8, {"model.bidirectional": True, "model.prenorm": True}),
+}
+# On grey sequential CIFAR-10, each against the first.
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "multi-resolution, Fourier, l0 = 32, batch norm, depth 3": {},
+    "single resolution": {"model.num_branches": 1},
+    **{f"kernel {kernel}": {"model.kernel_type": kernel} for kernel in KERNELS[1:]},
+    "l0 = 4": {"model.kernel_size": 4},
+    "l0 = 128": {"model.kernel_size": 128},
+    "branches layer-normalised": {"model.branch_norm": "layer"},
+    "kernels normalised, no statistics": {"model.branch_norm": "kernel"},
+    "blocks layer-normalised": {"model.norm": "layer"},
+    "depth 1": {"model.num_hidden_layers": 1},
+    "depth 6": {"model.num_hidden_layers": 6},
+}
+
+
+class Study:
+    """
+    Steps with their results in files.
+
+    Args:
+        work (`Path`): Everything but the final tables is written here.
+        data (`dict[str, Path]`): Folders of the data.
+        scale (`float`): Share of every budget.
+    """
+
+    def __init__(self, work: Path, data: dict[str, Path], scale: float):
+        self.work, self.data, self.scale = work, data, scale
+
+    def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
+        """The result of a step: read where it was computed with the same settings, otherwise computed and kept."""
+        path = self.work / "results" / f"{name}.json"
+        settings = json.loads(json.dumps({**settings, "scale": self.scale}, default=str))
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["settings"] == settings:
+                return content["result"]
+        print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+        started = time.perf_counter()
+        content = {"settings": settings, "result": compute(), "seconds": round(time.perf_counter() - started, 2)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        path.with_suffix(".tmp").rename(path)
+        return json.loads(path.read_text(encoding="utf-8"))["result"]
+
+    def sources(self, data: str, test: int) -> dict[str, Any]:
+        """The `data` section: all training examples and the first test examples."""
+        folder = str(self.data[data])
+        return {"data": {"train": {"path": folder}, "eval": {"path": folder, "split": f"test[:{test}]"}}}
+
+    def speed(self, name: str, recipe: str, values: dict[str, Any], peer: str | None = None) -> dict[str, Any]:
+        """Seconds of a training step on this machine, and the parameters."""
+        settings = {"recipe": recipe, "values": values, "peer": peer}
+        return self.step(f"speed-{name}", settings, lambda: measure_speed(recipe, values, peer, self.scale))
+
+    def run(
+        self, name: str, recipe: str, values: dict[str, Any], steps: int, peer: str | None = None
+    ) -> dict[str, Any]:
+        """A training of so many steps, its warm-up a tenth of them."""
+        values = {**SHORT, **values, "seed": SEED, "max_steps": steps, "warmup_steps": steps // 10}
+        settings = {"recipe": recipe, "values": values, "peer": peer}
+        return self.step(f"run-{name}", settings, lambda: train(recipe, self.work / "runs" / name, values, peer))
+
+    def steps(self, seconds: float, speed: dict[str, Any]) -> int:
+        """How many steps fit into a budget."""
+        return max(2, int(seconds * self.scale / speed["seconds_per_step"]))
+
+    def snapshot(self, name: str) -> Path:
+        """The model that a run left."""
+        return self.work / "runs" / name / "snapshot"
+
+
+def measure_speed(recipe: str, values: dict[str, Any], peer: str | None, scale: float) -> dict[str, Any]:
+    """The median of some steps, forward, backward and AdamW, on real batches."""
+    arguments = run_arguments(recipe, values)
+    task = build_task(arguments)
+    if peer is not None:
+        use_peer(task, peer)
+    torch.manual_seed(SEED)
+    model = task.build_model(arguments.model, None).train()
+    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=1e-4)
+    source, batch_size = arguments.data_arguments.train_source, arguments.per_device_train_batch_size
+    loader = TrainingLoader(open_source(source), source, task.training_sample, SEED, batch_size, 0, 0, 1)
+    times, batches = [], iter(loader)
+    for _ in range(7 if scale >= 0.1 else 3):
+        started = time.perf_counter()
+        task.loss(model, next(batches), 0).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter() - started)
+    return {"seconds_per_step": sorted(times)[len(times) // 2], "parameters": trained_parameters(model)}
+
+
+def comparison_values(study: Study, name: str, model: str) -> tuple[dict[str, Any], str | None]:
+    """Settings of a model in a comparison, and its name if it is a peer, sized as the Fourier MRConv."""
+    entry = COMPARISONS[name]
+    common = {**study.sources(entry.data, entry.test), "per_device_train_batch_size": entry.batch}
+    values = {**common, **SMALL, **entry.values, "model.kernel_type": "fourier", "learning_rate": 0.004}
+    if model not in PEERS:
+        return {**values, "model.kernel_type": model}, None
+    arguments = run_arguments(entry.recipe, values)
+    task = build_task(arguments)
+    parameters = trained_parameters(task.build_model(arguments.model, None))
+    use_peer(task, model)
+    section = equal_sizes(task, model, parameters, SMALL["model.num_hidden_layers"])
+    # 0.004 suits MRConv; attention and Mamba 2 are usually trained at a quarter of that.
+    return {**common, "model": section, "learning_rate": 0.001}, model
+
+
+def compare(study: Study, name: str) -> dict[str, Any]:
+    """Every model for the same seconds and for the same samples."""
+    entry, rows = COMPARISONS[name], {}
+    settings = {model: comparison_values(study, name, model) for model in MODELS}
+    speeds = {model: study.speed(f"{name}-{model}", entry.recipe, *settings[model]) for model in MODELS}
+    slowest = max(speeds.values(), key=lambda speed: speed["seconds_per_step"])
+    same = study.steps(SAMPLES_SECONDS, slowest)
+    for model in MODELS:
+        values, peer = settings[model]
+        timed = study.steps(COMPARISON_SECONDS, speeds[model])
+        row = {
+            "parameters": speeds[model]["parameters"],
+            "time": study.run(f"{name}-{model}-time", entry.recipe, values, timed, peer),
+            "samples": study.run(f"{name}-{model}-samples", entry.recipe, values, same, peer),
+        }
+        if name == "digits" and peer is None:
+            row["decimated"] = study.step(
+                f"decimated-{model}",
+                {"steps": timed, "values": values},
+                functools.partial(decimated, study.snapshot(f"digits-{model}-time"), values),
+            )
+        rows[model] = row
+    return rows
+
+
+def ablate(study: Study) -> dict[str, Any]:
+    """Parts of MRConv changed one at a time, for the samples that the first does in its budget."""
+    values, _ = comparison_values(study, "scifar-grey", "fourier")
+    speed = study.speed("ablation", "image", values)
+    steps = study.steps(ABLATION_SECONDS, speed)
+    rows = {}
+    for index, (label, change) in enumerate(ABLATIONS.items()):
+        changed = {**values, **change}
+        parameters = study.speed(f"ablation-{index}", "image", changed)["parameters"]
+        rows[label] = {**study.run(f"ablation-{index}", "image", changed, steps), "parameters": parameters}
+    return rows
+
+
+def headline(study: Study) -> dict[str, Any]:
+    """Spoken digits: both splits at 8 kHz, the same models at 4 kHz, and merged."""
+    result = {}
+    for name, seconds, test in (("fsdd", HEADLINE_SECONDS, 300), ("unseen", UNSEEN_SECONDS, 500)):
+        values = study.sources(name, test)
+        speed = study.speed(name, "fsdd", values)
+        row = study.run(name, "fsdd", values, study.steps(seconds, speed))
+        settings = {"steps": row["steps"], "values": values}
+        arguments = study.snapshot(name), values
+        row["parameters"] = speed["parameters"]
+        row["decimated"] = study.step(f"decimated-{name}", settings, functools.partial(decimated, *arguments))
+        row["merged"] = study.step(f"merged-{name}", settings, functools.partial(merged_times, *arguments))
+        result[name] = row
+    return result
+
+
+def language_model(study: Study) -> dict[str, Any]:
+    """Bytes of documentation: bits per byte, and texts made in three ways that must agree."""
+    values = study.sources("text", 200)
+    speed = study.speed("lm", "lm", values)
+    row = study.run("lm", "lm", values, study.steps(LM_SECONDS, speed))
+    snapshot = study.snapshot("lm")
+    made = study.step("generation", {"steps": row["steps"]}, lambda: compare_generation(snapshot))
+    return {**row, "parameters": speed["parameters"], "generation": made}
+
+
+def main(fsdd: Path, cifar10: Path, work: Path) -> None:
+    """All steps, then the tables."""
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    scale = float(os.environ.get("MRCONV_BUDGET_SCALE", "1"))
+    study = Study(work, prepare(fsdd, cifar10, work), scale)
+    result = {
+        "what": "Accuracy on test examples; one seed. The last state is scored, nothing was chosen on test data.",
+        "device": f"CPU ({platform.machine()}), 1 of {os.cpu_count()} cores",
+        "versions": {name: version(name) for name in ("hf-ext", "torch", "transformers", "accelerate")},
+        "seed": SEED,
+        "listops": LISTOPS,
+        "headline": headline(study),
+        "comparisons": {name: compare(study, name) for name in COMPARISONS},
+        "ablation": ablate(study),
+        "language_model": language_model(study),
+    }
+    steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((work / "results").glob("*.json"))]
+    result["seconds"] = round(sum(step["seconds"] for step in steps))
+    place = EXAMPLES if scale == 1 else work
+    (place / "results").mkdir(exist_ok=True)
+    (place / "results" / "study.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    draw_curves(result, place / "results" / "curves.png")
+    if scale == 1:
+        write_tables(result, EXAMPLES / "README.md")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    main(*(Path(word).resolve() for word in sys.argv[1:]))
