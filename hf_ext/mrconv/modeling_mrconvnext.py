@@ -78,7 +78,7 @@ class MRConvNextStage(nn.Module):
             self.downsampling.extend([norm, nn.Conv2d(before, dim, 2, stride=2)])
         first = sum(config.depths[:stage])
         self.layers = nn.ModuleList(
-            MRConvNextLayer(config, convolution, first + index, drop_path) for index, drop_path in enumerate(drop_paths)
+            MRConvNextLayer(config, convolution, index, drop_path) for index, drop_path in enumerate(drop_paths, first)
         )
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
