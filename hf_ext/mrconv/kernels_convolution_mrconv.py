@@ -156,11 +156,12 @@ class BatchNormConv(torch.autograd.Function):
         mean, var = (torch.empty(alpha.shape, dtype=count.dtype, device=u.device) for _ in range(2))
         all_sums = []
         for part in layer.chunks(u):
-            signal, *branches = layer.chunk(u, kernels, len(alpha), part)
-            sums = reduced(torch.stack(branch_sums(signal, *branches)), layer.group)
-            coefficients = (x[:, part] for x in (alpha, weight, bias))
-            scale, shift, mean[:, part], var[:, part] = layer.normalization(*sums, count, *coefficients)
-            chunk = response(signal.spectrum, layer.merged_spectrum(*branches, scale), layer.n, u.shape[2])
+            signal, past, wings = layer.chunk(u, kernels, len(alpha), part)
+            sums = reduced(torch.stack(branch_sums(signal, past, wings)), layer.group)
+            scale, shift, mean[:, part], var[:, part] = layer.normalization(
+                sums[0], sums[1], count, alpha[:, part], weight[:, part], bias[:, part]
+            )
+            chunk = response(signal.spectrum, layer.merged_spectrum(past, wings, scale), layer.n, u.shape[2])
             y[:, part] = chunk.add_(shift.to(chunk.dtype)[:, None])
             all_sums.append(sums)
         ctx.save_for_backward(u, alpha, weight, bias, count, torch.cat(all_sums, dim=2), *kernels)
@@ -202,6 +203,13 @@ class BatchNormConv(torch.autograd.Function):
         return g_u, *g_coefficients, None, None, *g_kernels
 
 
+@torch.compiler.disable
+def normalized_conv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """[`BatchNormConv`], outside of compiled graphs: there is nothing to fuse, and chunks would be unrolled."""
+    y, mean, var = BatchNormConv.apply(*arguments)
+    return y, mean, var
+
+
 def _scale_gradient(lags: Tensor, kernels: list[Tensor], wings: Wings) -> Tensor:
     """Gradient of the factor of each branch from that of the merged kernel's lags: [N, channels]."""
     found = []
@@ -213,4 +221,4 @@ def _scale_gradient(lags: Tensor, kernels: list[Tensor], wings: Wings) -> Tensor
     return torch.stack(found)
 
 
-__all__ = ["BatchNormConv", "BatchNormLayer", "LongConv", "reduced"]
+__all__ = ["BatchNormLayer", "LongConv", "normalized_conv", "reduced"]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils.generic import maybe_autocast
 
-from .kernels_convolution_mrconv import BatchNormConv, BatchNormLayer, LongConv, reduced
+from .kernels_convolution_mrconv import BatchNormLayer, LongConv, normalized_conv, reduced
 from .kernels_sums_mrconv import fast_size, two_sided, valid_positions
 
 
@@ -201,7 +201,8 @@ def long_conv(
         n = length + taps + ahead
     else:
         n = convolution_size(length, taps, ahead)
-        kernel, backward_kernel = kernel[:, :length], None if ahead == 0 else backward_kernel[:, : length - 1]
+        kernel = kernel[:, :length]
+        backward_kernel = None if backward_kernel is None else backward_kernel[:, : length - 1]
     if spectrum is not None:
         given = 2 * (spectrum.shape[-1] - 1)
         if given < n:
@@ -270,10 +271,10 @@ def batch_norm_conv(
         # FFT libraries refuse it; a sample without valid positions is as good.
         nothing = torch.zeros(1, dtype=torch.long, device=u.device)
         u = F.pad(u, (0, 0, 0, 0, 0, 1))
-        y, *statistics = batch_norm_conv(
+        y, mean, var, count = batch_norm_conv(
             u, kernels, alpha, weight, bias, eps, backward_kernels=wings, start=nothing, stop=nothing, group=group
         )
-        return y[:0], *statistics
+        return y[:0], mean, var, count
     length, dtype = u.shape[2], _working_dtype(u.dtype)
     cropped = [kernel[:, :length].to(dtype) for kernel in kernels]
     ahead = [wing[:, : length - 1].to(dtype) for wing in wings]
@@ -285,9 +286,8 @@ def batch_norm_conv(
     valid = valid_positions(u, start, stop)
     count = torch.full((), len(u) * length, dtype=dtype, device=u.device) if valid is None else valid.sum().to(dtype)
     count = reduced(count, group)
-    y, mean, var = BatchNormConv.apply(
-        u, alpha, weight, bias, count, BatchNormLayer(n, eps, group, start, stop), *cropped, *ahead
-    )
+    layer = BatchNormLayer(n, eps, group, start, stop)
+    y, mean, var = normalized_conv(u, alpha, weight, bias, count, layer, *cropped, *ahead)
     return y, mean, var, count
 
 

@@ -1,0 +1,185 @@
+"""What MRConv's operators promise beside their values: memory, precision, chunks, compilation, export, processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_ext.mrconv import kernels_sums_mrconv as sums
+from hf_ext.mrconv import ops_mrconv as ops
+from tests.mrconv.operator_cases import batch_norm_branches, layer, layer_case, leaves, random, shared_case
+
+
+def test_chunks_and_strides_do_not_matter(monkeypatch):
+    u, kernel, wing = random(2, 7, 30), random(7, 12, seed=1), random(7, 5, seed=2)
+    strided = u.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    whole = ops.long_conv(u, kernel, wing)
+    expected = torch.autograd.grad(whole.sin().sum(), (u, kernel, wing))
+    monkeypatch.setattr(sums, "_POINTS_CPU", 300)
+    assert len(list(sums.channel_chunks(u, 64))) == 4
+    parts = ops.long_conv(strided, kernel, wing)
+    found = torch.autograd.grad(parts.sin().sum(), (strided, kernel, wing))
+    torch.testing.assert_close((parts, *found), (whole, *expected), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("function", ["long_conv", "batch_norm_conv"])
+def test_under_autocast_ffts_and_statistics_stay_in_float32(function):
+    case = layer_case(2, 50, 4, 4)
+    small = {name: value.detach().bfloat16() if isinstance(value, Tensor) else value for name, value in case.items()}
+    small["kernels"] = [kernel.detach().bfloat16().requires_grad_() for kernel in case["kernels"]]
+    small["u"].requires_grad_()
+
+    def call():
+        if function == "long_conv":
+            return (ops.long_conv(small["u"], small["kernels"][3]),)
+        return layer(small)
+
+    results = call()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        automatic = call()
+        gradients = torch.autograd.grad(automatic[0].float().sum(), [small["u"], small["kernels"][3]])
+    assert results[0].dtype == torch.bfloat16
+    assert all(result.dtype == torch.float32 for result in results[1:])
+    assert [gradient.dtype for gradient in gradients] == [torch.bfloat16] * 2
+    torch.testing.assert_close(automatic, results, atol=0, rtol=0)
+
+
+def test_layer_saves_its_input_and_kernels_only():
+    """An eighth of what one saves by forming the branches."""
+
+    def saved(function, case):
+        storages = {}
+
+        def pack(x):
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            function(case)
+        return sum(storages.values())
+
+    case = layer_case(16, 512, 8, 7)
+    found, branches = saved(layer, case), saved(lambda given: batch_norm_branches(given, [(0, 512)] * 16), case)
+    parameters = sum(x.nbytes for x in leaves(case))
+    assert found <= parameters + 2 * 7 * 3 * 8 + 8
+    assert found < branches / 8
+
+
+def test_statistics_have_no_gradient_and_nothing_is_saved_without_one():
+    case = layer_case(2, 20, 2, 3)
+    y, mean, var, count = layer(case)
+    assert y.requires_grad
+    assert not (mean.requires_grad or var.requires_grad or count.requires_grad)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(case)[0], y, atol=0, rtol=0)
+
+
+def test_variance_of_a_large_mean():
+    """The variance of formed branches is that around the mean; for the others, float32 inputs limit it."""
+    case = layer_case(4, 4000, 8, 10, mean=3.0)
+    single = {
+        name: [x.detach().float() for x in value] if isinstance(value, list) else value.detach().float()
+        for name, value in case.items()
+        if name != "eps"
+    }
+    for found, wanted in zip(layer({**single, "eps": 1e-5}), layer(case), strict=True):
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5 * wanted.abs().max().item(), rtol=0)
+
+
+# Dynamo itself looks at the gradient of what crosses the break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_layer_falls_back_and_convolution_is_one_graph():
+    case = layer_case(2, 33, 4, 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda u: layer({**case, "u": u})[0].sin(), backend="aot_eager")
+    expected = layer(case)[0].sin()
+    found = compiled(case["u"])
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    gradients = [torch.autograd.grad(y.sum(), case["u"])[0] for y in (found, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-10, rtol=0)
+    convolve = torch.compile(ops.long_conv, backend="aot_eager", fullgraph=True)
+    kernel = case["kernels"][1]
+    torch.testing.assert_close(convolve(case["u"], kernel), ops.long_conv(case["u"], kernel), atol=1e-12, rtol=0)
+
+
+class Convolution(torch.nn.Module):
+    def __init__(self, kernel: Tensor, wing: Tensor):
+        super().__init__()
+        self.kernel, self.wing = torch.nn.Parameter(kernel), torch.nn.Parameter(wing)
+
+    def forward(self, u: Tensor) -> Tensor:
+        return ops.long_conv(u, self.kernel, self.wing, bias=self.kernel[:, 0])
+
+
+def test_convolution_is_exported_for_any_length():
+    model = Convolution(random(3, 40, gradient=False), random(3, 7, seed=1, gradient=False))
+    sizes = {"u": {0: torch.export.Dim("batch", max=8), 2: torch.export.Dim("length", max=512)}}
+    exported = torch.export.export(model, (random(2, 3, 60, gradient=False),), dynamic_shapes=sizes).module()
+    for length in (1, 7, 39, 41, 200):
+        u = random(3, 3, length, gradient=False)
+        torch.testing.assert_close(exported(u), model(u), atol=1e-12, rtol=0)
+
+
+def test_bad_input():
+    u, kernel = random(2, 3, 10), random(3, 4)
+    spectrum = ops.kernel_spectrum(kernel, None, 12)
+    one = torch.ones(1, 3)
+    for message, call in {
+        "at least one point": lambda: ops.fft_size(0),
+        "at least one sample apart": lambda: ops.dilated_kernel(kernel, 0, 5),
+        "real and imaginary part": lambda: ops.fourier_kernel(kernel, 5),
+        "does not fit an FFT": lambda: ops.kernel_spectrum(kernel, kernel, 6),
+        "length >= 1": lambda: ops.long_conv(u[..., :0], kernel),
+        "with the 3 channels": lambda: ops.long_conv(u, kernel[:2]),
+        "needs a spectrum at n >= 16": lambda: ops.long_conv(u, kernel, spectrum=spectrum),
+        "at least one branch": lambda: ops.merge_kernels([], one),
+        "need coefficients of shape": lambda: ops.batch_norm_conv(u, [kernel] * 2, one, one, one, 1e-5),
+        "as many backward kernels": lambda: ops.batch_norm_conv(
+            u, [kernel], one, one, one, 1e-5, backward_kernels=[kernel] * 2
+        ),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+PROCESS = """
+import sys
+import torch
+import torch.distributed as dist
+from tests.mrconv.operator_cases import layer, leaves, shared_case
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meeting", rank=int(sys.argv[2]), world_size=2)
+case = shared_case(int(sys.argv[2]))
+results = layer({**case, "group": dist.group.WORLD})
+cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
+gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
+torch.save((results, gradients), f"{sys.argv[1]}/result{sys.argv[2]}")
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", PROCESS, str(tmp_path)]
+    processes = [subprocess.Popen([*command, str(rank)], cwd=root, env=environment) for rank in range(2)]
+    case = shared_case(None)
+    results = layer(case)
+    cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
+    gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    (first, first_gradients), (second, second_gradients) = (
+        torch.load(tmp_path / f"result{rank}") for rank in range(2)
+    )
+    compare = {"atol": 1e-10, "rtol": 1e-10}
+    torch.testing.assert_close(torch.cat([first[0], second[0]]), results[0], **compare)
+    for statistics in (first[1:], second[1:]):
+        torch.testing.assert_close(statistics, results[1:], **compare)
+    torch.testing.assert_close(torch.cat([first_gradients[0], second_gradients[0]]), gradients[0], **compare)
+    for one, other, joined in zip(first_gradients[1:], second_gradients[1:], gradients[1:], strict=True):
+        torch.testing.assert_close(one + other, joined, **compare)
