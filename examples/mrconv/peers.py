@@ -1,4 +1,4 @@
-"""Other models on the inputs of MRConv's tasks: a Transformer encoder (ModernBERT) and Mamba 2, both from transformers.
+"""Other models on the inputs of MRConv's tasks, from transformers: a Transformer encoder (ModernBERT) and Mamba 2.
 
 accelerate launch examples/mrconv/peers.py transformer examples/mrconv/fsdd.yaml [--field value]
 The section `model` then holds fields of [`PeerConfig`].

@@ -1,4 +1,4 @@
-"""Data of the study and its training runs, each through `accelerate launch` on one thread and skipped where it is done."""
+"""Data and training runs of the study, each run through `accelerate launch` on one thread and skipped where done."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def flags(values: dict[str, Any]) -> list[str]:
 
 def run_arguments(recipe: str, values: dict[str, Any]) -> TrainingArguments:
     """What a recipe with these values says; its run folder has no meaning."""
-    words = flags({"output_dir": "-", **values})
+    words = flags({"output_dir": "unused", **values})
     return build(TrainingArguments, apply_overrides(read_yaml(EXAMPLES / f"{recipe}.yaml"), words))
 
 

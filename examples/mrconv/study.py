@@ -28,8 +28,8 @@ from hf_ext.training import build_task
 from hf_ext.training.data import TrainingLoader, open_source
 
 SEED = 0
-# Seconds of one core. A comparison gives every model the same seconds, and once the same samples: as many as the slowest
-# does in SAMPLES_SECONDS.
+# Seconds of one core. A comparison gives every model the same seconds, and once the same samples: as many as the
+# slowest does in SAMPLES_SECONDS.
 HEADLINE_SECONDS, UNSEEN_SECONDS, LM_SECONDS = 2100, 720, 300
 COMPARISON_SECONDS, SAMPLES_SECONDS, ABLATION_SECONDS = 90, 300, 60
 KERNELS = ("fourier", "dilated", "sparse", "fourier_sparse", "implicit")

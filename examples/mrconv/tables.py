@@ -106,8 +106,8 @@ def language_table(row: dict[str, Any]) -> str:
     lines = [[name, "yes" if equal[name] else "**no**", f"{1000 * seconds[name]:.1f}"] for name in equal]
     facts = (
         f"{row['parameters']:,} parameters, {row['samples']:,} windows of 512 bytes in {row['seconds']:.0f} s: "
-        f"{row['scores']['bits_per_byte']:.3f} bits per byte on topics that were kept back. Largest relative difference of "
-        f"logits from the full forward: {made['difference']['streaming']:.1e} streaming, "
+        f"{row['scores']['bits_per_byte']:.3f} bits per byte on topics that were kept back. Largest relative "
+        f"difference of logits from the full forward: {made['difference']['streaming']:.1e} streaming, "
         f"{made['difference']['merged']:.1e} merged.\n\n"
     )
     sample = "\n".join(f"> {line}".rstrip() for line in made["texts"][0].splitlines())

@@ -15,7 +15,7 @@ from hf_ext_cli.main import COMMANDS, main
 from hf_ext_cli.output import finite
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = ("hub", "emr")
+GROUPS = ("hub", "emr", "mrconv")
 
 
 def run(*arguments: str | Path) -> Result:
@@ -36,7 +36,8 @@ def all_commands() -> dict[str, click.Command]:
 
 def test_the_commands_are_those_that_are_promised():
     emr = {f"emr {name}" for name in ("add", "remove", "export", "compare", "pack", "unpack")}
-    expected = {"train", "evaluate", "merge", "emr", *emr, "push", "card", "info", "hub", "hub serve"}
+    mrconv = {"mrconv make-listops", "mrconv plot"}
+    expected = {"train", "evaluate", "merge", "emr", *emr, "mrconv", *mrconv, "push", "card", "info", "hub", "hub serve"}
     assert set(all_commands()) == expected
     listing = run("--help").output
     assert all(re.search(rf"^  {name} ", listing, re.MULTILINE) for name in COMMANDS)
