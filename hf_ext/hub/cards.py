@@ -86,7 +86,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     training = _read_training(folder / "training.json")
     arguments = training.get("arguments") or {}
     fields, source = _template(template_name)
-    method = str(arguments.get("method"))
+    # of "mrconv-audio" the room is "mrconv"
+    method = str(arguments.get("method")).partition("-")[0]
     if template_name == "adapter.md" and installed_room(method) is not None:
         # an adapter of ours does the task of its method, under the same licence
         fields = {**_template(f"{method}.md")[0], **fields}
@@ -188,6 +189,9 @@ def _metadata(
     datasets = [source["path"].partition("@")[0] for source in sources if _is_hub_id(source.get("path"))]
     datasets += [result["dataset"] for result in results if _is_hub_id(result["dataset"])]
     fields = dict(template)
+    # a method with several tasks names none in its template
+    if "pipeline_tag" not in fields and results and results[0].get("task"):
+        fields["pipeline_tag"] = results[0]["task"]
     if license is not None:
         fields["license"] = license
     if (base := _base_model(config, arguments)) is not None:

@@ -20,7 +20,16 @@ from huggingface_hub import snapshot_download
 from .safetensors_headers import parse_json_object
 
 # The roles whose files travel with a checkpoint; tests, training and references stay at home.
-SHIPPED_ROLES = ("configuration", "modeling", "ops", "kernels", "streaming", "processing", "image_processing")
+SHIPPED_ROLES = (
+    "configuration",
+    "modeling",
+    "ops",
+    "kernels",
+    "streaming",
+    "processing",
+    "image_processing",
+    "feature_extraction",
+)
 # What restores a task of an artifact of EMR-Merging where hf_ext is not installed.
 _LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
 _TIMEOUT_SECONDS = 3600

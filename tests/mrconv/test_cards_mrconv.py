@@ -1,0 +1,87 @@
+"""Cards of MRConv: chosen by the configuration, finished, with a snippet that runs."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from hf_ext.hub.cards import write_card
+from hf_ext.mrconv import (
+    MRConvConfig,
+    MRConvForAudioClassification,
+    MRConvForCausalLM,
+    MRConvForRetrieval,
+    MRConvForSequenceClassification,
+    MRConvModel,
+    MRConvNextConfig,
+    MRConvNextForImageClassification,
+    MRConvNextImageProcessor,
+)
+from hf_ext.mrconv.training_signals_mrconv import AudioTask
+from hf_ext.mrconv.training_text_mrconv import LanguageModelTask, ListOpsTask, RetrievalTask
+from tests.hub.test_cards import assert_finished
+
+TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
+
+
+def from_task(task):
+    return lambda: (task.build_model(TINY, None), task.processor())
+
+
+MODELS = {
+    "audio": from_task(AudioTask(sampling_rate=8000, max_length=64)),
+    "tokens": from_task(ListOpsTask(max_length=32)),
+    "pairs": from_task(RetrievalTask(max_length=32)),
+    "language": from_task(LanguageModelTask(max_length=32)),
+    "values": lambda: (MRConvForSequenceClassification(MRConvConfig(**TINY, input_size=2)), None),
+    "backbone": lambda: (MRConvModel(MRConvConfig(**TINY, max_position_embeddings=32)), None),
+    "images": lambda: (
+        MRConvNextForImageClassification(MRConvNextConfig(image_size=16, hidden_sizes=[4], depths=[1])),
+        MRConvNextImageProcessor(size={"shortest_edge": 16}),
+    ),
+}
+
+
+def snippet_of(card: str) -> str:
+    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    return snippet
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_snippet_runs(name, merged, tmp_path, capsys):
+    model, processor = MODELS[name]()
+    if merged:
+        model.reparameterize()
+    model.save_pretrained(tmp_path)
+    if processor is not None:
+        processor.save_pretrained(tmp_path)
+    card = write_card(tmp_path, repo_id=str(tmp_path)).read_text()
+    assert_finished(card)
+    assert ("model.reparameterize()" in snippet_of(card)) == (not merged and name != "backbone")
+    capsys.readouterr()
+    scope = {}
+    exec(snippet_of(card), scope)
+    assert capsys.readouterr().out.strip()
+    loaded = scope["model"]
+    assert type(loaded) is type(model)
+    for name, value in model.reparameterize().state_dict().items():
+        if not merged and "backbone" in str(name):
+            continue
+        if name in loaded.state_dict():
+            torch.testing.assert_close(loaded.state_dict()[name], value)
+
+
+def test_metadata_name_the_task(tmp_path):
+    model, processor = MODELS["audio"]()
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    result = {"metric": "accuracy", "value": 0.5, "dataset": "digits", "task": "audio-classification"}
+    (tmp_path / "eval.json").write_text('{"results": [%s]}' % str(result).replace("'", '"'))
+    card = ModelCard.load(write_card(tmp_path, repo_id="org/digits"))
+    data = SimpleNamespace(**card.data.to_dict())
+    assert (data.license, data.pipeline_tag) == ("apache-2.0", "audio-classification")
+    assert data.tags == ["mrconv", "long-convolution", "sequence-modelling"]
+    assert "8000 samples per second" in card.text and "change_rate(2)" in card.text
