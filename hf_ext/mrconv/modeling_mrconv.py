@@ -41,13 +41,6 @@ class MRConvPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["MRConvBlock"]
     _can_record_outputs = {"hidden_states": OutputRecorder(MRConvBlock)}
 
-    def post_init(self) -> None:
-        """Finish the construction: statistics and merged kernels are loaded in float32 at least."""
-        # Statistics change by small steps that half precision would lose; a merged kernel is rounded once.
-        buffers = {name.rpartition(".")[2] for name, value in self.named_buffers() if value.is_floating_point()}
-        self._keep_in_fp32_modules_strict = sorted(buffers)
-        super().post_init()
-
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
