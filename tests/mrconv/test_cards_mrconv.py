@@ -1,5 +1,6 @@
 """Cards of MRConv: chosen by the configuration, finished, with a snippet that runs."""
 
+import json
 import re
 from types import SimpleNamespace
 
@@ -10,9 +11,6 @@ from huggingface_hub import ModelCard
 from hf_ext.hub.cards import write_card
 from hf_ext.mrconv import (
     MRConvConfig,
-    MRConvForAudioClassification,
-    MRConvForCausalLM,
-    MRConvForRetrieval,
     MRConvForSequenceClassification,
     MRConvModel,
     MRConvNextConfig,
@@ -79,7 +77,7 @@ def test_metadata_name_the_task(tmp_path):
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     result = {"metric": "accuracy", "value": 0.5, "dataset": "digits", "task": "audio-classification"}
-    (tmp_path / "eval.json").write_text('{"results": [%s]}' % str(result).replace("'", '"'))
+    (tmp_path / "eval.json").write_text(json.dumps({"results": [result]}))
     card = ModelCard.load(write_card(tmp_path, repo_id="org/digits"))
     data = SimpleNamespace(**card.data.to_dict())
     assert (data.license, data.pipeline_tag) == ("apache-2.0", "audio-classification")
