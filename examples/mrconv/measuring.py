@@ -44,14 +44,13 @@ def merged_times(snapshot: Path, values: dict[str, Any]) -> dict[str, Any]:
     task = build_task(arguments)
     data = open_source(arguments.data_arguments.eval_source)
     model = MRConvForAudioClassification.from_pretrained(snapshot).eval()
-    inputs = task.batch(model, [data[index] for index in range(8)])
-    del inputs["labels"]
-    before, branches = model(**inputs).logits, median_seconds(lambda: model(**inputs))
+    inputs, one = (task.batch(model, [data[index] for index in range(count)]) for count in (8, 1))
+    before, branches = model(**inputs).logits, median_seconds(lambda: model(**one))
     model.reparameterize()
-    after, merged = model(**inputs).logits, median_seconds(lambda: model(**inputs))
+    after, merged = model(**inputs).logits, median_seconds(lambda: model(**one))
     return {
         "difference": float((after - before).abs().max() / before.abs().max()),
-        "seconds_per_recording": {"branches": branches / 8, "merged": merged / 8},
+        "seconds_per_recording": {"branches": branches, "merged": merged},
         "scores": evaluate(task, model, data),
     }
 

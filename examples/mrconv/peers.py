@@ -197,6 +197,32 @@ def equal_sizes(task: Any, name: str, parameters: int, depth: int) -> dict[str, 
     return best[1]
 
 
+def equal_kernel_size(task: Any, section: dict[str, Any], parameters: int) -> int:
+    """
+    The even l0 of an MRConv with the number of parameters nearest to a given one.
+
+    Args:
+        task ([`MRConvTask`]): The task.
+        section (`dict[str, Any]`): The section `model`; its own `kernel_size` wins where it is within 10 %.
+        parameters (`int`): Of the model to compare with.
+
+    Returns:
+        `int`: The length of the shortest kernel.
+
+    Raises:
+        ValueError: If none comes within 10 %.
+    """
+    best = (float("inf"), 0)
+    for size in (section["kernel_size"], *range(2, 65, 2)):
+        count = trained_parameters(task.build_model({**section, "kernel_size": size}, None))
+        best = min(best, (abs(count / parameters - 1), size))
+        if size == section["kernel_size"] and best[0] <= 0.1:
+            break
+    if best[0] > 0.1:
+        raise ValueError(f"no kernel size gives {parameters} parameters within 10 % with {section}.")
+    return best[1]
+
+
 def main(words: list[str]) -> None:
     """Trains what the YAML file and the flags after it describe."""
     arguments = build(TrainingArguments, apply_overrides(read_yaml(words[1]), words[2:]))

@@ -123,11 +123,11 @@ def _draw_weights(figure: Any, weights: np.ndarray) -> None:
 
     for index, (row, shade) in enumerate(zip(weights, shades, strict=True), start=1):
         lines.plot(row, marker="o", markersize=3, color=colormaps["plasma"](shade), label=f"layer {index}")
-    lines.set(title="the same, by depth", xlabel="resolution i", ylim=(0, None))
+    lines.set(title="the same, by depth", xlabel="resolution i", ylim=(0, 1.15 * np.nanmax(weights)))
     lines.set_xticks(range(weights.shape[1]))
     lines.grid(alpha=0.3)
     if len(weights) <= 8:
-        lines.legend(fontsize=7)
+        lines.legend(fontsize=7, loc="lower left", ncols=2)
 
 
 def _draw_layer(axes: Any, layer: Any, index: int, channel: int) -> None:
@@ -146,7 +146,7 @@ def _draw_layer(axes: Any, layer: Any, index: int, channel: int) -> None:
     for axis in axes:
         axis.grid(alpha=0.3)
     if index == 0 and len(parts) <= 10:
-        above.legend(fontsize=6)
+        above.legend(fontsize=6, loc="upper right", ncols=2)
 
 
 def contributions(

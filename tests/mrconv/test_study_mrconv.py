@@ -1,0 +1,181 @@
+"""The study's parts: peers of equal size, splits of the data, tables that fit the README, scripts."""
+
+import importlib
+import json
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from hf_ext.mrconv.training_signals_mrconv import AudioTask, PixelTask
+from hf_ext.mrconv.training_text_mrconv import ListOpsTask
+
+STUDY = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
+# transformers says once that Mamba 2 runs without its CUDA kernels, by its logger.
+TASKS = {
+    "pixels": (lambda: PixelTask(image_size=8), True),
+    "tokens": (lambda: ListOpsTask(max_length=32), False),
+    "audio": (lambda: AudioTask(sampling_rate=8000, max_length=64), True),
+}
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Modules of the study, which find each other by their bare names."""
+    monkeypatch.syspath_prepend(STUDY)
+    names = {path.stem for path in STUDY.glob("*.py")}
+    kept = {name: sys.modules.pop(name) for name in names & set(sys.modules)}
+    yield importlib.import_module
+    for name in names & set(sys.modules):
+        del sys.modules[name]
+    sys.modules.update(kept)
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("peer", ["transformer", "mamba2"])
+def test_a_peer_has_as_many_parameters_and_ignores_padding(load, name, peer):
+    peers = load("peers")
+    make, continuous = TASKS[name]
+    task = make()
+    parameters = peers.trained_parameters(task.build_model({"hidden_size": 48, "num_hidden_layers": 2}, None))
+    peers.use_peer(task, peer)
+    model = task.build_model(peers.equal_sizes(task, peer, parameters, 2), None)
+    assert 0.9 < peers.trained_parameters(model) / parameters < 1.1
+    torch.manual_seed(0)
+    inputs = torch.randn(2, 20, 1) if continuous else torch.randint(3, 18, (2, 20))
+    key = "input_values" if continuous else "input_ids"
+    mask = torch.ones(2, 20, dtype=torch.int64)
+    mask[1, 12:] = 0
+    outputs = model.train()(**{key: inputs}, attention_mask=mask, labels=torch.tensor([1, 2]))
+    outputs.loss.backward()
+    trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    # One token of the vocabulary may be missing from the batch, but no tensor.
+    assert not [name for name, value in trained if value.grad is None or not value.grad.any()]
+    with torch.no_grad():
+        padded = model.eval()(**{key: inputs}, attention_mask=mask).logits[1:]
+        alone = model(**{key: inputs[1:, :12]}, attention_mask=mask[1:, :12]).logits
+    torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-4)
+    groups = task.parameter_groups(model, 0.1)
+    assert sum(len(group["params"]) for group in groups) == len(trained)
+
+
+def test_kernels_of_equal_size(load):
+    peers = load("peers")
+    task = PixelTask(image_size=8)
+    section = {"hidden_size": 16, "num_hidden_layers": 2, "kernel_size": 16}
+    parameters = peers.trained_parameters(task.build_model({**section, "kernel_type": "fourier"}, None))
+    for kernel in ("dilated", "sparse", "fourier_sparse"):
+        size = peers.equal_kernel_size(task, {**section, "kernel_type": kernel}, parameters)
+        model = task.build_model({**section, "kernel_type": kernel, "kernel_size": size}, None)
+        assert 0.9 <= peers.trained_parameters(model) / parameters <= 1.1
+    with pytest.raises(ValueError, match="no kernel size gives 10 parameters"):
+        peers.equal_kernel_size(task, section, 10)
+
+
+def test_digits_are_split_by_recording_and_by_speaker(load, tmp_path):
+    fsdd = tmp_path / "fsdd"
+    fsdd.mkdir()
+    for speaker, level in (("george", 100), ("theo", 200)):
+        for digit, number in ((3, 0), (4, 4), (5, 5), (6, 17)):
+            with wave.open(str(fsdd / f"{digit}_{speaker}_{number}.wav"), "wb") as file:
+                file.setparams((1, 2, 8000, 0, "NONE", ""))
+                file.writeframes(np.full(9, level + number, dtype="<i2").tobytes())
+    load("runs").write_digits(fsdd, tmp_path / "out")
+
+    def rows(name):
+        data = datasets.Dataset.from_parquet(str(tmp_path / "out" / name), cache_dir=str(tmp_path / "cache"))
+        return sorted((row["label"], row["audio"][0], len(row["audio"])) for row in data)
+
+    assert rows("official/test.parquet") == [(3, 100, 9), (3, 200, 9), (4, 104, 9), (4, 204, 9)]
+    assert rows("official/train.parquet") == [(5, 105, 9), (5, 205, 9), (6, 117, 9), (6, 217, 9)]
+    assert rows("unseen/test.parquet") == [(3, 200, 9), (4, 204, 9), (5, 205, 9), (6, 217, 9)]
+    assert rows("unseen/train.parquet") == [(3, 100, 9), (4, 104, 9), (5, 105, 9), (6, 117, 9)]
+
+
+def made_up_result(load):
+    """A result with all parts that the study writes."""
+    study, tables = load("study"), load("tables")
+    run = {
+        "steps": 10,
+        "samples": 80,
+        "seconds": 12.3,
+        "scores": {"accuracy": 0.625, "loss": 1.5, "bits_per_byte": 2.25},
+        "parameters": 12345,
+        "losses": [[8, 2.0], [80, 1.0]],
+        "arguments": {"learning_rate": 0.004, "seed": 0},
+    }
+    merged = {
+        "difference": 1e-7,
+        "seconds_per_recording": {"branches": 0.02, "merged": 0.01},
+        "scores": {"accuracy": 0.5},
+    }
+    first = {**run, "decimated": {"accuracy": 0.375}, "merged": merged}
+    row = {"parameters": 777, "time": run, "samples": run}
+    made = {
+        "texts": ["The text\nthat was made"],
+        "equal": {"streaming": True},
+        "seconds_per_token": {"streaming": 0.003},
+        "difference": {"streaming": 1e-6, "merged": 2e-6},
+    }
+    assert set(study.COMPARISONS) == set(tables.TITLES) and set(study.MODELS) == set(tables.NAMES)
+    return {
+        "device": "CPU",
+        "seed": 0,
+        "seconds": 600,
+        "versions": {"torch": "2"},
+        "headline": dict.fromkeys(tables.SPLITS, first),
+        "comparisons": {
+            name: {
+                model: {**row, "decimated": {"accuracy": 0.875}} if name == "digits" and model == "fourier" else row
+                for model in study.MODELS
+            }
+            for name in study.COMPARISONS
+        },
+        "ablation": dict.fromkeys(study.ABLATIONS, run),
+        "language_model": {**run, "generation": made},
+    }
+
+
+def test_tables_and_curves_of_a_result(load, tmp_path):
+    tables, result = load("tables"), made_up_result(load)
+    readme = tmp_path / "README.md"
+    readme.write_text((STUDY / "README.md").read_text())
+    tables.write_tables(result, readme)
+    text = readme.read_text()
+    assert "| official (recordings 0-4) | 62.5 | 37.5 | 50.0 | 20.0 | 10.0 | 1.0e-07 | 80 | 0.2 |" in text
+    assert "| MRConv, Fourier | 777 | 62.5 | 87.5 | 80 | 12 | 62.5 | 80 | 12 |" in text
+    assert "> that was made" in text and "2.250 bits per byte" in text
+    assert len(tables.all_runs(result)) == 2 + 2 * 4 * 7 + len(result["ablation"]) + 1
+    tables.write_tables(result, readme)
+    assert readme.read_text() == text
+    tables.draw_curves(result, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_readme_holds_the_committed_results(load, tmp_path):
+    results = STUDY / "results" / "study.json"
+    if not results.is_file():
+        pytest.skip("the study has not been run")
+    copy = tmp_path / "README.md"
+    copy.write_text((STUDY / "README.md").read_text())
+    load("tables").write_tables(json.loads(results.read_text()), copy)
+    assert copy.read_text() == (STUDY / "README.md").read_text()
+
+
+def test_a_recording_is_classified(tmp_path):
+    task = AudioTask(sampling_rate=8000, max_length=64, num_labels=2, label_names=["no", "yes"])
+    model = task.build_model({"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}, None)
+    model.save_pretrained(tmp_path / "model")
+    task.processor().save_pretrained(tmp_path / "model")
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(np.arange(50, dtype="<i2").tobytes())
+    command = [sys.executable, STUDY / "infer.py", tmp_path / "model", tmp_path / "a.wav", "--merge"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in ("no", "yes")
