@@ -1,6 +1,7 @@
 """What one MRConv layer costs: a training step beside N branches, and the merged layer beside a bare FFT convolution.
 
     OMP_NUM_THREADS=2 python examples/benchmarks/mrconv_layer.py
+    OMP_NUM_THREADS=2 chrt -r 1 python examples/benchmarks/mrconv_layer.py    # on a machine that others use
     python examples/benchmarks/mrconv_layer.py --device cuda
 
 Three training layers of equal outputs: `exact`, ours; `shared`, N branches through torch.nn.BatchNorm1d which share
@@ -228,6 +229,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
         "dtype": "float32",
         "training_step": [training_step(size, device, rounds) for size in sizes],
         "merged_inference": [inference(size, device, rounds) for size in sizes],

@@ -38,7 +38,10 @@ class LongConv(torch.autograd.Function):
             factors = two_sided(kernel[part], _rows(wing, part), n) if spectrum is None else spectrum[part]
             spectra = torch.fft.rfft(u[:, part].to(kernel.dtype), n=n).mul_(factors)
             chunk = torch.fft.irfft(spectra, n=n)[..., : u.shape[2]]
-            y[:, part] = chunk if bias is None else chunk.add_(bias[part, None])
+            if bias is None:
+                y[:, part] = chunk
+            else:
+                torch.add(chunk, bias[part, None], out=y[:, part])
         return y
 
     @staticmethod
@@ -162,7 +165,7 @@ class BatchNormConv(torch.autograd.Function):
                 sums[0], sums[1], count, alpha[:, part], weight[:, part], bias[:, part]
             )
             chunk = response(signal.spectrum, layer.merged_spectrum(past, wings, scale), layer.n, u.shape[2])
-            y[:, part] = chunk.add_(shift.to(chunk.dtype)[:, None])
+            torch.add(chunk, shift.to(chunk.dtype)[:, None], out=y[:, part])
             all_sums.append(sums)
         ctx.save_for_backward(u, alpha, weight, bias, count, torch.cat(all_sums, dim=2), *kernels)
         ctx.layer = layer

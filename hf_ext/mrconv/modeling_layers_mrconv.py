@@ -114,7 +114,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         if self.training and isinstance(self.norm, MRConvBranchNorm):
             return self._batch_normed(u, self.norm, start, stop)
         kernel, backward_kernel, bias = self.merged()
-        return long_conv(u, kernel, backward_kernel) + bias[:, None].to(u.dtype)
+        return long_conv(u, kernel, backward_kernel, bias=bias)
 
     def branch_kernels(self) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         """
@@ -199,7 +199,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             return self._direct_forward(u)
         ahead = self.merged_backward_kernel
         spectrum = None if torch.compiler.is_compiling() else self._spectrum(u.shape[-1])
-        return long_conv(u, self.merged_kernel, ahead, spectrum=spectrum) + self.merged_bias[:, None].to(u.dtype)
+        return long_conv(u, self.merged_kernel, ahead, spectrum=spectrum, bias=self.merged_bias)
 
     def _direct_forward(self, u: torch.Tensor) -> torch.Tensor:
         taps, ahead = self.merged_kernel.shape[1], self.merged_backward_kernel

@@ -146,33 +146,47 @@ def test_bad_input():
             call()
 
 
-PROCESS = """
+# Both processes are forks of one, which imports once.
+PROCESSES = """
+import multiprocessing
 import sys
+
 import torch
 import torch.distributed as dist
+
 from tests.mrconv.operator_cases import layer, leaves, shared_case
 
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meeting", rank=int(sys.argv[2]), world_size=2)
-case = shared_case(int(sys.argv[2]))
-results = layer({**case, "group": dist.group.WORLD})
-cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
-gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
-torch.save((results, gradients), f"{sys.argv[1]}/result{sys.argv[2]}")
-dist.destroy_process_group()
+
+def run(folder, rank):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    case = shared_case(rank)
+    results = layer({**case, "group": dist.group.WORLD})
+    cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
+    gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
+    torch.save((results, gradients), f"{folder}/result{rank}")
+    dist.destroy_process_group()
+
+
+processes = [multiprocessing.get_context("fork").Process(target=run, args=(sys.argv[1], rank)) for rank in range(2)]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+sys.exit(any(process.exitcode for process in processes))
 """
 
 
 def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", PROCESS, str(tmp_path)]
-    processes = [subprocess.Popen([*command, str(rank)], cwd=root, env=environment) for rank in range(2)]
+    command = [sys.executable, "-c", PROCESSES, str(tmp_path)]
+    processes = subprocess.Popen(command, cwd=root, env=environment)
     case = shared_case(None)
     results = layer(case)
     cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
     gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    assert processes.wait(timeout=120) == 0
     (first, first_gradients), (second, second_gradients) = (
         torch.load(tmp_path / f"result{rank}") for rank in range(2)
     )
