@@ -3,7 +3,7 @@
 python examples/mrconv/study.py FSDD CIFAR10 WORK
 Each step leaves its result in WORK/results and is skipped when it is there with the same settings, so an interrupted
 study continues. At the end examples/mrconv/results/study.json, the curves and the tables in README.md are written.
-MRCONV_BUDGET_SCALE=0.01 makes every run a hundredth as long, to try the machinery; its results stay in WORK.
+MRCONV_BUDGET_SCALE=0.01 makes every run a hundredth as long, to try the machinery; its results stay in WORK/report.
 """
 
 import functools
@@ -253,10 +253,10 @@ def main(fsdd: Path, cifar10: Path, work: Path) -> None:
     }
     steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((work / "results").glob("*.json"))]
     result["seconds"] = round(sum(step["seconds"] for step in steps))
-    place = EXAMPLES if scale == 1 else work
-    (place / "results").mkdir(exist_ok=True)
-    (place / "results" / "study.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    draw_curves(result, place / "results" / "curves.png")
+    report = EXAMPLES / "results" if scale == 1 else work / "report"
+    report.mkdir(exist_ok=True)
+    (report / "study.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    draw_curves(result, report / "curves.png")
     if scale == 1:
         write_tables(result, EXAMPLES / "README.md")
 
