@@ -24,37 +24,17 @@ from tests.hub.published import contents
 from tests.merging.updating_sources import (
     CONFIG,
     NAMES,
+    artifact,
     configuration,
-    draw,
+    kept,
     merge,
+    sources,
     vectors,
     weights_of,
-    write_sources,
+    without_pictures,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _without_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_ext.emr.pictures_emr.draw_report", draw)
-        yield
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory) -> Path:
-    return write_sources(tmp_path_factory.mktemp("sources"))
-
-
-@pytest.fixture(scope="module")
-def kept(sources, tmp_path_factory) -> dict[str, Path]:
-    """Merges with state: of the first two tasks, and of all."""
-    place = tmp_path_factory.mktemp("kept")
-    return {names: merge(sources, names, place / names, keep_state=True) for names in ("ab", "abc")}
-
-
-@pytest.fixture
-def artifact(kept, tmp_path) -> Path:
-    return Path(shutil.copytree(kept["ab"], tmp_path / "artifact"))
+__all__ = ["artifact", "kept", "sources", "without_pictures"]
 
 
 def test_the_sources_make_ties_zeros_and_several_segments(sources, kept):

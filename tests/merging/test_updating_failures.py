@@ -18,31 +18,18 @@ from hf_ext.merging import updating
 from hf_ext.merging.updating import add_task, add_task_frozen, remove_task
 from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
-from tests.merging.updating_sources import CONFIG, draw, merge, vectors, weights_of, write_sources
+from tests.merging.updating_sources import (
+    CONFIG,
+    artifact,
+    kept,
+    merge,
+    sources,
+    vectors,
+    weights_of,
+    without_pictures,
+)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _without_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_ext.emr.pictures_emr.draw_report", draw)
-        yield
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory) -> Path:
-    return write_sources(tmp_path_factory.mktemp("sources"))
-
-
-@pytest.fixture(scope="module")
-def kept(sources, tmp_path_factory) -> dict[str, Path]:
-    """Merges with state: of the first two tasks, and of all."""
-    place = tmp_path_factory.mktemp("kept")
-    return {names: merge(sources, names, place / names, keep_state=True) for names in ("ab", "abc")}
-
-
-@pytest.fixture
-def artifact(kept, tmp_path) -> Path:
-    return Path(shutil.copytree(kept["ab"], tmp_path / "artifact"))
+__all__ = ["artifact", "kept", "sources", "without_pictures"]
 
 
 def test_merging_again_needs_the_same_checkpoints(sources, tmp_path):
