@@ -125,7 +125,10 @@ def recompute_mrconv(model: MRConvForCausalLM, prompt: torch.Tensor, passes: int
 
 def step_mamba2(model: Mamba2ForCausalLM, device: torch.device, tokens: int) -> dict[str, Any]:
     cache = model(torch.ones(1, 64, dtype=torch.long, device=device), use_cache=True).cache_params
-    step = lambda token: model(token, cache_params=cache, use_cache=True).logits  # noqa: E731
+
+    def step(token: torch.Tensor) -> torch.Tensor:
+        return model(token, cache_params=cache, use_cache=True).logits
+
     generate(step, 8, device)
     return {"token": generate(step, tokens, device)}
 
@@ -136,7 +139,10 @@ def step_attention(model: LlamaForCausalLM, device: torch.device, length: int, t
     shape = (1, config.num_key_value_heads, length, config.hidden_size // config.num_attention_heads)
     for layer in range(LAYERS):
         cache.update(torch.randn(shape, device=device), torch.randn(shape, device=device), layer)
-    step = lambda token: model(token, past_key_values=cache).logits  # noqa: E731
+
+    def step(token: torch.Tensor) -> torch.Tensor:
+        return model(token, past_key_values=cache).logits
+
     generate(step, 4, device)
     numbers = 2 * LAYERS * length * config.hidden_size
     return {"token": generate(step, tokens, device), "state_numbers": numbers}

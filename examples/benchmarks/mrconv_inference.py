@@ -23,9 +23,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import nn
 from tqdm import tqdm
 from transformers import Mamba2Config
@@ -34,9 +34,6 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from hf_ext.mrconv import MRConvConfig, MRConvLayer
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBlock
 from hf_ext.mrconv.ops_mrconv import fft_size
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
 
 Entry = Callable[[], torch.Tensor]
 GROUPS = {
@@ -204,7 +201,8 @@ def markdown(results: dict[str, dict[int, dict[str, dict[str, Any]]]]) -> str:
 
 
 def plot(results: dict[str, dict[int, dict[str, dict[str, Any]]]], path: Path, title: str) -> None:
-    figure, panels = plt.subplots(1, len(results), figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    panels = figure.subplots(1, len(results))
     for panel, (group, lengths) in zip(panels, results.items(), strict=True):
         for name in GROUPS[group]:
             points = [(length, 1000 * rows[name]["seconds"]) for length, rows in lengths.items() if name in rows]
@@ -216,7 +214,6 @@ def plot(results: dict[str, dict[int, dict[str, dict[str, Any]]]], path: Path, t
         panel.legend()
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def installed(name: str) -> str:

@@ -173,8 +173,13 @@ def inference(sizes: Sizes, device: str, rounds: int) -> dict[str, Any]:
     kernel = torch.randn(channels, length, generator=torch.Generator().manual_seed(3)).to(device) / math.sqrt(length)
     n = convolution_size(length, length)
     spectrum = kernel_spectrum(kernel, None, n)
-    merged: Callable[[], Tensor] = lambda: long_conv(u, kernel, spectrum=spectrum, bias=bias)  # noqa: E731
-    bare: Callable[[], Tensor] = lambda: torch.fft.irfft(torch.fft.rfft(u, n=n) * spectrum, n=n)  # noqa: E731
+
+    def merged() -> Tensor:
+        return long_conv(u, kernel, spectrum=spectrum, bias=bias)
+
+    def bare() -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(u, n=n) * spectrum, n=n)
+
     difference = relative(merged(), bare()[..., :length] + bias[:, None])
     seconds = in_turns({"merged": merged, "bare": bare}, device, 3 * rounds)
     return {

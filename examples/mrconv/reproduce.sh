@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole study on one thread, hours long (see README.md); the same command continues where it stopped.
+# The whole study on one thread, about three hours (an estimate; see README.md); the same command continues where it stopped.
 #   examples/mrconv/reproduce.sh FSDD CIFAR10 [WORK]
 # FSDD: folder with {digit}_{speaker}_{n}.wav. CIFAR10: folder with train.parquet and test.parquet (image, label).
 # MRCONV_BUDGET_SCALE=0.01 tries the machinery in a few minutes; README.md is then left as it is.
