@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Configuration of SemanIR (Ren et al., NeurIPS 2024, arXiv 2405.20008): both architectures and their presets."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -12,6 +12,9 @@ AUTO_MAP = {
     "AutoModel": "modeling_semanir.SemanIRModel",
     "AutoModelForImageToImage": "modeling_semanir.SemanIRForImageRestoration",
 }
+
+# Names for `attn_implementation`, transformers' switch. "auto" chooses by device, k and window.
+ATTENTION_IMPLEMENTATIONS = ("auto", "eager", "sdpa", "native", "flex_attention", "triton")
 
 # The layouts of the paper (S, B: calibrated on the published counts; denoiser: on 25.82 M) and two for small machines.
 # fmt: off
@@ -37,6 +40,37 @@ def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"`{name}` is {value!r}; allowed: {', '.join(map(repr, allowed))}.")
 
 
+class SemanIRDescriptor(NamedTuple):
+    """
+    What a program must know to give a model images, in the terms of spandrel's `ModelDescriptor`.
+
+    Args:
+        purpose (`str`): `"SR"` if the output is larger than the input, `"Restoration"` otherwise.
+        scale (`int`): Height and width of the output divided by those of the input.
+        input_channels (`int`): Channels of the input.
+        output_channels (`int`): Channels of the output.
+        minimum (`int`): Smallest height and width in pixels.
+        multiple_of (`int`): Heights and widths that are multiples of this are not padded; others are, by the model.
+            A grid of tiles that keeps to it cuts no window.
+        tiling (`str`): `"internal"`: the model bounds its own temporary memory, without seams, so an image should be
+            given whole. Tiles are for images whose feature maps do not fit.
+        tile_overlap (`int`): Pixels by which such tiles should overlap: two windows of the coarsest level.
+        supports_half (`bool`): Whether float16 can be used; outputs must be checked for infinities.
+        supports_bfloat16 (`bool`): Whether bfloat16 can be used.
+    """
+
+    purpose: str
+    scale: int
+    input_channels: int
+    output_channels: int
+    minimum: int
+    multiple_of: int
+    tiling: str
+    tile_overlap: int
+    supports_half: bool = True
+    supports_bfloat16: bool = True
+
+
 @strict
 class SemanIRConfig(PreTrainedConfig):
     """
@@ -45,7 +79,8 @@ class SemanIRConfig(PreTrainedConfig):
 
     Args:
         num_channels (`int`, *optional*, defaults to 3):
-            Channels of the input image: 3 for RGB, 1 for grey, 4 for a packed Bayer mosaic.
+            Channels of the input image: 3 for RGB, 1 for grey. With 4, `num_channels_out=3` and `scale=2` the input is
+            an RGGB Bayer mosaic packed as (red, green, green, blue) at half its resolution: demosaicking.
         num_channels_out (`int`, *optional*):
             Channels of the restored image; as many as the input has when not given.
         architecture (`str`, *optional*, defaults to `"columnar"`):
@@ -135,6 +170,31 @@ class SemanIRConfig(PreTrainedConfig):
         return 2 * len(self.depths) - 1 + (self.refinement_depth > 0)
 
     @property
+    def levels(self) -> int:
+        """`int`: Resolutions that the body works at."""
+        return len(self.depths) if self.architecture == "u-shaped" else 1
+
+    @property
+    def demosaicks(self) -> bool:
+        """`bool`: Whether the input is a packed Bayer mosaic and the output an RGB image of its full resolution."""
+        return (self.num_channels, self.num_channels_out, self.scale) == (4, 3, 2)
+
+    @property
+    def descriptor(self) -> SemanIRDescriptor:
+        """[`SemanIRDescriptor`]: Channels, scale and sizes that the model works with."""
+        multiple_of = self.window_size * 2 ** (self.levels - 1)
+        return SemanIRDescriptor(
+            purpose="SR" if self.scale > 1 and not self.demosaicks else "Restoration",
+            scale=self.scale,
+            input_channels=self.num_channels,
+            output_channels=self.num_channels_out or self.num_channels,
+            minimum=1,
+            multiple_of=multiple_of,
+            tiling="internal",
+            tile_overlap=2 * multiple_of,
+        )
+
+    @property
     def top_k_range(self) -> tuple[int, int]:
         """`tuple[int, int]`: Smallest and largest k that training sees."""
         values = self.train_top_k or (self.top_k,)
@@ -202,4 +262,4 @@ class SemanIRConfig(PreTrainedConfig):
             )
 
 
-__all__ = ["PRESETS", "SemanIRConfig"]
+__all__ = ["ATTENTION_IMPLEMENTATIONS", "PRESETS", "SemanIRConfig", "SemanIRDescriptor"]

@@ -71,6 +71,16 @@ def test_range_of_k_is_that_of_training():
     assert SemanIRConfig(top_k=24, train_top_k=[64, 8, 32]).top_k_range == (8, 64)
 
 
+def test_descriptor_says_what_images_the_model_takes():
+    denoiser = SemanIRConfig(**PRESETS["u-shaped-small"], num_channels=1).descriptor
+    assert denoiser == ("Restoration", 1, 1, 1, 1, 32, "internal", 64, True, True)
+    enlarging = SemanIRConfig(**PRESETS["columnar-s"], scale=4).descriptor
+    assert (enlarging.purpose, enlarging.scale, enlarging.multiple_of) == ("SR", 4, 32)
+    demosaicking = SemanIRConfig(num_channels=4, num_channels_out=3, scale=2)
+    assert demosaicking.demosaicks and demosaicking.descriptor.purpose == "Restoration"
+    assert not SemanIRConfig(num_channels=4, num_channels_out=3).demosaicks
+
+
 def test_auto_map_names_every_head_and_no_repository():
     config = SemanIRConfig(auto_map={"AutoConfig": "org/name--configuration_semanir.SemanIRConfig"})
     assert config.to_dict()["auto_map"] == {
