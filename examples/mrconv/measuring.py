@@ -19,10 +19,9 @@ NEW_TOKENS = 200
 
 def decimated(snapshot: Path, values: dict[str, Any]) -> dict[str, float]:
     """Scores on every second sample, the kernels moved to that rate and nothing trained."""
-    data = {name: value for name, value in values.items() if name == "data"}
-    results = evaluate_checkpoint(str(snapshot), EXAMPLES / "fsdd.yaml", [*flags(data), "--task.decimation=2"])[
-        "results"
-    ]
+    data = {name: value for name, value in values.items() if name in ("data", "task.max_length")}
+    words = [*flags(data), "--task.decimation=2"]
+    results = evaluate_checkpoint(str(snapshot), EXAMPLES / "fsdd.yaml", words)["results"]
     return {row["metric"]: row["value"] for row in results}
 
 
