@@ -44,13 +44,12 @@ class SemanIRPositionBias(nn.Module):
         self.hidden = nn.Linear(2, 512)
         self.heads = nn.Linear(512, num_heads, bias=False)
 
-    def forward(self, offsets: torch.Tensor) -> torch.Tensor:
+    def forward(self) -> torch.Tensor:
         # The table is a function of the window size alone: computed here, there is no buffer to lose or cast.
         dtype = self.hidden.weight.dtype
         precise = torch.promote_types(dtype, torch.float32)
-        coordinates = relative_coordinates(self.window_size, precise, offsets.device).to(dtype)
-        table = 16 * self.heads(F.relu(self.hidden(coordinates))).sigmoid()  # [(2w - 1)^2, heads]
-        return table.T[:, offsets]  # [heads, N, N]
+        coordinates = relative_coordinates(self.window_size, precise, self.hidden.weight.device).to(dtype)
+        return 16 * self.heads(F.relu(self.hidden(coordinates))).sigmoid().T  # [heads, (2w - 1)^2]
 
 
 class SemanIRAttention(nn.Module):
@@ -70,8 +69,7 @@ class SemanIRAttention(nn.Module):
         heads = self.query_key_value(windows).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)  # [W, heads, N, C / heads]
         temperature = self.log_temperature.clamp(max=math.log(100)).exp()
-        bias = self.position_bias(dictionary.offsets)
-        attended = key_semantic_attention(query, key, value, temperature, bias, dictionary.mask)
+        attended = key_semantic_attention(query, key, value, temperature, self.position_bias(), dictionary)
         attended = self.projection(attended.transpose(1, 2).flatten(2))
         return merge_windows(attended, size, dictionary.window, dictionary.shift)
 

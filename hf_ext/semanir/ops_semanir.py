@@ -13,6 +13,8 @@ from transformers.utils.generic import maybe_autocast
 
 Pair = tuple[int, int]
 
+IMPLEMENTATIONS = ("auto", "eager", "sdpa")
+
 # Logits of one call of fused attention: near the size of a CPU's cache, and enough to fill a GPU.
 _LOGITS_CPU = 2**22
 _LOGITS_GPU = 2**26
@@ -20,21 +22,34 @@ _LOGITS_GPU = 2**26
 
 class Dictionary(NamedTuple):
     """
-    Key-semantic dictionary D_K of one partition of a feature map. All layers of a stage on that partition read it.
+    Key-semantic dictionary D_K of one partition of a feature map. All heads and layers of a stage on that partition
+    read it.
 
     Args:
-        window (`tuple[int, int]`): Height and width of a window in tokens.
+        window (`tuple[int, int]`): Height and width of a window in tokens, at most `window_size`.
         shift (`tuple[int, int]`): Rows and columns by which the partition is moved.
-        mask (`torch.Tensor` of shape `(W, N, N)`, *optional*):
-            0 where token i attends to token j, -inf elsewhere. `None` when every token attends to its whole window.
-        offsets (`torch.LongTensor` of shape `(N, N)`):
-            Row of the position-bias table for query i and key j.
+        window_size (`int`): Side w of the largest window: the table of position biases has (2w - 1)^2 columns.
+        bits (`torch.ByteTensor` of shape `(W, N, ceil(N / 8))`, *optional*):
+            The keys of every token: key j is bit `j % 8` of byte `j // 8`, the lowest bit first; bits past N are 0.
+            `None` when every token attends to its whole window.
     """
 
     window: Pair
     shift: Pair
-    mask: torch.Tensor | None
-    offsets: torch.Tensor
+    window_size: int
+    bits: torch.Tensor | None
+
+    def part(self, windows: slice) -> "Dictionary":
+        """
+        The dictionary of some of the windows.
+
+        Args:
+            windows (`slice`): Which of the W windows.
+
+        Returns:
+            [`Dictionary`]: A view, not a copy.
+        """
+        return self if self.bits is None else self._replace(bits=self.bits[windows])
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -84,65 +99,101 @@ def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) 
     return features.roll(shift, dims=(1, 2)) if any(shift) else features
 
 
-def legal_keys(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> torch.Tensor:
+def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> torch.Tensor:
     """
-    Pairs of tokens that a shifted window did not bring together from opposite borders of the image.
+    Parts of each shifted window that lie together in the image. A token may attend to keys of its own region only:
+    the others came into the window from the opposite border.
 
     Args:
         size (`tuple[int, int]`): Height and width of the feature map.
         window (`tuple[int, int]`): Height and width of a window.
         shift (`tuple[int, int]`): Rows and columns by which the partition is moved.
-        device (`torch.device`, *optional*): Where to build the mask.
+        device (`torch.device`, *optional*): Where to build them.
 
     Returns:
-        `torch.BoolTensor` of shape `(windows of an image, N, N)`: True where token i may attend to token j.
+        `torch.ByteTensor` of shape `(windows of an image, N)`: Number of each token's region, 0 to 3.
     """
     wrapped_rows = torch.arange(size[0], device=device) >= size[0] - shift[0]
     wrapped_columns = torch.arange(size[1], device=device) >= size[1] - shift[1]
-    regions = 2 * wrapped_rows[:, None].int() + wrapped_columns.int()
-    regions = partition_windows(regions[None, :, :, None], window, (0, 0))
-    return regions == regions.mT
+    regions = 2 * wrapped_rows[:, None].byte() + wrapped_columns.byte()
+    return partition_windows(regions[None, :, :, None], window, (0, 0)).squeeze(-1)
+
+
+def pack_keys(chosen: torch.Tensor) -> torch.Tensor:
+    """
+    Store one bit for each pair of tokens.
+
+    Args:
+        chosen (`torch.BoolTensor` of shape `(..., N)`): Whether each key is chosen.
+
+    Returns:
+        `torch.ByteTensor` of shape `(..., ceil(N / 8))`: As in [`Dictionary`].
+    """
+    padded = F.pad(chosen, (0, -chosen.shape[-1] % 8)).unflatten(-1, (-1, 8)).byte()
+    places = torch.arange(8, dtype=torch.uint8, device=chosen.device)
+    return (padded << places).sum(-1, dtype=torch.uint8)
+
+
+def unpack_keys(bits: torch.Tensor, tokens: int) -> torch.Tensor:
+    """
+    Undo [`pack_keys`].
+
+    Args:
+        bits (`torch.ByteTensor` of shape `(..., ceil(N / 8))`): As in [`Dictionary`].
+        tokens (`int`): N.
+
+    Returns:
+        `torch.BoolTensor` of shape `(..., N)`: Whether each key is chosen.
+    """
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits[..., None] >> places & 1).flatten(-2)[..., :tokens].bool()
 
 
 @torch.no_grad()
-def semantic_mask(
+def semantic_keys(
     tokens: torch.Tensor,
-    legal: torch.Tensor | None,
+    regions: torch.Tensor | None,
     top_k: int,
     similarity: str = "dot",
     include_self: bool = True,
 ) -> torch.Tensor:
     """
     Choose the k most similar legal keys of every token: I_i = top-k_j <p_i, p_j>. Without gradient, in float32.
+    Of equally similar keys the first are taken.
 
     Args:
         tokens (`torch.Tensor` of shape `(W, N, channels)`): Window tokens P of the stage's input.
-        legal (`torch.BoolTensor` of shape `(windows of an image, N, N)`, *optional*): See [`legal_keys`].
+        regions (`torch.ByteTensor` of shape `(windows of an image, N)`, *optional*): See [`key_regions`].
         top_k (`int`): Keys per token, at least 1; clipped to N.
         similarity (`str`, *optional*, defaults to `"dot"`): `"dot"` or `"cosine"`.
         include_self (`bool`, *optional*, defaults to `True`): Whether a token is always among its own keys.
 
     Returns:
-        `torch.Tensor` of shape `(W, N, N)`, float32 at least: 0 for the chosen keys, exactly `min(top_k, N)` a row or
-        all the legal ones if they are fewer, and -inf for the others.
+        `torch.ByteTensor` of shape `(W, N, ceil(N / 8))`: The chosen keys as in [`Dictionary`], exactly
+        `min(top_k, N)` a row, or all the legal ones if they are fewer.
     """
     with maybe_autocast(tokens.device.type, enabled=False):
         tokens = tokens.to(_at_least_float32(tokens.dtype))
         if similarity == "cosine":
             tokens = _normalize(tokens)
         scores = tokens @ tokens.mT
-    if legal is not None:
+    legal = None
+    if regions is not None:
         # Before the selection, or illegal keys would take places among the k.
+        legal = regions[:, :, None] == regions[:, None]
         scores.view(-1, *legal.shape).masked_fill_(~legal, -torch.inf)
     if include_self:
         scores.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-    chosen = scores.topk(min(top_k, scores.shape[-1]), dim=-1, sorted=False).indices
-    # Scattered, because a threshold at the k-th score would also take every key tied with it.
-    mask = scores.fill_(-torch.inf).scatter_(-1, chosen, 0.0)
+    top_k = min(top_k, scores.shape[-1])
+    smallest = scores.topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    # A threshold alone would also take every key tied with the k-th.
+    above, tied = scores > smallest, scores == smallest
+    free = top_k - above.sum(-1, keepdim=True, dtype=torch.int32)
+    chosen = above | tied & (tied.cumsum(-1, dtype=torch.int32) <= free)
     if legal is not None:
         # A small region has fewer than k legal keys; the rest of its k are illegal.
-        mask.view(-1, *legal.shape).masked_fill_(~legal, -torch.inf)
-    return mask
+        chosen.view(-1, *legal.shape).logical_and_(legal)
+    return pack_keys(chosen)
 
 
 def relative_coordinates(
@@ -214,11 +265,24 @@ def build_dictionary(
         window[0] // 2 if shifted and window[0] < size[0] else 0,
         window[1] // 2 if shifted and window[1] < size[1] else 0,
     )
-    legal = legal_keys(size, window, shift, features.device) if any(shift) else None
-    mask: torch.Tensor | None = None
-    if legal is not None or top_k < window[0] * window[1]:
-        mask = semantic_mask(partition_windows(features, window, shift), legal, top_k, similarity, include_self)
-    return Dictionary(window, shift, mask, relative_offsets(window, window_size, features.device))
+    regions = key_regions(size, window, shift, features.device) if any(shift) else None
+    bits: torch.Tensor | None = None
+    if regions is not None or top_k < window[0] * window[1]:
+        bits = semantic_keys(partition_windows(features, window, shift), regions, top_k, similarity, include_self)
+    return Dictionary(window, shift, window_size, bits)
+
+
+def _eager(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Masked dense attention with a softmax of its own."""
+    return ((query @ key.mT) + bias).softmax(-1).to(value.dtype) @ value
+
+
+def _masked_bias(table: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+    """B(i - j) for the keys of each token, -inf for the others: [W or 1, heads, N, N]."""
+    bias = table[:, relative_offsets(dictionary.window, dictionary.window_size, table.device)][None]
+    if dictionary.bits is None:
+        return bias
+    return bias.masked_fill(~unpack_keys(dictionary.bits, bias.shape[-1])[:, None], -torch.inf)
 
 
 def key_semantic_attention(
@@ -226,8 +290,9 @@ def key_semantic_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     temperature: torch.Tensor,
-    bias: torch.Tensor,
-    mask: torch.Tensor | None,
+    table: torch.Tensor,
+    dictionary: Dictionary,
+    implementation: str = "auto",
 ) -> torch.Tensor:
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(tau cos(q_i, k_j) + B(i - j)) v_j.
@@ -235,20 +300,30 @@ def key_semantic_attention(
     Args:
         query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`): Projections of the window tokens.
         temperature (`torch.Tensor` of shape `(heads,)`): tau of each head.
-        bias (`torch.Tensor` of shape `(heads, N, N)`): Position bias B.
-        mask (`torch.Tensor` of shape `(W, N, N)`, *optional*): [`Dictionary`] mask; at least one key a row.
+        table (`torch.Tensor` of shape `(heads, (2 * window_size - 1)^2)`):
+            Position bias B of every offset, in the order of [`relative_offsets`].
+        dictionary ([`Dictionary`]): The keys of these windows, at least one a token.
+        implementation (`str`, *optional*, defaults to `"auto"`):
+            `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks), or `"auto"`:
+            the fastest of them here. All give the same.
 
     Returns:
         `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`.
+
+    Raises:
+        ValueError: If `implementation` is none of these.
     """
-    chunk = max(1, (_LOGITS_CPU if query.device.type == "cpu" else _LOGITS_GPU) // bias.numel())
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"`implementation` is {implementation!r}; allowed: {', '.join(map(repr, IMPLEMENTATIONS))}.")
+    heads, tokens = query.shape[1:3]
+    chunk = max(1, (_LOGITS_CPU if query.device.type == "cpu" else _LOGITS_GPU) // (heads * tokens**2))
     if not torch.is_grad_enabled() and len(query) > chunk:
         # Bias and mask together are as large as all logits: for a whole image, gigabytes.
         parts = [slice(start, start + chunk) for start in range(0, len(query), chunk)]
         return torch.cat(
             [
                 key_semantic_attention(
-                    query[part], key[part], value[part], temperature, bias, None if mask is None else mask[part]
+                    query[part], key[part], value[part], temperature, table, dictionary.part(part), implementation
                 )
                 for part in parts
             ]
@@ -256,12 +331,12 @@ def key_semantic_attention(
     precise = _at_least_float32(query.dtype)
     query = _normalize(query.to(precise), temperature.to(precise)[:, None, None])
     key = _normalize(key.to(precise))
-    if torch.is_grad_enabled() and query.device.type == "cpu":
-        # A bias that needs a gradient sends SDPA on a CPU to a path that takes 1.5 times as long as these lines.
-        logits = (query @ key.mT).add_(bias)
-        logits = logits if mask is None else logits.add_(mask[:, None])
-        return logits.softmax(-1).to(value.dtype) @ value
-    bias = bias[None] if mask is None else bias + mask[:, None]
+    bias = _masked_bias(table, dictionary)
+    if implementation == "auto":
+        # A bias that needs a gradient sends SDPA on a CPU to a path that takes 1.5 times as long.
+        implementation = "eager" if torch.is_grad_enabled() and query.device.type == "cpu" else "sdpa"
+    if implementation == "eager":
+        return _eager(query, key, value, bias)
     return F.scaled_dot_product_attention(
         query.to(value.dtype), key.to(value.dtype), value, attn_mask=bias.to(value.dtype), scale=1.0
     )

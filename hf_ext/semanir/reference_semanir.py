@@ -46,27 +46,39 @@ def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) 
     return torch.stack(images)
 
 
-def legal_keys(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> torch.Tensor:
-    """Tokens of a window that lie less than a window apart in the image. See [`ops_semanir.legal_keys`]."""
-    positions = _token_positions(size, window, shift)
-
-    def near(query: Pair, key: Pair) -> bool:
-        return abs(query[0] - key[0]) < window[0] and abs(query[1] - key[1]) < window[1]
-
-    legal = [[[near(query, key) for key in places] for query in places] for places in positions]
-    return torch.tensor(legal, device=device)
+def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> torch.Tensor:
+    """Tokens that wrapped around the bottom (2), the right (1), both (3) or not (0). See [`ops_semanir.key_regions`]."""
+    regions = []
+    for places in _token_positions(size, window, shift):
+        top, left = places[0]
+        regions.append([2 * (row < top) + (column < left) for row, column in places])
+    return torch.tensor(regions, dtype=torch.uint8, device=device)
 
 
-def semantic_mask(
+def pack_keys(chosen: torch.Tensor) -> torch.Tensor:
+    """Add up 2^(j mod 8) of the chosen keys of each byte. See [`ops_semanir.pack_keys`]."""
+    rows = []
+    for row in chosen.reshape(-1, chosen.shape[-1]).tolist():
+        rows.append([sum(2**j for j, key in enumerate(row[i : i + 8]) if key) for i in range(0, len(row), 8)])
+    return torch.tensor(rows, dtype=torch.uint8).view(*chosen.shape[:-1], -1)
+
+
+def unpack_keys(bits: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Read the keys of each token one by one. See [`ops_semanir.unpack_keys`]."""
+    rows = [[row[j // 8] // 2 ** (j % 8) % 2 == 1 for j in range(tokens)] for row in bits.flatten(0, -2).tolist()]
+    return torch.tensor(rows).view(*bits.shape[:-1], tokens)
+
+
+def semantic_keys(
     tokens: torch.Tensor,
-    legal: torch.Tensor | None,
+    regions: torch.Tensor | None,
     top_k: int,
     similarity: str = "dot",
     include_self: bool = True,
 ) -> torch.Tensor:
-    """Sort the legal keys of each token, itself first, and keep k. See [`ops_semanir.semantic_mask`]."""
+    """Sort the legal keys of each token, itself first, and keep k. See [`ops_semanir.semantic_keys`]."""
     precise = torch.promote_types(tokens.dtype, torch.float32)
-    mask = torch.full((len(tokens), tokens.shape[1], tokens.shape[1]), -math.inf, dtype=precise, device=tokens.device)
+    chosen = torch.zeros(len(tokens), tokens.shape[1], tokens.shape[1], dtype=torch.bool)
     for number, window in enumerate(tokens.detach().to(precise)):
         for i, query in enumerate(window):
             scores = {}
@@ -74,11 +86,12 @@ def semantic_mask(
                 score = query @ key
                 if similarity == "cosine":
                     score = score / (query.norm() * key.norm())
-                if legal is None or legal[number % len(legal), i, j]:
+                if regions is None or (region := regions[number % len(regions)])[i] == region[j]:
                     scores[j] = math.inf if include_self and i == j else score.item()
+            # Sorting keeps the order of equals: the first ones are taken.
             for j in sorted(scores, key=scores.__getitem__, reverse=True)[:top_k]:
-                mask[number, i, j] = 0.0
-    return mask
+                chosen[number, i, j] = True
+    return pack_keys(chosen)
 
 
 def relative_coordinates(
@@ -120,8 +133,8 @@ def build_dictionary(
         window[1] // 2 if shifted and width > window_size else 0,
     )
     tokens = partition_windows(features, window, shift)
-    mask = semantic_mask(tokens, legal_keys((height, width), window, shift), top_k, similarity, include_self)
-    return Dictionary(window, shift, mask, relative_offsets(window, window_size))
+    regions = key_regions((height, width), window, shift)
+    return Dictionary(window, shift, window_size, semantic_keys(tokens, regions, top_k, similarity, include_self))
 
 
 def key_semantic_attention(
@@ -129,29 +142,36 @@ def key_semantic_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     temperature: torch.Tensor,
-    bias: torch.Tensor,
-    mask: torch.Tensor | None,
+    table: torch.Tensor,
+    dictionary: Dictionary,
+    implementation: str = "auto",
 ) -> torch.Tensor:
     """Attend from each token to its keys and to no other. See [`ops_semanir.key_semantic_attention`]."""
     outputs = []
+    tokens = query.shape[2]
+    offsets = relative_offsets(dictionary.window, dictionary.window_size)
+    everything = torch.ones(len(query), tokens, tokens, dtype=torch.bool)
+    chosen = everything if dictionary.bits is None else unpack_keys(dictionary.bits, tokens)
     for window in range(len(query)):
         for head in range(query.shape[1]):
             for i, vector in enumerate(query[window, head]):
-                allowed = torch.ones(query.shape[2], dtype=torch.bool) if mask is None else mask[window, i] == 0
+                allowed = chosen[window, i]
                 keys, values = key[window, head, allowed], value[window, head, allowed]
                 cosines = keys @ vector / (keys.norm(dim=-1) * vector.norm())
-                weights = (temperature[head] * cosines + bias[head, i, allowed]).exp()
+                weights = (temperature[head] * cosines + table[head, offsets[i, allowed]]).exp()
                 outputs.append(weights / weights.sum() @ values)
     return torch.stack(outputs).view_as(value)
 
 
 __all__ = [
     "build_dictionary",
+    "key_regions",
     "key_semantic_attention",
-    "legal_keys",
     "merge_windows",
+    "pack_keys",
     "partition_windows",
     "relative_coordinates",
     "relative_offsets",
-    "semantic_mask",
+    "semantic_keys",
+    "unpack_keys",
 ]

@@ -232,7 +232,7 @@ def test_dictionary_is_the_same_under_autocast():
     features = torch.randn(1, 12, 8, 8, generator=torch.Generator().manual_seed(0))
     seen = []
     stage = make_model(**COLUMNAR).model.body.stages[0]
-    stage.layers[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[1].mask))
+    stage.layers[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[1].bits))
     stage(features, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         stage(features, 6)

@@ -39,19 +39,30 @@ def merge_cases():
         yield {"windows": random(windows, tokens, 5), "size": size, "window": window, "shift": shift}
 
 
-def legal_cases():
+def region_cases():
     for size, window, shift in LAYOUTS:
         yield {"size": size, "window": window, "shift": shift}
 
 
-def mask_cases():
-    legal = ops.legal_keys((6, 6), (3, 3), (1, 1))
+def chosen_cases():
+    generator = torch.Generator().manual_seed(0)
+    for tokens in (1, 7, 8, 9, 24):
+        yield {"chosen": torch.rand(2, 3, tokens, generator=generator) < 0.5}
+
+
+def bit_cases():
+    for case in chosen_cases():
+        yield {"bits": ops.pack_keys(case["chosen"]), "tokens": case["chosen"].shape[-1]}
+
+
+def key_cases():
+    regions = ops.key_regions((6, 6), (3, 3), (1, 1))
     for top_k, similarity, include_self, given in itertools.product(
-        (1, 2, 5, 8, 9, 20), ("dot", "cosine"), (True, False), (None, legal)
+        (1, 2, 5, 8, 9, 20), ("dot", "cosine"), (True, False), (None, regions)
     ):
         yield {
             "tokens": random(8, 9, 7, gradient=False),
-            "legal": given,
+            "regions": given,
             "top_k": top_k,
             "similarity": similarity,
             "include_self": include_self,
@@ -83,30 +94,41 @@ def dictionary_cases():
 
 
 def attention_cases():
-    legal = ops.legal_keys((6, 6), (3, 3), (1, 1))
+    regions = ops.key_regions((6, 6), (3, 3), (1, 1))
     tokens = random(8, 9, 7, gradient=False)
-    masks = [None] + [ops.semantic_mask(tokens, given, k) for given in (None, legal) for k in (1, 4, 9, 20)]
-    for mask in masks:
+    chosen = [None] + [ops.semantic_keys(tokens, given, k) for given in (None, regions) for k in (1, 4, 9, 20)]
+    for bits in chosen:
         yield {
             "query": random(8, 3, 9, 5, seed=1),
             "key": random(8, 3, 9, 5, seed=2),
             "value": random(8, 3, 9, 5, seed=3),
             "temperature": (1 + random(3, seed=4, gradient=False).abs()).requires_grad_(),
-            "bias": random(3, 9, 9, seed=5),
-            "mask": mask,
+            "table": random(3, 49, seed=5),
+            "dictionary": ops.Dictionary((3, 3), (0, 0), 4, bits),
         }
 
 
 CASES = {
     "partition_windows": partition_cases,
     "merge_windows": merge_cases,
-    "legal_keys": legal_cases,
-    "semantic_mask": mask_cases,
+    "key_regions": region_cases,
+    "pack_keys": chosen_cases,
+    "unpack_keys": bit_cases,
+    "semantic_keys": key_cases,
     "relative_coordinates": coordinate_cases,
     "relative_offsets": offset_cases,
     "build_dictionary": dictionary_cases,
     "key_semantic_attention": attention_cases,
 }
+
+
+def without_gradient(arguments):
+    return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+
+
+def legal_keys(*layout):
+    regions = ops.key_regions(*layout)
+    return regions[:, :, None] == regions[:, None]
 
 
 def test_every_operator_has_cases():
@@ -126,7 +148,7 @@ def test_operator_equals_its_reference(name, dtype):
 def test_attention_without_gradient_equals_its_reference(dtype):
     """Without a graph the operator takes the fused path."""
     for arguments in attention_cases():
-        plain = {name: None if value is None else value.detach() for name, value in arguments.items()}
+        plain = without_gradient(arguments)
         with torch.no_grad():
             assert_operators_agree(*PAIRS["key_semantic_attention"], plain, dtype, TOLERANCES[dtype])
 
@@ -134,12 +156,12 @@ def test_attention_without_gradient_equals_its_reference(dtype):
 def test_windows_in_several_calls_give_what_one_call_gives(monkeypatch):
     """Without a graph, many windows are attended to a few at a time; the last few may be fewer."""
     for arguments in attention_cases():
-        plain = {name: None if value is None else value.detach() for name, value in arguments.items()}
+        plain = without_gradient(arguments)
         with torch.no_grad():
             monkeypatch.setattr(ops, "_LOGITS_CPU", 10**9)
             together = ops.key_semantic_attention(**plain)
             for windows in (1, 3):
-                monkeypatch.setattr(ops, "_LOGITS_CPU", windows * plain["bias"].numel())
+                monkeypatch.setattr(ops, "_LOGITS_CPU", windows * 3 * 9**2)
                 torch.testing.assert_close(ops.key_semantic_attention(**plain), together, atol=1e-14, rtol=0)
 
 
@@ -149,49 +171,62 @@ def test_dictionary_geometry_equals_the_reference():
         assert (fast.window, fast.shift) == (plain.window, plain.shift)
 
 
-def test_dense_dictionary_has_no_mask():
+def test_dense_dictionary_has_no_bits():
     features = random(1, 6, 6, 4, gradient=False)
-    assert ops.build_dictionary(features, 3, False, 9).mask is None
-    assert ops.build_dictionary(features, 3, False, 8).mask is not None
+    assert ops.build_dictionary(features, 3, False, 9).bits is None
+    assert ops.build_dictionary(features, 3, False, 8).bits is not None
     # A window as large as the image has nothing to shift into.
-    assert ops.build_dictionary(features, 6, True, 36)[:3] == ((6, 6), (0, 0), None)
+    assert ops.build_dictionary(features, 6, True, 36) == ((6, 6), (0, 0), 6, None)
 
 
-def test_ties_give_exactly_k_keys():
-    tokens = torch.ones(2, 8, 3)
+def test_part_of_a_dictionary():
+    dictionary = ops.build_dictionary(random(1, 6, 6, 4, gradient=False), 3, False, 4)
+    assert dictionary.part(slice(1, 3)).bits.equal(dictionary.bits[1:3])
+    assert dictionary._replace(bits=None).part(slice(1, 3)).bits is None
+
+
+def test_ties_give_exactly_k_keys_the_first_ones():
+    tokens = torch.ones(2, 9, 3)
     for top_k in (1, 3, 7):
-        mask = ops.semantic_mask(tokens, None, top_k)
-        assert (mask == 0).sum(-1).eq(top_k).all()
-        assert mask.diagonal(dim1=1, dim2=2).eq(0).all()
+        chosen = ops.unpack_keys(ops.semantic_keys(tokens, None, top_k, include_self=False), 9)
+        assert chosen.equal((torch.arange(9) < top_k).expand(2, 9, 9))
+        chosen = ops.unpack_keys(ops.semantic_keys(tokens, None, top_k), 9)
+        assert chosen.sum(-1).eq(top_k).all()
+        assert chosen.diagonal(dim1=1, dim2=2).all()
 
 
 def test_large_tokens_do_not_push_a_token_out_of_its_own_keys():
     tokens = torch.randn(1, 16, 4, generator=torch.Generator().manual_seed(0))
     tokens[0, :4] *= 100
-    assert ops.semantic_mask(tokens, None, 2).diagonal(dim1=1, dim2=2).eq(0).all()
-    assert not ops.semantic_mask(tokens, None, 2, include_self=False).diagonal(dim1=1, dim2=2).eq(0).all()
+    itself, without = (
+        ops.unpack_keys(ops.semantic_keys(tokens, None, 2, include_self=included), 16).diagonal(dim1=1, dim2=2)
+        for included in (True, False)
+    )
+    assert itself.all()
+    assert not without.all()
 
 
 def test_illegal_keys_take_no_place_among_the_k():
-    legal = ops.legal_keys((8, 8), (4, 4), (2, 2))
+    layout = (8, 8), (4, 4), (2, 2)
     tokens = torch.randn(4, 16, 5, generator=torch.Generator().manual_seed(0))
-    mask = ops.semantic_mask(tokens, legal, 6)
-    assert not (mask == 0)[~legal].any()
+    chosen = ops.unpack_keys(ops.semantic_keys(tokens, ops.key_regions(*layout), 6), 16)
+    legal = legal_keys(*layout)
+    assert not chosen[~legal].any()
     # The corner window's regions have 4 tokens, fewer than k; all of them are taken.
-    assert (mask == 0).sum(-1).equal(legal.sum(-1).clamp(max=6))
+    assert chosen.sum(-1).equal(legal.sum(-1).clamp(max=6))
     assert legal.sum(-1).min() == 4
 
 
 def test_gradients_do_not_reach_the_dictionary():
     features = random(1, 6, 6, 4)
-    assert not ops.build_dictionary(features, 3, True, 4).mask.requires_grad
+    assert not ops.build_dictionary(features, 3, True, 4).bits.requires_grad
 
 
 def test_bfloat16_tokens_are_compared_in_float32():
     # The scores of the last token, 256, 257 and 257, are one number in bfloat16.
     tokens = torch.tensor([[[16.0, 0.0]] * 3 + [[16.0, 1.0]] * 2], dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        chosen = ops.semantic_mask(tokens, None, 2) == 0
+        chosen = ops.unpack_keys(ops.semantic_keys(tokens, None, 2), 5)
     assert chosen[0, 4].tolist() == [False, False, False, True, True]
 
 
@@ -200,11 +235,17 @@ def test_high_temperature_never_selects_an_illegal_key():
     query = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[None, None]
     key = torch.tensor([[-1.0, 0.0], [1.0, 0.0]])[None, None]
     value = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[None, None]
-    mask = torch.tensor([[[0.0, -torch.inf], [0.0, 0.0]]])
-    arguments = (query, key, value, torch.tensor([100.0]), torch.zeros(1, 2, 2), mask)
+    dictionary = ops.Dictionary((1, 2), (0, 0), 2, torch.tensor([[[0b01], [0b11]]], dtype=torch.uint8))
+    arguments = (query, key, value, torch.tensor([100.0]), torch.zeros(1, 9), dictionary)
     for gradient in (False, True):
         with torch.set_grad_enabled(gradient):
             assert ops.key_semantic_attention(*arguments)[0, 0, 0].tolist() == [1.0, 0.0]
+
+
+def test_unknown_implementation():
+    arguments = next(attention_cases())
+    with pytest.raises(ValueError, match=r"`implementation` is 'flash'; allowed: 'auto', 'eager'"):
+        ops.key_semantic_attention(**arguments, implementation="flash")
 
 
 @pytest.mark.parametrize("shift", [0, 4])
@@ -215,12 +256,12 @@ def test_k_from_the_window_up_is_dense_window_attention(shift):
     assert dictionary.shift == (shift, shift)
     tokens = ops.partition_windows(features, dictionary.window, dictionary.shift)
     query, key, value = tokens.unflatten(-1, (3, heads, 2)).permute(2, 0, 3, 1, 4).unbind(0)
-    bias = torch.randn(heads, window**2, window**2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    table = torch.randn(heads, 15**2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     temperature = torch.full((heads,), 10.0, dtype=torch.float64)
-    attended = ops.key_semantic_attention(query, key, value, temperature, bias, dictionary.mask)
+    attended = ops.key_semantic_attention(query, key, value, temperature, table, dictionary)
 
+    bias = table[:, ops.relative_offsets((window, window), window)]
     logits = 10 * F.cosine_similarity(query[..., :, None, :], key[..., None, :, :], dim=-1) + bias
     if shift:
-        legal = ops.legal_keys((16, 16), (window, window), dictionary.shift)
-        logits = logits.masked_fill(~legal[:, None], -torch.inf)
+        logits = logits.masked_fill(~legal_keys((16, 16), (window, window), dictionary.shift)[:, None], -torch.inf)
     torch.testing.assert_close(attended, logits.softmax(-1) @ value, atol=1e-12, rtol=0)
