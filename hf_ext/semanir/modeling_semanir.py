@@ -1,9 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """SemanIR image restoration models (Ren et al., NeurIPS 2024, arXiv 2405.20008).
 
-Each stage builds a key-semantic dictionary from its input once; all its layers attend through it. Blocks are residual
-post-norm (x + LN(f(x))), attention is cosine with a continuous position bias.
-Shapes: batch B, image [B, channels, height, width], tokens [B, height, width, C], windows W of N tokens.
+The layers are in `modeling_layers_semanir`. Shapes: batch B, images and feature maps [B, channels, height, width].
 """
 
 import math
@@ -14,219 +12,28 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, ImageSuperResolutionOutput
 from transformers.utils import can_return_tuple, logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_semanir import SemanIRConfig
-from .ops_semanir import (
-    Dictionary,
-    build_dictionary,
-    key_semantic_attention,
-    merge_windows,
-    partition_windows,
-    relative_coordinates,
+from .configuration_semanir import ATTENTION_IMPLEMENTATIONS, SemanIRConfig
+from .modeling_layers_semanir import (
+    SemanIRAttention,
+    SemanIRColumn,
+    SemanIRCorrection,
+    SemanIRReconstruction,
+    SemanIRStage,
+    SemanIRUShape,
+    bilinear_demosaick,
 )
+from .modeling_strips_semanir import by_rows
 
 logger = logging.get_logger(__name__)
 
 _CHARBONNIER_EPSILON = 1e-3
-_HEAD_CHANNELS = 64
-
-
-class SemanIRPositionBias(nn.Module):
-    """Continuous position bias: B(i - j) = 16 sigmoid(MLP(t))."""
-
-    def __init__(self, window_size: int, num_heads: int):
-        super().__init__()
-        self.window_size = window_size
-        self.hidden = nn.Linear(2, 512)
-        self.heads = nn.Linear(512, num_heads, bias=False)
-
-    def forward(self) -> torch.Tensor:
-        # The table is a function of the window size alone: computed here, there is no buffer to lose or cast.
-        dtype = self.hidden.weight.dtype
-        precise = torch.promote_types(dtype, torch.float32)
-        coordinates = relative_coordinates(self.window_size, precise, self.hidden.weight.device).to(dtype)
-        return 16 * self.heads(F.relu(self.hidden(coordinates))).sigmoid().T  # [heads, (2w - 1)^2]
-
-
-class SemanIRAttention(nn.Module):
-    """Key-semantic attention of one layer; the projections are its own, the dictionary is the stage's."""
-
-    def __init__(self, config: SemanIRConfig, dim: int, num_heads: int):
-        super().__init__()
-        self.num_heads = num_heads
-        self.query_key_value = nn.Linear(dim, 3 * dim)
-        self.log_temperature = nn.Parameter(torch.full((num_heads,), math.log(10)))
-        self.position_bias = SemanIRPositionBias(config.window_size, num_heads)
-        self.projection = nn.Linear(dim, dim)
-
-    def forward(self, tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
-        size = (tokens.shape[1], tokens.shape[2])
-        windows = partition_windows(tokens, dictionary.window, dictionary.shift)  # [W, N, C]
-        heads = self.query_key_value(windows).unflatten(-1, (3, self.num_heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)  # [W, heads, N, C / heads]
-        temperature = self.log_temperature.clamp(max=math.log(100)).exp()
-        attended = key_semantic_attention(query, key, value, temperature, self.position_bias(), dictionary)
-        attended = self.projection(attended.transpose(1, 2).flatten(2))
-        return merge_windows(attended, size, dictionary.window, dictionary.shift)
-
-
-class SemanIRLayer(GradientCheckpointingLayer):
-    """y = x + LN(attention(x; D)), z = y + LN(MLP(y))."""
-
-    def __init__(self, config: SemanIRConfig, dim: int, num_heads: int):
-        super().__init__()
-        hidden = int(dim * config.mlp_ratio)
-        self.attention = SemanIRAttention(config, dim, num_heads)
-        self.attention_norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
-        self.mlp_norm = nn.LayerNorm(dim)
-
-    def forward(self, tokens: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
-        tokens = tokens + self.attention_norm(self.attention(tokens, dictionary))
-        return tokens + self.mlp_norm(self.mlp(tokens))
-
-
-class SemanIRStage(nn.Module):
-    """F_out = Conv(layers(F_in; D)) + F_in with D = Dict(F_in), or two dictionaries where layers alternate windows."""
-
-    def __init__(self, config: SemanIRConfig, index: int, dim: int, depth: int, num_heads: int):
-        super().__init__()
-        self.config = config
-        self.shifted = {
-            "none": [False] * depth,
-            "stage": [index % 2 == 1] * depth,
-            "layer": [layer % 2 == 1 for layer in range(depth)],
-        }[config.shift_policy]
-        self.layers = nn.ModuleList(SemanIRLayer(config, dim, num_heads) for _ in range(depth))
-        self.convolution = nn.Conv2d(dim, dim, 3, padding=1)
-
-    def forward(self, features: torch.Tensor, top_k: int) -> torch.Tensor:
-        tokens = features.permute(0, 2, 3, 1)
-        config = self.config
-        dictionaries = {
-            shifted: build_dictionary(
-                tokens, config.window_size, shifted, top_k, config.similarity, config.include_self
-            )
-            for shifted in set(self.shifted)
-        }
-        for layer, shifted in zip(self.layers, self.shifted, strict=True):
-            tokens = layer(tokens, dictionaries[shifted])
-        return self.convolution(tokens.permute(0, 3, 1, 2)) + features
-
-
-class SemanIRChannelNorm(nn.LayerNorm):
-    """LayerNorm over the channels of a feature map [B, C, height, width]."""
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return super().forward(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-class SemanIRColumn(nn.Module):
-    """Columnar body: stages at one resolution, a convolution and the long skip from the extractor."""
-
-    def __init__(self, config: SemanIRConfig):
-        super().__init__()
-        self.out_dim = config.embed_dim
-        self.first_norm = SemanIRChannelNorm(config.embed_dim)
-        self.stages = nn.ModuleList(
-            SemanIRStage(config, index, config.embed_dim, depth, heads)
-            for index, (depth, heads) in enumerate(zip(config.depths, config.num_heads, strict=True))
-        )
-        self.last_norm = SemanIRChannelNorm(config.embed_dim)
-        self.convolution = nn.Conv2d(config.embed_dim, config.embed_dim, 3, padding=1)
-
-    def forward(self, extracted: torch.Tensor, top_k: int) -> torch.Tensor:
-        features = self.first_norm(extracted)
-        for stage in self.stages:
-            features = stage(features, top_k)
-        return self.convolution(self.last_norm(features)) + extracted
-
-
-def _downsample(dim: int, downsampling: str) -> nn.Module:
-    """Half the resolution, twice the channels."""
-    if downsampling == "strided":
-        return nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1)
-    return nn.Sequential(nn.Conv2d(dim, dim // 2, 3, padding=1, bias=False), nn.PixelUnshuffle(2))
-
-
-def _upsample(dim: int, downsampling: str) -> nn.Module:
-    """Twice the resolution, half the channels."""
-    convolution = nn.Conv2d(dim, 2 * dim, 3, padding=1, bias=downsampling == "strided")
-    return nn.Sequential(convolution, nn.PixelShuffle(2))
-
-
-class SemanIRUShape(nn.Module):
-    """U-shaped body: stages down, a bottleneck, stages up with concatenated skips, and a refinement stage."""
-
-    def __init__(self, config: SemanIRConfig):
-        super().__init__()
-        levels = len(config.depths)
-        widths = [config.embed_dim * 2**level for level in range(levels)]
-        # Without reduction the stages at full resolution after the last concatenation have the second level's width.
-        top = 0 if config.reduce_top_skip else 1
-        self.out_dim = widths[top]
-        self.first_norm = SemanIRChannelNorm(config.embed_dim)
-        self.down_stages = nn.ModuleList(
-            SemanIRStage(config, level, widths[level], config.depths[level], config.num_heads[level])
-            for level in range(levels)
-        )
-        self.downsamples = nn.ModuleList(_downsample(width, config.downsampling) for width in widths[:-1])
-        self.upsamples = nn.ModuleList()
-        self.reductions = nn.ModuleList()
-        self.up_stages = nn.ModuleList()
-        for level in reversed(range(levels - 1)):
-            source = level if level else top
-            self.upsamples.append(_upsample(widths[level + 1], config.downsampling))
-            reduced = nn.Conv2d(2 * widths[level], widths[level], 1, bias=False) if source == level else nn.Identity()
-            self.reductions.append(reduced)
-            index = 2 * levels - 2 - level
-            stage = SemanIRStage(config, index, widths[source], config.depths[level], config.num_heads[source])
-            self.up_stages.append(stage)
-        depth, heads = config.refinement_depth, config.num_heads[top]
-        self.refinement = SemanIRStage(config, 2 * levels - 1, self.out_dim, depth, heads) if depth else None
-        self.last_norm = SemanIRChannelNorm(self.out_dim)
-
-    def forward(self, extracted: torch.Tensor, top_k: int) -> torch.Tensor:
-        features = self.first_norm(extracted)
-        skips = []
-        for stage, downsample in zip(self.down_stages, self.downsamples, strict=False):
-            features = stage(features, top_k)
-            skips.append(features)
-            features = downsample(features)
-        features = self.down_stages[-1](features, top_k)
-        for upsample, reduction, stage in zip(self.upsamples, self.reductions, self.up_stages, strict=True):
-            features = reduction(torch.cat([upsample(features), skips.pop()], dim=1))
-            features = stage(features, top_k)
-        if self.refinement is not None:
-            features = self.refinement(features, top_k)
-        return self.last_norm(features)
-
-
-class SemanIRCorrection(nn.Conv2d):
-    """Convolution to an image without upscaling. Starts small: the first restored image is nearly the input."""
-
-
-class SemanIRReconstruction(nn.Sequential):
-    """Features to image: one convolution, or an upsampling head."""
-
-    def __init__(self, config: SemanIRConfig, dim: int):
-        scale, channels = config.scale, config.num_channels_out or config.num_channels
-        modules: list[nn.Module]
-        if scale == 1:
-            modules = [SemanIRCorrection(dim, channels, 3, padding=1)]
-        elif config.upsampler == "direct":
-            modules = [nn.Conv2d(dim, channels * scale**2, 3, padding=1), nn.PixelShuffle(scale)]
-        else:
-            modules = [nn.Conv2d(dim, _HEAD_CHANNELS, 3, padding=1), nn.LeakyReLU()]
-            for step in {2: (2,), 3: (3,), 4: (2, 2)}[scale]:
-                widen = nn.Conv2d(_HEAD_CHANNELS, _HEAD_CHANNELS * step**2, 3, padding=1)
-                modules += [widen, nn.PixelShuffle(step)]
-            modules.append(nn.Conv2d(_HEAD_CHANNELS, channels, 3, padding=1))
-        super().__init__(*modules)
+_MEMORY_BUDGET = 512 * 2**20
+# Temporary values of a layer for one token, in units of its width: below this no image needs to be cut.
+_LAYER_MAPS = 16
 
 
 class SemanIRPreTrainedModel(PreTrainedModel):
@@ -240,6 +47,33 @@ class SemanIRPreTrainedModel(PreTrainedModel):
     # The layers of a stage share its dictionary, so they stay on one device.
     _no_split_modules = ["SemanIRStage"]
     _can_record_outputs = {"hidden_states": OutputRecorder(SemanIRStage)}
+    _memory_budget: int | None = _MEMORY_BUDGET
+
+    @property
+    def memory_budget(self) -> int | None:
+        """
+        `int`, *optional*: Bytes of temporary memory of a call without gradients, 512 MiB unless set; it is not saved.
+
+        A larger image is computed part by part, exactly, and only feature maps are held in full: two at the finest
+        resolution, and in a U the skips of the levels above. `None`: always at once. So it is with gradients, with
+        `output_hidden_states`, where a module inside has a hook, and while the model is compiled or exported.
+        """
+        return self.base_model._memory_budget
+
+    @memory_budget.setter
+    def memory_budget(self, value: int | None) -> None:
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"`memory_budget` is {value!r}; give a number of bytes from 1 up, or None for no bound.")
+        self.base_model._memory_budget = value
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Check a name for `attn_implementation`, as transformers does, against those of key-semantic attention."""
+        name = requested_attention or "auto"
+        if name not in ATTENTION_IMPLEMENTATIONS:
+            raise ValueError(
+                f"`attn_implementation` is {name!r}; allowed: {', '.join(map(repr, ATTENTION_IMPLEMENTATIONS))}."
+            )
+        return name
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -282,6 +116,12 @@ def _pad(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return images
 
 
+def _is_observed(module: nn.Module) -> bool:
+    """Whether someone else's hook wants to see what the module gets and gives."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return any(getattr(hook, "__module__", None) != capture_outputs.__module__ for hook in hooks)
+
+
 class SemanIRModel(SemanIRPreTrainedModel):
     """
     SemanIR without a reconstruction head: image in, features of the body out.
@@ -297,7 +137,6 @@ class SemanIRModel(SemanIRPreTrainedModel):
         self.register_buffer("image_mean", self.image_mean_tensor(), persistent=False)
         self.extractor = nn.Conv2d(config.num_channels, config.embed_dim, 3, padding=1)
         u_shaped = config.architecture == "u-shaped"
-        self.levels = len(config.depths) if u_shaped else 1
         self.body = SemanIRUShape(config) if u_shaped else SemanIRColumn(config)
         self.post_init()
 
@@ -322,6 +161,25 @@ class SemanIRModel(SemanIRPreTrainedModel):
                 f"`top_k` is {top_k}, but the model is trained with {smallest} to {largest}: quality may suffer."
             )
         return top_k
+
+    def memory_of_call(self, tokens: int, output_hidden_states: bool) -> int | None:
+        """
+        Bytes of temporary memory that a call must keep to.
+
+        Args:
+            tokens (`int`): Pixels of the feature maps at the finest resolution, over the batch.
+            output_hidden_states (`bool`): Whether the call returns the stages' outputs.
+
+        Returns:
+            `int` or `None`: `memory_budget`; `None` if everything fits into it or nothing may be cut.
+        """
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return None
+        if torch.is_grad_enabled() or output_hidden_states or self._memory_budget is None:
+            return None
+        if tokens * _LAYER_MAPS * self.body.out_dim * self.extractor.weight.element_size() <= self._memory_budget:
+            return None
+        return None if any(map(_is_observed, self.modules())) else self._memory_budget
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: torch.Tensor, top_k: int | None = None, **kwargs: Any) -> BaseModelOutput:
@@ -351,12 +209,14 @@ class SemanIRModel(SemanIRPreTrainedModel):
         if not pixel_values.is_floating_point():
             raise TypeError(f"`pixel_values` is {pixel_values.dtype}; give floating-point images in [0, 1].")
         top_k = self._checked_top_k(top_k)
-        height, width = (_padded_length(side, config.window_size, self.levels) for side in pixel_values.shape[-2:])
+        height, width = (_padded_length(side, config.window_size, config.levels) for side in pixel_values.shape[-2:])
         images = pixel_values - self.image_mean.to(pixel_values.dtype)
         images = _pad(images, (height, width)).to(self.extractor.weight.dtype)
         # Tokens are read channels last; convolutions keep that layout.
-        extracted = self.extractor(images.contiguous(memory_format=torch.channels_last))
-        return BaseModelOutput(last_hidden_state=self.body(extracted, top_k))
+        images = images.contiguous(memory_format=torch.channels_last)
+        states = bool(kwargs.get("output_hidden_states", config.output_hidden_states))
+        memory = self.memory_of_call(len(images) * height * width, states)
+        return BaseModelOutput(last_hidden_state=self.body(images, self.extractor, top_k, memory))
 
 
 class SemanIRForImageRestoration(SemanIRPreTrainedModel):
@@ -398,6 +258,14 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             return (error.square() + _CHARBONNIER_EPSILON**2).sqrt().mean()
         return error.abs().mean()
 
+    def _base(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
+        """What the network corrects. In the precision of the input: eight bits of bfloat16 would be visible."""
+        if self.config.demosaicks:
+            return bilinear_demosaick(pixel_values)
+        if self.config.num_channels != self.config.num_channels_out:
+            return None
+        return pixel_values if self.config.scale == 1 else self.model.image_mean.to(self.dtype)
+
     @can_return_tuple
     def forward(
         self,
@@ -435,12 +303,14 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         ```
         """
         outputs = self.model(pixel_values, top_k, **kwargs)
-        config = self.config
-        height, width = (side * config.scale for side in pixel_values.shape[-2:])
-        reconstruction = self.reconstruction(outputs.last_hidden_state)[..., :height, :width]
-        if config.num_channels == config.num_channels_out:
-            # The input keeps its precision: eight bits of bfloat16 would be visible in the image.
-            base = pixel_values if config.scale == 1 else self.model.image_mean.to(reconstruction.dtype)
+        features = outputs.last_hidden_state
+        memory = self.model.memory_of_call(features.numel() // features.shape[1], outputs.hidden_states is not None)
+        head = self.reconstruction
+        reconstruction = by_rows(head, features, memory=memory, channels=head.temporary_channels, halo=head.halo)
+        height, width = (side * self.config.scale for side in pixel_values.shape[-2:])
+        reconstruction = reconstruction[..., :height, :width]
+        base = self._base(pixel_values)
+        if base is not None:
             reconstruction = base + reconstruction
         loss = None if labels is None else self.restoration_loss(reconstruction, labels)
         return ImageSuperResolutionOutput(
