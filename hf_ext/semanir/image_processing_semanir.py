@@ -1,16 +1,138 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Image processor of SemanIR: pictures to tensors in [0, 1], and restored tensors back to pictures. No torchvision."""
+"""Image processor of SemanIR: pictures to tensors in [0, 1], and restored tensors back to pictures. No torchvision.
+
+Pixels have the shape [height, width, channels]: grey, grey and alpha, RGB, or RGBA.
+"""
 
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from transformers.image_processing_backends import PilBackend
 from transformers.image_processing_utils import BatchFeature
 from transformers.image_utils import ImageInput
 from transformers.modeling_outputs import ImageSuperResolutionOutput
 from transformers.processing_utils import ImagesKwargs, Unpack
+
+# Share of red, green and blue in the brightness of a pixel (ITU-R BT.601), as Pillow has it.
+_LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+
+
+def image_to_pixels(image: Image.Image) -> np.ndarray:
+    """
+    The pixels of a PIL image, upright as its EXIF data says, transparency as the last channel.
+
+    Args:
+        image (`PIL.Image.Image`): Bits, grey, palette, RGB, CMYK and the like, with or without transparency, 8 bits a
+            channel; or grey of 16 bits (mode `I;16`).
+
+    Returns:
+        `np.ndarray` of shape `(height, width, channels)`: uint8 or uint16; 1 channel (grey), 2 (grey and alpha), 3
+        (RGB) or 4 (RGBA).
+
+    Raises:
+        ValueError: If the image has whole numbers of 32 bits or floats, whose range is unknown.
+    """
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        return np.asarray(image).astype(np.uint16)[..., None]
+    # Pillow clips these to 8 bits when it converts them: the picture would come out white.
+    if image.mode in ("I", "F"):
+        raise ValueError(
+            f"The image has PIL mode {image.mode!r}, whose range is unknown. Give an array: uint16 for 16 bits, or "
+            "floats in [0, 1] with do_rescale=False."
+        )
+    grey = image.mode in ("1", "L", "LA", "La")
+    if image.has_transparency_data:
+        # "La" knows the way to "LA" alone, and grey with a transparent value is converted in two steps.
+        mode = "LA" if grey and image.mode in ("LA", "La") else "RGBA"
+        pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+        return pixels[..., [0, 3]] if grey and mode == "RGBA" else pixels
+    pixels = np.asarray(image.convert("L" if grey else "RGB"))
+    return pixels[..., None] if grey else pixels
+
+
+def pixels_to_image(pixels: np.ndarray) -> Image.Image:
+    """
+    A PIL image of whole-numbered pixels; the inverse of [`image_to_pixels`].
+
+    Args:
+        pixels (`np.ndarray` of shape `(height, width, channels)`): uint8 of 1 to 4 channels, or uint16 of one.
+
+    Returns:
+        `PIL.Image.Image`: Of mode `L`, `LA`, `RGB`, `RGBA` or `I;16`.
+
+    Raises:
+        ValueError: If Pillow has no mode for that, as for 16 bits in several channels.
+    """
+    channels = pixels.shape[-1]
+    if pixels.dtype != np.uint8 and channels > 1:
+        raise ValueError(
+            f"Pillow holds no image of {pixels.dtype} with {channels} channels, only grey. Take output_type='np', or "
+            "write a PNG of 16 bits with hf_ext.semanir.image_processing_files_semanir.write_image."
+        )
+    if not 1 <= channels <= 4:
+        raise ValueError(f"A picture has 1 to 4 channels, got {channels}. Take output_type='np'.")
+    return Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
+
+
+def to_unit(pixels: np.ndarray) -> np.ndarray:
+    """
+    Pixels in [0, 1].
+
+    Args:
+        pixels (`np.ndarray`): uint8, uint16, or floats that are in [0, 1] already.
+
+    Returns:
+        `np.ndarray`: The same as float32.
+
+    Raises:
+        TypeError: If the dtype is another, whose white is unknown.
+    """
+    if pixels.dtype in (np.uint8, np.uint16):
+        return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
+    if not np.issubdtype(pixels.dtype, np.floating):
+        raise TypeError(f"An image has dtype {pixels.dtype}; give uint8, uint16 or floats in [0, 1].")
+    return pixels.astype(np.float32)
+
+
+def from_unit(pixels: np.ndarray, dtype: Any = np.uint8) -> np.ndarray:
+    """
+    Pixels as whole numbers: clipped to [0, 1], rounded.
+
+    Args:
+        pixels (`np.ndarray`): Floats.
+        dtype (`numpy.dtype`, *optional*, defaults to uint8): uint8 or uint16.
+
+    Returns:
+        `np.ndarray`: The same shape, of that dtype.
+    """
+    return np.rint(pixels.clip(0, 1) * np.float32(np.iinfo(dtype).max)).astype(dtype)
+
+
+def match_picture(restored: np.ndarray, picture: np.ndarray) -> np.ndarray:
+    """
+    Give restored colours what the picture had beside them: grey stays grey, alpha is kept and enlarged as they are.
+
+    Args:
+        restored (`np.ndarray` of shape `(H, W, 1 or 3)`): Floats, what a model made of the colours.
+        picture (`np.ndarray` of shape `(h, w, 1 to 4)`): What was to be restored, in [0, 1].
+
+    Returns:
+        `np.ndarray` of shape `(H, W, channels of the picture)`: Floats; a grey model's result of a colour picture
+        stays grey.
+    """
+    if picture.shape[-1] <= 2 and restored.shape[-1] == 3:
+        restored = (restored @ _LUMA)[..., None]
+    if picture.shape[-1] % 2:
+        return restored
+    alpha = picture[..., -1]
+    size = (restored.shape[1], restored.shape[0])
+    if size != alpha.shape[::-1]:
+        enlarged = Image.fromarray(np.ascontiguousarray(alpha)).resize(size, Image.Resampling.BICUBIC)
+        alpha = np.asarray(enlarged).clip(0, 1)
+    return np.concatenate([restored, alpha[..., None]], axis=-1)
 
 
 def _with_channels(image: Any) -> Any:
@@ -31,21 +153,27 @@ class SemanIRImageProcessor(PilBackend):
     """
     Prepare images for [`SemanIRForImageRestoration`] and make images of what it returns.
 
-    Images are neither resized nor normalised: values become [0, 1], channels come first. Images of one size make a
-    batch as they are. Images of several sizes are padded at the bottom and right, reflected, to the largest height and
-    width, so that they make one batch; give `target_sizes` to `post_process_image_restoration` to cut the padding off.
-    Tokens of the padding are attended to like any other, so near them the result may differ a little from that of the
-    image alone. Process images of different sizes one at a time to avoid that. An orientation that a PIL image notes
-    in its EXIF data is not applied: `PIL.ImageOps.exif_transpose` does that.
+    Images are neither resized nor normalised: values become [0, 1], channels come first, and a PIL image stands
+    upright, as its EXIF data says. Images of one size make a batch as they are. Images of several sizes are padded at
+    the bottom and right, reflected, to the largest height and width, so that they make one batch. Tokens of the
+    padding are attended to like any other, so near them the result may differ a little from that of the image alone.
+    Process images of different sizes one at a time to avoid that.
+
+    Transparency does not go through the model. Give the images to `post_process_image_restoration` once more, and what
+    it returns has their size, alpha, grey and 16 bits again:
+
+    ```python
+    >>> outputs = model(**processor(image, return_tensors="pt"))
+    >>> restored = processor.post_process_image_restoration(outputs, images=image)[0]
+    ```
 
     Args:
         do_convert_rgb (`bool`, *optional*, defaults to `True`):
-            Whether to convert images to RGB; transparent ones are laid over white. Set it to `False` for models of
-            one channel (grey images) or four.
+            Whether grey images get three equal channels. Set it to `False` for models of one channel, or four.
         do_rescale (`bool`, *optional*, defaults to `True`):
             Whether to multiply by `rescale_factor`. Set it to `False` for float images that are in [0, 1] already.
         rescale_factor (`float`, *optional*, defaults to 1 / 255):
-            Factor that brings the values to [0, 1]; 1 / 65535 for 16-bit arrays.
+            Factor that brings the values to [0, 1]. The default is 1 / 65535 for uint16.
         do_pad (`bool`, *optional*, defaults to `True`):
             Whether to pad images of several sizes to the largest, and all to `size_divisor`.
         size_divisor (`int`, *optional*):
@@ -77,8 +205,8 @@ class SemanIRImageProcessor(PilBackend):
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
 
         Raises:
-            ValueError: If there is no image; sizes differ and `do_pad` is off; a PIL image is 16-bit or float, or of
-                palette indices or bits and not to be converted; or whole numbers exceed 1 after rescaling.
+            ValueError: If there is no image; sizes differ and `do_pad` is off; a PIL image has 32 bits a channel;
+                whole numbers exceed 1 after rescaling; or a value is infinite or no number.
         """
         if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")
@@ -88,18 +216,14 @@ class SemanIRImageProcessor(PilBackend):
 
     def process_image(self, image: Any, do_convert_rgb: bool | None = None, *args: Any, **kwargs: Any) -> np.ndarray:
         """Turn one image into an array of channels, height, width. See [`~SemanIRImageProcessor.preprocess`]."""
-        # Pillow clips these modes to 8 bits when it converts them: the picture would come out white.
-        if isinstance(image, Image.Image) and image.mode[0] in "IF":
-            raise ValueError(
-                f"The image has PIL mode {image.mode!r}, more than 8 bits a channel. Give numpy.asarray(image) with "
-                "do_convert_rgb=False and the rescale_factor that brings it to [0, 1] (1 / 65535 for 16 bits)."
-            )
-        if isinstance(image, Image.Image) and image.mode in ("1", "P", "PA") and not do_convert_rgb:
-            raise ValueError(
-                f"The image has PIL mode {image.mode!r}, whose values are no brightness from 0 to 255. Convert it "
-                "first, for instance with image.convert('L'), or set do_convert_rgb=True."
-            )
-        return super().process_image(image, do_convert_rgb, *args, **kwargs)
+        if isinstance(image, Image.Image):
+            pixels = np.moveaxis(image_to_pixels(image), -1, 0)
+            # Two channels are grey and alpha, four are RGBA.
+            pixels = pixels if len(pixels) % 2 else pixels[:-1]
+        else:
+            pixels = super().process_image(image, False, *args, **kwargs)
+            pixels = pixels[:3] if do_convert_rgb and len(pixels) == 4 else pixels
+        return np.repeat(pixels, 3, axis=0) if do_convert_rgb and len(pixels) == 1 else pixels
 
     # The base class names every option of every processor; like those of transformers, this names its own.
     def _preprocess(  # type: ignore[override]
@@ -112,19 +236,13 @@ class SemanIRImageProcessor(PilBackend):
         return_tensors: str | None,
         **kwargs: Any,
     ) -> BatchFeature:
+        if not all(np.isfinite(image).all() for image in images):
+            raise ValueError("An image has values that are infinite or no number (NaN); they cannot be restored.")
         if do_rescale:
-            for image in images:
-                # Floats may exceed white: noise is not always clipped.
-                if np.issubdtype(image.dtype, np.integer) and image.max() * rescale_factor > 1 + 1e-6:
-                    raise ValueError(
-                        f"An image of {image.dtype} has values up to {image.max()}, which `rescale_factor` "
-                        f"{rescale_factor:g} does not bring to [0, 1]; give 1 / 65535 for 16 bits."
-                    )
-            images = [self.rescale(image, rescale_factor) for image in images]
+            images = [self._rescaled(image, rescale_factor) for image in images]
         sizes = sorted({image.shape[1:] for image in images})
         if do_pad:
-            divisor = size_divisor or 1
-            height, width = (-(-max(size[axis] for size in sizes) // divisor) * divisor for axis in (0, 1))
+            height, width = self._padded_size(sizes, size_divisor)
             margins = [((0, 0), (0, height - image.shape[1]), (0, width - image.shape[2])) for image in images]
             images = [np.pad(image, margin, mode="reflect") for image, margin in zip(images, margins, strict=True)]
         elif return_tensors is not None and len(sizes) > 1:
@@ -133,48 +251,114 @@ class SemanIRImageProcessor(PilBackend):
             )
         return BatchFeature(data={"pixel_values": images}, tensor_type=return_tensors)
 
+    def _rescaled(self, image: np.ndarray, factor: float) -> np.ndarray:
+        if image.dtype == np.uint16 and factor == type(self).rescale_factor:
+            factor = 1 / 65535
+        # Floats may exceed white: noise is not always clipped.
+        if np.issubdtype(image.dtype, np.integer) and image.max() * factor > 1 + 1e-6:
+            raise ValueError(
+                f"An image of {image.dtype} has values up to {image.max()}, which `rescale_factor` {factor:g} does "
+                "not bring to [0, 1]; give uint8, uint16, or a factor that does."
+            )
+        return self.rescale(image, factor)
+
+    @staticmethod
+    def _padded_size(sizes: list[tuple[int, ...]], divisor: int | None) -> tuple[int, int]:
+        """Height and width of a batch: the largest, up to a multiple."""
+        height, width = (-(-max(size[axis] for size in sizes) // (divisor or 1)) * (divisor or 1) for axis in (0, 1))
+        return height, width
+
     def post_process_image_restoration(
         self,
         outputs: ImageSuperResolutionOutput,
         target_sizes: list[tuple[int, int]] | torch.Tensor | None = None,
         output_type: str = "pil",
+        images: ImageInput | None = None,
     ) -> list[Image.Image] | list[np.ndarray]:
         """
-        Make 8-bit images of what [`SemanIRForImageRestoration`] returns: cut, clip to [0, 1], round.
+        Make images of what [`SemanIRForImageRestoration`] returns: cut, clip to [0, 1], round.
 
         Args:
             outputs ([`~transformers.modeling_outputs.ImageSuperResolutionOutput`]): Output of the model.
             target_sizes (`list[tuple[int, int]]` or `torch.Tensor` of shape `(batch_size, 2)`, *optional*):
                 Height and width of each restored image without padding: those of the input image times the model's
-                scale. What lies below and to the right is cut off; nothing is resized.
+                scale. What lies below and to the right is cut off; nothing is resized. `images` makes it needless.
             output_type (`str`, *optional*, defaults to `"pil"`):
-                `"pil"`, or `"np"` for uint8 arrays of shape `(height, width, channels)`, or `(height, width)` for one
-                channel.
+                `"pil"`, or `"np"` for arrays of shape `(height, width, channels)`, or `(height, width)` for one
+                channel; uint8, or uint16 where `images` has 16 bits.
+            images (`ImageInput`, *optional*):
+                What the processor was given. The restored images have their size times the model's scale, their alpha
+                channel (resized bicubically where the model enlarges), their 16 bits, and are grey where they are.
 
         Returns:
             `list[PIL.Image.Image]` or `list[np.ndarray]`: One image for each of the batch.
 
         Raises:
-            ValueError: If `outputs` holds no image, the target sizes do not fit, or `output_type` is neither.
+            ValueError: If `outputs` holds no image, the target sizes or images do not fit, `output_type` is neither,
+                or Pillow cannot hold the image: 16 bits in several channels.
         """
         if output_type not in ("pil", "np"):
             raise ValueError(f"`output_type` is {output_type!r}; allowed: 'pil', 'np'.")
         if outputs.reconstruction is None:
             raise ValueError("`outputs` has no `reconstruction`; give what SemanIRForImageRestoration returned.")
-        batch = outputs.reconstruction
-        height, width = batch.shape[-2:]
-        sizes = [(height, width)] * len(batch) if target_sizes is None else [(int(h), int(w)) for h, w in target_sizes]
-        if len(sizes) != len(batch):
-            raise ValueError(f"`target_sizes` has {len(sizes)} sizes for {len(batch)} images; give one for each.")
+        batch = outputs.reconstruction.detach().float().permute(0, 2, 3, 1).cpu().numpy()
+        pictures = None if images is None else self._pictures(images)
+        sizes = self._restored_sizes(batch, target_sizes, pictures)
+        results = [image[:height, :width] for image, (height, width) in zip(batch, sizes, strict=True)]
+        if pictures is None:
+            results = [from_unit(image) for image in results]
+        else:
+            results = [
+                from_unit(
+                    match_picture(image, to_unit(picture)), np.uint16 if picture.dtype == np.uint16 else np.uint8
+                )
+                for image, picture in zip(results, pictures, strict=True)
+            ]
+        if output_type == "pil":
+            return [pixels_to_image(image) for image in results]
+        return [image[..., 0] if image.shape[-1] == 1 else image for image in results]
+
+    def _pictures(self, images: ImageInput) -> list[np.ndarray]:
+        """The given images as pixels, alpha and all."""
+        listed = images if isinstance(images, (list, tuple)) else [images]
+        flat = self._prepare_images_structure([_with_channels(image) for image in listed])
+        return [
+            image_to_pixels(image)
+            if isinstance(image, Image.Image)
+            else np.moveaxis(super(SemanIRImageProcessor, self).process_image(image, False), 0, -1)
+            for image in flat
+        ]
+
+    def _restored_sizes(
+        self,
+        batch: np.ndarray,
+        target_sizes: list[tuple[int, int]] | torch.Tensor | None,
+        pictures: list[np.ndarray] | None,
+    ) -> list[tuple[int, int]]:
+        """Height and width of each image of the batch without its padding."""
+        height, width = batch.shape[1:3]
+        for name, given in (("target_sizes", target_sizes), ("images", pictures)):
+            if given is not None and len(given) != len(batch):
+                what = "sizes" if name == "target_sizes" else "images"
+                raise ValueError(f"`{name}` has {len(given)} {what} for {len(batch)} images; give one for each.")
+        sizes = [(height, width)] * len(batch)
+        if target_sizes is not None:
+            sizes = [(int(h), int(w)) for h, w in target_sizes]
+        elif pictures is not None:
+            padded = self._padded_size([picture.shape[:2] for picture in pictures], self.size_divisor)
+            scale = height // padded[0]
+            if (padded[0] * scale, padded[1] * scale) != (height, width):
+                raise ValueError(
+                    f"`images` make a batch of {padded[0]} x {padded[1]}, which the restored {height} x {width} is no "
+                    "multiple of. Give the images that the model was given, or `target_sizes`."
+                )
+            sizes = [(picture.shape[0] * scale, picture.shape[1] * scale) for picture in pictures]
         if any(not (0 < h <= height and 0 < w <= width) for h, w in sizes):
             raise ValueError(
                 f"`target_sizes` is {sizes}; each must be from 1 x 1 to the restored size {height} x {width}. Give "
                 "the input's height and width times the scale of the model."
             )
-        pixels = (batch.detach().float().clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-        arrays = [image[:h, :w] for image, (h, w) in zip(pixels, sizes, strict=True)]
-        arrays = [image[..., 0] if image.shape[-1] == 1 else image for image in arrays]
-        return arrays if output_type == "np" else [Image.fromarray(np.ascontiguousarray(image)) for image in arrays]
+        return sizes
 
 
 __all__ = ["SemanIRImageProcessor"]

@@ -57,25 +57,44 @@ def test_float_and_16_bit_arrays():
     torch.testing.assert_close(pixels, EXPECTED)
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
-def test_deep_pil_images_are_refused(dtype):
-    with pytest.raises(ValueError, match="more than 8 bits a channel"):
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_pil_images_of_unknown_range_are_refused(dtype):
+    with pytest.raises(ValueError, match="whose range is unknown. Give an array"):
         SemanIRImageProcessor()(Image.fromarray(np.zeros((4, 4), dtype)), return_tensors="pt")
 
 
-def test_values_that_are_no_brightness_are_refused():
-    for mode in ("P", "1"):
-        picture = Image.fromarray(COLOUR).convert(mode)
-        with pytest.raises(ValueError, match=f"PIL mode '{mode}', whose values are no brightness"):
-            SemanIRImageProcessor(do_convert_rgb=False)(picture, return_tensors="pt")
-        pixels = SemanIRImageProcessor()(picture, return_tensors="np").pixel_values[0]
-        wanted = np.asarray(picture.convert("RGB")).transpose(2, 0, 1) / 255
-        np.testing.assert_allclose(pixels, wanted, rtol=1e-6)
+@pytest.mark.parametrize("do_convert_rgb", [True, False])
+def test_16_bits_need_no_option(do_convert_rgb):
+    grey = COLOUR[..., 0].astype(np.uint16) * 257
+    processor = SemanIRImageProcessor(do_convert_rgb=do_convert_rgb)
+    expected = EXPECTED[:, :1].expand(-1, 3 if do_convert_rgb else 1, -1, -1)
+    for image in (grey, Image.fromarray(grey), torch.from_numpy(grey)):
+        pixels = processor(image, return_tensors="pt").pixel_values
+        torch.testing.assert_close(pixels, expected)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"])
+def test_every_mode_becomes_colour_or_grey(mode):
+    picture = Image.fromarray(COLOUR).convert("RGB" if mode in ("HSV", "LAB") else "RGBA")
+    picture = Image.new("LAB", (9, 6), (120, 130, 140)) if mode == "LAB" else picture.convert(mode)
+    pixels = SemanIRImageProcessor()(picture, return_tensors="np").pixel_values[0]
+    wanted = np.asarray(picture.convert("RGB")).transpose(2, 0, 1) / 255
+    np.testing.assert_allclose(pixels, wanted, rtol=1e-6)
+    channels = 1 if mode in ("1", "L", "LA") else 3
+    assert SemanIRImageProcessor(do_convert_rgb=False)(picture, return_tensors="np").pixel_values.shape[1] == channels
+
+
+def test_values_that_are_no_number_are_refused():
+    for value in (np.nan, np.inf):
+        image = np.full((6, 9, 3), 0.5, np.float32)
+        image[2, 3, 1] = value
+        with pytest.raises(ValueError, match="infinite or no number"):
+            SemanIRImageProcessor(do_rescale=False)(image, return_tensors="pt")
 
 
 def test_rescaling_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="uint16 has values up to 65535"):
-        SemanIRImageProcessor()(np.full((6, 9, 3), 65535, np.uint16), return_tensors="pt")
+    with pytest.raises(ValueError, match="int32 has values up to 65535"):
+        SemanIRImageProcessor()(np.full((6, 9, 3), 65535, np.int32), return_tensors="pt")
 
 
 def test_no_images_are_refused():
@@ -83,13 +102,15 @@ def test_no_images_are_refused():
         SemanIRImageProcessor()([], return_tensors="pt")
 
 
-def test_transparent_pixels_are_white_and_exif_orientation_is_not_applied():
+def test_colours_are_taken_without_alpha_and_upright():
     picture = Image.fromarray(COLOUR).convert("RGBA")
     picture.putalpha(0)
-    assert SemanIRImageProcessor()(picture, return_tensors="pt").pixel_values.eq(1).all()
+    for image in (picture, np.asarray(picture)):
+        torch.testing.assert_close(SemanIRImageProcessor()(image, return_tensors="pt").pixel_values, EXPECTED)
     turned = Image.fromarray(COLOUR)
     turned.getexif()[0x0112] = 6
-    torch.testing.assert_close(SemanIRImageProcessor()(turned, return_tensors="pt").pixel_values, EXPECTED)
+    pixels = SemanIRImageProcessor()(turned, return_tensors="pt").pixel_values
+    torch.testing.assert_close(pixels, EXPECTED.rot90(-1, (2, 3)))
 
 
 def test_images_of_several_sizes_are_padded_by_reflection():
@@ -140,6 +161,59 @@ def test_post_processing_undoes_processing():
         assert all(np.array_equal(np.asarray(a), b) for a, b in zip(pictures, images, strict=True))
 
 
+def transparent_palette() -> Image.Image:
+    picture = Image.fromarray(COLOUR).quantize(8)
+    picture.info["transparency"] = 3
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("picture", "mode"),
+    [
+        (Image.fromarray(COLOUR), "RGB"),
+        (Image.fromarray(make_array(6, 9, 4)), "RGBA"),
+        (Image.fromarray(COLOUR[..., 0]), "L"),
+        (Image.fromarray(make_array(6, 9, 2), "LA"), "LA"),
+        (Image.fromarray(COLOUR[..., 0].astype(np.uint16) * 255), "I;16"),
+        (Image.fromarray(COLOUR).quantize(8), "RGB"),
+        (transparent_palette(), "RGBA"),
+        (Image.fromarray(COLOUR[..., 0] > 99), "L"),
+    ],
+    ids=["RGB", "RGBA", "L", "LA", "I;16", "P", "P-transparent", "1"],
+)
+def test_pictures_keep_alpha_depth_and_grey(picture, mode):
+    processor = SemanIRImageProcessor()
+    outputs = ImageSuperResolutionOutput(reconstruction=processor(picture, return_tensors="pt").pixel_values)
+    (restored,) = processor.post_process_image_restoration(outputs, images=picture)
+    assert restored.mode == mode
+    wanted = picture if mode == "I;16" else picture.convert(mode)
+    np.testing.assert_array_equal(np.asarray(restored), np.asarray(wanted))
+
+
+def test_arrays_of_16_bits_and_a_batch_of_sizes_come_back():
+    processor = SemanIRImageProcessor()
+    deep = COLOUR.astype(np.uint16) * 257
+    images = [deep, make_array(5, 11, 4)]
+    outputs = ImageSuperResolutionOutput(reconstruction=processor(images, return_tensors="pt").pixel_values)
+    arrays = processor.post_process_image_restoration(outputs, output_type="np", images=images)
+    assert all(np.array_equal(array, image) for array, image in zip(arrays, images, strict=True))
+    with pytest.raises(ValueError, match="Pillow holds no image of uint16 with 3 channels"):
+        processor.post_process_image_restoration(outputs, images=images)
+
+
+def test_alpha_is_enlarged_with_the_picture():
+    alpha = np.zeros((6, 9), np.uint8)
+    alpha[:, 4:] = 255
+    picture = Image.fromarray(COLOUR)
+    picture.putalpha(Image.fromarray(alpha))
+    outputs = ImageSuperResolutionOutput(reconstruction=torch.rand(1, 3, 24, 36))
+    (restored,) = SemanIRImageProcessor().post_process_image_restoration(outputs, images=picture)
+    assert restored.size == (36, 24)
+    edge = np.asarray(restored)[..., 3]
+    assert edge[:, :10].max() == 0
+    assert edge[:, 22:].min() == 255
+
+
 def test_grey_output_is_a_grey_picture():
     outputs = ImageSuperResolutionOutput(reconstruction=torch.rand(1, 1, 4, 5))
     processor = SemanIRImageProcessor()
@@ -156,6 +230,10 @@ def test_post_processing_refuses_what_does_not_fit():
         process(outputs, [(4, 5), (5, 5)])
     with pytest.raises(ValueError, match="allowed: 'pil', 'np'"):
         process(outputs, output_type="jpeg")
+    with pytest.raises(ValueError, match="has 1 images for 2 images"):
+        process(outputs, images=COLOUR)
+    with pytest.raises(ValueError, match="make a batch of 6 x 9, which the restored 4 x 5 is no multiple"):
+        process(outputs, images=[COLOUR, COLOUR])
     with pytest.raises(ValueError, match="no `reconstruction`"):
         process(ImageSuperResolutionOutput())
 
