@@ -47,13 +47,14 @@ def fine_tune(folder: Path, task: str) -> Path:
     run = folder / "fine-tunes" / task
     if (run / "snapshot" / "training.json").is_file():
         return run / "snapshot"
-    changes: dict[str, object] = {"output_dir": run, "init_from": folder / "run" / "snapshot", "max_steps": STEPS}
+    changes = {**quickstart.photo_source(folder), "output_dir": run, "init_from": folder / "run" / "snapshot"}
+    changes |= {"max_steps": STEPS}
     changes |= {"learning_rate": 5e-4, "warmup_steps": 10, "ema_decay": 0.9, "data.eval": "null"}
     if task == "jpeg":
-        changes |= {"task.degradation": "paired", "data.train.path": write_pairs(folder)}
+        changes |= {"task.degradation": "{kind: paired}", "data.train.path": write_pairs(folder)}
     else:
-        changes |= {"task.sigma": NOISE[task]}
-    quickstart.train(folder, changes)
+        changes |= {"task.degradation.sigma": NOISE[task]}
+    quickstart.train("semanir", changes)
     return run / "snapshot"
 
 

@@ -65,9 +65,9 @@ def data_flags(name: str, work: Path) -> dict[str, object]:
     """Where a restorer's data is, and its degradation."""
     if name == "jpeg":
         parts = {f"data.{use}.path": work / f"jpeg-{part}" for use, part in (("train", "train"), ("eval", "test"))}
-        return {**parts, "data.eval.split": "train", "task.degradation": "paired"}
+        return {**parts, "data.eval.split": "train", "task.degradation": "{kind: paired}"}
     paths = {"data.train.path": work / "photos", "data.eval.path": work / "photos"}
-    return {**paths, "task.sigma": NOISE[name]}
+    return {**paths, "task.degradation.sigma": NOISE[name]}
 
 
 def train_restorer(name: str | None, work: Path) -> Path:

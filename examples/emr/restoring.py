@@ -27,7 +27,9 @@ SIDE = 128
 
 def degradation(name: str) -> SemanIRTask:
     """The task that a restorer was trained for, in colour."""
-    return SemanIRTask("paired") if name == "jpeg" else SemanIRTask("gaussian_noise", float(NOISE[name]))
+    return SemanIRTask(
+        {"kind": "paired"} if name == "jpeg" else {"kind": "gaussian_noise", "sigma": float(NOISE[name])}
+    )
 
 
 def test_data(name: str, work: Path) -> Any:

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from .psnr import PSNR
+from .psnr_b import PSNRB
 from .ssim import SSIM
 
-__all__ = ["PSNR", "SSIM", "metric_path"]
+__all__ = ["PSNR", "PSNRB", "SSIM", "metric_path"]
 
 
 def metric_path(name: str) -> str:
@@ -14,7 +15,7 @@ def metric_path(name: str) -> str:
 
     Args:
         name (`str`):
-            `"psnr"` or `"ssim"`.
+            `"psnr"`, `"psnr_b"` or `"ssim"`.
 
     Returns:
         `str`: Absolute path of the Python file.
@@ -22,7 +23,7 @@ def metric_path(name: str) -> str:
     Raises:
         ValueError: If there is no metric of that name.
     """
-    names = ("psnr", "ssim")
+    names = ("psnr", "psnr_b", "ssim")
     if name not in names:
         raise ValueError(f"unknown metric {name!r}: choose one of {', '.join(names)}")
     return str(Path(__file__).resolve().with_name(f"{name}.py"))

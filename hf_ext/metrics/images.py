@@ -1,4 +1,4 @@
-"""What PSNR and SSIM share: the checks on a pair of images, rounding to 8 bits, the border and the channel.
+"""What PSNR, PSNR-B and SSIM share: the checks on a pair of images, rounding to 8 bits, the border and the channel.
 
 The order is the usual one for image restoration: clip and round to 8 bits, crop the border, take the channel.
 """

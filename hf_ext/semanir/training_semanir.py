@@ -1,6 +1,6 @@
 """SemanIR in the shared training loop: degradations, patches, scores and pictures."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -11,32 +11,43 @@ from PIL import Image
 from transformers import PreTrainedModel
 
 from hf_ext.metrics.psnr import psnr
+from hf_ext.metrics.psnr_b import psnr_b
 from hf_ext.metrics.ssim import ssim
 from hf_ext.training.models import initialize_from, split_revision
 
 from .configuration_semanir import PRESETS, SemanIRConfig
+from .degradations_semanir import unpack_mosaic
 from .image_processing_semanir import SemanIRImageProcessor
 from .modeling_semanir import SemanIRForImageRestoration
+from .training_degradations_semanir import Degradation, describe_degradations, read_degradations
+
+METRICS = {"psnr": psnr, "ssim": ssim, "psnr_b": psnr_b}
 
 
 @strict
 @dataclass
 class SemanIRTask:
     """
-    Image restoration with [`SemanIRForImageRestoration`].
+    Image restoration with [`SemanIRForImageRestoration`]: one degradation, or one model for several.
 
     Args:
-        degradation (`"gaussian_noise"` or `"paired"`, defaults to `"gaussian_noise"`):
-            Noise added on the fly to clean images, or images that come as `lq`/`hq` pairs of equal size.
-        sigma (`float`, defaults to 25.0):
-            Standard deviation of the noise in 8-bit levels. The noisy image is neither clipped nor rounded.
-        patch_size (`int`, defaults to 64): Side of the training patches in pixels; smaller images are reflected.
-        image_column (`str`, defaults to `"image"`): Column of the clean images.
+        degradation (`dict` or `list[dict]`, defaults to `{"kind": "gaussian_noise", "sigma": 25}`):
+            One [`~hf_ext.semanir.training_degradations_semanir.Degradation`], or a list from which each training
+            sample draws one by weight. `bicubic` and `mosaic` need a model with that layout; the others can be mixed.
+        eval_degradation (`dict` or `list[dict]`, *optional*):
+            What evaluation measures, each by itself; `degradation` when not given. Of a range one value is drawn for
+            each image, so models for a range are better evaluated at fixed values.
+        patch_size (`int`, defaults to 64):
+            Side of the training patches as the model is given them; clean ones are `scale` times as large. Smaller
+            images are reflected.
+        top_k (`int`, *optional*): Keys per token in evaluation; those of the model's configuration when not given.
+        image_column (`str`, defaults to `"image"`): Column of the clean images. Pairs have the columns `lq` and `hq`.
     """
 
-    degradation: Literal["gaussian_noise", "paired"] = "gaussian_noise"
-    sigma: float = 25.0
+    degradation: dict | list = field(default_factory=lambda: {"kind": "gaussian_noise", "sigma": 25.0})
+    eval_degradation: dict | list | None = None
     patch_size: int = 64
+    top_k: int | None = None
     image_column: str = "image"
 
     pipeline_tag: ClassVar[str] = "image-to-image"
@@ -45,22 +56,49 @@ class SemanIRTask:
 
     def __post_init__(self) -> None:
         self.config = SemanIRConfig()
+        self.trained = read_degradations(self.degradation, "task.degradation")
+        own = self.eval_degradation is None
+        self.evaluated = self.trained if own else read_degradations(self.eval_degradation, "task.eval_degradation")
 
     def validate_sizes(self) -> None:
-        if not 0 < self.sigma <= 255:
-            raise ValueError(f"sigma must be in (0, 255], in 8-bit levels; got {self.sigma}.")
         if self.patch_size < 8:
             raise ValueError(f"patch_size must be at least 8 pixels, got {self.patch_size}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, or left out for the model's own; got {self.top_k}.")
 
     @property
     def metric_names(self) -> dict[str, str]:
-        """Metrics and how they are taken."""
-        channel = self._channel.upper()
-        return {"psnr": f"PSNR ({channel}, border 0, dB)", "ssim": f"SSIM ({channel}, valid region)"}
+        """Metrics and how they are taken; of several degradations first the mean, then each."""
+        names = {} if len(self.evaluated) == 1 else self._names(self.evaluated[0], f"mean of {len(self.evaluated)}")
+        # PSNR-B is taken of JPEG alone: there is no mean of it.
+        names.pop("psnr_b", None)
+        for degradation in self.evaluated:
+            title = None if len(self.evaluated) == 1 else degradation.title
+            names |= {self._key(name, degradation): words for name, words in self._names(degradation, title).items()}
+        return names
+
+    def _key(self, metric: str, degradation: Degradation) -> str:
+        return metric if len(self.evaluated) == 1 else f"{metric}_{degradation.label}"
+
+    def _names(self, degradation: Degradation, title: str | None) -> dict[str, str]:
+        """The metrics of one degradation in words."""
+        channel, border, of = self._channel.upper(), self._border, "" if title is None else f", {title}"
+        names = {
+            "psnr": f"PSNR ({channel}, border {border}, dB){of}",
+            "ssim": f"SSIM ({channel}, valid region{f', border {border}' if border else ''}){of}",
+        }
+        return names | ({"psnr_b": f"PSNR-B ({channel}, dB){of}"} if degradation.kind == "jpeg" else {})
 
     @property
-    def _channel(self) -> Literal["gray", "rgb"]:
-        return "gray" if self.config.num_channels == 1 else "rgb"
+    def _channel(self) -> Literal["gray", "rgb", "y"]:
+        if self.config.num_channels_out == 1:
+            return "gray"
+        return "y" if self._border else "rgb"
+
+    @property
+    def _border(self) -> int:
+        """Super-resolution leaves out a border of its scale, which makes a mosaic no larger."""
+        return self.config.scale if self.config.scale > 1 and self.config.num_channels != 4 else 0
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> SemanIRForImageRestoration:
         """
@@ -94,15 +132,29 @@ class SemanIRTask:
             self.config = SemanIRConfig.from_pretrained(name, revision=revision, **changes)
         else:
             self.config = SemanIRConfig(**{**PRESETS.get(preset, {}), **changes})
-        if self.config.scale != 1 or self.config.num_channels not in (1, 3):
-            raise ValueError(
-                f"this task restores grey (1) or RGB (3) images at their size; model.scale is {self.config.scale}, "
-                f"model.num_channels {self.config.num_channels}."
-            )
+        self._check_layout()
         model = SemanIRForImageRestoration(self.config)
         if init_from:
             initialize_from(model, init_from)
         return model
+
+    def _check_layout(self) -> None:
+        """Refuses a model that cannot take what a degradation makes."""
+        config = self.config
+        layout = (config.num_channels, config.num_channels_out, config.scale)
+        for degradation in {*(item.kind for item in self.trained), *(item.kind for item in self.evaluated)}:
+            if degradation == "mosaic":
+                fits, wanted = layout == (4, 3, 2), "num_channels 4, num_channels_out 3 and scale 2"
+            else:
+                enlarges = {"bicubic": config.scale > 1, "paired": True}.get(degradation, config.scale == 1)
+                fits = layout[:2] in ((1, 1), (3, 3)) and enlarges
+                scales = {"bicubic": "scale 2, 3 or 4", "paired": "any scale"}.get(degradation, "scale 1")
+                wanted = f"num_channels 1 (grey) or 3 (RGB) and {scales}"
+            if not fits:
+                raise ValueError(
+                    f"task.degradation {degradation} needs model.{wanted}; the model has num_channels {layout[0]}, "
+                    f"num_channels_out {layout[1]} and scale {layout[2]}."
+                )
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Matrices and kernels decay; biases, norms and temperatures do not. Betas are (0.9, 0.99)."""
@@ -118,20 +170,14 @@ class SemanIRTask:
         ]
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, torch.Tensor]:
-        """A random patch, flipped and turned, with its degraded version; both [channels, size, size] in [0, 1]."""
-        images = self._images(example)
-        size = self.patch_size
-        height, width = images[-1].shape[:2]
-        if min(height, width) < size:
-            margins = ((0, max(0, size - height)), (0, max(0, size - width)), (0, 0))
-            images = [np.pad(image, margins, mode="reflect") for image in images]
-            height, width = images[-1].shape[:2]
-        top, left = generator.integers(height - size + 1), generator.integers(width - size + 1)
-        turns, mirror = int(generator.integers(4)), generator.integers(2)
-        images = [np.rot90(image[top : top + size, left : left + size], turns) for image in images]
-        images = [image[:, ::-1] if mirror else image for image in images]
-        noisy, clean = self._degrade(images, generator)
-        return {"pixel_values": _tensor(noisy), "labels": _tensor(clean)}
+        """A random patch, flipped and turned, with its degraded version; both [channels, height, width] in [0, 1]."""
+        chosen = self.trained[0]
+        if len(self.trained) > 1:
+            weights = np.array([degradation.weight for degradation in self.trained])
+            chosen = self.trained[int(generator.choice(len(weights), p=weights / weights.sum()))]
+        images = self._images(example, chosen)
+        degraded, clean = chosen.patch(images, self.config.scale, self.patch_size, generator)
+        return {"pixel_values": _tensor(degraded), "labels": _tensor(clean)}
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
         """The model's own loss; with `train_top_k`, one k for all stages and processes of a step."""
@@ -142,65 +188,87 @@ class SemanIRTask:
     def evaluate_batch(
         self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
     ) -> list[dict[str, float]]:
-        """PSNR and SSIM of each whole image; its noise depends on its index alone."""
+        """Scores of each whole image, one degradation after the other; the noise depends on the index alone."""
         rows = []
         for example, index in zip(examples, indices, strict=True):
-            noisy, clean = self.degraded_example(example, index)
-            restored = self.restore(model, noisy)
-            channel = self._channel
-            rows.append(
-                {
-                    "psnr": psnr(restored, clean, channel=channel, data_range=1.0),
-                    "ssim": ssim(restored, clean, channel=channel, data_range=1.0),
-                }
-            )
+            row = {}
+            for degradation in self.evaluated:
+                degraded, clean = self.degraded_example(example, index, degradation)
+                restored = self.restore(model, degraded, self.top_k)
+                for name in self._names(degradation, None):
+                    options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
+                    score = METRICS[name](restored, clean, channel=self._channel, data_range=1.0, **options)
+                    row[self._key(name, degradation)] = score
+            rows.append(row)
         return rows
 
     def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
-        """Means over the images."""
-        return {name: float(np.mean([row[name] for row in rows])) for name in self.metric_names}
+        """Means over the images; of several degradations also the mean of each metric over them."""
+        means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        if len(self.evaluated) == 1:
+            return means
+        overall = {
+            name: float(np.mean([means[self._key(name, degradation)] for degradation in self.evaluated]))
+            for name in ("psnr", "ssim")
+        }
+        return overall | means
 
-    def degraded_example(self, example: dict[str, Any], index: int) -> tuple[np.ndarray, np.ndarray]:
+    def degraded_example(
+        self, example: dict[str, Any], index: int, degradation: Degradation | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """
         The evaluation pair of an example.
 
         Args:
             example (`dict`): With the task's image columns.
             index (`int`): Its place in the data, which decides the noise.
+            degradation ([`Degradation`], *optional*): One of the task's; the first of its evaluation when not given.
 
         Returns:
             `tuple[numpy.ndarray, numpy.ndarray]`: Degraded and clean image, `[height, width, channels]` in [0, 1].
         """
-        return self._degrade(self._images(example), np.random.default_rng((5, index)))
+        chosen = degradation or self.evaluated[0]
+        generator = np.random.default_rng((5, index))
+        degraded, clean = chosen.whole(self._images(example, chosen), self.config.scale, generator)
+        return degraded, clean
 
     @staticmethod
-    def restore(model: torch.nn.Module, degraded: np.ndarray) -> np.ndarray:
+    def restore(model: torch.nn.Module, degraded: np.ndarray, top_k: int | None = None) -> np.ndarray:
         """
         Restores one image.
 
         Args:
             model (`torch.nn.Module`): The restoration model.
             degraded (`numpy.ndarray` of shape `[height, width, channels]`): In [0, 1].
+            top_k (`int`, *optional*): Keys per token; those of the model's configuration when not given.
 
         Returns:
-            `numpy.ndarray`: The restored image of the same shape, not clipped.
+            `numpy.ndarray`: The restored image, `scale` times as large, not clipped.
         """
         device = next(model.parameters()).device
         with torch.no_grad():
-            restored = model(pixel_values=_tensor(degraded)[None].to(device)).reconstruction
+            restored = model(pixel_values=_tensor(degraded)[None].to(device), top_k=top_k).reconstruction
         return restored[0].float().permute(1, 2, 0).cpu().numpy()
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
-        """Rows of degraded, restored and clean middle parts."""
+        """Rows of degraded (enlarged, where the model enlarges), restored and clean middle parts."""
         rows = []
-        for index, example in enumerate(examples):
-            degraded, clean = (_middle(image, 192) for image in self.degraded_example(example, index))
-            panels = [degraded, self.restore(model, degraded), clean]
+        for index in range(max(len(examples), len(self.evaluated))):
+            place = index % len(examples)
+            pair = self.degraded_example(examples[place], place, self.evaluated[index % len(self.evaluated)])
+            degraded, clean = _middles(*pair, self.config.scale)
+            panels = [self._shown(degraded), self.restore(model, degraded, self.top_k), clean]
             rows.append(np.concatenate([np.clip(panel, 0, 1) for panel in panels], axis=1))
         width = max(row.shape[1] for row in rows)
         sheet = np.concatenate([np.pad(row, ((0, 4), (0, width - row.shape[1]), (0, 0))) for row in rows])
         pixels = np.rint(sheet * 255).astype(np.uint8)
         return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+    def _shown(self, degraded: np.ndarray) -> np.ndarray:
+        """The model's input at the size of its output: pixels of a small image, colours of a mosaic."""
+        if self.config.num_channels == 4:
+            return unpack_mosaic(degraded)
+        return degraded.repeat(self.config.scale, axis=0).repeat(self.config.scale, axis=1)
 
     def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
         """Model, or adapter, with the image processor that fits its channels."""
@@ -208,31 +276,44 @@ class SemanIRTask:
         SemanIRImageProcessor(do_convert_rgb=self.config.num_channels == 3).save_pretrained(folder)
 
     def describe(self) -> dict[str, Any]:
-        """The degradation, which is what a score depends on."""
-        noise = {"sigma": self.sigma} if self.degradation == "gaussian_noise" else {}
-        return {"degradation": self.degradation, **noise}
+        """The degradations, which are what a score depends on."""
+        options = {} if self.top_k is None else {"top_k": self.top_k}
+        if self.trained == self.evaluated and len(self.trained) == 1:
+            return self.trained[0].described() | options
+        return {
+            "degradation": describe_degradations(self.trained),
+            "eval_degradation": describe_degradations(self.evaluated),
+        } | options
 
-    def _images(self, example: dict[str, Any]) -> list[np.ndarray]:
-        """The clean image, or degraded and clean, as float arrays [height, width, channels] in [0, 1]."""
-        columns = ["lq", "hq"] if self.degradation == "paired" else [self.image_column]
+    def _images(self, example: dict[str, Any], degradation: Degradation) -> list[np.ndarray]:
+        """The clean image, or degraded and clean, as uint8 arrays [height, width, channels]."""
+        paired = degradation.kind == "paired"
+        # Beside pairs in one list, other degradations start from the clean image of the pair.
+        in_pairs = any(item.kind == "paired" for item in (*self.trained, *self.evaluated))
+        columns = ["lq", "hq"] if paired else ["hq" if in_pairs else self.image_column]
         missing = [column for column in columns if column not in example]
         if missing:
             raise ValueError(
                 f"the data has no column {missing[0]!r}; it has {sorted(example)}. Set task.image_column, or "
-                "task.degradation: paired for folders lq/ and hq/."
+                "task.degradation: {kind: paired} for folders lq/ and hq/."
             )
-        mode = "L" if self.config.num_channels == 1 else "RGB"
-        images = [np.asarray(example[column].convert(mode), dtype=np.float32) / 255 for column in columns]
-        if images[0].shape != images[-1].shape:
-            raise ValueError(f"a pair of lq and hq images differs in size: {images[0].shape} and {images[-1].shape}.")
-        return [image[..., None] if image.ndim == 2 else image for image in images]
+        images = [_pixels(example[column], self.config.num_channels_out == 1) for column in columns]
+        (height, width), clean = images[0].shape[:2], images[-1].shape[:2]
+        if paired and clean != (height * self.config.scale, width * self.config.scale):
+            raise ValueError(
+                f"a pair of lq and hq images differs in size: {(height, width)} and {clean}, which is not "
+                f"{self.config.scale} times as large; model.scale says how much larger hq is."
+            )
+        return images
 
-    def _degrade(self, images: list[np.ndarray], generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        clean = images[-1]
-        if self.degradation == "paired":
-            return images[0], clean
-        noise = generator.standard_normal(clean.shape, dtype=np.float32)
-        return clean + np.float32(self.sigma / 255) * noise, clean
+
+def _pixels(image: Image.Image, gray: bool) -> np.ndarray:
+    """uint8 [height, width, channels]"""
+    # Pillow clips these modes to 8 bits when it converts them.
+    if image.mode[0] in "IF":
+        raise ValueError(f"an image has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
+    pixels = np.asarray(image.convert("L" if gray else "RGB"))
+    return pixels[..., None] if gray else pixels
 
 
 def _tensor(image: np.ndarray) -> torch.Tensor:
@@ -240,6 +321,9 @@ def _tensor(image: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
 
 
-def _middle(image: np.ndarray, size: int) -> np.ndarray:
-    top, left = (max(0, (side - size) // 2) for side in image.shape[:2])
-    return image[top : top + size, left : left + size]
+def _middles(degraded: np.ndarray, clean: np.ndarray, scale: int) -> tuple[np.ndarray, np.ndarray]:
+    """The middle part of a pair."""
+    size = 192 // scale
+    top, left = (max(0, (side - size) // 2) for side in degraded.shape[:2])
+    corner = (slice(top * scale, (top + size) * scale), slice(left * scale, (left + size) * scale))
+    return degraded[top : top + size, left : left + size], clean[corner]

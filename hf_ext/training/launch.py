@@ -33,7 +33,7 @@ USAGE = """usage: accelerate launch -m hf_ext.training FILE.yaml [--field value]
 Trains what FILE.yaml describes; running it again continues an interrupted run.
 
   accelerate launch -m hf_ext.training examples/semanir/denoise.yaml
-  accelerate launch -m hf_ext.training examples/semanir/denoise.yaml --max_steps 10 --task.sigma 50
+  accelerate launch -m hf_ext.training examples/semanir/denoise.yaml --max_steps 10 --task.degradation.sigma 50
   accelerate launch --multi_gpu --num_processes 2 -m hf_ext.training examples/semanir/denoise.yaml
 """
 

@@ -170,14 +170,14 @@ def configuration(tmp_path) -> Path:
     source = {"path": str(tmp_path / "photos"), "split": "train"}
     file = tmp_path / "denoise.yaml"
     file.write_text(
-        json.dumps({"method": "semanir", "data": {"train": source, "eval": source}, "task": {"sigma": 25.0}})
+        json.dumps({"method": "semanir", "data": {"train": source, "eval": source}, "task": {"degradation": {"kind": "gaussian_noise", "sigma": 25}}})
     )
     return file
 
 
 def test_evaluate_measures_a_checkpoint_and_writes_the_report(snapshot, configuration, tmp_path):
     command = ["evaluate", snapshot, "--config", configuration, "--output", tmp_path / "eval.json", "--json"]
-    report = json.loads(run(*command, "--task.sigma", "10").stdout)
+    report = json.loads(run(*command, "--task.degradation.sigma", "10").stdout)
     assert report == json.loads((tmp_path / "eval.json").read_text())
     results = {result["metric"]: result for result in report["results"]}
     assert {"psnr", "ssim"} <= set(results)

@@ -156,7 +156,7 @@ def test_weights_come_from_a_folder(tmp_path, photos, caplog):
 
 def test_samples_are_functions_of_the_generator():
     picture = Image.fromarray(np.random.default_rng(0).integers(256, size=(20, 24, 3), dtype=np.uint8))
-    task = SemanIRTask(patch_size=8, sigma=50.0)
+    task = SemanIRTask({"kind": "gaussian_noise", "sigma": 50.0}, patch_size=8)
     first, again = (task.training_sample({"image": picture}, np.random.default_rng(3)) for _ in range(2))
     other = task.training_sample({"image": picture}, np.random.default_rng(4))
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -175,7 +175,7 @@ def test_samples_are_functions_of_the_generator():
 def test_pairs_are_cut_and_turned_alike():
     clean = np.random.default_rng(0).integers(256, size=(9, 7, 3), dtype=np.uint8)
     example = {"lq": Image.fromarray(255 - clean), "hq": Image.fromarray(clean)}
-    task = SemanIRTask(degradation="paired", patch_size=8)
+    task = SemanIRTask({"kind": "paired"}, patch_size=8)
     for seed in range(8):
         sample = task.training_sample(example, np.random.default_rng(seed))
         torch.testing.assert_close(sample["pixel_values"] + sample["labels"], torch.ones(3, 8, 8))
@@ -187,7 +187,7 @@ def test_the_data_must_have_the_columns(tmp_path):
         SemanIRTask(image_column="photo").training_sample({"image": picture}, np.random.default_rng(0))
     with pytest.raises(ValueError, match="differs in size"):
         pair = {"lq": picture, "hq": Image.new("RGB", (9, 8))}
-        SemanIRTask(degradation="paired").training_sample(pair, np.random.default_rng(0))
+        SemanIRTask({"kind": "paired"}).training_sample(pair, np.random.default_rng(0))
 
 
 def test_weights_come_from_a_hub(tmp_path, photos):

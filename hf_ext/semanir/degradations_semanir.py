@@ -1,0 +1,201 @@
+"""Degradations of clean images, as the published numbers of image restoration are made. Never shipped with models.
+
+Pure functions of numpy arrays `[height, width, channels]`; all randomness comes from a generator that is passed in.
+Images are uint8, or floating with white at 1.
+"""
+
+import io
+import math
+
+import numpy as np
+from PIL import Image
+
+# Red, green, green and blue sites of the 2 x 2 cell, as (row, column): the channel order of a packed mosaic.
+_RGGB = ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2))
+
+
+def matlab_bicubic(image: np.ndarray, scale: float) -> np.ndarray:
+    """
+    Resizes an image as MATLAB's `imresize(image, scale, "bicubic")` does, which super-resolution numbers rest on.
+
+    Output pixel `x` (from 0) lies at `u = (x + 1/2) / scale - 1/2` of the input and is the sum over input pixels `i`
+    of `h(u - i)`, normalised. `h` is the cubic kernel of Keys with `a = -1/2`; where the image shrinks, it is
+    `scale h(scale t)`, so wide that nothing aliases. Beyond its edge the image is mirrored, the edge pixel doubled.
+
+    Args:
+        image (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
+            The image.
+        scale (`float`): Factor of both sides: 2 or 4 enlarges, 1/2 or 1/3 shrinks; any positive number.
+
+    Returns:
+        `numpy.ndarray` of shape `[ceil(height * scale), ceil(width * scale), ...]`: Of the same type. uint8 is rounded
+        and clipped, as MATLAB does; floating values overshoot at edges.
+
+    Raises:
+        TypeError: If the image is not an array of uint8 or floating values.
+        ValueError: If the image has no pixels or another number of axes, or the scale is not positive.
+    """
+    _check(image)
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale must be a positive number (4 enlarges, 1 / 4 shrinks), got {scale}.")
+    result = image.astype(np.float64)
+    for axis in (0, 1):
+        weights, sources = _contributions(image.shape[axis], scale)
+        columns = np.moveaxis(result, axis, 0)
+        shape = (-1,) + (1,) * (columns.ndim - 1)
+        # One tap at a time: a dense matrix would multiply by zeros, a gather would copy the image for every tap.
+        total = np.zeros((len(weights), *columns.shape[1:]))
+        for tap in range(weights.shape[1]):
+            total += weights[:, tap].reshape(shape) * columns[sources[:, tap]]
+        result = np.moveaxis(total, 0, axis)
+    if image.dtype == np.uint8:
+        # MATLAB rounds halves up, numpy to even.
+        return np.clip(np.floor(result + 0.5), 0, 255).astype(np.uint8)
+    return result.astype(image.dtype)
+
+
+def _contributions(length: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and source pixels of every output pixel along one axis, both [ceil(length * scale), taps]."""
+    shrinking = min(scale, 1.0)
+    width = 4.0 / shrinking
+    # 1e-9: a factor such as 1 / 3 is not exact, and 9 * (1 / 3) pixels are no four.
+    places = (np.arange(math.ceil(length * scale - 1e-9)) + 0.5) / scale - 0.5
+    sources = np.floor(places - width / 2)[:, None].astype(np.int64) + np.arange(math.ceil(width) + 2)
+    weights = _cubic((places[:, None] - sources) * shrinking)
+    weights /= weights.sum(axis=1, keepdims=True)
+    sources %= 2 * length
+    return weights, np.where(sources < length, sources, 2 * length - 1 - sources)
+
+
+def _cubic(distance: np.ndarray) -> np.ndarray:
+    """Keys' kernel with a = -1/2."""
+    x = np.abs(distance)
+    near, far = (1.5 * x - 2.5) * x**2 + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x <= 1, near, np.where(x <= 2, far, 0.0))
+
+
+def gaussian_noise(image: np.ndarray, sigma: float, generator: np.random.Generator) -> np.ndarray:
+    """
+    Adds white Gaussian noise, independent for each channel. The result is neither clipped nor rounded.
+
+    Args:
+        image (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
+            The clean image.
+        sigma (`float`): Standard deviation in 8-bit levels.
+        generator (`numpy.random.Generator`): Draws the noise.
+
+    Returns:
+        `numpy.ndarray` of the same shape, float32: White at 1.
+
+    Raises:
+        TypeError: If the image is not an array of uint8 or floating values.
+        ValueError: If sigma is negative.
+    """
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ValueError(f"sigma must be 0 or more, in 8-bit levels; got {sigma}.")
+    clean = unit_range(image)
+    return clean + np.float32(sigma / 255) * generator.standard_normal(clean.shape, dtype=np.float32)
+
+
+def jpeg(image: np.ndarray, quality: int) -> np.ndarray:
+    """
+    Compresses an image as JPEG and decodes it again, with Pillow's libjpeg. Colour is stored with half the chroma
+    resolution in both directions (4:2:0), as the published colour numbers have it; grey has no chroma.
+
+    Args:
+        image (`numpy.ndarray` of shape `[height, width, 1]` or `[height, width, 3]`, uint8): The clean image.
+        quality (`int`): 1 (worst) to 100, on libjpeg's scale, which is MATLAB's.
+
+    Returns:
+        `numpy.ndarray` of the same shape, uint8.
+
+    Raises:
+        TypeError: If the image is not an array of uint8.
+        ValueError: If its shape or the quality is not allowed.
+    """
+    _check(image)
+    if image.dtype != np.uint8:
+        raise TypeError(f"JPEG stores 8 bits a channel; the image is {image.dtype}: round it to uint8 first.")
+    if image.ndim != 3 or image.shape[2] not in (1, 3):
+        raise ValueError(f"image must have the shape [height, width, 1] or [height, width, 3], got {image.shape}.")
+    if not 1 <= quality <= 100:
+        raise ValueError(f"quality must be from 1 to 100, got {quality}.")
+    buffer = io.BytesIO()
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else np.ascontiguousarray(image))
+    picture.save(buffer, "JPEG", quality=int(quality), subsampling="4:2:0")
+    return np.asarray(Image.open(buffer)).reshape(image.shape)
+
+
+def mosaic(image: np.ndarray) -> np.ndarray:
+    """
+    What a sensor behind an RGGB Bayer filter sees: of each pixel one colour, packed into four channels.
+
+    Args:
+        image (`numpy.ndarray` of shape `[height, width, 3]`): RGB, both sides even.
+
+    Returns:
+        `numpy.ndarray` of shape `[height / 2, width / 2, 4]`: Red, green of the red rows, green of the blue rows, and
+        blue, of the same type.
+
+    Raises:
+        TypeError: If the image is not an array of uint8 or floating values.
+        ValueError: If it is no RGB image, or a side is odd.
+    """
+    _check(image)
+    if image.ndim != 3 or image.shape[2] != 3 or image.shape[0] % 2 or image.shape[1] % 2:
+        raise ValueError(
+            f"image must have the shape [height, width, 3] with even sides, got {image.shape}: cut off the last row "
+            "or column."
+        )
+    return np.stack([image[row::2, column::2, channel] for row, column, channel in _RGGB], axis=-1)
+
+
+def unpack_mosaic(packed: np.ndarray) -> np.ndarray:
+    """
+    The inverse of [`mosaic`] where there is one: an RGB image that is black where nothing was measured.
+
+    Args:
+        packed (`numpy.ndarray` of shape `[height, width, 4]`): What [`mosaic`] returned.
+
+    Returns:
+        `numpy.ndarray` of shape `[2 * height, 2 * width, 3]`, of the same type.
+
+    Raises:
+        TypeError: If `packed` is not an array of uint8 or floating values.
+        ValueError: If it has no four channels.
+    """
+    _check(packed)
+    if packed.ndim != 3 or packed.shape[2] != 4:
+        raise ValueError(f"packed must have the shape [height, width, 4], got {packed.shape}.")
+    image = np.zeros((2 * packed.shape[0], 2 * packed.shape[1], 3), packed.dtype)
+    for index, (row, column, channel) in enumerate(_RGGB):
+        image[row::2, column::2, channel] = packed[..., index]
+    return image
+
+
+def unit_range(image: np.ndarray) -> np.ndarray:
+    """
+    An image as float32 with white at 1.
+
+    Args:
+        image (`numpy.ndarray`): uint8, or floating with white at 1 already.
+
+    Returns:
+        `numpy.ndarray` of the same shape, float32.
+
+    Raises:
+        TypeError: If the image is not an array of uint8 or floating values.
+        ValueError: If the image has no pixels, or neither two nor three axes.
+    """
+    _check(image)
+    return image.astype(np.float32) / 255 if image.dtype == np.uint8 else image.astype(np.float32)
+
+
+def _check(image: np.ndarray) -> None:
+    if not isinstance(image, np.ndarray) or not (image.dtype == np.uint8 or np.issubdtype(image.dtype, np.floating)):
+        what = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise TypeError(f"the image must be a numpy array of uint8 or floating values, got {what}.")
+    if image.ndim not in (2, 3) or image.size == 0:
+        raise ValueError(
+            f"the image must have the shape [height, width] or [height, width, channels], got {image.shape}."
+        )
