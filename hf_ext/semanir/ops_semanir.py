@@ -1,55 +1,35 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""SemanIR operators (arXiv 2405.20008): windows, the key-semantic dictionary and attention restricted to it.
+"""SemanIR operators (arXiv 2405.20008): the key-semantic dictionary and attention restricted to it.
 
-The exact masked-dense form. `reference_semanir` has the same functions as loops.
+Every way to compute them gives the same. `reference_semanir` has the same functions as loops.
 Shapes: batch B, feature map [B, height, width, channels], W = B * windows of an image, N = tokens of a window.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from transformers.utils.generic import maybe_autocast
 
-Pair = tuple[int, int]
+from .ops_windows_semanir import (
+    Dictionary,
+    Pair,
+    key_regions,
+    merge_windows,
+    pack_keys,
+    partition_windows,
+    relative_coordinates,
+    relative_offsets,
+    unpack_keys,
+)
 
-IMPLEMENTATIONS = ("auto", "eager", "sdpa")
+IMPLEMENTATIONS = ("auto", "eager", "sdpa", "native", "flex_attention", "triton")
 
-# Logits of one call of fused attention: near the size of a CPU's cache, and enough to fill a GPU.
+# Logits of one call of fused attention, similarities of one selection: near the size of a CPU's cache, and enough to
+# fill a GPU.
 _LOGITS_CPU = 2**22
 _LOGITS_GPU = 2**26
-
-
-class Dictionary(NamedTuple):
-    """
-    Key-semantic dictionary D_K of one partition of a feature map. All heads and layers of a stage on that partition
-    read it.
-
-    Args:
-        window (`tuple[int, int]`): Height and width of a window in tokens, at most `window_size`.
-        shift (`tuple[int, int]`): Rows and columns by which the partition is moved.
-        window_size (`int`): Side w of the largest window: the table of position biases has (2w - 1)^2 columns.
-        bits (`torch.ByteTensor` of shape `(W, N, ceil(N / 8))`, *optional*):
-            The keys of every token: key j is bit `j % 8` of byte `j // 8`, the lowest bit first; bits past N are 0.
-            `None` when every token attends to its whole window.
-    """
-
-    window: Pair
-    shift: Pair
-    window_size: int
-    bits: torch.Tensor | None
-
-    def part(self, windows: slice) -> "Dictionary":
-        """
-        The dictionary of some of the windows.
-
-        Args:
-            windows (`slice`): Which of the W windows.
-
-        Returns:
-            [`Dictionary`]: A view, not a copy.
-        """
-        return self if self.bits is None else self._replace(bits=self.bits[windows])
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -61,92 +41,23 @@ def _normalize(vectors: torch.Tensor, length: torch.Tensor | float = 1.0) -> tor
     return vectors * (vectors.square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt() * length)
 
 
-def partition_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
-    """
-    Move a feature map up and left by `shift`, cyclically, and cut it into windows.
-
-    Args:
-        features (`torch.Tensor` of shape `(B, height, width, channels)`): Height and width are multiples of `window`.
-        window (`tuple[int, int]`): Height and width of a window.
-        shift (`tuple[int, int]`): Rows and columns to move by, below those of the window.
-
-    Returns:
-        `torch.Tensor` of shape `(W, N, channels)`: Windows in reading order, one image after the other.
-    """
-    if any(shift):
-        features = features.roll((-shift[0], -shift[1]), dims=(1, 2))
-    batch, height, width, channels = features.shape
-    grid = features.reshape(batch, height // window[0], window[0], width // window[1], window[1], channels)
-    return grid.transpose(2, 3).reshape(-1, window[0] * window[1], channels)
+@cache
+def _native() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]] | None:
+    """The kernels for CPUs: selection and attention. Imported when they are needed, because numba takes a second."""
+    try:
+        from .kernels_semanir import native_attention, select_keys
+    except ImportError:
+        return None
+    return select_keys, native_attention
 
 
-def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
-    """
-    Undo [`partition_windows`].
-
-    Args:
-        windows (`torch.Tensor` of shape `(W, N, channels)`): Windows in reading order, one image after the other.
-        size (`tuple[int, int]`): Height and width of the feature map.
-        window (`tuple[int, int]`): Height and width of a window.
-        shift (`tuple[int, int]`): The shift with which the windows were cut.
-
-    Returns:
-        `torch.Tensor` of shape `(B, height, width, channels)`: The feature map.
-    """
-    rows, columns = size[0] // window[0], size[1] // window[1]
-    grid = windows.reshape(-1, rows, columns, window[0], window[1], windows.shape[-1])
-    features = grid.transpose(2, 3).reshape(-1, *size, windows.shape[-1])
-    return features.roll(shift, dims=(1, 2)) if any(shift) else features
+def _needs_gradient(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> torch.Tensor:
-    """
-    Parts of each shifted window that lie together in the image. A token may attend to keys of its own region only:
-    the others came into the window from the opposite border.
-
-    Args:
-        size (`tuple[int, int]`): Height and width of the feature map.
-        window (`tuple[int, int]`): Height and width of a window.
-        shift (`tuple[int, int]`): Rows and columns by which the partition is moved.
-        device (`torch.device`, *optional*): Where to build them.
-
-    Returns:
-        `torch.ByteTensor` of shape `(windows of an image, N)`: Number of each token's region, 0 to 3.
-    """
-    wrapped_rows = torch.arange(size[0], device=device) >= size[0] - shift[0]
-    wrapped_columns = torch.arange(size[1], device=device) >= size[1] - shift[1]
-    regions = 2 * wrapped_rows[:, None].byte() + wrapped_columns.byte()
-    return partition_windows(regions[None, :, :, None], window, (0, 0)).squeeze(-1)
-
-
-def pack_keys(chosen: torch.Tensor) -> torch.Tensor:
-    """
-    Store one bit for each pair of tokens.
-
-    Args:
-        chosen (`torch.BoolTensor` of shape `(..., N)`): Whether each key is chosen.
-
-    Returns:
-        `torch.ByteTensor` of shape `(..., ceil(N / 8))`: As in [`Dictionary`].
-    """
-    padded = F.pad(chosen, (0, -chosen.shape[-1] % 8)).unflatten(-1, (-1, 8)).byte()
-    places = torch.arange(8, dtype=torch.uint8, device=chosen.device)
-    return (padded << places).sum(-1, dtype=torch.uint8)
-
-
-def unpack_keys(bits: torch.Tensor, tokens: int) -> torch.Tensor:
-    """
-    Undo [`pack_keys`].
-
-    Args:
-        bits (`torch.ByteTensor` of shape `(..., ceil(N / 8))`): As in [`Dictionary`].
-        tokens (`int`): N.
-
-    Returns:
-        `torch.BoolTensor` of shape `(..., N)`: Whether each key is chosen.
-    """
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (bits[..., None] >> places & 1).flatten(-2)[..., :tokens].bool()
+def _chunk(device: torch.device, logits: int) -> int:
+    """Windows of one call."""
+    return max(1, (_LOGITS_CPU if device.type == "cpu" else _LOGITS_GPU) // logits)
 
 
 @torch.no_grad()
@@ -172,19 +83,35 @@ def semantic_keys(
         `torch.ByteTensor` of shape `(W, N, ceil(N / 8))`: The chosen keys as in [`Dictionary`], exactly
         `min(top_k, N)` a row, or all the legal ones if they are fewer.
     """
+    windows, count = tokens.shape[:2]
+    if regions is not None:
+        regions = regions.repeat(windows // len(regions), 1)
+    chunk = _chunk(tokens.device, count**2)
+    native = None
+    if tokens.device.type == "cpu" and tokens.dtype != torch.float64 and not torch.compiler.is_compiling():
+        native = _native()
+    choose = _best_keys if native is None else native[0]
+    rows = []
     with maybe_autocast(tokens.device.type, enabled=False):
-        tokens = tokens.to(_at_least_float32(tokens.dtype))
-        if similarity == "cosine":
-            tokens = _normalize(tokens)
-        scores = tokens @ tokens.mT
+        for start in range(0, windows, chunk):
+            part = tokens[start : start + chunk]
+            part = part.to(_at_least_float32(part.dtype))
+            if similarity == "cosine":
+                part = _normalize(part)
+            legal = None if regions is None else regions[start : start + chunk]
+            rows.append(choose(part @ part.mT, legal, min(top_k, count), include_self))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _best_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, include_self: bool) -> torch.Tensor:
+    """Bits of the `top_k` highest scores of each row; of equal ones the first. Overwrites the scores."""
     legal = None
     if regions is not None:
         # Before the selection, or illegal keys would take places among the k.
         legal = regions[:, :, None] == regions[:, None]
-        scores.view(-1, *legal.shape).masked_fill_(~legal, -torch.inf)
+        scores.masked_fill_(~legal, -torch.inf)
     if include_self:
         scores.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-    top_k = min(top_k, scores.shape[-1])
     smallest = scores.topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     # A threshold alone would also take every key tied with the k-th.
     above, tied = scores > smallest, scores == smallest
@@ -192,47 +119,8 @@ def semantic_keys(
     chosen = above | tied & (tied.cumsum(-1, dtype=torch.int32) <= free)
     if legal is not None:
         # A small region has fewer than k legal keys; the rest of its k are illegal.
-        chosen.view(-1, *legal.shape).logical_and_(legal)
+        chosen.logical_and_(legal)
     return pack_keys(chosen)
-
-
-def relative_coordinates(
-    window_size: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
-) -> torch.Tensor:
-    """
-    Inputs of the position-bias MLP: t = sign(u) log2(1 + |u|) / log2(8), u = 8 delta / (w - 1), for every offset.
-
-    Args:
-        window_size (`int`): Side w of the largest window.
-        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Precision.
-        device (`torch.device`, *optional*): Where to build them.
-
-    Returns:
-        `torch.Tensor` of shape `((2w - 1)^2, 2)`: Vertical and horizontal coordinate, offsets from 1 - w up.
-    """
-    offsets = torch.arange(1 - window_size, window_size, dtype=dtype, device=device)
-    scaled = 8 * offsets / max(window_size - 1, 1)
-    coordinates = scaled.sign() * torch.log2(1 + scaled.abs()) / 3
-    return torch.cartesian_prod(coordinates, coordinates)
-
-
-def relative_offsets(window: Pair, window_size: int, device: torch.device | None = None) -> torch.Tensor:
-    """
-    Row of [`relative_coordinates`] for every pair of tokens of a window.
-
-    Args:
-        window (`tuple[int, int]`): Height and width of the window, at most `window_size`.
-        window_size (`int`): Side w of the largest window.
-        device (`torch.device`, *optional*): Where to build them.
-
-    Returns:
-        `torch.LongTensor` of shape `(N, N)`: Row for the offset from key j to query i.
-    """
-    rows = torch.arange(window[0], device=device).repeat_interleave(window[1])
-    columns = torch.arange(window[1], device=device).repeat(window[0])
-    vertical = rows[:, None] - rows + window_size - 1
-    horizontal = columns[:, None] - columns + window_size - 1
-    return vertical * (2 * window_size - 1) + horizontal
 
 
 def build_dictionary(
@@ -272,17 +160,56 @@ def build_dictionary(
     return Dictionary(window, shift, window_size, bits)
 
 
-def _eager(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Masked dense attention with a softmax of its own."""
-    return ((query @ key.mT) + bias).softmax(-1).to(value.dtype) @ value
-
-
 def _masked_bias(table: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
     """B(i - j) for the keys of each token, -inf for the others: [W or 1, heads, N, N]."""
     bias = table[:, relative_offsets(dictionary.window, dictionary.window_size, table.device)][None]
     if dictionary.bits is None:
         return bias
     return bias.masked_fill(~unpack_keys(dictionary.bits, bias.shape[-1])[:, None], -torch.inf)
+
+
+def _fits_native(value: torch.Tensor, dictionary: Dictionary) -> bool:
+    """Whether reading the chosen keys only is possible here and faster than computing all logits."""
+    tokens, head_dim = value.shape[-2:]
+    if value.device.type != "cpu" or value.dtype != torch.float32 or dictionary.bits is None or head_dim > 64:
+        return False
+    if torch.compiler.is_compiling() or _native() is None:
+        return False
+    keys = unpack_keys(dictionary.bits[0, 0], tokens).sum().item()
+    return tokens >= 128 and keys <= tokens * 3 // 8
+
+
+def _automatic(value: torch.Tensor, dictionary: Dictionary, gradient: bool) -> str:
+    """The fastest implementation."""
+    if gradient and value.device.type == "cpu":
+        # A bias that needs a gradient sends SDPA on a CPU to a path that takes 1.5 times as long.
+        return "eager"
+    return "native" if not gradient and _fits_native(value, dictionary) else "sdpa"
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    table: torch.Tensor,
+    dictionary: Dictionary,
+    implementation: str,
+) -> torch.Tensor:
+    """Attention with scaled queries and keys of unit length, of at least float32."""
+    if implementation == "eager":
+        logits = query @ key.mT + _masked_bias(table, dictionary)
+        return logits.softmax(-1).to(value.dtype) @ value
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if implementation == "flex_attention":
+        from .kernels_flex_semanir import flex_attention_
+
+        return flex_attention_(query, key, value, table, dictionary)
+    if implementation == "triton":
+        from .kernels_triton_semanir import triton_attention
+
+        return triton_attention(query, key, value, table, dictionary)
+    bias = _masked_bias(table, dictionary).to(value.dtype)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
 
 
 def key_semantic_attention(
@@ -304,39 +231,79 @@ def key_semantic_attention(
             Position bias B of every offset, in the order of [`relative_offsets`].
         dictionary ([`Dictionary`]): The keys of these windows, at least one a token.
         implementation (`str`, *optional*, defaults to `"auto"`):
-            `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks), or `"auto"`:
-            the fastest of them here. All give the same.
+            `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks),
+            `"flex_attention"` and `"triton"` (fused, for GPUs), `"native"` (reads the chosen keys only; float32 on
+            CPUs, without gradient), or `"auto"`: the fastest here. All give the same.
 
     Returns:
         `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`.
 
     Raises:
-        ValueError: If `implementation` is none of these.
+        ValueError: If `implementation` is none of these, or `"native"` where that cannot be.
+        TypeError: If `implementation` does not compute in this dtype.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"`implementation` is {implementation!r}; allowed: {', '.join(map(repr, IMPLEMENTATIONS))}.")
-    heads, tokens = query.shape[1:3]
-    chunk = max(1, (_LOGITS_CPU if query.device.type == "cpu" else _LOGITS_GPU) // (heads * tokens**2))
-    if not torch.is_grad_enabled() and len(query) > chunk:
-        # Bias and mask together are as large as all logits: for a whole image, gigabytes.
-        parts = [slice(start, start + chunk) for start in range(0, len(query), chunk)]
-        return torch.cat(
-            [
-                key_semantic_attention(
-                    query[part], key[part], value[part], temperature, table, dictionary.part(part), implementation
-                )
-                for part in parts
-            ]
-        )
-    precise = _at_least_float32(query.dtype)
-    query = _normalize(query.to(precise), temperature.to(precise)[:, None, None])
-    key = _normalize(key.to(precise))
-    bias = _masked_bias(table, dictionary)
+    gradient = _needs_gradient(query, key, value, temperature, table)
     if implementation == "auto":
-        # A bias that needs a gradient sends SDPA on a CPU to a path that takes 1.5 times as long.
-        implementation = "eager" if torch.is_grad_enabled() and query.device.type == "cpu" else "sdpa"
-    if implementation == "eager":
-        return _eager(query, key, value, bias)
-    return F.scaled_dot_product_attention(
-        query.to(value.dtype), key.to(value.dtype), value, attn_mask=bias.to(value.dtype), scale=1.0
-    )
+        implementation = _automatic(value, dictionary, gradient)
+    if implementation == "native":
+        return _attend_natively(query, key, value, temperature, table, dictionary, gradient)
+    precise = _at_least_float32(query.dtype)
+    heads, tokens = query.shape[1:3]
+    # Bias and mask together are as large as all logits: for a whole image, gigabytes. A graph would keep them all.
+    chunk = len(query) if gradient else _chunk(query.device, heads * tokens**2)
+    outputs = []
+    for start in range(0, len(query), chunk):
+        part = slice(start, start + chunk)
+        scaled = _normalize(query[part].to(precise), temperature.to(precise)[:, None, None])
+        unit = _normalize(key[part].to(precise))
+        outputs.append(_attend(scaled, unit, value[part], table, dictionary.part(part), implementation))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _attend_natively(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    temperature: torch.Tensor,
+    table: torch.Tensor,
+    dictionary: Dictionary,
+    gradient: bool,
+) -> torch.Tensor:
+    """Attention that reads the chosen keys only."""
+    kernels = _native()
+    dtypes = {tensor.dtype for tensor in (query, key, value)}
+    problem = None
+    if kernels is None:
+        problem = "numba is not installed"
+    elif query.device.type != "cpu" or dtypes != {torch.float32} or value.shape[-1] > 64:
+        problem = f"it got {value.dtype} on {value.device} with heads of {value.shape[-1]} channels"
+    elif gradient:
+        problem = "a gradient is needed"
+    elif dictionary.bits is None:
+        problem = "every token attends to its whole window"
+    if problem is not None or kernels is None:
+        raise ValueError(
+            f"`implementation` is 'native' but {problem}; it needs numba, float32 on a CPU, heads of at most 64 "
+            "channels, a dictionary and no gradient. Use 'auto', which chooses it where it is fast."
+        )
+    geometry = (dictionary.window, dictionary.window_size)
+    return kernels[1](query, key, value, temperature.float(), table.float(), *geometry, dictionary.bits)
+
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "Dictionary",
+    "Pair",
+    "build_dictionary",
+    "key_regions",
+    "key_semantic_attention",
+    "merge_windows",
+    "pack_keys",
+    "partition_windows",
+    "relative_coordinates",
+    "relative_offsets",
+    "semantic_keys",
+    "unpack_keys",
+]
