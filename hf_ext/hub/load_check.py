@@ -165,8 +165,9 @@ def check_loads(folder: str | Path, *, endpoint: str | None = None, token: str |
     """
     Loads a staged folder in a new process that cannot import hf_ext, has no network and no token.
 
-    Every class that `auto_map` names is loaded (an adapter: its configuration and weights), then the image processor
-    and the tokenizer. The class that was saved must find all of its weights, and the file no others. Of an artifact of
+    The class that was saved and the base class are loaded, the other heads that `auto_map` names are imported (an
+    adapter: its configuration and weights are loaded), then the image processor or feature extractor and the
+    tokenizer. The class that was saved must find all of its weights, and the file no others. Of an artifact of
     EMR-Merging the merged model is loaded, and its first task restored by `emr_loader.py`: for that, a base on a Hub
     is downloaded if it is not in the cache.
 

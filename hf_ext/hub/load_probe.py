@@ -26,6 +26,7 @@ def _load_model(loader: Any, folder: Path, complete: bool, **options: Any) -> No
 
 def _load_transformers(folder: Path) -> None:
     import transformers
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if "_class_name" in config:
@@ -40,20 +41,25 @@ def _load_transformers(folder: Path) -> None:
         loader = getattr(transformers, name)
         if name == "AutoConfig":
             loader.from_pretrained(folder, trust_remote_code=True)
-        else:
+        elif name == "AutoModel" or reference.endswith(f".{saved}"):
             _load_model(loader, folder, reference.endswith(f".{saved}"), trust_remote_code=True)
+        else:
+            # another head may refuse this one's configuration, but its code must be there
+            get_class_from_dynamic_module(reference, folder)
     if not auto_map:
         _load_model(getattr(transformers, saved), folder, True)
 
 
 def _load_processors(folder: Path) -> None:
-    from transformers import AutoImageProcessor, AutoTokenizer
+    from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 
     trust = any(folder.glob("*.py"))
-    loaders: dict[str, Any] = {"preprocessor_config.json": AutoImageProcessor, "tokenizer_config.json": AutoTokenizer}
-    for name, loader in loaders.items():
-        if (folder / name).exists():
-            loader.from_pretrained(folder, trust_remote_code=trust)
+    if (path := folder / "preprocessor_config.json").exists():
+        is_sound = "feature_extractor_type" in json.loads(path.read_text(encoding="utf-8"))
+        loader: Any = AutoFeatureExtractor if is_sound else AutoImageProcessor
+        loader.from_pretrained(folder, trust_remote_code=trust)
+    if (folder / "tokenizer_config.json").exists():
+        AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
 
 
 def _load_merged(folder: Path, base: str | None) -> None:

@@ -27,7 +27,8 @@ from huggingface_hub import (
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
 from peft import PeftModel
-from transformers import PreTrainedModel
+from transformers import FeatureExtractionMixin, PreTrainedModel
+from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.image_processing_base import ImageProcessingMixin
 
 from .cards import write_card
@@ -39,12 +40,15 @@ from .safetensors_headers import parse_json_object
 # Its presence makes a folder an artifact of EMR-Merging.
 MANIFEST = "emr.json"
 Source: TypeAlias = PreTrainedModel | PeftModel | str | Path
+Processor: TypeAlias = ImageProcessingMixin | FeatureExtractionMixin
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 # What a checkpoint of another library consists of; everything else in its folder stays behind.
 _COPIED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "report.png")
 # What describes a run or a merge and its results; the card is made from it.
 _REPORTS = ("eval.json", "training.json", "report.json", "report.png")
+# Of a model of ours that reads text; its other files are written again.
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 # What is also replaced where the earlier push was an artifact of EMR-Merging.
 _OF_ARTIFACTS = ("tasks/", "base/", "sums.safetensors")
 # Files of an earlier push that would be wrong beside the new ones. Other files in the repository are left alone.
@@ -61,7 +65,7 @@ def stage(
     source: Source,
     out: str | Path,
     *,
-    processor: ImageProcessingMixin | None = None,
+    processor: Processor | None = None,
     repo_id: str | None = None,
     license: str | None = None,
     overwrite: bool = False,
@@ -78,7 +82,8 @@ def stage(
     Args:
         source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): A model in memory, or a local folder.
         out (`str` or `Path`): The folder to write. It appears complete, or not at all.
-        processor (`ImageProcessingMixin`, *optional*): Image processor to write beside a model in memory.
+        processor (`ImageProcessingMixin` or `FeatureExtractionMixin`, *optional*):
+            Image processor or feature extractor to write beside a model in memory.
         repo_id (`str`, *optional*): Where it will be published, for the card. Defaults to the name of `out`.
         license (`str`, *optional*): Licence of the weights, as the Hub names it. Defaults to that of the template.
         overwrite (`bool`, *optional*, defaults to `False`): Replace `out` when it holds an earlier checkpoint.
@@ -115,7 +120,7 @@ def push(
     source: Source,
     repo_id: str,
     *,
-    processor: ImageProcessingMixin | None = None,
+    processor: Processor | None = None,
     license: str | None = None,
     token: str | bool | None = None,
     endpoint: str | None = None,
@@ -135,7 +140,7 @@ def push(
     Args:
         source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): As in [`stage`].
         repo_id (`str`): `org/name`.
-        processor (`ImageProcessingMixin`, *optional*): As in [`stage`].
+        processor (`ImageProcessingMixin` or `FeatureExtractionMixin`, *optional*): As in [`stage`].
         license (`str`, *optional*): As in [`stage`].
         token (`str` or `bool`, *optional*): Token of the Hub; `None` uses the one that was logged in with.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
@@ -168,7 +173,7 @@ def push(
         return _commit(api, folder, repo_id, branch, create_pr, commit_message)
 
 
-def _write(source: Source, out: Path, processor: ImageProcessingMixin | None) -> None:
+def _write(source: Source, out: Path, processor: Processor | None) -> None:
     if isinstance(source, (str, Path)):
         if processor is not None:
             raise ValueError("processor belongs to a model in memory; put its files into the folder instead")
@@ -190,8 +195,9 @@ def _write(source: Source, out: Path, processor: ImageProcessingMixin | None) ->
         )
 
 
-def _save(model: PreTrainedModel | PeftModel, processor: ImageProcessingMixin | None, out: Path) -> None:
-    if processor is None and isinstance(model, PreTrainedModel) and (room := installed_room(model.config.model_type)):
+def _save(model: PreTrainedModel | PeftModel, processor: Processor | None, out: Path) -> None:
+    room = installed_room(model.config.model_type) if isinstance(model, PreTrainedModel) else None
+    if processor is None and room is not None:
         wanted = [item.__name__ for item in vars(room).values() if _is_class(item, ImageProcessingMixin)]
         if wanted and model.main_input_name == "pixel_values":
             raise ValueError(
@@ -201,6 +207,13 @@ def _save(model: PreTrainedModel | PeftModel, processor: ImageProcessingMixin | 
     model.save_pretrained(str(out))
     if processor is not None:
         processor.save_pretrained(str(out))
+    if room is not None:
+        # transformers copies what the saved class needs; the configuration names the other heads as well
+        code = room_code(room)
+        for reference in model.config.to_dict()["auto_map"].values():
+            path = code[f"{reference.partition('.')[0]}.py"]
+            for file in (path, *map(Path, get_relative_import_files(path))):
+                shutil.copyfile(file, out / file.name)
 
 
 def _write_folder(folder: Path, out: Path) -> None:
@@ -225,7 +238,7 @@ def _write_folder(folder: Path, out: Path) -> None:
     elif room is not None:
         model, processor = _load(folder, vars(room))
         _save(model, processor, out)
-        for name in (*_REPORTS, "README.md"):
+        for name in (*_REPORTS, *_TOKENIZER, "README.md"):
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, out / name)
     else:
@@ -246,8 +259,8 @@ def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
         shutil.copyfile(path, out / name)
 
 
-def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, ImageProcessingMixin | None]:
-    """One of our models and its image processor, by the classes of the installed package only."""
+def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Processor | None]:
+    """One of our models and its processor, by the classes of the installed package only."""
     config = parse_json_object((folder / "config.json").read_bytes(), str(folder / "config.json"))
     # nothing else in the configuration makes our class run code
     refuse_kernels(config, folder / "config.json")
@@ -263,11 +276,20 @@ def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Imag
     return model, _load_processor(folder, exported)
 
 
-def _load_processor(folder: Path, exported: dict[str, Any]) -> ImageProcessingMixin | None:
-    if not (folder / "preprocessor_config.json").is_file():
+def _load_processor(folder: Path, exported: dict[str, Any]) -> Processor | None:
+    path = folder / "preprocessor_config.json"
+    if not path.is_file():
         return None
-    (processor_class,) = [item for item in exported.values() if _is_class(item, ImageProcessingMixin)]
-    processor: ImageProcessingMixin = processor_class.from_pretrained(folder)
+    content = parse_json_object(path.read_bytes(), str(path))
+    name = content.get("image_processor_type") or content.get("feature_extractor_type")
+    classes = {
+        name: item
+        for name, item in exported.items()
+        if _is_class(item, ImageProcessingMixin) or _is_class(item, FeatureExtractionMixin)
+    }
+    if name not in classes:
+        raise ValueError(f"{path} names the class {name!r}; one of {sorted(classes)} is allowed")
+    processor: Processor = classes[name].from_pretrained(folder)
     return processor
 
 
