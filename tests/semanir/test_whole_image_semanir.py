@@ -1,0 +1,175 @@
+"""Whole images within a budget of memory: the result of the whole network at once, in less memory."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir.configuration_semanir import PRESETS
+
+# The layouts of the presets with less width and depth.
+COLUMNAR = {"embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3], "window_size": 4, "top_k": 6}
+STRIDED = {
+    "architecture": "u-shaped",
+    "embed_dim": 8,
+    "depths": [2, 2, 2],
+    "num_heads": [1, 2, 4],
+    "refinement_depth": 2,
+    "reduce_top_skip": False,
+    "window_size": 4,
+    "top_k": 6,
+}
+UNSHUFFLED = {**STRIDED, "downsampling": "unshuffle", "reduce_top_skip": True}
+DEMOSAICKING = {**UNSHUFFLED, "num_channels": 4, "num_channels_out": 3, "scale": 2}
+
+
+def make_model(**fields) -> SemanIRForImageRestoration:
+    torch.manual_seed(0)
+    model = SemanIRForImageRestoration(SemanIRConfig(**fields)).eval()
+    with torch.no_grad():
+        # As large as in training, so that differences in the body are seen in the image.
+        model.reconstruction[0].weight *= 50
+    return model
+
+
+def make_images(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def restore(model, images, memory_budget, **options) -> torch.Tensor:
+    model.memory_budget = memory_budget
+    return model(images, **options).reconstruction
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        COLUMNAR,
+        {**COLUMNAR, "scale": 2, "image_mean": [0.4, 0.5, 0.6]},
+        {**COLUMNAR, "scale": 3},
+        {**COLUMNAR, "scale": 4, "shift_policy": "stage"},
+        {**COLUMNAR, "scale": 4, "upsampler": "direct", "shift_policy": "none"},
+        STRIDED,
+        UNSHUFFLED,
+        DEMOSAICKING,
+    ],
+    ids=["same-size", "x2", "x3", "x4", "direct", "strided", "unshuffled", "demosaicking"],
+)
+def test_parts_of_an_image_make_the_same_image(fields):
+    model = make_model(**fields)
+    images = make_images(2, model.config.num_channels, 11, 18)
+    given = images.clone()
+    expected = restore(model, images, None)
+    # Smallest parts, and parts that do not divide the image.
+    for memory_budget in (1, 30_000):
+        torch.testing.assert_close(restore(model, images, memory_budget), expected, atol=1e-5, rtol=0)
+    assert torch.equal(images, given)
+
+
+def test_parts_of_small_images():
+    model = make_model(**UNSHUFFLED)
+    for size in ((1, 1), (2, 9), (17, 3)):
+        images = make_images(1, 3, *size)
+        torch.testing.assert_close(restore(model, images, 1), restore(model, images, None), atol=1e-5, rtol=0)
+
+
+def test_parts_in_half_precision():
+    model = make_model(**UNSHUFFLED)
+    images = make_images(1, 3, 8, 12)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        # Autocast computes some operators in float32: maps change their precision on the way.
+        torch.testing.assert_close(restore(model, images, 1), restore(model, images, None), atol=1e-5, rtol=0)
+    model.half()
+    torch.testing.assert_close(restore(model, images, 1), restore(model, images, None), atol=1e-5, rtol=0)
+
+
+def calls_of_the_extractor(model, **options) -> int:
+    """Into how many parts the image was cut, once or twice."""
+    calls = []
+    forward = model.model.extractor.forward
+    model.model.extractor.forward = lambda images: calls.append(1) or forward(images)
+    model(make_images(1, 3, 8, 8), **options)
+    model.model.extractor.forward = forward
+    return len(calls)
+
+
+def test_what_needs_whole_maps_gets_them():
+    model = make_model(**UNSHUFFLED)
+    model.memory_budget = 1
+    assert calls_of_the_extractor(model) == 1
+    with torch.no_grad():
+        assert calls_of_the_extractor(model) == 8
+        assert calls_of_the_extractor(model, output_hidden_states=True) == 1
+        # The hooks that record hidden states stay, and see nothing more.
+        assert calls_of_the_extractor(model) == 8
+        seen = []
+        handle = model.model.body.refinement.register_forward_hook(lambda module, given, result: seen.append(result))
+        assert calls_of_the_extractor(model) == 1
+        assert seen[0].shape == (1, 8, 8, 8)
+        handle.remove()
+        model.memory_budget = None
+        assert calls_of_the_extractor(model) == 1
+        model.memory_budget = 2**30
+        assert calls_of_the_extractor(model) == 1
+
+
+def test_hidden_states_do_not_depend_on_the_budget():
+    model = make_model(**UNSHUFFLED)
+    states = []
+    for model.memory_budget in (None, 1):
+        with torch.no_grad():
+            states.append(model(make_images(1, 3, 8, 8), output_hidden_states=True).hidden_states)
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+def test_budget_is_one_number_of_the_whole_model():
+    model = make_model(**COLUMNAR)
+    assert model.memory_budget == model.model.memory_budget == 512 * 2**20
+    model.memory_budget = 7
+    assert model.model.memory_budget == 7
+    for wrong in (0, -1, "512 MB", 1e9):
+        with pytest.raises(ValueError, match="give a number of bytes from 1 up, or None"):
+            model.memory_budget = wrong
+    assert "memory_budget" not in model.config.to_dict()
+
+
+PEAK = """
+import resource, sys
+import torch
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+
+torch.manual_seed(0)
+config = SemanIRConfig(architecture="u-shaped", embed_dim=16, depths=[1, 1], num_heads=[1, 1], window_size=8, top_k=32)
+model = SemanIRForImageRestoration(config).eval()
+model.memory_budget = int(sys.argv[1])
+
+def restore(side):
+    with torch.no_grad():
+        model(torch.zeros(1, 3, side, side))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+print(-restore(64) + restore(512))
+"""
+
+
+def test_peak_memory_keeps_to_the_budget():
+    budget = 8 * 2**20
+    command = [sys.executable, "-c", PEAK]
+    peak = int(subprocess.run([*command, str(budget)], capture_output=True, text=True, check=True).stdout)
+    pixels = 512**2
+    # Two maps of 16 channels; the image as given, padded and restored.
+    held = pixels * 4 * (2 * 16 + 4 * 3)
+    assert peak < held + budget + 12 * 2**20, f"{peak / 2**20:.0f} MiB"
+
+
+def test_presets_bound_their_memory_by_themselves():
+    """Every preset has so wide layers that a 12-megapixel image is cut."""
+    for preset in PRESETS.values():
+        with torch.device("meta"):
+            model = SemanIRForImageRestoration(SemanIRConfig(**preset))
+        with torch.no_grad():
+            assert model.model.memory_of_call(12_000_000, False) == model.memory_budget
+            assert model.model.memory_of_call(64 * 64, False) is None
