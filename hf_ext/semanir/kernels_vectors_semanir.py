@@ -13,11 +13,14 @@ from typing import Any
 try:
     from llvmlite import ir
     from numba import types
+    from numba.core import cgutils
     from numba.extending import intrinsic, models, register_model
 except ImportError as error:
     raise ImportError("numba is not installed: torch computes instead") from error
 
 LANES = 16
+# Rows of the left matrix whose products a tile computes at once: with two vectors each, 24 of 32 registers.
+TILE_ROWS = 12
 _FLOAT = ir.FloatType()
 _SHORT, _INT, _LONG = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _FLOATS, _INTS, _BYTES, _BITS = (ir.VectorType(kind, LANES) for kind in (_FLOAT, _INT, ir.IntType(8), ir.IntType(1)))
@@ -56,7 +59,7 @@ def _function(emit: Callable[..., Any], result: types.Type, *arguments: types.Ty
         2: lambda context, a, b: made(),
         3: lambda context, a, b, c: made(),
         4: lambda context, a, b, c, d: made(),
-        5: lambda context, a, b, c, d, e: made(),
+        7: lambda context, a, b, c, d, e, f, g: made(),
     }
     return intrinsic(typings[len(arguments)])
 
@@ -178,6 +181,36 @@ def _weighted(vectors):
     return _function(emit, types.void, types.int64, types.int64, types.int64, types.int64)
 
 
+def _tile(vectors):
+    def emit(builder, left, stride, right, width, depth, out, out_stride):
+        sums = [cgutils.alloca_once_value(builder, _constant(_FLOATS, 0.0)) for _ in range(TILE_ROWS * vectors)]
+        for slot in sums:
+            builder.store(_constant(_FLOATS, 0.0), slot)
+        with cgutils.for_range(builder, depth) as loop:
+            row = builder.mul(loop.index, width)
+            columns = [
+                builder.load(
+                    _place(builder, _FLOATS, right, builder.add(row, ir.Constant(_LONG, LANES * v))), align=64
+                )
+                for v in range(vectors)
+            ]
+            place = loop.index
+            for i in range(TILE_ROWS):
+                number = _in_every_lane(builder, builder.load(_place(builder, _FLOAT, left, place), align=4), _FLOATS)
+                place = builder.add(place, stride)
+                for v, column in enumerate(columns):
+                    slot = sums[vectors * i + v]
+                    builder.store(_fused(builder, number, column, builder.load(slot)), slot)
+        place = ir.Constant(_LONG, 0)
+        for i in range(TILE_ROWS):
+            for v in range(vectors):
+                offset = builder.add(place, ir.Constant(_LONG, LANES * v))
+                builder.store(builder.load(sums[vectors * i + v]), _place(builder, _FLOATS, out, offset), align=64)
+            place = builder.add(place, out_stride)
+
+    return _function(emit, types.void, *[types.int64] * 7)
+
+
 def _compress(builder, address, offset, value, mask):
     values = [value, _place(builder, _INT, address, offset), _mask(builder, mask)]
     _call(builder, "llvm.masked.compressstore.v16i32", ir.VoidType(), values)
@@ -278,3 +311,5 @@ ones = _function(lambda builder, word: _call(builder, "llvm.ctpop.i64", _LONG, [
 # Products of one query with 16 keys, and sums of 16 weighted values, for rows of 16, 32, 48 and 64 floats.
 dots = tuple(_dots(vectors) for vectors in range(1, 5))
 weighted = tuple(_weighted(vectors) for vectors in range(1, 5))
+# Product of 12 rows, `stride` floats apart, with a matrix of `depth` rows, `width` floats apart, of 16 or 32 columns.
+tile16, tile32 = _tile(1), _tile(2)

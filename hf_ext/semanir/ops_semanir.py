@@ -5,7 +5,7 @@ Every way to compute them gives the same. `reference_semanir` has the same funct
 Shapes: batch B, feature map [B, height, width, channels], W = B * windows of an image, N = tokens of a window.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import torch
@@ -30,6 +30,10 @@ IMPLEMENTATIONS = ("auto", "eager", "sdpa", "native", "flex_attention", "triton"
 # fill a GPU.
 _LOGITS_CPU = 2**22
 _LOGITS_GPU = 2**26
+# Channels of a head that fit the registers of the kernels for CPUs.
+_NATIVE_HEAD = 64
+# Values of a feature map of which the windows are copied at a time.
+_BAND = 2**24
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -123,6 +127,22 @@ def _best_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, i
     return pack_keys(chosen)
 
 
+def _bands(features: torch.Tensor, window: Pair, shift: Pair) -> Iterator[tuple[torch.Tensor, slice]]:
+    """The windows of a partition and their places in an image. A large map is not copied: rows of windows in turn."""
+    if features.numel() <= _BAND:
+        yield partition_windows(features, window, shift), slice(None)
+        return
+    height, width, channels = features.shape[1:]
+    rows, columns = height // window[0], width // window[1]
+    step = max(1, _BAND // (window[0] * width * channels))
+    for image in features.detach():
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            lines = torch.arange(first * window[0], last * window[0], device=features.device)
+            band = image[(lines + shift[0]) % height]
+            yield partition_windows(band[None], window, (0, shift[1])), slice(first * columns, last * columns)
+
+
 def build_dictionary(
     features: torch.Tensor,
     window_size: int,
@@ -156,7 +176,11 @@ def build_dictionary(
     regions = key_regions(size, window, shift, features.device) if any(shift) else None
     bits: torch.Tensor | None = None
     if regions is not None or top_k < window[0] * window[1]:
-        bits = semantic_keys(partition_windows(features, window, shift), regions, top_k, similarity, include_self)
+        rows = [
+            semantic_keys(windows, None if regions is None else regions[places], top_k, similarity, include_self)
+            for windows, places in _bands(features, window, shift)
+        ]
+        bits = rows[0] if len(rows) == 1 else torch.cat(rows)
     return Dictionary(window, shift, window_size, bits)
 
 
@@ -168,23 +192,16 @@ def _masked_bias(table: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
     return bias.masked_fill(~unpack_keys(dictionary.bits, bias.shape[-1])[:, None], -torch.inf)
 
 
-def _fits_native(value: torch.Tensor, dictionary: Dictionary) -> bool:
-    """Whether reading the chosen keys only is possible here and faster than computing all logits."""
-    tokens, head_dim = value.shape[-2:]
-    if value.device.type != "cpu" or value.dtype != torch.float32 or dictionary.bits is None or head_dim > 64:
-        return False
-    if torch.compiler.is_compiling() or _native() is None:
-        return False
-    keys = unpack_keys(dictionary.bits[0, 0], tokens).sum().item()
-    return tokens >= 128 and keys <= tokens * 3 // 8
-
-
-def _automatic(value: torch.Tensor, dictionary: Dictionary, gradient: bool) -> str:
+def _automatic(value: torch.Tensor, gradient: bool) -> str:
     """The fastest implementation."""
-    if gradient and value.device.type == "cpu":
+    if value.device.type != "cpu":
+        return "sdpa"
+    if gradient:
         # A bias that needs a gradient sends SDPA on a CPU to a path that takes 1.5 times as long.
         return "eager"
-    return "native" if not gradient and _fits_native(value, dictionary) else "sdpa"
+    # Measured from 64 to 1024 tokens and for every k: the kernels need no masks, and no copies of what is given.
+    native = value.dtype == torch.float32 and value.shape[-1] <= _NATIVE_HEAD and not torch.compiler.is_compiling()
+    return "native" if native and _native() is not None else "sdpa"
 
 
 def _attend(
@@ -232,8 +249,8 @@ def key_semantic_attention(
         dictionary ([`Dictionary`]): The keys of these windows, at least one a token.
         implementation (`str`, *optional*, defaults to `"auto"`):
             `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks),
-            `"flex_attention"` and `"triton"` (fused, for GPUs), `"native"` (reads the chosen keys only; float32 on
-            CPUs, without gradient), or `"auto"`: the fastest here. All give the same.
+            `"flex_attention"` and `"triton"` (fused, for GPUs), `"native"` (fused; float32 on CPUs, without
+            gradient), or `"auto"`: the fastest here. All give the same.
 
     Returns:
         `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`.
@@ -246,7 +263,7 @@ def key_semantic_attention(
         raise ValueError(f"`implementation` is {implementation!r}; allowed: {', '.join(map(repr, IMPLEMENTATIONS))}.")
     gradient = _needs_gradient(query, key, value, temperature, table)
     if implementation == "auto":
-        implementation = _automatic(value, dictionary, gradient)
+        implementation = _automatic(value, gradient)
     if implementation == "native":
         return _attend_natively(query, key, value, temperature, table, dictionary, gradient)
     precise = _at_least_float32(query.dtype)
@@ -271,22 +288,20 @@ def _attend_natively(
     dictionary: Dictionary,
     gradient: bool,
 ) -> torch.Tensor:
-    """Attention that reads the chosen keys only."""
+    """Attention by the kernels for CPUs."""
     kernels = _native()
     dtypes = {tensor.dtype for tensor in (query, key, value)}
     problem = None
     if kernels is None:
         problem = "numba is not installed"
-    elif query.device.type != "cpu" or dtypes != {torch.float32} or value.shape[-1] > 64:
+    elif query.device.type != "cpu" or dtypes != {torch.float32} or value.shape[-1] > _NATIVE_HEAD:
         problem = f"it got {value.dtype} on {value.device} with heads of {value.shape[-1]} channels"
     elif gradient:
         problem = "a gradient is needed"
-    elif dictionary.bits is None:
-        problem = "every token attends to its whole window"
     if problem is not None or kernels is None:
         raise ValueError(
-            f"`implementation` is 'native' but {problem}; it needs numba, float32 on a CPU, heads of at most 64 "
-            "channels, a dictionary and no gradient. Use 'auto', which chooses it where it is fast."
+            f"`implementation` is 'native' but {problem}; it needs numba, float32 on a CPU, heads of at most "
+            f"{_NATIVE_HEAD} channels and no gradient. Use 'auto', which chooses it where it can."
         )
     geometry = (dictionary.window, dictionary.window_size)
     return kernels[1](query, key, value, temperature.float(), table.float(), *geometry, dictionary.bits)

@@ -1,0 +1,245 @@
+"""Time of a SemanIR stage against k, beside the same stage with dense window attention and no dictionary.
+
+    OMP_NUM_THREADS=1 python examples/benchmarks/semanir_stage.py
+    python examples/benchmarks/semanir_stage.py --threads 2 --rounds 9
+
+The stage of the paper's S model: 6 layers, 180 channels, 6 heads, window 32 (N = 1024), MLP of twice the width, every
+second layer in shifted windows. Both stages have the same weights. The dense one calls scaled_dot_product_attention on
+all windows with position bias and shift mask built beforehand and not counted; SemanIR's time has its dictionaries and
+its position biases. "One dictionary" is SemanIR without shift, beside a dense stage without shift. Training is
+forward, backward and a step of AdamW; there the dense stage computes its biases too, as it must, and attends by matrix
+products and softmax or by scaled_dot_product_attention: whichever is faster. Within a round every entry runs once, in
+an order that turns from round to round; a ratio is the median over the rounds.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from hf_ext.semanir import SemanIRConfig, SemanIRModel
+from hf_ext.semanir.modeling_layers_semanir import SemanIRAttention, SemanIRStage
+from hf_ext.semanir.ops_semanir import (
+    build_dictionary,
+    key_regions,
+    merge_windows,
+    partition_windows,
+    relative_offsets,
+)
+
+WINDOW, WIDTH, HEADS, LAYERS = 32, 180, 6, 6
+Entry = Callable[[], Any]
+
+
+def make_stage(shift_policy: str) -> SemanIRStage:
+    torch.manual_seed(0)
+    config = SemanIRConfig(
+        embed_dim=WIDTH, depths=[LAYERS], num_heads=[HEADS], window_size=WINDOW, top_k=512, shift_policy=shift_policy
+    )
+    return SemanIRModel(config).body.stages[0]
+
+
+class DenseStage:
+    """The layers of a stage, attending to whole windows."""
+
+    def __init__(self, stage: SemanIRStage, side: int, images: int):
+        self.stage = stage
+        self.images = images
+        self.size = (side, side)
+        self.shifts = [(WINDOW // 2,) * 2 if shifted and side > WINDOW else (0, 0) for shifted in stage.shifted]
+        self.offsets = relative_offsets((WINDOW, WINDOW), WINDOW)
+        with torch.no_grad():
+            attentions = [layer.attention for layer in stage.layers]
+            self.biases = [self.bias(*pair) for pair in zip(attentions, self.shifts, strict=True)]
+
+    def bias(self, attention: SemanIRAttention, shift: tuple[int, int]) -> torch.Tensor:
+        """Position bias with the mask of shifted windows: [W or 1, heads, N, N]."""
+        bias = attention.position_bias()[:, self.offsets][None]
+        if not any(shift):
+            return bias
+        regions = key_regions(self.size, (WINDOW, WINDOW), shift).repeat(self.images, 1)
+        return bias.masked_fill((regions[:, :, None] != regions[:, None])[:, None], -torch.inf)
+
+    def attend(
+        self, attention: SemanIRAttention, windows: torch.Tensor, bias: torch.Tensor, fused: bool
+    ) -> torch.Tensor:
+        heads = attention.query_key_value(windows).unflatten(-1, (3, HEADS, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        temperature = attention.log_temperature.exp()[:, None, None]
+        query = query * (query.square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt() * temperature)
+        key = key * key.square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt()
+        if fused:
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
+        else:
+            attended = (query @ key.mT).add_(bias).softmax(-1) @ value
+        return attention.projection(attended.transpose(1, 2).flatten(2))
+
+    def __call__(self, features: torch.Tensor, fused: bool = True) -> torch.Tensor:
+        tokens = features.permute(0, 2, 3, 1)
+        window = (WINDOW, WINDOW)
+        for layer, shift, built in zip(self.stage.layers, self.shifts, self.biases, strict=True):
+            bias = self.bias(layer.attention, shift) if torch.is_grad_enabled() else built
+            windows = partition_windows(tokens, window, shift)
+            windows = windows + layer.attention_norm(self.attend(layer.attention, windows, bias, fused))
+            windows = windows + layer.mlp_norm(layer.mlp(windows))
+            tokens = merge_windows(windows, self.size, window, shift)
+        return self.stage.convolution(tokens.permute(0, 3, 1, 2)) + features
+
+
+def training_step(run: Callable[..., torch.Tensor], stage: SemanIRStage, features: torch.Tensor) -> Entry:
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-6)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        run(features.clone().requires_grad_()).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def without_gradient(function: Callable[..., Any], *arguments: Any) -> Entry:
+    def call() -> None:
+        with torch.no_grad():
+            function(*arguments)
+
+    return call
+
+
+def make_groups(words: argparse.Namespace) -> dict[str, dict[str, Entry]]:
+    """Entries that are compared with the first of their group."""
+    features = torch.randn(words.images, WIDTH, words.side, words.side)
+    features = features.contiguous(memory_format=torch.channels_last)
+    groups: dict[str, dict[str, Entry]] = {}
+    for name, policy in (("two dictionaries", "layer"), ("one dictionary", "none")):
+        stage = make_stage(policy).eval()
+        dense = DenseStage(stage, words.side, words.images)
+        entries = {"dense": without_gradient(dense, features)}
+        entries |= {f"k = {k}": without_gradient(stage, features, k) for k in words.top_k}
+        groups[name] = entries
+        with torch.no_grad():
+            # The same operation: what is compared must give the same numbers.
+            torch.testing.assert_close(stage(features, WINDOW**2), dense(features), atol=1e-4, rtol=0)
+    stage = make_stage("layer")
+    dense = DenseStage(stage, words.side, words.images)
+    groups["training step"] = {
+        "dense": training_step(lambda features: dense(features, fused=False), stage, features),
+        "dense, SDPA": training_step(dense, stage, features),
+    }
+    for k in words.training_top_k:
+        groups["training step"][f"k = {k}"] = training_step(lambda features, k=k: stage(features, k), stage, features)
+    return {name: groups[name] for name in words.groups}
+
+
+def seconds(entry: Entry) -> float:
+    start = time.perf_counter()
+    entry()
+    return time.perf_counter() - start
+
+
+def measure(entries: dict[str, Entry], rounds: int) -> dict[str, dict[str, float]]:
+    """Median seconds of each entry, and the median ratio to the fastest dense one within a round."""
+    first = {name: seconds(entry) for name, entry in entries.items()}
+    times: dict[str, list[float]] = {name: [] for name in entries}
+    names = list(entries)
+    for turn in tqdm(range(rounds), "rounds"):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            times[name].append(seconds(entries[name]))
+    base = min((times[name] for name in names if name.startswith("dense")), key=statistics.median)
+    return {
+        name: {
+            "seconds": statistics.median(times[name]),
+            "ratio": statistics.median(ours / theirs for ours, theirs in zip(times[name], base, strict=True)),
+            "first_call_seconds": first[name],
+        }
+        for name in names
+    }
+
+
+def dictionary_bytes(side: int) -> float:
+    """Bytes of one partition's dictionary for each token."""
+    bits = build_dictionary(torch.randn(1, side, side, WIDTH), WINDOW, True, 512).bits
+    assert bits is not None
+    return bits.numel() / side**2
+
+
+def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    """A row for each entry: milliseconds, and the multiple of the dense stage's time."""
+    lines = ["| stage | entry | ms | times dense |", "|---|---|---|---|"]
+    for group, rows in results.items():
+        lines += [
+            f"| {group} | {name} | {1000 * row['seconds']:.0f} | {row['ratio']:.2f} |" for name, row in rows.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def plot(results: dict[str, dict[str, dict[str, float]]], path: Path, title: str) -> None:
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    panel = figure.subplots()
+    for group, rows in results.items():
+        points = [(int(name[4:]), row["ratio"]) for name, row in rows.items() if name.startswith("k = ")]
+        panel.plot(*zip(*points, strict=True), marker="o", label=group)
+    panel.axhline(1, color="grey", linewidth=1)
+    panel.set_xscale("log", base=2)
+    panel.set(xlabel="k, of N = 1024", ylabel="time / time of dense attention", ylim=(0, None), title=title)
+    panel.grid(alpha=0.3)
+    panel.legend()
+    figure.savefig(path, dpi=120)
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--side", type=int, default=64, help="of the feature map, a multiple of 32")
+    parser.add_argument("--images", type=int, default=1)
+    parser.add_argument("--top_k", type=int, nargs="+", default=[64, 128, 256, 512])
+    parser.add_argument("--training_top_k", type=int, nargs="+", default=[64, 512])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--groups", nargs="+", default=["two dictionaries", "one dictionary", "training step"])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "semanir_stage.json")
+    words = parser.parse_args()
+    torch.set_num_threads(words.threads)
+    torch.manual_seed(0)
+    load_before = os.getloadavg()
+    results = {name: measure(entries, words.rounds) for name, entries in make_groups(words).items()}
+    device = f"CPU ({platform.machine()})"
+    content = {
+        "results": results,
+        "dictionary_bytes_per_token": dictionary_bytes(words.side),
+        "sizes": {"side": words.side, "images": words.images, "window": WINDOW, "width": WIDTH, "heads": HEADS}
+        | {"layers": LAYERS, "dtype": "float32"},
+        "rounds": words.rounds,
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "versions": {"python": platform.python_version()}
+        | {name: installed(name) for name in ("torch", "numba", "transformers")},
+    }
+    words.output.parent.mkdir(exist_ok=True)
+    words.output.write_text(json.dumps(content, indent=2) + "\n")
+    table = markdown(results)
+    words.output.with_suffix(".md").write_text(table)
+    plot(results, words.output.with_suffix(".png"), f"{device}, {words.side} x {words.side}, threads {words.threads}")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Key-semantic attention of SemanIR on the CPU (arXiv 2405.20008), for numba to compile: without any tensor of N x N.
+
+`gather` reads the keys and values of each token's list; `attend_blocks` computes all logits of a few queries at a time
+and masks them. Both scale queries and keys themselves. Needs numba; without it this file cannot be imported.
+"""
+# Numba's functions carry no types that mypy could read.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+
+try:
+    import numpy as np
+    from numba import njit
+except ImportError as error:
+    raise ImportError("numba is not installed: torch computes instead") from error
+
+from .kernels_vectors_semanir import (
+    LANES,
+    TILE_ROWS,
+    add,
+    choose,
+    compress,
+    dots,
+    exp,
+    larger,
+    largest,
+    load,
+    load_ints,
+    load_some,
+    look_up,
+    multiply,
+    multiply_add,
+    ones,
+    spread,
+    store,
+    store_some,
+    subtract,
+    tile16,
+    tile32,
+    total,
+    weighted,
+)
+
+_dots16, _dots32, _dots48, _dots64 = dots
+_weighted16, _weighted32, _weighted48, _weighted64 = weighted
+_NOTHING = np.float32(-np.inf)
+
+
+@njit
+def aligned(array):
+    """Address of a vector in an array that has room for one more."""
+    return (array.ctypes.data + 63) & ~63
+
+
+@njit
+def _norm_scale(row, vectors, dim, length):
+    """What a row is multiplied by to have a length."""
+    squares = spread(np.float32(0))
+    for v in range(vectors):
+        part = load_some(row, LANES * v, dim - LANES * v)
+        squares = multiply_add(part, part, squares)
+    return spread(length / np.sqrt(max(total(squares), np.float32(1e-24))))
+
+
+@njit
+def _pack_row(row, out, vectors, dim, scale):
+    for v in range(vectors):
+        store(out, LANES * v, multiply(load_some(row, LANES * v, dim - LANES * v), scale))
+
+
+@njit
+def _list_keys(bits, columns, numbers, backs, tokens, room):
+    """Keys of a token and their offsets in the table, filled up with the last to whole vectors: how many there are."""
+    count = 0
+    for b in range((tokens + LANES - 1) // LANES):
+        word = np.int64(bits[2 * b])
+        if 2 * b + 1 < len(bits):
+            word |= np.int64(bits[2 * b + 1]) << 8
+        if word:
+            compress(numbers, count, load_ints(columns, LANES * b), word)
+            compress(backs, count, load_ints(columns, room + LANES * b), word)
+            count += ones(word)
+    return count
+
+
+@njit
+def _attend_row(query, keys, values, numbers, backs, count, table, base, logits, sums, vectors):
+    """Softmax over the listed keys of one query: `sums` has the weighted values, the result is the sum of weights."""
+    high = spread(_NOTHING)
+    for b in range(0, count, LANES):
+        listed = numbers + 4 * b
+        if vectors == 2:
+            logit = _dots32(query, keys, listed)
+        elif vectors == 1:
+            logit = _dots16(query, keys, listed)
+        elif vectors == 3:
+            logit = _dots48(query, keys, listed)
+        else:
+            logit = _dots64(query, keys, listed)
+        logit = add(logit, look_up(table, base, load_ints(backs, b)))
+        if count - b < LANES:
+            logit = choose((1 << (count - b)) - 1, logit, spread(_NOTHING))
+        store(logits, b, logit)
+        high = larger(high, logit)
+    high = spread(largest(high))
+    for v in range(2 * vectors):
+        store(sums, LANES * v, spread(np.float32(0)))
+    weight = spread(np.float32(0))
+    for b in range(0, count, LANES):
+        listed, weights = numbers + 4 * b, logits + 4 * b
+        part = exp(subtract(load(logits, b), high))
+        store(logits, b, part)
+        weight = add(weight, part)
+        if vectors == 2:
+            _weighted32(sums, weights, values, listed)
+        elif vectors == 1:
+            _weighted16(sums, weights, values, listed)
+        elif vectors == 3:
+            _weighted48(sums, weights, values, listed)
+        else:
+            _weighted64(sums, weights, values, listed)
+    return total(weight)
+
+
+def gather(query, key, value, temperature, table, bits, width, window_size, parts, out, start, end):
+    """Attention of some pairs of window and head. Result [W, N, heads, head_dim]."""
+    heads, tokens, dim = query.shape[1:]
+    # The length of a tuple is known when this is compiled: only the code for it is kept.
+    vectors = len(parts)
+    padded = LANES * vectors
+    room = (tokens + LANES - 1) // LANES * LANES
+    matrices = np.empty(2 * room * padded + LANES, np.float32)
+    keys = aligned(matrices)
+    values = keys + 4 * room * padded
+    scratch = np.empty(3 * padded + room + LANES, np.float32)
+    vector = aligned(scratch)
+    sums, logits = vector + 4 * padded, vector + 12 * padded
+    columns = np.zeros(2 * room, np.int32)
+    span = 2 * window_size - 1
+    for j in range(tokens):
+        columns[j], columns[room + j] = j, j // width * span + j % width
+    # Keys are listed once for all heads of a window.
+    most = 0
+    lists = np.zeros((1, 2, LANES), np.int32)
+    counts = np.zeros(tokens, np.int64)
+    listed = -1
+    for item in range(start, end):
+        w, head = item // heads, item % heads
+        if w != listed:
+            listed = w
+            needed = 0
+            for i in range(tokens):
+                counts[i] = 0
+                for byte in bits[w, i]:
+                    counts[i] += ones(np.int64(byte))
+                needed = max(needed, counts[i])
+            if needed > most:
+                most = needed
+                lists = np.zeros((tokens, 2, (most + LANES - 1) // LANES * LANES), np.int32)
+            for i in range(tokens):
+                lists[i, :, max(counts[i] - LANES, 0) :] = 0
+                _list_keys(
+                    bits[w, i], columns.ctypes.data, lists[i, 0].ctypes.data, lists[i, 1].ctypes.data, tokens, room
+                )
+        for j in range(tokens):
+            row = key[w, head, j].ctypes.data
+            _pack_row(row, keys + 4 * padded * j, vectors, dim, _norm_scale(row, vectors, dim, np.float32(1)))
+            row = value[w, head, j].ctypes.data
+            _pack_row(row, values + 4 * padded * j, vectors, dim, spread(np.float32(1)))
+        biases = table[head].ctypes.data
+        middle = (window_size - 1) * span + window_size - 1
+        for i in range(tokens):
+            row = query[w, head, i].ctypes.data
+            _pack_row(row, vector, vectors, dim, _norm_scale(row, vectors, dim, temperature[head]))
+            weight = _attend_row(
+                vector, keys, values, lists[i, 0].ctypes.data, lists[i, 1].ctypes.data, counts[i], biases,
+                middle + columns[room + i], logits, sums, vectors,
+            )  # fmt: skip
+            scale = spread(np.float32(1) / weight)
+            result = out[w, i, head].ctypes.data
+            for v in range(vectors):
+                both = add(load(sums, 2 * LANES * v), load(sums, 2 * LANES * v + LANES))
+                store_some(result, LANES * v, multiply(both, scale), dim - LANES * v)
+    # Numba frees an array after its last use, and these are used by address.
+    matrices[0] = scratch[0]
+
+
+@njit
+def _multiply_tiles(left, stride, right, width, depth, out, out_stride, vectors):
+    """Product of 12 rows with a matrix whose rows are `vectors` vectors."""
+    for v in range(0, vectors - 1, 2):
+        tile32(left, stride, right + 64 * v, width, depth, out + 64 * v, out_stride)
+    if vectors % 2:
+        tile16(left, stride, right + 64 * (vectors - 1), width, depth, out + 64 * (vectors - 1), out_stride)
+
+
+@njit
+def _softmax_row(logits, bits, masked, biases, places, first, tokens, width, turned):
+    """Weights of all keys of one query, not divided by their sum, which is returned."""
+    high = spread(_NOTHING)
+    blocks = (tokens + LANES - 1) // LANES
+    for b in range(blocks):
+        if width % LANES == 0:
+            # Keys that follow each other in a row of the window follow each other in the turned table.
+            place = first + LANES * b // width * (turned - width) + LANES * b
+            logit = add(load(logits, LANES * b), load(biases, place))
+        else:
+            logit = add(load(logits, LANES * b), look_up(biases, first, load_ints(places, LANES * b)))
+        word = 0xFFFF if tokens - LANES * b >= LANES else (1 << (tokens - LANES * b)) - 1
+        if masked:
+            word = np.int64(bits[2 * b])
+            if 2 * b + 1 < len(bits):
+                word |= np.int64(bits[2 * b + 1]) << 8
+        logit = choose(word, logit, spread(_NOTHING))
+        store(logits, LANES * b, logit)
+        high = larger(high, logit)
+    high = spread(largest(high))
+    weight = spread(np.float32(0))
+    for b in range(blocks):
+        part = exp(subtract(load(logits, LANES * b), high))
+        store(logits, LANES * b, part)
+        weight = add(weight, part)
+    return total(weight)
+
+
+def attend_blocks(query, key, value, temperature, table, bits, width, window_size, parts, out, start, end):
+    """Attention of some pairs of window and head, all logits of a few queries at a time. Result as of `gather`."""
+    heads, tokens, dim = query.shape[1:]
+    vectors = len(parts)
+    padded = LANES * vectors
+    room = (tokens + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
+    # Rows of a power of two would all lie in the same places of the cache.
+    stride = room + LANES
+    matrices = np.zeros(room * (dim + padded) + TILE_ROWS * (stride + 2 * padded) + 2 * LANES, np.float32)
+    keys = aligned(matrices)
+    values = keys + 4 * room * dim
+    logits = values + 4 * room * padded
+    queries = logits + 4 * TILE_ROWS * stride
+    sums = queries + 4 * TILE_ROWS * padded
+    span = 2 * window_size - 1
+    places = np.zeros(room, np.int32)
+    for j in range(tokens):
+        places[j] = -(j // width * span + j % width)
+    last = span * span - 1
+    turned = np.empty(span * span + LANES, np.float32)
+    weights = np.empty(TILE_ROWS, np.float32)
+    masked = len(bits) > 0
+    nothing = np.empty(0, np.uint8)
+    row = np.empty(padded + LANES, np.float32)
+    scaled = aligned(row)
+    skipped = (scaled - row.ctypes.data) // 4
+    offset = (keys - matrices.ctypes.data) // 4
+    for item in range(start, end):
+        w, head = item // heads, item % heads
+        for x in range(span * span):
+            turned[x] = table[head, last - x]
+        for j in range(tokens):
+            source = key[w, head, j].ctypes.data
+            _pack_row(source, scaled, vectors, dim, _norm_scale(source, vectors, dim, np.float32(1)))
+            panel = offset + j // 32 * 32 * dim + j % 32
+            for c in range(dim):
+                matrices[panel + 32 * c] = row[skipped + c]
+            _pack_row(value[w, head, j].ctypes.data, values + 4 * padded * j, vectors, dim, spread(np.float32(1)))
+        for begin in range(0, tokens, TILE_ROWS):
+            rows = min(TILE_ROWS, tokens - begin)
+            for i in range(rows):
+                source = query[w, head, begin + i].ctypes.data
+                scale = _norm_scale(source, vectors, dim, temperature[head])
+                _pack_row(source, queries + 4 * padded * i, vectors, dim, scale)
+            for j in range(0, room, 32):
+                tile32(queries, padded, keys + 4 * j * dim, 32, dim, logits + 4 * j, stride)
+            for i in range(rows):
+                token = begin + i
+                # Offset from the first key, from the end of the table.
+                first = last - ((token // width + window_size - 1) * span + token % width + window_size - 1)
+                chosen = bits[w, token] if masked else nothing
+                weights[i] = _softmax_row(
+                    logits + 4 * stride * i, chosen, masked, turned.ctypes.data, places.ctypes.data, first, tokens,
+                    width, span,
+                )  # fmt: skip
+            _multiply_tiles(logits, stride, values, padded, tokens, sums, padded, vectors)
+            for i in range(rows):
+                scale = spread(np.float32(1) / weights[i])
+                for v in range(vectors):
+                    result = multiply(load(sums, padded * i + LANES * v), scale)
+                    store_some(out[w, begin + i, head].ctypes.data, LANES * v, result, dim - LANES * v)
+    # Numba frees an array after its last use, and these are used by address.
+    matrices[0] = row[0] + turned[0] + places[0]
