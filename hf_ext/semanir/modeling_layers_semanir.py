@@ -254,7 +254,7 @@ def bilinear_demosaick(mosaic: torch.Tensor) -> torch.Tensor:
 
 
 class SemanIRCorrection(nn.Conv2d):
-    """Convolution to an image without upscaling. Starts small: the first restored image is nearly the input."""
+    """Convolution to what is added to an image. Starts small: the first restored image is nearly the input."""
 
 
 class SemanIRReconstruction(nn.Sequential):
@@ -262,17 +262,19 @@ class SemanIRReconstruction(nn.Sequential):
 
     def __init__(self, config: SemanIRConfig, dim: int):
         scale, channels = config.scale, config.num_channels_out or config.num_channels
+        # What is added to an image starts small.
+        last = SemanIRCorrection if scale == 1 or config.demosaicks else nn.Conv2d
         modules: list[nn.Module]
         if scale == 1:
-            modules = [SemanIRCorrection(dim, channels, 3, padding=1)]
+            modules = [last(dim, channels, 3, padding=1)]
         elif config.upsampler == "direct":
-            modules = [nn.Conv2d(dim, channels * scale**2, 3, padding=1), nn.PixelShuffle(scale)]
+            modules = [last(dim, channels * scale**2, 3, padding=1), nn.PixelShuffle(scale)]
         else:
             modules = [nn.Conv2d(dim, _HEAD_CHANNELS, 3, padding=1), nn.LeakyReLU()]
             for step in {2: (2,), 3: (3,), 4: (2, 2)}[scale]:
                 widen = nn.Conv2d(_HEAD_CHANNELS, _HEAD_CHANNELS * step**2, 3, padding=1)
                 modules += [widen, nn.PixelShuffle(step)]
-            modules.append(nn.Conv2d(_HEAD_CHANNELS, channels, 3, padding=1))
+            modules.append(last(_HEAD_CHANNELS, channels, 3, padding=1))
         super().__init__(*modules)
         # Values of all convolutions and shuffles for one pixel of the features, were none freed.
         self.temporary_channels = 4 * dim + 4 * _HEAD_CHANNELS * (1 + scale**2)
@@ -290,4 +292,5 @@ __all__ = [
     "SemanIRReconstruction",
     "SemanIRStage",
     "SemanIRUShape",
+    "bilinear_demosaick",
 ]
