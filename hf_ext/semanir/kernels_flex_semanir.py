@@ -1,0 +1,103 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Key-semantic attention of SemanIR (arXiv 2405.20008) through torch's flex_attention.
+
+The score of a pair is changed where it is computed: bias added from the small table, -inf unless its bit is set. So
+nothing of the size of the logits exists in the fused form, forward and backward. No block mask: with k of N/8 and more
+every block of keys holds a neighbour, so none could be skipped.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
+
+from .ops_semanir import Dictionary
+
+# What torch's kernel requires of a head on a GPU.
+_SMALLEST_HEAD = 16
+
+
+@cache
+def _compiled() -> Callable[..., torch.Tensor]:
+    return torch.compile(flex_attention)
+
+
+def _places(dictionary: Dictionary, device: torch.device) -> torch.Tensor:
+    """Position of each token, counted so that the difference of two is the difference of their table rows."""
+    height, width = dictionary.window
+    rows = torch.arange(height, device=device)[:, None] * (2 * dictionary.window_size - 1)
+    return (rows + torch.arange(width, device=device)).flatten()
+
+
+def _score_change(table: torch.Tensor, dictionary: Dictionary) -> Callable[..., torch.Tensor]:
+    """The logit of a pair from its cosine part, as flex_attention wants it: a function of scalars."""
+    # Geometry in tensors and not in numbers: one compiled kernel serves every window.
+    keys = _places(dictionary, table.device)
+    queries = keys + 2 * dictionary.window_size * (dictionary.window_size - 1)
+    bits = dictionary.bits
+
+    def biased(score, window, head, i, j):  # type: ignore[no-untyped-def]
+        return score + table[head, queries[i] - keys[j]]
+
+    def selected(score, window, head, i, j):  # type: ignore[no-untyped-def]
+        chosen = bits[window, i, j >> 3].to(torch.int32) >> (j & 7) & 1  # type: ignore[index]
+        return torch.where(chosen != 0, biased(score, window, head, i, j), -torch.inf)
+
+    return biased if bits is None else selected
+
+
+def flex_attention_(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
+) -> torch.Tensor:
+    """
+    Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
+
+    On a GPU one fused kernel, compiled at the first call, with gradients of queries, keys, values and table; not run
+    on one yet. On a CPU torch's plain form, which computes all logits, for checking: without gradients and not inside
+    a compiled model, neither of which torch can do there.
+
+    Args:
+        query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`):
+            Scaled queries, keys and values of one dtype.
+        table (`torch.Tensor` of shape `(heads, (2 * window_size - 1) ** 2)`): Position bias of each offset.
+        dictionary ([`~ops_semanir.Dictionary`]): Which keys each token attends to, at least one.
+
+    Returns:
+        `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`.
+
+    Raises:
+        ValueError: If the tensors are neither on a CPU nor on a CUDA GPU; if, on a CPU, they need a gradient or the
+            model is compiled.
+        TypeError: If the dtypes differ, or are not among float32, float16, bfloat16 and, on a CPU, float64.
+    """
+    device, dtype, head_dim = query.device, query.dtype, query.shape[-1]
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"flex_attention got tensors on {device}; allowed: CPU and CUDA. Choose 'sdpa' instead.")
+    allowed = [torch.float32, torch.float16, torch.bfloat16] + [torch.float64] * (device.type == "cpu")
+    if {key.dtype, value.dtype} != {dtype} or dtype not in allowed:
+        raise TypeError(
+            f"flex_attention got queries of {dtype}, keys of {key.dtype} and values of {value.dtype} on {device}; all "
+            f"must be one of {', '.join(map(str, allowed))}. Or choose 'sdpa'."
+        )
+    if device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, table)):
+        raise ValueError("flex_attention has no gradients on a CPU; choose 'sdpa' or 'eager', or train on a GPU.")
+    compiling = torch.compiler.is_compiling()
+    if device.type == "cpu" and compiling:
+        # Inductor's kernel for the CPU cannot read a table or bits that the same graph computes.
+        raise ValueError("flex_attention does not work in a compiled model on a CPU; choose 'sdpa' or 'eager'.")
+    change = _score_change(table.to(torch.promote_types(dtype, torch.float32)), dictionary)
+    if device.type == "cuda":
+        padding = (0, max(0, _SMALLEST_HEAD - head_dim))
+        query, key, value = (F.pad(x, padding) for x in (query, key, value))
+        attend = flex_attention if compiling else _compiled()
+        return attend(query, key, value, change, scale=1.0)[..., :head_dim]
+    with warnings.catch_warnings():
+        # It warns that it computes all logits; here that is the intention.
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        return flex_attention(query, key, value, change, scale=1.0)
+
+
+__all__ = ["flex_attention_"]

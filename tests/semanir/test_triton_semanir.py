@@ -1,0 +1,130 @@
+"""The fused kernels for CUDA: in Triton's interpreter, compiled for devices that are not here, and on one that is."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_ext.semanir import ops_semanir as ops
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+INTERPRETED = """
+import torch
+from hf_ext.semanir import ops_semanir as ops
+from hf_ext.semanir.kernels_triton_semanir import triton_attention
+from tests.semanir.attention_testing import assert_attention_agrees, make_case
+
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-2}
+# Window, largest window, channels of a head, keys (None: all), dtype. Tokens within a block of 64 and beyond, bytes
+# of bits that are not full, a window cut by the image.
+for window, largest, head_dim, top_k, dtype in (
+    ((3, 5), 5, 5, 4, torch.float32),
+    ((8, 9), 9, 30, 2, torch.float32),
+    ((7, 10), 12, 33, None, torch.float32),
+    ((5, 5), 5, 16, 20, torch.float16),
+):
+    case = make_case(window, largest, head_dim, top_k, dtype)
+    assert_attention_agrees(triton_attention, case, TOLERANCES[dtype])
+
+# No key at all: zeros, and no gradient.
+case = make_case((2, 3), 3, 4, 2, torch.float32)
+bits = case.dictionary.bits.clone()
+bits[0, 1] = 0
+case = case._replace(dictionary=case.dictionary._replace(bits=bits))
+query, key, value = (x.requires_grad_() for x in (case.query, case.key, case.value))
+out = triton_attention(query, key, value, case.table, case.dictionary)
+out.sum().backward()
+assert not out[0, :, 1].any() and not query.grad[0, :, 1].any()
+assert all(x.grad.isfinite().all() for x in (query, key, value))
+# A number that is none stays visible.
+query = case.query.detach().clone()
+query[1, 0, 2] = torch.nan
+out = triton_attention(query, case.key, case.value, case.table, case.dictionary)
+assert out[1, 0, 2].isnan().all() and out.isnan().sum() == out.shape[-1]
+"""
+
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from hf_ext.semanir import kernels_triton_semanir as kernels
+
+FLOATS = {"table": "*fp32", "sums": "*fp32", "deltas": "*fp32", "grad_table": "*fp32", "bits": "*u8"}
+# Shared memory of a block, in bytes.
+SHARED = {80: 163 * 1024, 90: 227 * 1024}
+
+
+def compiled(function, dtype, settings, capability):
+    signature, constants = {}, {}
+    for number, name in enumerate(function.arg_names):
+        if name in settings:
+            signature[name], constants[(number,)] = "constexpr", settings[name]
+        elif name.endswith("strides"):
+            signature[name], constants[(number, 3)] = ("i32", "i32", "i32", "constexpr"), 1
+        elif name == "geometry":
+            signature[name] = ("i32",) * 5
+        else:
+            signature[name] = "i32" if name in ("heads", "rows") else FLOATS.get(name, "*" + dtype)
+    source = ASTSource(function, signature, constants)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": True})
+
+
+for capability in (80, 90):
+    for dtype, head_dim, width, block in (("bf16", 30, 32, 64), ("fp32", 30, 32, 64)):
+        settings = {"head_dim": head_dim, "width": width, "block": block, "selected": True, "precision": "ieee"}
+        settings["with_table"] = True
+        for function in (kernels._forward, kernels._backward_queries, kernels._backward_keys):
+            kernel = compiled(function, dtype, settings, capability)
+            assert kernel.asm["cubin"] and kernel.metadata.shared <= SHARED[capability]
+"""
+
+
+def run_apart(program: str, **environment: str) -> None:
+    # Triton decides when it is imported whether it interprets, hence a process of its own.
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, **environment}, check=True)
+
+
+@needs_triton
+def test_interpreted_kernels_equal_the_reference():
+    run_apart(INTERPRETED, TRITON_INTERPRET="1")
+
+
+@needs_triton
+@pytest.mark.slow
+def test_kernels_compile_for_devices_that_are_not_here(tmp_path):
+    run_apart(COMPILED, TRITON_CACHE_DIR=str(tmp_path))
+
+
+@needs_triton
+def test_what_the_kernels_do_not_take_is_refused():
+    from hf_ext.semanir.kernels_triton_semanir import triton_attention
+    from tests.semanir.attention_testing import make_case
+
+    case = make_case((2, 3), 3, 4, 2, torch.float32)
+    with pytest.raises(ValueError, match="move the model to a GPU, or choose 'sdpa'"):
+        triton_attention(case.query, case.key, case.value, case.table, case.dictionary)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="triton is installed")
+def test_without_triton_the_choice_says_so():
+    query = torch.rand(1, 1, 4, 2)
+    dictionary = ops.Dictionary((2, 2), (0, 0), 2, None)
+    with pytest.raises(ImportError, match="triton is not installed"):
+        ops.key_semantic_attention(query, query, query, torch.ones(1), torch.zeros(1, 9), dictionary, "triton")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_device_equals_the_reference(dtype):
+    from hf_ext.semanir.kernels_triton_semanir import triton_attention
+    from tests.semanir.attention_testing import assert_attention_agrees, make_case
+
+    for window, head_dim, top_k in (((5, 7), 5, 4), ((16, 16), 30, 64), ((8, 8), 64, None), ((8, 9), 128, 9)):
+        case = make_case(window, 16, head_dim, top_k, dtype)
+        assert_attention_agrees(triton_attention, case, 2e-5 if dtype is torch.float32 else 4e-2, "cuda")
