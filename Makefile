@@ -11,7 +11,9 @@ QUICKSTART := $(VENV)/.installed-quickstart
 DEV := $(VENV)/.installed-dev
 # The tests start processes of their own: one thread each is faster than all of them fighting for the cores.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
-# Options for pytest, for instance `make test PYTEST="tests/cli -x"`.
+# One process for each core, up to four, and a file of tests in one of them: fixtures of a file are made once.
+TEST_PROCESSES := -n auto --maxprocesses 4 --dist loadfile
+# Options for pytest, for instance `make test PYTEST="tests/cli -x"`, or `PYTEST="-n 0"` for a single process.
 PYTEST ?=
 
 .PHONY: help quickstart test slow conformance lint format typecheck build smoke clean
@@ -31,7 +33,7 @@ quickstart: $(QUICKSTART)
 	$(PY) examples/quickstart.py
 
 test: $(DEV)
-	$(TEST_ENVIRONMENT) $(PY) -m pytest $(PYTEST)
+	$(TEST_ENVIRONMENT) $(PY) -m pytest $(TEST_PROCESSES) $(PYTEST)
 
 slow: $(DEV)
 	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow $(PYTEST)

@@ -1,4 +1,4 @@
-"""The whole way in a few minutes on two cores: train, publish, pull and use a small image restorer.
+"""The whole way in a few minutes on two cores: train, publish, pull and use small models of each method.
 
 1. Photographs that ship inside scikit-image are written to quickstart/scikit-image-photos.
 2. `accelerate launch` trains a tiny SemanIR on five of them, with noise of σ = 25 added.
@@ -6,6 +6,7 @@
 4. A process that cannot import hf_ext pulls it and restores three photographs it never saw.
 5. quickstart/before_after.png compares it with total-variation denoising tuned on the training photographs.
 6. Three short fine-tunes of it (σ = 15, σ = 50, JPEG) are merged into one artifact that switches between them.
+7. A small MRConv learns handwritten digits pixel by pixel; its branches are merged, it is pushed, pulled and used.
 
 Running it again continues where it stopped; delete the folder `quickstart` to start anew.
 """
@@ -63,6 +64,11 @@ def write_photos(folder: Path) -> None:
         Image.fromarray(photo).save(folder / "test" / f"{name}.png")
 
 
+def photo_source(folder: Path) -> dict[str, object]:
+    """Where a training finds the photographs."""
+    return {"data.train.path": folder / PHOTOS, "data.eval.path": folder / PHOTOS}
+
+
 def add_noise(photo: np.ndarray, seed: int) -> np.ndarray:
     """Float picture, white at 1, with Gaussian noise that is neither clipped nor rounded."""
     noise = np.random.default_rng(seed).standard_normal(photo.shape, dtype=np.float32)
@@ -75,16 +81,15 @@ def middle(picture: np.ndarray) -> np.ndarray:
     return picture[top : top + 256, left : left + 256]
 
 
-def train(folder: Path, changes: dict[str, object]) -> None:
-    """The training run, as anyone would start it."""
-    photos = {"data.train.path": folder / PHOTOS, "data.eval.path": folder / PHOTOS}
-    overrides = [word for name, value in {**photos, **changes}.items() for word in (f"--{name}", str(value))]
+def train(method: str, changes: dict[str, object]) -> None:
+    """A training run of a method's quickstart.yaml, as anyone would start it."""
+    overrides = [word for name, value in changes.items() for word in (f"--{name}", str(value))]
     # accelerate gives a process one thread where it is not told otherwise.
     options = {"num_processes": 1, "num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
     options["num_cpu_threads_per_process"] = os.cpu_count() or 1
     launcher = [sys.executable, "-m", "accelerate.commands.launch"]
     launcher += [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    config = EXAMPLES / "semanir" / "quickstart.yaml"
+    config = EXAMPLES / method / "quickstart.yaml"
     # Threads that spin while they wait lose much time on a machine that does something else as well.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", **os.environ}
     run([*launcher, "-m", "hf_ext.training", str(config), *overrides], environment)
@@ -110,8 +115,8 @@ def pull_and_restore(folder: Path, endpoint: str, commit: str, noisy: dict[str, 
 
 
 def tune_total_variation() -> float:
-    """The best of 12 weights on the training photographs."""
-    clean = list(training_photos().values())
+    """The best of 12 weights on the middles of the training photographs."""
+    clean = [middle(photo) for photo in training_photos().values()]
     noisy = [add_noise(photo, 100 + index) for index, photo in enumerate(clean)]
 
     def mean_psnr(weight: float) -> float:
@@ -156,7 +161,7 @@ def main() -> None:
     started = time.monotonic()
     folder = Path("quickstart")
     write_photos(folder / PHOTOS)
-    train(folder, {"output_dir": folder / "run"})
+    train("semanir", {**photo_source(folder), "output_dir": folder / "run"})
     seconds = json.loads((folder / "run" / "snapshot" / "training.json").read_text())["seconds"]
 
     photos = unseen_photos()
@@ -185,7 +190,8 @@ def main() -> None:
     (folder / "result.json").write_text(json.dumps({"psnr": scores, "mean": means, "margin": margin}, indent=2) + "\n")
     print(f"SemanIR is {margin:+.2f} dB from total variation (weight {weight:.3f}); trained for {seconds:.0f} s.")
     print(f"picture: {folder / 'before_after.png'}")
-    run([sys.executable, str(EXAMPLES / "emr" / "quickstart_merge.py"), str(folder)], dict(os.environ))
+    for script in ("emr/quickstart_merge.py", "mrconv/quickstart_digits.py"):
+        run([sys.executable, str(EXAMPLES / script), str(folder)], dict(os.environ))
     print(f"{time.monotonic() - started:.0f} s in all")
     if margin < 0.3:
         sys.exit("the trained model should be at least 0.3 dB better: something is wrong with this run.")

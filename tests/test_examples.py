@@ -10,6 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from hf_ext import merge_checkpoints
@@ -31,7 +32,8 @@ def test_experiment_file_is_valid(path: Path) -> None:
     arguments = build(TrainingArguments, read_yaml(path))
     task = build_task(arguments)
     if arguments.init_from is None:
-        parameters = sum(parameter.numel() for parameter in task.build_model(arguments.model, None).parameters())
+        with torch.device("meta"):
+            parameters = sum(parameter.numel() for parameter in task.build_model(arguments.model, None).parameters())
         assert parameters > 10_000
 
 
@@ -150,3 +152,6 @@ def test_quickstart_beats_total_variation(tmp_path: Path) -> None:
     # One artifact, switched to σ = 50, removes more of that noise than the base and than the average do.
     merged = json.loads((tmp_path / "quickstart" / "merge.json").read_text())
     assert merged["merged (EMR)"]["sigma50"] > max(merged[name]["sigma50"] for name in ("base", "average")) + 0.5
+    digits = json.loads((tmp_path / "quickstart" / "digits.json").read_text())
+    assert digits["accuracy"] >= 0.9 and digits["difference"] < 1e-5
+    assert digits["merged_milliseconds"] < digits["milliseconds"]

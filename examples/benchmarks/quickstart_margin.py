@@ -25,7 +25,9 @@ import quickstart  # noqa: E402  found through the line above
 
 def measure(seed: int, folder: Path) -> dict[str, float]:
     """PSNR of each unseen photo after training with one seed."""
-    quickstart.train(folder, {"seed": seed, "output_dir": folder / f"seed-{seed}"})
+    quickstart.train(
+        "semanir", {**quickstart.photo_source(folder), "seed": seed, "output_dir": folder / f"seed-{seed}"}
+    )
     model = hf_ext.SemanIRForImageRestoration.from_pretrained(folder / f"seed-{seed}" / "snapshot").eval()
     scores = {}
     for index, (name, photo) in enumerate(quickstart.unseen_photos().items()):

@@ -22,7 +22,7 @@ import quickstart  # noqa: E402  found through the line above
 
 from hf_ext import EMRModel, SemanIRForImageRestoration, merge_checkpoints  # noqa: E402
 
-STEPS, QUALITY, SIDE = 100, 10, 128
+STEPS, QUALITY, SIDE = 75, 10, 128
 NOISE = {"sigma15": 15, "sigma50": 50}
 TASKS = (*NOISE, "jpeg")
 
