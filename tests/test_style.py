@@ -29,6 +29,8 @@ SHIPPED_PREFIXES = (
     "processing_",
     "kernels_",
     "streaming_",
+    "restoring_",
+    "pipeline_",
 )
 SHIPPED = sorted(
     [path for path in (ROOT / "hf_ext").glob("*/*.py") if path.name.startswith(SHIPPED_PREFIXES)]

@@ -1,0 +1,369 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Pictures of what SemanIR does: crops before and after, and the key-semantic neighbours of a patch."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from .image_processing_semanir import to_unit
+from .modeling_layers_semanir import SemanIRStage
+from .modeling_semanir import SemanIRForImageRestoration
+from .ops_semanir import Dictionary, build_dictionary, partition_windows
+
+_PANEL, _GAP, _TITLE = 320, 16, 26
+_INK, _PAPER = (25, 25, 25), (255, 255, 255)
+_WINDOW, _PATCH, _KEYS = (255, 200, 0), (255, 40, 40), (0, 215, 255)
+# Restored pixels of a crop's side; enlarged four times it fills a panel.
+_CROP = 80
+# The network sees at most this much of the picture around the patch.
+_LARGEST = 768
+
+
+class Crop(NamedTuple):
+    """
+    A row of the sheet of comparisons.
+
+    Args:
+        title (`str`): What the picture is.
+        picture (`np.ndarray`): The whole input, small; uint8 RGB.
+        box (`tuple[float, ...]`): Left, top, right, bottom of the crop as parts of the picture's sides.
+        before (`np.ndarray`): The crop of the input; uint8 RGB.
+        after (`np.ndarray`): The crop of the restored picture; uint8 RGB.
+    """
+
+    title: str
+    picture: np.ndarray
+    box: tuple[float, ...]
+    before: np.ndarray
+    after: np.ndarray
+
+
+def _colours(pixels: np.ndarray) -> np.ndarray:
+    """uint8 RGB of grey or colour pixels; what is transparent shows white."""
+    unit = to_unit(pixels)
+    if unit.shape[-1] % 2 == 0:
+        alpha = unit[..., -1:]
+        unit = unit[..., :-1] * alpha + (1 - alpha)
+    unit = np.repeat(unit, 3, axis=-1) if unit.shape[-1] == 1 else unit[..., :3]
+    return np.rint(unit.clip(0, 1) * 255).astype(np.uint8)
+
+
+def detailed_crop(title: str, before: np.ndarray, after: np.ndarray) -> Crop:
+    """
+    The square of a picture with the most detail.
+
+    Args:
+        title (`str`): What the picture is.
+        before (`np.ndarray` of shape `(height, width, channels)`): The input, whole numbers.
+        after (`np.ndarray` of shape `(height * scale, width * scale, channels)`): The restored picture.
+
+    Returns:
+        [`Crop`]: About 80 restored pixels wide.
+    """
+    scale = after.shape[0] // before.shape[0]
+    height, width = before.shape[:2]
+    side = min(_CROP // scale, height, width)
+    # Detail is the sum of steps between restored pixels, which noise does not have.
+    grey = _colours(after)[::scale, ::scale].mean(-1, dtype=np.float32)
+    steps = np.zeros((height, width), np.float64)
+    steps[1:] += np.abs(np.diff(grey, axis=0))
+    steps[:, 1:] += np.abs(np.diff(grey, axis=1))
+    sums = np.pad(steps.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    inside = sums[side:, side:] - sums[:-side, side:] - sums[side:, :-side] + sums[:-side, :-side]
+    top, left = np.unravel_index(inside.argmax(), inside.shape)
+    place = slice(top, top + side), slice(left, left + side)
+    enlarged = tuple(slice(part.start * scale, part.stop * scale) for part in place)
+    picture = Image.fromarray(_colours(before))
+    picture.thumbnail((_PANEL, _PANEL))
+    box = (left / width, top / height, (left + side) / width, (top + side) / height)
+    label = f"{title}, {width} × {height}" + (f" → {width * scale} × {height * scale}" if scale > 1 else "")
+    return Crop(label, np.asarray(picture), box, _colours(before[place]), _colours(after[enlarged]))
+
+
+def comparison_sheet(crops: list[Crop]) -> Image.Image:
+    """
+    Pictures with a crop of each before and after, enlarged without smoothing.
+
+    Args:
+        crops (`list[Crop]`): From [`detailed_crop`].
+
+    Returns:
+        `PIL.Image.Image`: A row for each.
+    """
+    step = _PANEL + _GAP
+    sheet = Image.new("RGB", (3 * step + _GAP, len(crops) * (step + _TITLE) + _GAP), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, crop in enumerate(crops):
+        top = _GAP + number * (step + _TITLE)
+        for column, title in enumerate((crop.title, "before", "after")):
+            _write(draw, (_GAP + column * step, top), title)
+        top += _TITLE
+        picture = Image.fromarray(crop.picture)
+        sheet.paste(picture, (_GAP, top))
+        corners = [
+            part * side + start for part, side, start in zip(crop.box, picture.size * 2, (_GAP, top) * 2, strict=True)
+        ]
+        draw.rectangle(corners, outline=_PATCH, width=2)
+        for column, pixels in ((1, crop.before), (2, crop.after)):
+            panel = Image.fromarray(pixels).resize((_PANEL, _PANEL), Image.Resampling.NEAREST)
+            sheet.paste(panel, (_GAP + column * step, top))
+    return sheet
+
+
+def _write(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, size: int = 16) -> None:
+    """A line of text that ends where the panel does."""
+    font = ImageFont.load_default(size)
+    while len(text) > 1 and draw.textlength(text, font) > _PANEL:
+        text = text[:-2] + "…"
+    draw.text(place, text, _INK, font)
+
+
+class Neighbours(NamedTuple):
+    """
+    The keys of one token.
+
+    Args:
+        window (`tuple[int, int, int, int]`): Top, left, bottom, right of its window in pixels.
+        patch (`tuple[int, int]`): Its place in the window, in tokens.
+        keys (`dict[int, np.ndarray]`): For each k, which tokens of the window it attends to; bool, the window's shape.
+        similarity (`np.ndarray`): Of every token of the window to it.
+        cell (`int`): Pixels of a token's side.
+    """
+
+    window: tuple[int, int, int, int]
+    patch: tuple[int, int]
+    keys: dict[int, np.ndarray]
+    similarity: np.ndarray
+    cell: int
+
+
+def find_neighbours(
+    model: SemanIRForImageRestoration, image: np.ndarray, at: tuple[int, int], stage: int, top_k: list[int]
+) -> Neighbours:
+    """
+    The key-semantic neighbours of a pixel's token, from the dictionary that the model builds of a stage's input.
+
+    Where the stage attends in two partitions, that one is taken in which the token lies nearer to the middle of its
+    window.
+
+    Args:
+        model ([`SemanIRForImageRestoration`]): The model.
+        image (`np.ndarray` of shape `(height, width, num_channels)`): Floats in [0, 1].
+        at (`tuple[int, int]`): Column and row of the pixel.
+        stage (`int`): Which stage, counted from 1 in the order in which they run.
+        top_k (`list[int]`): Numbers of keys.
+
+    Returns:
+        [`Neighbours`]: In pixels of the image.
+
+    Raises:
+        ValueError: If there is no such pixel or stage, or a k is below 1.
+    """
+    stages = [module for module in model.modules() if isinstance(module, SemanIRStage)]
+    if not 1 <= stage <= len(stages):
+        raise ValueError(f"there is no stage {stage}; the model has stages 1 to {len(stages)}.")
+    height, width = image.shape[:2]
+    if not (0 <= at[0] < width and 0 <= at[1] < height):
+        raise ValueError(f"there is no pixel {at[0]},{at[1]}; the picture has {width} x {height}, counted from 0.")
+    if min(top_k, default=0) < 1:
+        raise ValueError(f"top-k is {top_k}; give numbers from 1 up.")
+    chosen, inputs = _stage_inputs(model, image, stage)
+    cell = inputs[0].shape[-1] // inputs[1].shape[-1]
+    tokens = inputs[1].permute(0, 2, 3, 1)
+    row, column = at[1] // cell, at[0] // cell
+    config = model.config
+
+    def built(shifted: bool, k: int) -> Dictionary:
+        return build_dictionary(tokens, config.window_size, shifted, k, config.similarity, config.include_self)
+
+    def place(shifted: bool) -> tuple[Dictionary, int, int, float]:
+        """The partition, its window with the token, the token's number in it and its distance from the middle."""
+        found = built(shifted, 1)
+        (high, wide), (down, right) = found.window, found.shift
+        moved = (row - down) % tokens.shape[1], (column - right) % tokens.shape[2]
+        inside = moved[0] % high, moved[1] % wide
+        number = moved[0] // high * (tokens.shape[2] // wide) + moved[1] // wide
+        away = max(abs(2 * inside[0] + 1 - high) / high, abs(2 * inside[1] + 1 - wide) / wide)
+        return found, number, inside[0] * wide + inside[1], away
+
+    shifted = min(set(chosen.shifted), key=lambda choice: place(choice)[3])
+    partition, number, token, _ = place(shifted)
+    high, wide = partition.window
+    top = (number // (tokens.shape[2] // wide)) * high + partition.shift[0]
+    left = (number % (tokens.shape[2] // wide)) * wide + partition.shift[1]
+    keys = {k: _keys_of(built(shifted, k), number, token) for k in top_k}
+    window = partition_windows(tokens, partition.window, partition.shift)[number].float()
+    if config.similarity == "cosine":
+        window = torch.nn.functional.normalize(window, dim=-1)
+    similarity = (window @ window[token]).reshape(high, wide).cpu().numpy()
+    box = (top * cell, left * cell, (top + high) * cell, (left + wide) * cell)
+    return Neighbours(box, divmod(token, wide), keys, similarity, cell)
+
+
+def _stage_inputs(
+    model: SemanIRForImageRestoration, image: np.ndarray, stage: int
+) -> tuple[SemanIRStage, tuple[torch.Tensor, torch.Tensor]]:
+    """The stage, and the inputs of the first stage and of that one; stages are counted as they run."""
+    ran: list[tuple[SemanIRStage, torch.Tensor]] = []
+    handles = [
+        module.register_forward_pre_hook(lambda module, given: ran.append((module, given[0].detach().clone())))
+        for module in model.modules()
+        if isinstance(module, SemanIRStage)
+    ]
+    pixel_values = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1), dtype=np.float32))[None]
+    try:
+        with torch.no_grad():
+            model(pixel_values=pixel_values.to(model.device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ran[stage - 1][0], (ran[0][1], ran[stage - 1][1])
+
+
+def _keys_of(dictionary: Dictionary, window: int, token: int) -> np.ndarray:
+    """Which tokens of its window a token attends to."""
+    count = dictionary.window[0] * dictionary.window[1]
+    if dictionary.bits is None:
+        return np.ones(dictionary.window, bool)
+    packed = dictionary.bits[window, token].cpu().numpy()
+    return np.unpackbits(packed, bitorder="little")[:count].astype(bool).reshape(dictionary.window)
+
+
+def explain(
+    model: SemanIRForImageRestoration,
+    pixels: np.ndarray,
+    at: tuple[int, int] | None = None,
+    stage: int = 1,
+    top_k: list[int] | None = None,
+) -> Image.Image:
+    """
+    Draw the key-semantic neighbours of a patch on the picture, for several k.
+
+    The picture with the patch's window; the similarity of the window's tokens to the patch; and for each k the window
+    with the chosen keys bright and outlined. Of a large picture the network sees 768 x 768 pixels around the patch.
+
+    Args:
+        model ([`SemanIRForImageRestoration`]): The model.
+        pixels (`np.ndarray` of shape `(height, width, 1 to 4)`): The picture, whole numbers.
+        at (`tuple[int, int]`, *optional*): Column and row of the patch; the middle of the picture if not given.
+        stage (`int`, *optional*, defaults to 1): Which stage, counted from 1 in the order in which they run.
+        top_k (`list[int]`, *optional*): Numbers of keys; 1/16, 1/8, 1/4 and 1/2 of a window if not given.
+
+    Returns:
+        `PIL.Image.Image`: The drawing.
+
+    Raises:
+        ValueError: If there is no such pixel or stage, a k is below 1, or the model takes neither grey nor RGB.
+    """
+    config = model.config
+    if config.num_channels not in (1, 3):
+        raise ValueError(f"the model takes {config.num_channels} channels; pictures are explained for 1 (grey) or 3.")
+    height, width = pixels.shape[:2]
+    at = at or (width // 2, height // 2)
+    if not (0 <= at[0] < width and 0 <= at[1] < height):
+        raise ValueError(f"there is no pixel {at[0]},{at[1]}; the picture has {width} x {height}, counted from 0.")
+    step = config.descriptor.multiple_of
+    # On the grid of windows, so that the patch's window is the one that it has in the whole picture.
+    corner = [
+        max(0, min(place - _LARGEST // 2, side - _LARGEST)) // step * step
+        for place, side in zip(at, (width, height), strict=True)
+    ]
+    part = pixels[corner[1] : corner[1] + _LARGEST + step, corner[0] : corner[0] + _LARGEST + step]
+    colours = _colours(part)
+    image = to_unit(
+        colours if config.num_channels == 3 else np.asarray(Image.fromarray(colours).convert("L"))[..., None]
+    )
+    counts = top_k or sorted({max(1, config.window_size**2 // share) for share in (16, 8, 4, 2)})
+    found = find_neighbours(model, image, (at[0] - corner[0], at[1] - corner[1]), stage, counts)
+    top, left, bottom, right = found.window
+    moved = Neighbours((top + corner[1], left + corner[0], bottom + corner[1], right + corner[0]), *found[1:])
+    return _draw(_colours(pixels), moved, stage)
+
+
+def _draw(picture: np.ndarray, found: Neighbours, stage: int) -> Image.Image:
+    """The overview, the similarity and a panel for each k, three to a row."""
+    high, wide = found.similarity.shape
+    panels = [(f"similarity to the patch, stage {stage}", _heat(found))]
+    for k, keys in found.keys.items():
+        title = f"k = {k}" + (f" of {high * wide}" if k < high * wide else ": the whole window")
+        panels.append(
+            (
+                f"{title}, {keys.sum()} keys" if keys.sum() != min(k, high * wide) else title,
+                _chosen(picture, found, keys),
+            )
+        )
+    panels.insert(0, ("picture, window and patch", _overview(picture, found)))
+    step, columns = _PANEL + _GAP, 3
+    rows = -(-len(panels) // columns)
+    sheet = Image.new("RGB", (columns * step + _GAP, rows * (step + _TITLE) + _GAP), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, (title, panel) in enumerate(panels):
+        left, top = _GAP + number % columns * step, _GAP + number // columns * (step + _TITLE)
+        _write(draw, (left, top), title)
+        sheet.paste(panel, (left, top + _TITLE))
+    return sheet
+
+
+def _overview(picture: np.ndarray, found: Neighbours) -> Image.Image:
+    """The whole picture with the window; where that is small, a line leads to it."""
+    image = Image.fromarray(picture)
+    ratio = min(_PANEL / image.width, _PANEL / image.height)
+    image = image.resize(
+        (max(1, round(image.width * ratio)), max(1, round(image.height * ratio))), Image.Resampling.LANCZOS
+    )
+    panel = Image.new("RGB", (_PANEL, _PANEL), _PAPER)
+    panel.paste(image)
+    draw = ImageDraw.Draw(panel)
+    top, left, bottom, right = (side * ratio for side in found.window)
+    draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=_WINDOW, width=2)
+    middle = (
+        (found.window[1] + (found.patch[1] + 0.5) * found.cell) * ratio,
+        (found.window[0] + (found.patch[0] + 0.5) * found.cell) * ratio,
+    )
+    draw.circle(middle, 3, fill=_PATCH)
+    return panel
+
+
+def _heat(found: Neighbours) -> Image.Image:
+    """Similarity of each token of the window to the patch, the least dark, the greatest bright."""
+    from matplotlib import colormaps
+
+    values = found.similarity - found.similarity.min()
+    shades = colormaps["magma"](values / max(float(values.max()), 1e-12))[..., :3]
+    image = Image.fromarray(np.rint(shades * 255).astype(np.uint8))
+    return _framed(image.resize((_PANEL, _PANEL), Image.Resampling.NEAREST), found, np.zeros_like(values, bool))
+
+
+def _chosen(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> Image.Image:
+    """The window's pixels, those of other tokens grey and pale."""
+    top, left, bottom, right = found.window
+    # A window may reach into the padding, which repeats the border.
+    rows = np.arange(top, bottom).clip(0, picture.shape[0] - 1)
+    columns = np.arange(left, right).clip(0, picture.shape[1] - 1)
+    window = picture[rows][:, columns].astype(np.float32)
+    mask = keys.repeat(found.cell, 0).repeat(found.cell, 1)[..., None]
+    pale = 0.35 * window.mean(-1, keepdims=True) + 0.1 * 255
+    shown = Image.fromarray(np.where(mask, window, pale).astype(np.uint8))
+    return _framed(shown.resize((_PANEL, _PANEL), Image.Resampling.NEAREST), found, keys)
+
+
+def _framed(panel: Image.Image, found: Neighbours, keys: np.ndarray) -> Image.Image:
+    """Outlines around the keys, where one has a neighbour that is none, and around the patch."""
+    draw = ImageDraw.Draw(panel)
+    high, wide = keys.shape
+    tall, broad = _PANEL / high, _PANEL / wide
+    for row, column in np.argwhere(np.diff(keys, axis=0)):
+        draw.line((column * broad, (row + 1) * tall, (column + 1) * broad, (row + 1) * tall), _KEYS, 2)
+    for row, column in np.argwhere(np.diff(keys, axis=1)):
+        draw.line(((column + 1) * broad, row * tall, (column + 1) * broad, (row + 1) * tall), _KEYS, 2)
+    draw.rectangle((0, 0, _PANEL - 1, _PANEL - 1), outline=_WINDOW, width=2)
+    row, column = found.patch
+    draw.rectangle(
+        (column * broad - 1, row * tall - 1, (column + 1) * broad, (row + 1) * tall), outline=_PATCH, width=3
+    )
+    return panel
+
+
+__all__ = ["Crop", "Neighbours", "comparison_sheet", "detailed_crop", "explain", "find_neighbours"]

@@ -1,0 +1,350 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Restore one image of any size and kind with a SemanIR model: whole or in tiles, eight times over, in any precision.
+
+Images have the shape [height, width, channels], floats in [0, 1]. Image and result stay on the CPU; what the model
+works on is moved to its device.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate.utils import get_max_memory
+from transformers.utils import logging
+
+from .image_processing_semanir import from_unit, match_picture, to_unit
+from .modeling_semanir import SemanIRForImageRestoration
+
+logger = logging.get_logger(__name__)
+
+Progress = Callable[[int, int], None]
+
+# Feature maps that the model holds at once, as measured on whole images with its memory budget; a U of all levels
+# together needs little more than its first.
+_MAPS = 7
+
+
+def restore_image(
+    model: SemanIRForImageRestoration,
+    image: np.ndarray,
+    *,
+    tile: int | str | None = None,
+    self_ensemble: bool = False,
+    top_k: int | None = None,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """
+    Restore one image of any size.
+
+    The whole image is restored at once by default: the model bounds its temporary memory by itself (`memory_budget`)
+    and the result is exact. Tiles need less memory still. They lie on the grid of the attention windows, overlap by
+    two windows of the coarsest level, and are blended with raised cosines, so that they leave no seam; they differ
+    from the whole image by what reaches further than their overlap.
+
+    Args:
+        model ([`SemanIRForImageRestoration`]): The model, on any device, in any precision. Where half precision
+            overflows, the part in question is restored again in float32, with a warning.
+        image (`np.ndarray` of shape `(height, width, channels)`): Floats in [0, 1]; noise may exceed that. 1 channel
+            is grey, 2 are grey and alpha, 3 are RGB, 4 are RGBA, or what a model of four channels takes. A colour
+            model restores a grey image as a colour image that is grey, a grey model restores each colour by itself.
+            For a model that demosaicks, 1 channel is an RGGB Bayer mosaic and 4 channels are such a mosaic packed.
+        tile (`int` or `str`, *optional*): Side of a tile in pixels of the image, a multiple of
+            `config.descriptor.multiple_of` from twice `config.descriptor.tile_overlap` up; or `"auto"`: tiles only if
+            the whole image would need more than half of the free memory, and smaller ones where they do not fit.
+        self_ensemble (`bool`, *optional*, defaults to `False`): Restore all eight flips and turns of the image and
+            average them: a little better, eight times the work.
+        top_k (`int`, *optional*): Keys per token; the model's own number if not given.
+        progress (`Callable[[int, int], None]`, *optional*): Called with the pixels of the image that are done and that
+            there are to do; each of the eight passes of a self-ensemble counts an eighth.
+
+    Returns:
+        `np.ndarray` of shape `(height * scale, width * scale, channels)`, float32, not clipped. Alpha is carried
+        through, resized bicubically where the model enlarges.
+
+    Raises:
+        TypeError: If the image is no array of floats.
+        ValueError: If it has another shape, values that are infinite or no number, or channels that the model cannot
+            restore; if `tile` is not allowed; or if the model itself gives values that are no number.
+    """
+    _check_image(image)
+    image = image.astype(np.float32, copy=False)
+    config = model.config
+    channels, taken = image.shape[-1], config.num_channels
+    work = _Work(model, tile, self_ensemble, top_k, progress, image.shape[0] * image.shape[1])
+    if config.demosaicks and channels == 1:
+        height, width = image.shape[:2]
+        return work.restore(_packed(image), share=4)[:height, :width]
+    if channels == taken:
+        return work.restore(image)
+    # An odd one out is alpha.
+    colours = image if channels % 2 else image[..., :-1]
+    if config.demosaicks or (colours.shape[-1], taken) not in ((1, 1), (1, 3), (3, 1), (3, 3)):
+        wanted = "a mosaic of 1 channel, or packed to 4" if config.demosaicks else f"{taken} channels"
+        raise ValueError(f"the image has {channels} channels; this model takes {wanted}.")
+    if colours.shape[-1] == taken:
+        restored = work.restore(colours)
+    elif taken == 3:
+        restored = work.restore(np.repeat(colours, 3, axis=-1))
+    else:
+        work.passes *= 3
+        restored = np.concatenate([work.restore(colours[..., [channel]]) for channel in range(3)], axis=-1)
+    return match_picture(restored, image)
+
+
+def restore_pixels(model: SemanIRForImageRestoration, pixels: np.ndarray, **options: Any) -> np.ndarray:
+    """
+    Restore a picture of whole numbers.
+
+    Args:
+        model ([`SemanIRForImageRestoration`]): The model.
+        pixels (`np.ndarray` of shape `(height, width, channels)`): uint8 or uint16; 1 channel is grey, 2 are grey and
+            alpha, 3 are RGB, 4 are RGBA. For a model that demosaicks, 1 channel: the mosaic.
+        options: Options of [`restore_image`].
+
+    Returns:
+        `np.ndarray`: The restored picture with the same channels (RGB for a mosaic) and dtype.
+
+    Raises:
+        ValueError: If the picture does not fit the model; see [`restore_image`].
+    """
+    if model.config.demosaicks and pixels.shape[-1] != 1:
+        raise ValueError(
+            f"the picture has {pixels.shape[-1]} channels; this model makes colours of a Bayer mosaic (RGGB), which "
+            "has 1 channel."
+        )
+    return from_unit(restore_image(model, to_unit(pixels), **options), pixels.dtype)
+
+
+def _check_image(image: np.ndarray) -> None:
+    if not isinstance(image, np.ndarray) or not np.issubdtype(image.dtype, np.floating):
+        got = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
+        raise TypeError(f"`image` is {got}; give an array of floats in [0, 1], for instance pixels / 255.")
+    if image.ndim != 3 or not image.size:
+        raise ValueError(f"`image` has shape {image.shape}; expected (height, width, channels), each at least 1.")
+    if not np.isfinite(image).all():
+        raise ValueError("`image` has values that are infinite or no number (NaN); they cannot be restored.")
+
+
+def _packed(mosaic: np.ndarray) -> np.ndarray:
+    """The four sites of each 2 x 2 cell as channels; an odd side is reflected, which keeps the pattern."""
+    odd = [(0, side % 2) for side in mosaic.shape[:2]]
+    mosaic = np.pad(mosaic[..., 0], odd, mode="reflect")
+    return np.stack([mosaic[row::2, column::2] for row in (0, 1) for column in (0, 1)], axis=-1)
+
+
+def _turned(image: np.ndarray, number: int) -> np.ndarray:
+    """One of the eight flips and turns."""
+    return np.rot90(image[:, ::-1] if number >= 4 else image, number % 4)
+
+
+def _turned_back(image: np.ndarray, number: int) -> np.ndarray:
+    image = np.rot90(image, -(number % 4))
+    return image[:, ::-1] if number >= 4 else image
+
+
+class Span(NamedTuple):
+    """
+    One tile along one axis.
+
+    Args:
+        start (`int`): First pixel.
+        stop (`int`): One past the last.
+        weights (`np.ndarray` of shape `((stop - start) * scale,)`): How much each restored pixel counts.
+    """
+
+    start: int
+    stop: int
+    weights: np.ndarray
+
+
+def tile_spans(length: int, tile: int, overlap: int, scale: int = 1) -> list[Span]:
+    """
+    Cut an axis into overlapping tiles whose weights add up to 1 everywhere.
+
+    Over an overlap of m pixels a tile's weights rise as sin^2(pi (i + 1/2) / 2m), a raised cosine, and its neighbour's
+    fall as cos^2 of the same.
+
+    Args:
+        length (`int`): Pixels of the axis.
+        tile (`int`): Pixels of a tile; the last one is shorter.
+        overlap (`int`): Pixels that neighbours share, at most half of `tile`.
+        scale (`int`, *optional*, defaults to 1): Restored pixels per pixel.
+
+    Returns:
+        `list[Span]`: At least one.
+    """
+    count = max(1, math.ceil((length - overlap) / (tile - overlap)))
+    shared = overlap * scale
+    rise = np.sin(np.pi * (np.arange(shared, dtype=np.float64) + 0.5) / (2 * shared)) ** 2 if count > 1 else None
+    spans = []
+    for number in range(count):
+        start = number * (tile - overlap)
+        stop = min(start + tile, length)
+        weights = np.ones((stop - start) * scale)
+        if number > 0:
+            weights[:shared] = rise
+        if number < count - 1:
+            weights[len(weights) - shared :] = 1 - rise
+        spans.append(Span(start, stop, weights.astype(np.float32)))
+    return spans
+
+
+@contextmanager
+def _in_float32(model: SemanIRForImageRestoration) -> Iterator[None]:
+    """The model in float32 without autocast, and back."""
+    dtype = model.dtype
+    model.float()
+    try:
+        with torch.autocast(model.device.type, enabled=False):
+            yield
+    finally:
+        model.to(dtype)
+
+
+class _Work:
+    """The passes over one image."""
+
+    def __init__(
+        self,
+        model: SemanIRForImageRestoration,
+        tile: int | str | None,
+        self_ensemble: bool,
+        top_k: int | None,
+        progress: Progress | None,
+        pixels: int,
+    ):
+        self.model = model
+        self.descriptor = model.config.descriptor
+        self.tile = tile
+        self.turns = 8 if self_ensemble else 1
+        self.top_k = top_k
+        self.progress = progress
+        self.pixels = pixels
+        self.passes = self.turns
+        self.done = 0.0
+        self.precise = False
+        self._check_tile()
+
+    def _check_tile(self) -> None:
+        step, overlap = self.descriptor.multiple_of, self.descriptor.tile_overlap
+        if self.tile is None or self.tile == "auto":
+            return
+        if not isinstance(self.tile, int) or self.tile % step or self.tile < 2 * overlap:
+            raise ValueError(
+                f"`tile` is {self.tile!r}; give a multiple of {step} (this model's windows) from {2 * overlap} up, "
+                "'auto', or None for the whole image."
+            )
+
+    def restore(self, image: np.ndarray, share: int = 1) -> np.ndarray:
+        """All passes over the image; one of its pixels stands for `share` of the picture's."""
+        side = self._automatic_tile(image) if self.tile == "auto" else self.tile
+        while True:
+            done = self.done
+            try:
+                result = self._ensemble(image, side, share)
+                return result
+            except torch.OutOfMemoryError:
+                smaller = self._tile_below(side or max(image.shape[:2]))
+                if self.tile != "auto" or smaller == side:
+                    raise
+                logger.warning(f"Memory of {self.model.device} is full: going on with tiles of {smaller} pixels.")
+                side, self.done = smaller, done
+
+    def _ensemble(self, image: np.ndarray, side: int | None, share: int) -> np.ndarray:
+        """The mean over the flips and turns, each turned back."""
+        total: np.ndarray | None = None
+        for number in range(self.turns):
+            restored = _turned_back(self._tiled(_turned(image, number), side, share), number)
+            total = restored if total is None else total + restored
+        assert total is not None
+        return total / np.float32(self.turns) if self.turns > 1 else total
+
+    def _tiled(self, image: np.ndarray, side: int | None, share: int) -> np.ndarray:
+        """One pass, in tiles of that side or whole."""
+        height, width = image.shape[:2]
+        if side is None or (height <= side and width <= side):
+            return self._run(image, height * width * share)
+        descriptor = self.descriptor
+        scale, overlap = descriptor.scale, descriptor.tile_overlap
+        result = np.zeros((height * scale, width * scale, descriptor.output_channels), np.float32)
+        rows, columns = (tile_spans(length, side, overlap, scale) for length in (height, width))
+        for row in rows:
+            for column in columns:
+                # What this tile adds that its neighbours have not counted.
+                new = (row.stop - max(row.start, row.start and row.start + overlap)) * (
+                    column.stop - max(column.start, column.start and column.start + overlap)
+                )
+                part = self._run(image[row.start : row.stop, column.start : column.stop], new * share)
+                part *= row.weights[:, None, None] * column.weights[:, None]
+                place = result[row.start * scale : row.stop * scale, column.start * scale : column.stop * scale]
+                place += part
+        return result
+
+    def _run(self, image: np.ndarray, counted: int) -> np.ndarray:
+        """One call of the model."""
+        pixel_values = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None].to(self.model.device)
+        if self.precise:
+            with _in_float32(self.model):
+                restored = self._call(pixel_values)
+        else:
+            restored = self._call(pixel_values)
+            if not np.isfinite(restored).all() and self._is_half():
+                logger.warning(
+                    f"{self.model.dtype} overflowed: restoring again in float32. bfloat16 does not overflow."
+                )
+                self.precise = True
+                return self._run(image, counted)
+        if not np.isfinite(restored).all():
+            raise ValueError(
+                "the model returned values that are infinite or no number (NaN) in float32 too; its weights are "
+                "damaged or were not trained."
+            )
+        self.done += counted / self.passes
+        if self.progress is not None:
+            self.progress(min(self.pixels, round(self.done)), self.pixels)
+        return restored
+
+    def _is_half(self) -> bool:
+        return self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
+
+    def _call(self, pixel_values: torch.Tensor) -> np.ndarray:
+        with torch.no_grad():
+            restored = self.model(pixel_values=pixel_values, top_k=self.top_k).reconstruction
+        result: np.ndarray = restored[0].float().permute(1, 2, 0).contiguous().cpu().numpy()
+        return result
+
+    def _automatic_tile(self, image: np.ndarray) -> int | None:
+        """The largest tile that needs at most half of the free memory; None if the whole image does."""
+        allowed = _free_memory(self.model.device) / 2 - (self.model.memory_budget or 0)
+        height, width = image.shape[:2]
+        pixels = max(0.0, allowed) / _bytes_per_pixel(self.model)
+        if height * width <= pixels:
+            return None
+        step = self.descriptor.multiple_of
+        return max(self._tile_below(0), int(math.sqrt(pixels)) // step * step)
+
+    def _tile_below(self, side: int) -> int:
+        """About half of a side, on the grid, not below the smallest tile."""
+        step, overlap = self.descriptor.multiple_of, self.descriptor.tile_overlap
+        return max(2 * overlap, side // 2 // step * step)
+
+
+def _bytes_per_pixel(model: SemanIRForImageRestoration) -> float:
+    """Estimate of what the model holds for a pixel of its input, beside its budget of temporary buffers."""
+    config = model.config
+    features = _MAPS * config.embed_dim * model.dtype.itemsize
+    dictionaries = 2 * config.window_size**2 / 8
+    result = 2 * 4 * config.scale**2 * config.descriptor.output_channels
+    return float(features + dictionaries + result)
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes that a device can still give."""
+    memory = get_max_memory()
+    return int(memory[device.type if device.type in memory else device.index or 0])
+
+
+__all__ = ["restore_image", "restore_pixels"]

@@ -1,0 +1,180 @@
+"""Picture files: read within a bound, at their depth, with their metadata; written whole; broken ones are named."""
+
+import io
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+from hf_ext.semanir.image_processing_files_semanir import FORMATS, Picture, encode_image, read_image, write_image
+
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+def make_pixels(*shape: int, dtype: type = np.uint8) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+
+
+def exif_with(**tags: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x010F] = "maker"
+    if "orientation" in tags:
+        exif[0x0112] = tags["orientation"]
+    if "width" in tags:
+        exif.get_ifd(0x8769)[0xA002] = tags["width"]
+    return exif
+
+
+@pytest.mark.parametrize("ending", [".png", ".tif", ".bmp"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_formats_without_loss_keep_every_pixel(ending, channels, tmp_path):
+    pixels = make_pixels(7, 9, channels)
+    path = write_image(tmp_path / f"a{ending}", Picture(pixels))
+    read = read_image(path).pixels
+    np.testing.assert_array_equal(read, pixels[..., :3] if ending == ".bmp" else pixels)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_16_bits_of_a_png_survive(channels, orientation, tmp_path):
+    pixels = make_pixels(7, 9, channels, dtype=np.uint16)
+    path = tmp_path / "a.png"
+    write_image(
+        path, Picture(pixels, exif_with(orientation=orientation), PROFILE if channels > 1 else None, (300, 300))
+    )
+    picture = read_image(path)
+    assert picture.pixels.dtype == np.uint16
+    np.testing.assert_array_equal(picture.pixels, pixels if orientation == 1 else np.rot90(pixels, -1))
+    assert picture.exif[0x010F] == "maker"
+    assert picture.dpi == pytest.approx((300, 300), abs=0.1)
+    assert picture.icc_profile == (PROFILE if channels > 1 else None)
+    with Image.open(path) as image:
+        image.load()
+        assert image.size == (9, 7)
+
+
+def test_what_pillow_reads_with_8_of_16_bits(tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("hf_ext.semanir.image_processing_files_semanir.logger.warning", said.append)
+    pixels = make_pixels(7, 9, 2, dtype=np.uint16)
+    path = write_image(tmp_path / "a.png", Picture(pixels))
+    read = read_image(path).pixels
+    assert read.dtype == np.uint8
+    assert "Pillow reads the upper 8" in said[0]
+    np.testing.assert_array_equal(read[..., [0, -1]], pixels >> 8)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_metadata_is_kept_and_the_orientation_applied(ending, tmp_path):
+    source = tmp_path / "source.jpg"
+    Image.new("RGB", (20, 10), (200, 100, 50)).save(
+        source, exif=exif_with(orientation=6, width=20), icc_profile=PROFILE, dpi=(72, 72)
+    )
+    picture = read_image(source)
+    assert picture.pixels.shape == (20, 10, 3)
+    enlarged = picture._replace(pixels=picture.pixels.repeat(2, 0).repeat(2, 1))
+    with Image.open(write_image(tmp_path / f"out{ending}", enlarged)) as image:
+        assert image.size == (20, 40)
+        if ending == ".bmp":
+            return
+        assert image.info["icc_profile"] == PROFILE
+        exif = image.getexif()
+        assert exif[0x010F] == "maker"
+        assert exif.get(0x0112, 1) == 1
+        assert exif.get_ifd(0x8769)[0xA002] == 20
+        if ending != ".webp":
+            assert tuple(map(float, image.info["dpi"])) == pytest.approx((72, 72), abs=0.1)
+
+
+def test_a_profile_of_other_colours_is_dropped(tmp_path):
+    path = tmp_path / "a.jpg"
+    Image.new("CMYK", (8, 8)).save(path, icc_profile=PROFILE)
+    assert read_image(path).icc_profile is None
+
+
+def test_jpeg_takes_what_it_can(tmp_path):
+    for channels in (1, 2, 3, 4):
+        for dtype in (np.uint8, np.uint16):
+            data = encode_image(Picture(make_pixels(8, 8, channels, dtype=dtype)), "JPEG")
+            assert Image.open(io.BytesIO(data)).mode == ("L" if channels <= 2 else "RGB")
+    with pytest.raises(ValueError, match="JPEG cannot hold a picture of 70000 x 1 pixels"):
+        encode_image(Picture(np.zeros((1, 70000, 3), np.uint8)), "JPEG")
+
+
+def broken_files() -> dict[str, tuple[bytes, str]]:
+    png, jpeg = (encode_image(Picture(make_pixels(64, 64, 3)), kind) for kind in ("PNG", "JPEG"))
+    moving = io.BytesIO()
+    frames = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
+    frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])
+    return {
+        "text": (b"not a picture at all\n" * 20, "is no picture that Pillow knows"),
+        "empty": (b"", "is empty"),
+        "half a PNG": (png[: len(png) // 2], "is broken or cut off"),
+        "half a JPEG": (jpeg[: len(jpeg) // 2], "is broken or cut off"),
+        "damaged PNG": (png[:60] + b"\0" * 40 + png[100:], "is broken"),
+        "moving": (moving.getvalue(), "has 2 frames or pages"),
+    }
+
+
+@pytest.mark.parametrize("kind", broken_files())
+def test_broken_files_are_named(kind, tmp_path):
+    data, message = broken_files()[kind]
+    path = tmp_path / "a.png"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"a.png.*{message}"):
+        read_image(path)
+    with pytest.raises(ValueError, match=f"the picture.*{message}"):
+        read_image(data)
+
+
+def test_a_bomb_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.png"
+    Image.new("1", (4000, 3000)).save(path)
+    monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("it was decoded"))
+    for bound in (11.9, 5, 0.001):
+        with pytest.raises(ValueError, match="at most .* megapixels are decoded"):
+            read_image(path, bound)
+    monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+        assert read_image(path, 12).pixels.shape == (3000, 4000, 1)
+        assert Image.MAX_IMAGE_PIXELS == 1000
+
+
+def test_a_file_that_is_not_there_or_readable_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_image(tmp_path / "nowhere.png")
+    with pytest.raises(IsADirectoryError):
+        read_image(tmp_path)
+
+
+def test_files_are_replaced_only_when_asked_and_appear_whole(tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"old")
+    with pytest.raises(FileExistsError, match="was not to be overwritten"):
+        write_image(path, Picture(make_pixels(4, 4, 3)))
+    assert path.read_bytes() == b"old"
+
+    def fail(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_image(path, Picture(make_pixels(4, 4, 3)), overwrite=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+    monkeypatch.undo()
+    write_image(path, Picture(make_pixels(4, 4, 3)), overwrite=True)
+    np.testing.assert_array_equal(read_image(path).pixels, make_pixels(4, 4, 3))
+    other = tmp_path / "plain"
+    other.touch()
+    assert path.stat().st_mode == other.stat().st_mode
+
+
+def test_unknown_endings_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="ends with '.xyz'; pictures are written as .png, .jpg"):
+        write_image(tmp_path / "a.xyz", Picture(make_pixels(4, 4, 3)))

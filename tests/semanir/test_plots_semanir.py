@@ -1,0 +1,107 @@
+"""Pictures of crops before and after, and of the key-semantic neighbours of a patch."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir.plots_semanir import comparison_sheet, detailed_crop, explain, find_neighbours
+
+SIZES = {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, "top_k": 6}
+
+
+def make_model(**changes) -> SemanIRForImageRestoration:
+    torch.manual_seed(0)
+    return SemanIRForImageRestoration(SemanIRConfig(**{**SIZES, **changes})).eval()
+
+
+def make_pixels(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("scale", [1, 2])
+def test_the_crop_is_where_the_detail_is(channels, scale):
+    before = np.full((200, 300, channels), 128, np.uint8)
+    before[110:130, 210:230, 0] = make_pixels(20, 20)
+    before[..., -1] = before[..., -1] if channels % 2 else 255
+    after = before.repeat(scale, 0).repeat(scale, 1)
+    crop = detailed_crop("a.png", before, after)
+    left, top, right, bottom = (part * side for part, side in zip(crop.box, (300, 200) * 2, strict=True))
+    assert left <= 211 and top <= 111 and right >= 229 and bottom >= 129
+    assert crop.before.shape == (80 // scale, 80 // scale, 3)
+    assert crop.after.shape == (80, 80, 3)
+    np.testing.assert_array_equal(crop.after[::scale, ::scale], crop.before)
+    assert crop.title == "a.png, 300 × 200" + (" → 600 × 400" if scale == 2 else "")
+    sheet = comparison_sheet([crop, crop])
+    assert sheet.mode == "RGB"
+    # The crop appears as it is, each of its pixels a square.
+    panel = np.asarray(sheet)[16 + 26 : 16 + 26 + 320, 16 + 2 * 336 : 16 + 2 * 336 + 320]
+    np.testing.assert_array_equal(panel[2::4, 2::4], crop.after)
+
+
+def test_a_tiny_picture_has_a_sheet():
+    crop = detailed_crop("a.png", make_pixels(1, 1, 3), make_pixels(1, 1, 3))
+    assert comparison_sheet([crop]).size[0] == 3 * 336 + 16
+
+
+@pytest.mark.parametrize("architecture", ["columnar", "u-shaped"])
+@pytest.mark.parametrize("shift_policy", ["none", "stage", "layer"])
+def test_neighbours_are_those_of_the_dictionary(architecture, shift_policy):
+    """The k most similar tokens of the window that holds the patch, by the features of the stage's input."""
+    model = make_model(architecture=architecture, shift_policy=shift_policy)
+    image = make_pixels(21, 30, 3).astype(np.float32) / 255
+    for stage in (1, 2):
+        found = find_neighbours(model, image, (17, 9), stage, [1, 5, 100])
+        assert found.cell == (2 if architecture == "u-shaped" and stage == 2 else 1)
+        top, left, bottom, right = found.window
+        row, column = found.patch
+        # The pixel lies in the patch, the patch in the window.
+        assert top + row * found.cell <= 9 < top + (row + 1) * found.cell <= bottom
+        assert left + column * found.cell <= 17 < left + (column + 1) * found.cell <= right
+        assert found.keys[1].sum() == 1 and found.keys[1][row, column]
+        assert found.keys[100].all()
+        assert found.keys[5].sum() == 5 and found.keys[5][row, column]
+        others = found.similarity[found.keys[5] & ~found.keys[1]]
+        assert others.min() >= found.similarity[~found.keys[5]].max()
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_window_is_chosen_that_has_the_patch_in_its_middle():
+    found = find_neighbours(make_model(), make_pixels(16, 16, 3).astype(np.float32) / 255, (8, 8), 1, [2])
+    assert found.window == (6, 6, 10, 10)
+    found = find_neighbours(make_model(shift_policy="none"), np.zeros((16, 16, 3), np.float32), (8, 8), 1, [2])
+    assert found.window == (8, 8, 12, 12)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("taken", [1, 3])
+def test_any_picture_is_explained(channels, taken):
+    drawing = explain(make_model(num_channels=taken), make_pixels(30, 41, channels), (3, 4), stage=2, top_k=[2, 9, 16])
+    # Overview, similarity and three numbers of keys, in two rows.
+    assert drawing.size == (3 * 336 + 16, 2 * 362 + 16)
+    assert np.unique(np.asarray(drawing).reshape(-1, 3), axis=0).shape[0] > 20
+
+
+def test_a_large_picture_is_seen_around_the_patch_with_the_same_window(monkeypatch):
+    model = make_model()
+    monkeypatch.setattr("hf_ext.semanir.plots_semanir._LARGEST", 24)
+    drawn = []
+    monkeypatch.setattr("hf_ext.semanir.plots_semanir._draw", lambda picture, found, stage: drawn.append(found))
+    explain(model, make_pixels(90, 70, 3), (50, 61), top_k=[3])
+    whole = find_neighbours(model, np.zeros((90, 70, 3), np.float32), (50, 61), 1, [3])
+    assert drawn[0].window == whole.window
+    assert drawn[0].patch == whole.patch
+
+
+def test_what_is_not_there_is_refused():
+    model, pixels = make_model(), make_pixels(20, 30, 3)
+    with pytest.raises(ValueError, match="there is no stage 3; the model has stages 1 to 2"):
+        explain(model, pixels, stage=3)
+    for at in ((30, 2), (2, 20), (-1, 2)):
+        with pytest.raises(ValueError, match="there is no pixel .*; the picture has 30 x 20"):
+            explain(model, pixels, at)
+    with pytest.raises(ValueError, match="give numbers from 1 up"):
+        explain(model, pixels, top_k=[0, 4])
+    with pytest.raises(ValueError, match="the model takes 4 channels"):
+        explain(make_model(num_channels=4), pixels)

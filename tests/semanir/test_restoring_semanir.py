@@ -1,0 +1,275 @@
+"""restore_image: tiles without seams, eight turns, half precision, every kind of image, clear refusals."""
+
+import numpy as np
+import pytest
+import torch
+from transformers.modeling_outputs import ImageSuperResolutionOutput
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir.restoring_semanir import restore_image, restore_pixels, tile_spans
+
+TINY = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 6}
+SIZES = {"columnar": {}, "u-shaped": {"architecture": "u-shaped", "depths": [2, 2], "num_heads": [2, 2]}}
+
+
+def make_model(**changes) -> SemanIRForImageRestoration:
+    """A model that corrects as much as a trained one: with its first weights it would return its input."""
+    torch.manual_seed(0)
+    model = SemanIRForImageRestoration(SemanIRConfig(**{**TINY, **changes})).eval()
+    with torch.no_grad():
+        for parameter in model.reconstruction.parameters():
+            parameter.mul_(5)
+    return model
+
+
+def make_image(*shape: int) -> np.ndarray:
+    """Waves and noise in [0, 1]."""
+    rows, columns = np.mgrid[: shape[0], : shape[1]]
+    waves = 0.5 + 0.3 * np.sin(rows / 5)[..., None] * np.cos(columns / 7 + 1)[..., None]
+    return (waves + 0.1 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+
+
+def direct(model: SemanIRForImageRestoration, image: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        result = model(torch.from_numpy(image.transpose(2, 0, 1).copy())[None]).reconstruction[0]
+    return result.permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 7), (21, 34)])
+@pytest.mark.parametrize("scale", [1, 2, 3])
+def test_a_whole_image_is_one_call_of_the_model(size, scale):
+    model = make_model(scale=scale)
+    image = make_image(*size, 3)
+    restored = restore_image(model, image)
+    assert restored.dtype == np.float32
+    assert restored.shape == (size[0] * scale, size[1] * scale, 3)
+    np.testing.assert_allclose(restored, direct(model, image), atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("length", "tile", "overlap"), [(5, 24, 8), (24, 24, 8), (25, 24, 8), (100, 32, 16), (99, 20, 8)]
+)
+def test_weights_of_tiles_add_up_to_one_on_the_grid(length, tile, overlap, scale):
+    spans = tile_spans(length, tile, overlap, scale)
+    total = np.zeros(length * scale)
+    for span in spans:
+        assert span.start % 4 == 0
+        assert len(span.weights) == (span.stop - span.start) * scale
+        assert span.stop - span.start <= tile
+        total[span.start * scale : span.stop * scale] += span.weights
+    np.testing.assert_allclose(total, 1, atol=1e-6)
+    assert spans[0].start == 0
+    assert spans[-1].stop == length
+    # Each tile brings something that the one before has not.
+    assert all(after.stop > before.stop for before, after in zip(spans, spans[1:], strict=False))
+
+
+@pytest.mark.parametrize("architecture", SIZES)
+@pytest.mark.parametrize("scale", [1, 2])
+def test_tiles_leave_no_seam(architecture, scale):
+    """
+    The result is near the whole image's, and steps no more than that where tiles begin or end.
+    """
+    model = make_model(**SIZES[architecture], scale=scale)
+    step, overlap = model.config.descriptor.multiple_of, model.config.descriptor.tile_overlap
+    tile = 2 * overlap
+    image = make_image(tile + overlap + 3 * step - 5, tile + 3, 3)
+    whole, tiled = restore_image(model, image), restore_image(model, image, tile=tile)
+    error = tiled - whole
+    # Random weights look further than trained ones: what they do to the picture changes by a tenth or two.
+    correction = np.abs(whole - (image if scale == 1 else whole.mean())).mean()
+    assert np.abs(error).mean() < 0.15 * correction
+    for axis in (0, 1):
+        steps = np.abs(np.diff(error, axis=axis)).mean(axis=(1 - axis, 2))
+        own = np.abs(np.diff(whole, axis=axis)).mean()
+        edges = {line for span in tile_spans(image.shape[axis], tile, overlap) for line in (span.start, span.stop)}
+        seams = [line * scale - 1 for line in edges if 0 < line < image.shape[axis]]
+        assert len(seams) >= 2
+        # Neither beside the rest of the error, nor beside the picture.
+        assert steps[seams].max() < 1.5 * steps[steps > 1e-6].mean()
+        assert steps[seams].max() < 0.1 * own
+
+
+def test_one_tile_is_the_whole_image():
+    model = make_model()
+    image = make_image(20, 23, 3)
+    np.testing.assert_array_equal(restore_image(model, image, tile=24), restore_image(model, image))
+
+
+def test_automatic_tiles_follow_the_free_memory(monkeypatch):
+    model = make_model()
+    model.memory_budget = 2**20
+    image = make_image(40, 41, 3)
+    calls: list[tuple[int, int]] = []
+    forward = model.forward
+    monkeypatch.setattr(
+        model, "forward", lambda **inputs: calls.append(inputs["pixel_values"].shape[2:]) or forward(**inputs)
+    )
+    whole = restore_image(model, image, tile="auto")
+    assert calls == [(40, 41)]
+    monkeypatch.setattr("hf_ext.semanir.restoring_semanir._free_memory", lambda device: 2 * (2**20 + 24 * 24 * 260))
+    calls.clear()
+    tiled = restore_image(model, image, tile="auto")
+    assert len(calls) > 1
+    assert max(max(size) for size in calls) < 40
+    assert tiled.shape == whole.shape
+
+
+def test_automatic_tiles_shrink_where_they_do_not_fit(monkeypatch):
+    model = make_model()
+    forward = model.forward
+
+    def small_only(**inputs):
+        if inputs["pixel_values"].shape[-1] > 20:
+            raise torch.OutOfMemoryError("full")
+        return forward(**inputs)
+
+    monkeypatch.setattr(model, "forward", small_only)
+    image, seen = make_image(30, 50, 3), []
+    restored = restore_image(model, image, tile="auto", progress=lambda done, total: seen.append((done, total)))
+    assert restored.shape == image.shape
+    assert seen[-1] == (1500, 1500)
+    with pytest.raises(torch.OutOfMemoryError):
+        restore_image(model, image)
+
+
+def test_the_ensemble_turns_with_the_image():
+    """Any model becomes one for which it makes no difference how the image lies."""
+    model = make_model()
+    image = make_image(9, 14, 3)
+    restored = restore_image(model, image, self_ensemble=True)
+    assert restored.shape == image.shape
+    for turn in (np.rot90, np.flipud, np.fliplr, lambda array: array.transpose(1, 0, 2)):
+        turned = restore_image(model, np.ascontiguousarray(turn(image)), self_ensemble=True)
+        np.testing.assert_allclose(turned, turn(restored), atol=1e-6)
+        assert np.abs(restore_image(model, np.ascontiguousarray(turn(image))) - turn(restored)).max() > 1e-5
+    enlarged = restore_image(make_model(scale=2), image, self_ensemble=True)
+    assert enlarged.shape == (18, 28, 3)
+
+
+@pytest.mark.parametrize(("channels", "taken"), [(1, 3), (2, 3), (4, 3), (1, 1), (2, 1), (3, 1), (4, 1)])
+@pytest.mark.parametrize("scale", [1, 2])
+def test_colours_are_matched_and_alpha_is_carried_through(channels, taken, scale):
+    model = make_model(num_channels=taken, scale=scale)
+    image = make_image(10, 14, channels).clip(0, 1)
+    restored = restore_image(model, image)
+    assert restored.shape == (10 * scale, 14 * scale, channels)
+    colours = image if channels % 2 else image[..., :-1]
+    if taken == 1:
+        wanted = np.concatenate([direct(model, colours[..., [index]]) for index in range(colours.shape[-1])], axis=-1)
+    else:
+        wanted = direct(model, np.repeat(colours, 4 - colours.shape[-1], -1)[..., :3])
+        wanted = wanted if colours.shape[-1] == 3 else (wanted @ np.float32([0.299, 0.587, 0.114]))[..., None]
+    np.testing.assert_allclose(restored[..., : colours.shape[-1]], wanted, atol=1e-6)
+    if channels % 2 == 0:
+        alpha = restored[..., -1]
+        assert 0 <= alpha.min() <= alpha.max() <= 1
+        if scale == 1:
+            np.testing.assert_array_equal(alpha, image[..., -1])
+
+
+@pytest.mark.parametrize("size", [(12, 16), (11, 15)])
+def test_a_mosaic_becomes_colours(size):
+    model = make_model(num_channels=4, num_channels_out=3, scale=2)
+    mosaic = make_image(*size, 1)
+    restored = restore_image(model, mosaic)
+    assert restored.shape == (*size, 3)
+    if size == (12, 16):
+        packed = np.concatenate([mosaic[row::2, column::2] for row in (0, 1) for column in (0, 1)], axis=-1)
+        np.testing.assert_array_equal(restored, restore_image(model, packed))
+    with pytest.raises(ValueError, match="has 3 channels; this model takes a mosaic of 1 channel"):
+        restore_image(model, make_image(8, 8, 3))
+    with pytest.raises(ValueError, match="has 4 channels; this model makes colours of a Bayer mosaic"):
+        restore_pixels(model, np.zeros((8, 8, 4), np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_pictures_of_whole_numbers_keep_their_depth(dtype):
+    white = np.iinfo(dtype).max
+    pixels = np.random.default_rng(0).integers(0, white, (8, 9, 3), dtype=dtype, endpoint=True)
+    model = make_model()
+    restored = restore_pixels(model, pixels)
+    assert restored.dtype == dtype
+    wanted = restore_image(model, (pixels / white).astype(np.float32)).clip(0, 1) * white
+    np.testing.assert_allclose(restored, wanted, atol=0.51)
+
+
+def overflowing(model: SemanIRForImageRestoration, monkeypatch) -> None:
+    """As an activation beyond 65504 would do: half precision gives what is no number, a black image."""
+    forward = model.forward
+
+    def half_fails(**inputs):
+        outputs = forward(**inputs)
+        if model.dtype != torch.float32:
+            return ImageSuperResolutionOutput(reconstruction=outputs.reconstruction * torch.nan)
+        return outputs
+
+    monkeypatch.setattr(model, "forward", half_fails)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_that_overflows_is_restored_again_in_float32(dtype, monkeypatch):
+    model = make_model()
+    image = make_image(25, 14, 3)
+    wanted = restore_image(model.to(dtype).float(), image, tile=16)
+    model.to(dtype)
+    overflowing(model, monkeypatch)
+    warnings = []
+    monkeypatch.setattr("hf_ext.semanir.restoring_semanir.logger.warning", warnings.append)
+    restored = restore_image(model, image, tile=16)
+    np.testing.assert_allclose(restored, wanted, atol=1e-6)
+    assert model.dtype == dtype
+    assert len(warnings) == 1
+    assert "overflowed: restoring again in float32" in warnings[0]
+
+
+def test_half_precision_that_does_not_overflow_is_near_float32():
+    image = make_image(14, 17, 3)
+    wanted = restore_image(make_model(), image)
+    for dtype in (torch.float16, torch.bfloat16):
+        restored = restore_image(make_model().to(dtype), image)
+        assert np.isfinite(restored).all()
+        assert np.abs(restored - wanted).max() < 0.05
+
+
+def test_a_broken_model_never_gives_a_black_image():
+    model = make_model()
+    with torch.no_grad():
+        next(iter(model.parameters())).fill_(torch.nan)
+    with pytest.raises(ValueError, match="in float32 too; its weights are damaged"):
+        restore_image(model, make_image(8, 8, 3))
+
+
+def test_progress_counts_the_pixels_of_the_image():
+    model = make_model()
+    seen: list[tuple[int, int]] = []
+    for options in ({}, {"tile": 16}, {"self_ensemble": True}, {"self_ensemble": True, "tile": 16}):
+        seen.clear()
+        restore_image(model, make_image(20, 23, 3), progress=lambda done, total: seen.append((done, total)), **options)
+        assert seen[-1] == (460, 460)
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+        assert seen[0][0] > 0
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "message"),
+    [
+        (np.zeros((8, 8, 3), np.uint8), TypeError, "`image` is uint8; give an array of floats"),
+        (torch.zeros(8, 8, 3), TypeError, "`image` is Tensor; give an array"),
+        (np.zeros((8, 8), np.float32), ValueError, r"shape \(8, 8\); expected \(height, width, channels\)"),
+        (np.zeros((0, 8, 3), np.float32), ValueError, "each at least 1"),
+        (np.full((8, 8, 3), np.nan), ValueError, "infinite or no number"),
+        (np.full((8, 8, 3), np.inf), ValueError, "infinite or no number"),
+        (np.zeros((8, 8, 5), np.float32), ValueError, "the image has 5 channels; this model takes 3 channels"),
+    ],
+)
+def test_what_cannot_be_restored_is_refused(image, error, message):
+    with pytest.raises(error, match=message):
+        restore_image(make_model(), image)
+
+
+@pytest.mark.parametrize("tile", [0, 12, 18, 8, -16, "big", 12.5])
+def test_tiles_off_the_grid_are_refused(tile):
+    with pytest.raises(ValueError, match="give a multiple of 4 .* from 16 up, 'auto', or None"):
+        restore_image(make_model(), make_image(8, 8, 3), tile=tile)
