@@ -18,6 +18,8 @@ COMMANDS = {
     "evaluate": "training",
     "merge": "emr",
     "emr": "emr",
+    "restore": "semanir",
+    "semanir": "semanir",
     "mrconv": "mrconv",
     "push": "publishing",
     "card": "publishing",
@@ -71,7 +73,8 @@ def main(debug: bool) -> None:
 
     \b
     Examples:
-      hf-ext train examples/semanir/denoise.yaml --max_steps 100
+      hf-ext train examples/semanir/denoise_color.yaml --max_steps 100
+      hf-ext restore runs/denoise/snapshot photos/ --out restored
       hf-ext info runs/denoise/snapshot
       hf-ext merge --base org/base --task a=org/a --task b=org/b --out merged
       hf-ext push runs/denoise/snapshot org/name --private

@@ -15,7 +15,7 @@ from hf_ext_cli.main import COMMANDS, main
 from hf_ext_cli.output import finite
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = ("hub", "emr", "mrconv")
+GROUPS = ("hub", "emr", "mrconv", "semanir")
 
 
 def run(*arguments: str | Path) -> Result:
@@ -37,7 +37,8 @@ def all_commands() -> dict[str, click.Command]:
 def test_the_commands_are_those_that_are_promised():
     emr = {f"emr {name}" for name in ("add", "remove", "export", "compare", "pack", "unpack")}
     mrconv = {"mrconv make-listops", "mrconv plot"}
-    groups = {"emr", *emr, "mrconv", *mrconv, "hub", "hub serve"}
+    semanir = {"restore", "semanir", "semanir explain"}
+    groups = {"emr", *emr, "mrconv", *mrconv, *semanir, "hub", "hub serve"}
     expected = {"train", "evaluate", "merge", *groups, "push", "card", "info"}
     assert set(all_commands()) == expected
     listing = run("--help").output
@@ -61,7 +62,8 @@ def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/denoise/snapshot", "hub", "photos", "merged"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "merged.tar.zst").touch()
+    for name in ("merged.tar.zst", "photo.png"):
+        (tmp_path / name).touch()
     text = all_commands()[name].help or ""
     examples = re.findall(r"^ *(?:\w+=\S+ )*hf-ext (.+)$", text.partition("Examples:")[2], re.MULTILINE)
     assert examples or name in GROUPS
@@ -109,6 +111,13 @@ def test_version():
         (["emr", "add", ".", "c"], "Expected NAME=ID"),
         (["emr", "remove", "nowhere", "a"], "Directory 'nowhere' does not exist"),
         (["emr", "pack", ".", "a.tar.zst", "--level", "20"], "20 is not in the range"),
+        (["restore", "model"], "Missing argument 'IN...'"),
+        (["restore", "model", "a.png"], "Missing option '--out'"),
+        (["restore", "model", "a.png", "--out", "o"], "a.png does not exist; give pictures, folders, patterns"),
+        (["restore", "model", "a.png", "--out", "o", "--tile", "big"], "'big' is neither a number of pixels nor auto"),
+        (["restore", "model", ".", "--out", "o"], "no picture in ."),
+        (["restore", "model", ".", "--out", "-", "--compare"], "--compare needs a folder to write to"),
+        (["semanir", "explain", "model", "nowhere.png", "o.png"], "File 'nowhere.png' does not exist"),
         (["push", "nowhere", "org/name"], "Directory 'nowhere' does not exist"),
         (["push", "."], "Missing argument 'ORG/NAME'"),
         (["info"], "Missing argument 'SOURCE'"),

@@ -1,0 +1,190 @@
+"""hf-ext restore and hf-ext semanir: pictures through SemanIR models."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .errors import Failed, Unusable
+
+FORMATS = ("png", "jpg", "webp", "tif")
+
+
+class Tile(click.ParamType):
+    """A number of pixels, or auto."""
+
+    name = "PIXELS|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == "auto" or isinstance(value, int):
+            return value
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number of pixels nor auto.", param, ctx)
+
+
+class Numbers(click.ParamType):
+    """Whole numbers with commas between them."""
+
+    name = "N,N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            return [int(part) for part in value.split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is no list of whole numbers such as 16,64.", param, ctx)
+
+
+def load_model(source: str, device: str | None, dtype: str | None) -> Any:
+    """The model of a folder or org/name[@revision], on the GPU if there is one."""
+    import torch
+
+    from hf_ext.semanir import SemanIRForImageRestoration
+    from hf_ext.training.models import split_revision
+
+    name, revision = split_revision(source)
+    options = {} if dtype is None else {"dtype": getattr(torch, dtype)}
+    model = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
+    try:
+        return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        raise Unusable(f"device {device} cannot be used: {error}") from error
+
+
+@click.command()
+@click.argument("source", metavar="MODEL")
+@click.argument("inputs", metavar="IN...", nargs=-1, required=True)
+@click.option("--out", required=True, help="Folder of the restored pictures; - for one picture on standard output.")
+@click.option("--tile", type=Tile(), help="Side of tiles in pixels, or auto: tiles where memory is short.")
+@click.option("--self-ensemble", is_flag=True, help="Average over the 8 flips and turns: better, 8 times the work.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Keys that each token attends to.")
+@click.option("--compare", is_flag=True, help="Also draw crops before and after: OUT/comparison.png.")
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Of all results; that of the input if not given.")
+@click.option("--overwrite", is_flag=True, help="Restore again what is in OUT already; it is skipped otherwise.")
+@click.option("--max-megapixels", type=click.FloatRange(min=0, min_open=True), default=200.0, show_default=True)
+@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Precision of the model.")
+def restore(
+    source: str,
+    inputs: tuple[str, ...],
+    out: str,
+    tile: int | str | None,
+    self_ensemble: bool,
+    top_k: int | None,
+    compare: bool,
+    kind: str | None,
+    overwrite: bool,
+    max_megapixels: float,
+    device: str | None,
+    dtype: str | None,
+) -> None:
+    """Restore pictures with MODEL, a folder or org/name[@revision].
+
+    IN is a picture, a folder (with all below it, paths are kept), a pattern, - for a picture on standard input, or
+    @FILE for a list of names, one a line (@- reads it from standard input). Results keep transparency, 16 bits, EXIF
+    data, colour profile and resolution. A broken picture is reported and the others go on; the exit code is then 1.
+
+    \b
+    Examples:
+      hf-ext restore runs/denoise/snapshot noisy.png --out restored
+      hf-ext restore org/name photos/ "scans/**/*.tif" --out restored --compare
+      hf-ext restore org/name huge.png --out restored --tile auto --dtype bfloat16
+      curl -s https://example.org/a.jpg | hf-ext restore org/name - --out - > restored.jpg
+      find photos -newer last | hf-ext restore org/name @- --out restored
+    """
+    from hf_ext.semanir.jobs_semanir import plan_jobs, restore_files
+
+    folder = None if out == "-" else Path(out)
+    if folder is None and compare:
+        raise click.UsageError("--compare needs a folder to write to: --out DIR.")
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise click.UsageError(f"--out {out} is a file; name a folder.")
+    jobs = plan_jobs(list(inputs), folder, f".{kind}" if kind else None)
+    sheet = folder / "comparison.png" if folder is not None and compare else None
+    if sheet is not None and any(job.out == sheet for job in jobs):
+        raise Unusable(f"a restored picture would be written to {sheet}, where --compare draws; rename it.")
+    options = {"tile": tile, "self_ensemble": self_ensemble, "top_k": top_k, "max_megapixels": max_megapixels}
+    model = load_model(source, device, dtype)
+    started = time.monotonic()
+    with _Bar(jobs) as bar:
+        report = restore_files(
+            model, jobs, overwrite=overwrite, compare=sheet, progress=bar.advance, say=bar.say, **options
+        )
+    seconds = time.monotonic() - started
+    parts = [f"{len(report.restored)} restored to {out}" if folder is not None else "1 restored"]
+    parts.append(f"{report.megapixels:.2f} megapixels in {seconds:.1f} s, {report.megapixels / seconds:.3f} MP/s")
+    if report.skipped:
+        parts.append(f"{len(report.skipped)} were there already (--overwrite restores them again)")
+    if folder is not None:
+        click.echo("; ".join(parts))
+    if report.failed:
+        raise Failed(f"{len(report.failed)} of {len(jobs)} could not be restored.")
+
+
+class _Bar:
+    """Megapixels done, on a terminal; messages above it."""
+
+    def __init__(self, jobs: list[Any]):
+        from tqdm import tqdm
+
+        from hf_ext.semanir.jobs_semanir import megapixels_of
+
+        total = sum(map(megapixels_of, jobs))
+        # On standard error, and only where somebody watches.
+        self.bar = tqdm(total=round(total, 6), unit="MP", disable=None, bar_format=_FORMAT, smoothing=0.1)
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def advance(self, megapixels: float) -> None:
+        self.bar.update(megapixels)
+
+    def say(self, text: str) -> None:
+        self.bar.clear()
+        click.echo(text, err=True)
+
+
+_FORMAT = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"
+
+
+@click.group()
+def semanir() -> None:
+    """SemanIR: look into a model. `hf-ext train` trains one, `hf-ext restore` uses it."""
+
+
+@semanir.command()
+@click.argument("source", metavar="MODEL")
+@click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("out", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--at", type=Numbers(), metavar="X,Y", help="Pixel of the patch; the middle if not given.")
+@click.option("--stage", type=click.IntRange(min=1), default=1, show_default=True, help="In the order they run.")
+@click.option("--top-k", type=Numbers(), help="Numbers of keys; 1/16 to 1/2 of a window if not given.")
+def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: int, top_k: list[int] | None) -> None:
+    """Draw the key-semantic neighbours of a patch of IMAGE into OUT.png, for several k.
+
+    The tokens that the patch attends to in a stage of MODEL, a folder or org/name[@revision], as its dictionary has
+    them: those of its window that are most similar to it.
+
+    \b
+    Examples:
+      hf-ext semanir explain runs/denoise/snapshot photo.png neighbours.png
+      hf-ext semanir explain org/name photo.png neighbours.png --at 120,80 --stage 2 --top-k 16,64,256
+    """
+    from hf_ext.semanir.image_processing_files_semanir import read_image, write_image
+    from hf_ext.semanir.plots_semanir import explain as draw
+    from hf_ext.semanir.jobs_semanir import as_picture
+
+    if at is not None and len(at) != 2:
+        raise click.BadParameter("give column and row, such as 120,80.", param_hint="--at")
+    if out.suffix.lower() != ".png":
+        raise click.BadParameter(f"{out} does not end with .png.", param_hint="OUT.png")
+    pixels = read_image(image).pixels
+    drawing = draw(load_model(source, None, None), pixels, None if at is None else (at[0], at[1]), stage, top_k)
+    click.echo(write_image(out, as_picture(drawing), overwrite=True))

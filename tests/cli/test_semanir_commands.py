@@ -1,0 +1,209 @@
+"""hf-ext restore and hf-ext semanir explain on real folders of pictures."""
+
+import io
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hf_ext_cli.main import main
+from PIL import Image
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir.image_processing_files_semanir import Picture, read_image, write_image
+from hf_ext.semanir.restoring_semanir import restore_pixels
+
+SIZES = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
+
+
+def make_pixels(*shape: int, dtype: type = np.uint8) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A restorer and one that enlarges, as folders."""
+    place = tmp_path_factory.mktemp("models")
+    for name, scale in (("restore", 1), ("enlarge", 2)):
+        torch.manual_seed(0)
+        SemanIRForImageRestoration(SemanIRConfig(**SIZES, scale=scale)).save_pretrained(place / name)
+    return place
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two good pictures, one of them in a folder of its own."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    write_image(folder / "a.png", Picture(make_pixels(10, 13, 3)))
+    write_image(folder / "more" / "b.png", Picture(make_pixels(9, 7, 4)))
+    (folder / "notes.txt").write_text("no picture, and not named as one")
+    return folder
+
+
+def run(*arguments, code=0, stdin=None):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def files(folder) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_folder_is_restored_with_its_paths(models, photos, tmp_path):
+    out = tmp_path / "out"
+    result = run("restore", models / "restore", photos, "--out", out)
+    assert files(out) == ["a.png", "more/b.png"]
+    assert result.stdout.startswith(f"2 restored to {out}; 0.00 megapixels in ")
+    assert result.stdout.endswith(" MP/s\n")
+    model = SemanIRForImageRestoration.from_pretrained(models / "restore")
+    for name in files(out):
+        pixels = read_image(photos / name).pixels
+        np.testing.assert_array_equal(read_image(out / name).pixels, restore_pixels(model, pixels))
+
+
+def test_results_that_exist_are_left_alone_unless_told(models, photos, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "a.png").write_bytes(b"mine")
+    result = run("restore", models / "restore", photos, "--out", out)
+    assert "1 restored" in result.stdout
+    assert "1 were there already (--overwrite restores them again)" in result.stdout
+    assert (out / "a.png").read_bytes() == b"mine"
+    assert "2 restored" in run("restore", models / "restore", photos, "--out", out, "--overwrite").stdout
+    assert read_image(out / "a.png").pixels.shape == (10, 13, 3)
+
+
+def test_broken_pictures_are_reported_and_the_rest_go_on(models, photos, tmp_path):
+    good = (photos / "a.png").read_bytes()
+    (photos / "0-text.png").write_text("not a picture")
+    (photos / "1-empty.jpg").touch()
+    (photos / "2-cut.png").write_bytes(good[: len(good) // 2])
+    Image.new("1", (3000, 2000)).save(photos / "3-bomb.png")
+    out = tmp_path / "out"
+    result = run("restore", models / "restore", photos, "--out", out, "--max-megapixels", "5", code=1)
+    assert files(out) == ["a.png", "more/b.png"]
+    for name, message in (
+        ("0-text.png", "is no picture that Pillow knows"),
+        ("1-empty.jpg", "is empty"),
+        ("2-cut.png", "is broken or cut off"),
+        ("3-bomb.png", "has 3000 x 2000 pixels; at most 5 megapixels are decoded"),
+    ):
+        assert f"{photos / name}: {message}" in result.stderr
+    assert "Error: 4 of 6 could not be restored." in result.stderr
+    assert "2 restored" in result.stdout
+
+
+def test_names_that_clash_are_refused_before_any_work(models, photos, tmp_path):
+    write_image(photos / "A.jpg", Picture(make_pixels(4, 4, 3)))
+    out = tmp_path / "out"
+    result = run("restore", "no/model", photos, "--out", out, "--format", "png", code=2)
+    assert "would both be written to" in result.stderr
+    result = run("restore", "no/model", photos / "a.png", photos, "--out", out, code=2)
+    assert "would both be written to" in result.stderr
+    result = run("restore", "no/model", photos, "--out", photos, "--overwrite", code=2)
+    assert "would be replaced by its restored version" in result.stderr
+    assert not out.exists()
+
+
+def test_patterns_lists_and_standard_input(models, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("restore", models / "restore", "photos/**/*.png", "--out", "pattern")
+    assert files(tmp_path / "pattern") == ["a.png", "more/b.png"]
+    run("restore", models / "restore", "@-", "--out", "list", stdin="photos/a.png\n\nphotos/more/b.png\n")
+    assert files(tmp_path / "list") == ["a.png", "b.png"]
+    (tmp_path / "names").write_text("photos/more\n")
+    run("restore", models / "restore", "@names", "--out", "named")
+    assert files(tmp_path / "named") == ["b.png"]
+    data = (photos / "a.png").read_bytes()
+    run("restore", models / "restore", "-", "--out", "stdin", stdin=data)
+    assert files(tmp_path / "stdin") == ["stdin.png"]
+    result = run("restore", models / "restore", "-", "--out", "-", stdin=data)
+    shown = Image.open(io.BytesIO(result.stdout_bytes))
+    np.testing.assert_array_equal(np.asarray(shown), read_image(tmp_path / "list" / "a.png").pixels)
+    result = run("restore", models / "restore", "photos", "--out", "-", code=2)
+    assert "standard output takes one picture, got 2" in result.stderr
+    result = run("restore", models / "restore", "-", "--out", "broken", stdin=b"text", code=1)
+    assert "standard input: is no picture that Pillow knows (4 bytes)" in result.stderr
+
+
+def test_results_inside_the_folder_are_not_restored_again(models, photos):
+    out = photos / "restored"
+    for _ in range(2):
+        run("restore", models / "restore", photos, "--out", out)
+        assert files(out) == ["a.png", "more/b.png"]
+
+
+def test_enlarging_keeps_depth_alpha_metadata_and_format(models, tmp_path):
+    deep = Picture(make_pixels(6, 8, 4, dtype=np.uint16), Image.Exif(), dpi=(300, 300))
+    deep.exif[0x010F] = "maker"
+    write_image(tmp_path / "deep.png", deep)
+    Image.new("P", (5, 4)).save(tmp_path / "palette.gif")
+    Image.fromarray(make_pixels(6, 8)).save(tmp_path / "grey.jpg")
+    inputs = [tmp_path / name for name in ("deep.png", "palette.gif", "grey.jpg")]
+    run("restore", models / "enlarge", *inputs, "--out", tmp_path / "out")
+    assert files(tmp_path / "out") == ["deep.png", "grey.jpg", "palette.png"]
+    picture = read_image(tmp_path / "out" / "deep.png")
+    assert picture.pixels.shape == (12, 16, 4)
+    assert picture.pixels.dtype == np.uint16
+    assert picture.exif[0x010F] == "maker"
+    assert picture.dpi == pytest.approx((300, 300), abs=0.1)
+    assert read_image(tmp_path / "out" / "grey.jpg").pixels.shape == (12, 16, 1)
+    run("restore", models / "enlarge", *inputs, "--out", tmp_path / "tif", "--format", "tif")
+    assert files(tmp_path / "tif") == ["deep.tif", "grey.tif", "palette.tif"]
+
+
+def test_options_reach_the_model(models, tmp_path):
+    write_image(tmp_path / "a.png", Picture(make_pixels(20, 23, 3)))
+    model = SemanIRForImageRestoration.from_pretrained(models / "restore")
+    pixels = read_image(tmp_path / "a.png").pixels
+    plain = restore_pixels(model, pixels)
+    for name, words, options in (
+        ("tile", ["--tile", "16"], {"tile": 16}),
+        ("ensemble", ["--self-ensemble"], {"self_ensemble": True}),
+        ("keys", ["--top-k", "1"], {"top_k": 1}),
+    ):
+        run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / name, *words)
+        restored = read_image(tmp_path / name / "a.png").pixels
+        np.testing.assert_array_equal(restored, restore_pixels(model, pixels, **options))
+        assert name == "tile" or not np.array_equal(restored, plain)
+    run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "auto", "--tile", "auto")
+    run(
+        *("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "half"),
+        *("--dtype", "bfloat16", "--device", "cpu"),
+    )
+    difference = read_image(tmp_path / "half" / "a.png").pixels.astype(int) - plain
+    assert 0 < np.abs(difference).max() < 5
+    result = run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "o", "--tile", 10, code=1)
+    assert "give a multiple of 4 (this model's windows) from 16 up" in result.stderr
+    result = run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "o", "--device", "tpu", code=2)
+    assert "device tpu cannot be used" in result.stderr
+
+
+def test_a_sheet_compares_before_and_after(models, photos, tmp_path):
+    out = tmp_path / "out"
+    run("restore", models / "enlarge", photos, "--out", out, "--compare")
+    with Image.open(out / "comparison.png") as sheet:
+        assert sheet.size == (3 * 336 + 16, 2 * 362 + 16)
+    shutil.rmtree(out / "more")
+    result = run("restore", models / "enlarge", photos, "--out", out, "--compare", code=1)
+    assert "comparison.png exists; say --overwrite to replace it" in result.stderr
+    assert not (out / "more").exists()
+
+
+def test_neighbours_are_drawn(models, photos, tmp_path):
+    out = tmp_path / "neighbours.png"
+    words = [models / "restore", photos / "a.png", out]
+    assert run("semanir", "explain", *words, "--at", "3,4", "--top-k", "2,5").stdout == f"{out}\n"
+    with Image.open(out) as drawing:
+        assert drawing.size == (3 * 336 + 16, 2 * 362 + 16)
+    result = run("semanir", "explain", *words, "--at", "3", code=2)
+    assert "give column and row, such as 120,80" in result.stderr
+    result = run("semanir", "explain", *words, "--at", "3,x", code=2)
+    assert "'3,x' is no list of whole numbers" in result.stderr
+    result = run("semanir", "explain", *words, "--at", "13,4", code=2)
+    assert "there is no pixel 13,4; the picture has 13 x 10" in result.stderr
+    result = run("semanir", "explain", *words[:2], tmp_path / "a.jpg", code=2)
+    assert "does not end with .png" in result.stderr

@@ -1,0 +1,123 @@
+"""pipeline("image-restoration"): folders and Hub ids, files, PIL images and arrays, one or many."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import pipeline
+
+from hf_ext.semanir import (
+    ImageRestorationPipeline,
+    SemanIRConfig,
+    SemanIRForImageRestoration,
+    SemanIRImageProcessor,
+    restore_image,
+)
+from hf_ext.semanir.restoring_semanir import restore_pixels
+from tests.hub_testing import ask, commit_body, create_repository, run_python
+
+COLOUR = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
+
+
+def make_model() -> SemanIRForImageRestoration:
+    torch.manual_seed(0)
+    config = SemanIRConfig(embed_dim=8, depths=[1], num_heads=[2], window_size=4, top_k=6, scale=2)
+    return SemanIRForImageRestoration(config).eval()
+
+
+@pytest.fixture
+def restore():
+    return pipeline("image-restoration", model=make_model(), device="cpu")
+
+
+def test_every_kind_of_input_and_lists_of_them(restore, tmp_path):
+    Image.fromarray(COLOUR).save(tmp_path / "a.png")
+    wanted = restore_pixels(make_model(), COLOUR)
+    inputs = [str(tmp_path / "a.png"), tmp_path / "a.png", Image.fromarray(COLOUR), COLOUR]
+    for image in inputs:
+        restored = restore(image)
+        assert restored.size == (26, 18)
+        np.testing.assert_array_equal(np.asarray(restored), wanted)
+    restored = restore([*inputs, Image.fromarray(COLOUR[:5])], batch_size=4)
+    assert [image.size for image in restored] == [(26, 18)] * 4 + [(26, 10)]
+    assert [image.size for image in restore(image for image in inputs)] == [(26, 18)] * 4
+    floats = restore(COLOUR.astype(np.float32) / 255)
+    np.testing.assert_array_equal(np.asarray(floats), wanted)
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (4, "RGBA")])
+def test_grey_and_alpha_are_kept(restore, channels, mode):
+    picture = Image.fromarray(COLOUR).convert(mode)
+    restored = restore(picture)
+    assert (restored.mode, restored.size) == (mode, (26, 18))
+
+
+def test_16_bits_come_out_as_an_array(restore):
+    deep = COLOUR.astype(np.uint16) * 257
+    restored = restore(deep, output_type="np")
+    assert restored.dtype == np.uint16
+    assert restore(deep).mode == "RGB"
+    assert restore(deep[..., 0]).mode == "I;16"
+
+
+def test_options_for_all_calls_and_for_one():
+    model = make_model()
+    restore = pipeline("image-restoration", model=model, device="cpu", top_k=1, output_type="np")
+    image = COLOUR.astype(np.float32) / 255
+    for options in ({}, {"top_k": 4}, {"tile": 16}, {"self_ensemble": True}):
+        wanted = restore_image(model, image, **{"top_k": 1, **options})
+        np.testing.assert_allclose(restore(COLOUR, **options), wanted.clip(0, 1) * 255, atol=0.51)
+
+
+def test_what_cannot_be_restored_is_refused(restore, tmp_path):
+    (tmp_path / "text.png").write_text("not a picture")
+    with pytest.raises(ValueError, match="is no picture that Pillow knows"):
+        restore(str(tmp_path / "text.png"))
+    with pytest.raises(FileNotFoundError):
+        restore("nowhere.png")
+    with pytest.raises(TypeError, match="a picture is a int; give a file"):
+        restore(3)
+    with pytest.raises(ValueError, match="unknown option tiles; allowed: max_megapixels, tile"):
+        restore(COLOUR, tiles=3)
+    with pytest.raises(ValueError, match="allowed: 'pil', 'np'"):
+        restore(COLOUR, output_type="jpeg")
+    with pytest.raises(ValueError, match="infinite or no number"):
+        restore(np.full((4, 4, 3), np.nan))
+
+
+# Runs in a process of its own: first as somebody without hf_ext, then with it.
+USE = """
+import json, sys
+import numpy as np
+sys.modules["hf_ext"] = None
+from transformers import pipeline
+image = np.array(json.loads(sys.argv[1]), dtype=np.uint8)
+restore = pipeline("image-restoration", model="me/pipeline", trust_remote_code=True, device="cpu")
+assert type(restore).__module__.startswith("transformers_modules."), type(restore)
+strange = restore(image, output_type="np").tolist()
+del sys.modules["hf_ext"]
+import hf_ext
+restore = pipeline("image-restoration", model="me/model", device="cpu")
+assert type(restore).__module__ == "hf_ext.semanir.pipeline_semanir", type(restore)
+print(json.dumps([strange, restore(image, output_type="np").tolist()]))
+"""
+
+
+def test_hub_ids_with_and_without_hf_ext(hub, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path / "model")
+    SemanIRImageProcessor().save_pretrained(tmp_path / "model")
+    restore = pipeline("image-restoration", model=str(tmp_path / "model"), device="cpu")
+    assert type(restore) is ImageRestorationPipeline
+    # The pipeline's own folder has its code too.
+    restore.save_pretrained(tmp_path / "pipeline")
+    for name in ("model", "pipeline"):
+        assert create_repository(hub.url, f"me/{name}").status == 200
+        files = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        assert ask(hub.url, "POST", f"/api/models/me/{name}/commit/main", commit_body(files)).status == 200
+    shown = run_python(USE, hub.url, tmp_path / "home", json.dumps(COLOUR.tolist()))
+    wanted = restore_pixels(model, COLOUR)
+    for restored in json.loads(shown.splitlines()[-1]):
+        np.testing.assert_array_equal(np.array(restored), wanted)
