@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+from pyarrow import parquet
 
 from hf_ext.mrconv.listops_mrconv import ListOps, write_listops
 from hf_ext.training import TrainingArguments
@@ -53,6 +54,16 @@ def write_digits(fsdd: Path, out: Path) -> None:
             write_parquet(out / name / f"{part}.parquet", rows, features)
 
 
+def write_images(cifar10: Path, out: Path) -> None:
+    """CIFAR-10, its test images in random order: they come class by class, and the study scores the first of them."""
+    test = parquet.read_table(cifar10 / "test.parquet")
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copy(cifar10 / "train.parquet", out / "train.parquet")
+    temporary = out / "test.tmp"
+    parquet.write_table(test.take(np.random.default_rng(0).permutation(len(test))), temporary)
+    temporary.rename(out / "test.parquet")
+
+
 def write_text(out: Path) -> None:
     """The documentation of Python that comes with it, in windows of a kilobyte; every tenth topic is for testing."""
     from pydoc_data.topics import topics
@@ -80,6 +91,8 @@ def prepare(fsdd: Path, cifar10: Path, work: Path) -> dict[str, Path]:
     data = work / "data"
     if not (data / "fsdd" / "unseen" / "test.parquet").is_file():
         write_digits(fsdd, data / "fsdd")
+    if not (data / "cifar10" / "test.parquet").is_file():
+        write_images(cifar10, data / "cifar10")
     if not (data / "listops").is_dir():
         write_listops(data / "listops", LISTOPS, ListOps())
     if not (data / "text" / "test.parquet").is_file():
@@ -87,7 +100,7 @@ def prepare(fsdd: Path, cifar10: Path, work: Path) -> dict[str, Path]:
     return {
         "fsdd": data / "fsdd" / "official",
         "unseen": data / "fsdd" / "unseen",
-        "cifar10": cifar10,
+        "cifar10": data / "cifar10",
         "listops": data / "listops",
         "text": data / "text",
     }
