@@ -31,7 +31,7 @@ SEED = 0
 # Seconds of one core. A comparison gives every model the same seconds, and once the same samples: as many as the
 # Fourier MRConv does in these seconds, or what fits into the longest.
 HEADLINE_SECONDS, UNSEEN_SECONDS, LM_SECONDS = 1500, 600, 240
-COMPARISON_SECONDS, LONGEST_SECONDS, ABLATION_SECONDS = 75, 240, 50
+COMPARISON_SECONDS, LONGEST_SECONDS, ABLATION_SECONDS = 75, 270, 50
 # A kernel whose budget has as many steps as the first's, within this share, is trained once for both.
 ABOUT_AS_FAST = 0.25
 KERNELS = ("fourier", "dilated", "sparse", "fourier_sparse", "implicit")
