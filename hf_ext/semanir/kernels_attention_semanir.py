@@ -52,7 +52,7 @@ def aligned(array):
 
 
 @njit
-def _norm_scale(row, vectors, dim, length):
+def norm_scale(row, vectors, dim, length):
     """What a row is multiplied by to have a length."""
     squares = spread(np.float32(0))
     for v in range(vectors):
@@ -62,7 +62,7 @@ def _norm_scale(row, vectors, dim, length):
 
 
 @njit
-def _pack_row(row, out, vectors, dim, scale):
+def pack_row(row, out, vectors, dim, scale):
     for v in range(vectors):
         store(out, LANES * v, multiply(load_some(row, LANES * v, dim - LANES * v), scale))
 
@@ -163,14 +163,14 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
                 )
         for j in range(tokens):
             row = key[w, head, j].ctypes.data
-            _pack_row(row, keys + 4 * padded * j, vectors, dim, _norm_scale(row, vectors, dim, np.float32(1)))
+            pack_row(row, keys + 4 * padded * j, vectors, dim, norm_scale(row, vectors, dim, np.float32(1)))
             row = value[w, head, j].ctypes.data
-            _pack_row(row, values + 4 * padded * j, vectors, dim, spread(np.float32(1)))
+            pack_row(row, values + 4 * padded * j, vectors, dim, spread(np.float32(1)))
         biases = table[head].ctypes.data
         middle = (window_size - 1) * span + window_size - 1
         for i in range(tokens):
             row = query[w, head, i].ctypes.data
-            _pack_row(row, vector, vectors, dim, _norm_scale(row, vectors, dim, temperature[head]))
+            pack_row(row, vector, vectors, dim, norm_scale(row, vectors, dim, temperature[head]))
             weight = _attend_row(
                 vector, keys, values, lists[i, 0].ctypes.data, lists[i, 1].ctypes.data, counts[i], biases,
                 middle + columns[room + i], logits, sums, vectors,
@@ -185,7 +185,7 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
 
 
 @njit
-def _multiply_tiles(left, stride, right, width, depth, out, out_stride, vectors):
+def multiply_tiles(left, stride, right, width, depth, out, out_stride, vectors):
     """Product of 12 rows with a matrix whose rows are `vectors` vectors."""
     for v in range(0, vectors - 1, 2):
         tile32(left, stride, right + 64 * v, width, depth, out + 64 * v, out_stride)
@@ -194,7 +194,7 @@ def _multiply_tiles(left, stride, right, width, depth, out, out_stride, vectors)
 
 
 @njit
-def _softmax_row(logits, bits, masked, biases, places, first, tokens, width, turned):
+def softmax_row(logits, bits, masked, biases, places, first, tokens, width, turned):
     """Weights of all keys of one query, not divided by their sum, which is returned."""
     high = spread(_NOTHING)
     blocks = (tokens + LANES - 1) // LANES
@@ -255,17 +255,17 @@ def attend_blocks(query, key, value, temperature, table, bits, width, window_siz
             turned[x] = table[head, last - x]
         for j in range(tokens):
             source = key[w, head, j].ctypes.data
-            _pack_row(source, scaled, vectors, dim, _norm_scale(source, vectors, dim, np.float32(1)))
+            pack_row(source, scaled, vectors, dim, norm_scale(source, vectors, dim, np.float32(1)))
             panel = offset + j // 32 * 32 * dim + j % 32
             for c in range(dim):
                 matrices[panel + 32 * c] = row[skipped + c]
-            _pack_row(value[w, head, j].ctypes.data, values + 4 * padded * j, vectors, dim, spread(np.float32(1)))
+            pack_row(value[w, head, j].ctypes.data, values + 4 * padded * j, vectors, dim, spread(np.float32(1)))
         for begin in range(0, tokens, TILE_ROWS):
             rows = min(TILE_ROWS, tokens - begin)
             for i in range(rows):
                 source = query[w, head, begin + i].ctypes.data
-                scale = _norm_scale(source, vectors, dim, temperature[head])
-                _pack_row(source, queries + 4 * padded * i, vectors, dim, scale)
+                scale = norm_scale(source, vectors, dim, temperature[head])
+                pack_row(source, queries + 4 * padded * i, vectors, dim, scale)
             for j in range(0, room, 32):
                 tile32(queries, padded, keys + 4 * j * dim, 32, dim, logits + 4 * j, stride)
             for i in range(rows):
@@ -273,11 +273,11 @@ def attend_blocks(query, key, value, temperature, table, bits, width, window_siz
                 # Offset from the first key, from the end of the table.
                 first = last - ((token // width + window_size - 1) * span + token % width + window_size - 1)
                 chosen = bits[w, token] if masked else nothing
-                weights[i] = _softmax_row(
+                weights[i] = softmax_row(
                     logits + 4 * stride * i, chosen, masked, turned.ctypes.data, places.ctypes.data, first, tokens,
                     width, span,
                 )  # fmt: skip
-            _multiply_tiles(logits, stride, values, padded, tokens, sums, padded, vectors)
+            multiply_tiles(logits, stride, values, padded, tokens, sums, padded, vectors)
             for i in range(rows):
                 scale = spread(np.float32(1) / weights[i])
                 for v in range(vectors):

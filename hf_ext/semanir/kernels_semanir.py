@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 try:
     import numpy as np
@@ -22,6 +23,7 @@ except ImportError as error:
     raise ImportError("numba is not installed: torch computes instead") from error
 
 from .kernels_attention_semanir import aligned, attend_blocks, gather
+from .kernels_gradients_semanir import attend_backward
 from .kernels_vectors_semanir import (
     LANES,
     at_least,
@@ -131,10 +133,13 @@ def _select(scores, regions, top_k, include_self, bits, start, end):
         _write_row(keys, threshold, surplus, bits[window, i], blocks)
 
 
-_ATTENTION = (
-    "void(float32[:, :, :, :], float32[:, :, :, :], float32[:, :, :, :], float32[::1], float32[:, ::1], "
-    "uint8[:, :, ::1], int64, int64, UniTuple(int64, {}), float32[:, :, :, ::1], int64, int64)"
-)
+_TENSOR = "float32[:, :, :, :]"
+_GIVEN = f"{_TENSOR}, {_TENSOR}, {_TENSOR}, float32[::1], float32[:, ::1], uint8[:, :, ::1]"
+_SIZES = "int64, int64, UniTuple(int64, {})"
+_MADE = "float32[:, :, :, ::1]"
+_ATTENTION = f"void({_GIVEN}, {_SIZES}, {_MADE}, int64, int64)"
+_SLOPES = f"{_MADE}, {_MADE}, {_MADE}, float32[:, ::1], float32[:, :, ::1]"
+_BACKWARD = f"void({_GIVEN}, {_TENSOR}, {_SIZES}, {_SLOPES}, int64, int64)"
 _SELECTION = "void(float32[:, :, ::1], uint8[:, ::1], int64, boolean, uint8[:, :, ::1], int64, int64)"
 
 
@@ -194,6 +199,52 @@ def _many_keys(tokens: int) -> int:
     return max(128, 3 * tokens // 8)
 
 
+def _array(tensor: torch.Tensor) -> Any:
+    """What a kernel reads: any layout whose last dimension lies together."""
+    tensor = tensor.detach()
+    return (tensor if tensor.stride(-1) == 1 else tensor.contiguous()).numpy()
+
+
+def _given(query, key, value, temperature, table, bits) -> tuple[Any, ...]:
+    chosen = np.empty((0, query.shape[2], 0), np.uint8) if bits is None else bits.contiguous().numpy()
+    vectors = (_array(temperature.detach().contiguous()), _array(table.detach().contiguous()))
+    return (_array(query), _array(key), _array(value), *vectors, chosen)
+
+
+class _Attention(torch.autograd.Function):
+    """Attention that keeps nothing but its inputs for the gradient."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, temperature, table, window, window_size, bits):
+        ctx.save_for_backward(query, key, value, temperature, table, bits)
+        ctx.geometry = (window[1], window_size)
+        windows, heads, tokens, dim = query.shape
+        given = _given(query, key, value, temperature, table, bits)
+        keys = tokens if bits is None else int(np.unpackbits(given[-1][:, 0], axis=-1).sum(-1).max())
+        function = attend_blocks if bits is None or keys > _many_keys(tokens) else gather
+        parts = (0,) * -(-dim // LANES)
+        out = torch.empty(windows, tokens, heads, dim)
+        kernel = _compiled(function, _ATTENTION.format(len(parts)))
+        _share(kernel, windows * heads, *given, *ctx.geometry, parts, out.numpy())
+        return out.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        query, key, value, temperature, table, bits = ctx.saved_tensors
+        windows, heads, tokens, dim = query.shape
+        parts = (0,) * -(-dim // LANES)
+        slopes = [torch.empty(windows, tokens, heads, dim) for _ in range(3)]
+        # One for each window and head: sums in the same order, whatever the number of threads.
+        slopes += [torch.empty(windows, heads), torch.zeros(windows, heads, table.shape[1])]
+        kernel = _compiled(attend_backward, _BACKWARD.format(len(parts)))
+        given = _given(query, key, value, temperature, table, bits)
+        arrays = [slope.numpy() for slope in slopes]
+        _share(kernel, windows * heads, *given, _array(gradient), *ctx.geometry, parts, *arrays)
+        inputs = [slope.transpose(1, 2) for slope in slopes[:3]]
+        return *inputs, slopes[3].sum(0), slopes[4].sum(0).flip(-1), None, None, None
+
+
 def native_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -205,7 +256,8 @@ def native_attention(
     bits: torch.Tensor | None,
 ) -> torch.Tensor:
     """
-    Attention to the chosen keys, without gradient. Reads those only, or, where there are many, computes all logits.
+    Attention to the chosen keys. Reads those only, or, where there are many, computes all logits a few at a time. For
+    the gradient the logits are computed again.
 
     Args:
         query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`):
@@ -220,17 +272,7 @@ def native_attention(
     Returns:
         `torch.Tensor` of shape `(W, heads, N, head_dim)`: A view of `(W, N, heads, head_dim)`.
     """
-    windows, heads, tokens, dim = query.shape
-    out = torch.empty(windows, tokens, heads, dim)
-    given = [(part if part.stride(-1) == 1 else part.contiguous()).detach().numpy() for part in (query, key, value)]
-    chosen = np.empty((0, tokens, 0), np.uint8) if bits is None else bits.contiguous().numpy()
-    keys = tokens if bits is None else int(np.unpackbits(chosen[:, 0], axis=-1).sum(-1).max())
-    arrays = (temperature.detach().contiguous().numpy(), table.detach().contiguous().numpy(), chosen)
-    vectors = -(-dim // LANES)
-    function = attend_blocks if bits is None or keys > _many_keys(tokens) else gather
-    kernel = _compiled(function, _ATTENTION.format(vectors))
-    _share(kernel, windows * heads, *given, *arrays, window[1], window_size, (0,) * vectors, out.numpy())
-    return out.transpose(1, 2)
+    return _Attention.apply(query, key, value, temperature, table, window, window_size, bits)
 
 
 __all__ = ["native_attention", "select_keys"]

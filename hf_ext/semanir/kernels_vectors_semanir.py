@@ -59,6 +59,7 @@ def _function(emit: Callable[..., Any], result: types.Type, *arguments: types.Ty
         2: lambda context, a, b: made(),
         3: lambda context, a, b, c: made(),
         4: lambda context, a, b, c, d: made(),
+        6: lambda context, a, b, c, d, e, f: made(),
         7: lambda context, a, b, c, d, e, f, g: made(),
     }
     return intrinsic(typings[len(arguments)])
@@ -211,6 +212,30 @@ def _tile(vectors):
     return _function(emit, types.void, *[types.int64] * 7)
 
 
+def _update(vectors):
+    def emit(builder, left, stride, right, width, depth, out):
+        rows = []
+        for i in range(TILE_ROWS):
+            row = builder.mul(width, ir.Constant(_LONG, i))
+            places = [builder.add(row, ir.Constant(_LONG, LANES * v)) for v in range(vectors)]
+            rows.append([builder.load(_place(builder, _FLOATS, right, place), align=64) for place in places])
+        with cgutils.for_range(builder, depth) as loop:
+            row = builder.mul(loop.index, width)
+            slots = [
+                _place(builder, _FLOATS, out, builder.add(row, ir.Constant(_LONG, LANES * v))) for v in range(vectors)
+            ]
+            sums = [builder.load(slot, align=64) for slot in slots]
+            place = loop.index
+            for parts in rows:
+                number = _in_every_lane(builder, builder.load(_place(builder, _FLOAT, left, place), align=4), _FLOATS)
+                place = builder.add(place, stride)
+                sums = [_fused(builder, number, part, old) for part, old in zip(parts, sums, strict=True)]
+            for value, slot in zip(sums, slots, strict=True):
+                builder.store(value, slot, align=64)
+
+    return _function(emit, types.void, *[types.int64] * 6)
+
+
 def _compress(builder, address, offset, value, mask):
     values = [value, _place(builder, _INT, address, offset), _mask(builder, mask)]
     _call(builder, "llvm.masked.compressstore.v16i32", ir.VoidType(), values)
@@ -263,6 +288,10 @@ def _store(builder, address, offset, value):
     builder.store(value, _place(builder, value.type, address, offset), align=64)
 
 
+def _store_anywhere(builder, address, offset, value):
+    builder.store(value, _place(builder, value.type, address, offset), align=4)
+
+
 def _compare(sign):
     return lambda builder, a, b: _mask(builder, builder.icmp_signed(sign, a, b))
 
@@ -278,6 +307,7 @@ def _spread(kind):
 _address, _offset = types.int64, types.int64
 load = _function(_loader(_FLOATS, 4), FLOATS, _address, _offset)
 load_ints = _function(_loader(_INTS, 4), INTS, _address, _offset)
+store_anywhere = _function(_store_anywhere, types.void, _address, _offset, FLOATS)
 store = _function(_store, types.void, _address, _offset, FLOATS)
 store_ints = _function(_store, types.void, _address, _offset, INTS)
 load_some = _function(_load_some, FLOATS, _address, _offset, types.int64)
@@ -313,3 +343,5 @@ dots = tuple(_dots(vectors) for vectors in range(1, 5))
 weighted = tuple(_weighted(vectors) for vectors in range(1, 5))
 # Product of 12 rows, `stride` floats apart, with a matrix of `depth` rows, `width` floats apart, of 16 or 32 columns.
 tile16, tile32 = _tile(1), _tile(2)
+# Adds to `depth` rows, of 16 or 32 columns, the product of 12 rows, turned, with 12 rows of the right matrix.
+update16, update32 = _update(1), _update(2)

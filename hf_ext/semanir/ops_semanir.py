@@ -196,12 +196,12 @@ def _automatic(value: torch.Tensor, gradient: bool) -> str:
     """The fastest implementation."""
     if value.device.type != "cpu":
         return "sdpa"
-    if gradient:
-        # A bias that needs a gradient sends SDPA on a CPU to a path that takes 1.5 times as long.
-        return "eager"
     # Measured from 64 to 1024 tokens and for every k: the kernels need no masks, and no copies of what is given.
     native = value.dtype == torch.float32 and value.shape[-1] <= _NATIVE_HEAD and not torch.compiler.is_compiling()
-    return "native" if native and _native() is not None else "sdpa"
+    if native and _native() is not None:
+        return "native"
+    # SDPA on a CPU computes the gradient of a bias along a path that is slower than these lines.
+    return "eager" if gradient else "sdpa"
 
 
 def _attend(
@@ -248,9 +248,9 @@ def key_semantic_attention(
             Position bias B of every offset, in the order of [`relative_offsets`].
         dictionary ([`Dictionary`]): The keys of these windows, at least one a token.
         implementation (`str`, *optional*, defaults to `"auto"`):
-            `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks),
-            `"flex_attention"` and `"triton"` (fused, for GPUs), `"native"` (fused; float32 on CPUs, without
-            gradient), or `"auto"`: the fastest here. All give the same.
+            `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks), `"native"`
+            (fused; float32 on CPUs), `"flex_attention"` and `"triton"` (fused, for GPUs), or `"auto"`: the fastest
+            here. All give the same.
 
     Returns:
         `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`.
@@ -265,7 +265,7 @@ def key_semantic_attention(
     if implementation == "auto":
         implementation = _automatic(value, gradient)
     if implementation == "native":
-        return _attend_natively(query, key, value, temperature, table, dictionary, gradient)
+        return _attend_natively(query, key, value, temperature, table, dictionary)
     precise = _at_least_float32(query.dtype)
     heads, tokens = query.shape[1:3]
     # Bias and mask together are as large as all logits: for a whole image, gigabytes. A graph would keep them all.
@@ -286,7 +286,6 @@ def _attend_natively(
     temperature: torch.Tensor,
     table: torch.Tensor,
     dictionary: Dictionary,
-    gradient: bool,
 ) -> torch.Tensor:
     """Attention by the kernels for CPUs."""
     kernels = _native()
@@ -296,12 +295,10 @@ def _attend_natively(
         problem = "numba is not installed"
     elif query.device.type != "cpu" or dtypes != {torch.float32} or value.shape[-1] > _NATIVE_HEAD:
         problem = f"it got {value.dtype} on {value.device} with heads of {value.shape[-1]} channels"
-    elif gradient:
-        problem = "a gradient is needed"
     if problem is not None or kernels is None:
         raise ValueError(
             f"`implementation` is 'native' but {problem}; it needs numba, float32 on a CPU, heads of at most "
-            f"{_NATIVE_HEAD} channels and no gradient. Use 'auto', which chooses it where it can."
+            f"{_NATIVE_HEAD} channels. Use 'auto', which chooses it where it can."
         )
     geometry = (dictionary.window, dictionary.window_size)
     return kernels[1](query, key, value, temperature.float(), table.float(), *geometry, dictionary.bits)
