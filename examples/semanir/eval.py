@@ -1,4 +1,4 @@
-"""python examples/semanir/eval.py MODEL examples/semanir/denoise.yaml [--field value]
+"""python examples/semanir/eval.py MODEL examples/semanir/denoise_color.yaml [--field value]
 
 Not called evaluate.py: a script of that name hides the library evaluate from what it imports.
 """

@@ -1,4 +1,4 @@
-"""accelerate launch examples/semanir/train.py examples/semanir/denoise.yaml [--field value]"""
+"""accelerate launch examples/semanir/train.py examples/semanir/denoise_color.yaml [--field value]"""
 
 import sys
 

@@ -23,8 +23,8 @@ def train(context: click.Context, config: Path, overrides: tuple[str, ...]) -> N
 
     \b
     Examples:
-      hf-ext train examples/semanir/denoise.yaml
-      hf-ext train examples/semanir/denoise.yaml --max_steps 100 --data.train.path photos/
+      hf-ext train examples/semanir/denoise_color.yaml
+      hf-ext train examples/semanir/denoise_color.yaml --max_steps 100 --data.train.path photos/
 
     \b
     Several GPUs or machines:
@@ -44,12 +44,12 @@ def train(context: click.Context, config: Path, overrides: tuple[str, ...]) -> N
 def evaluate(source: str, overrides: tuple[str, ...], config: Path, output: Path | None, as_json: bool) -> None:
     """Evaluate MODEL, a folder or org/name[@revision], on the data.eval of a YAML file.
 
-    Values after MODEL replace those in the file; sections take dots.
+    Values after MODEL replace those in the file; sections take dots. A peft adapter is put on the model that it names.
 
     \b
     Examples:
-      hf-ext evaluate runs/denoise/snapshot --config examples/semanir/denoise.yaml
-      hf-ext evaluate org/name@v1 --config examples/semanir/denoise.yaml --data.eval.path photos/ --json
+      hf-ext evaluate runs/denoise/snapshot --config examples/semanir/denoise_color.yaml
+      hf-ext evaluate org/name@v1 --config examples/semanir/denoise_color.yaml --data.eval.path photos/ --json
     """
     from hf_ext.training import evaluate_checkpoint
 

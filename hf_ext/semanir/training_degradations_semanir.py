@@ -1,7 +1,7 @@
 """What a training task of SemanIR does to clean images: its settings, its draws, and patches of the result."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -204,19 +204,6 @@ def read_degradations(value: Any, where: str) -> list[Degradation]:
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"{where} must name at least one degradation and none twice, got {labels}.")
     return degradations
-
-
-def describe_degradations(degradations: list[Degradation]) -> list[dict[str, Any]]:
-    """
-    Degradations with their weights, as JSON holds them.
-
-    Args:
-        degradations (`list[Degradation]`): Those of a task.
-
-    Returns:
-        `list[dict]`: Their fields without those that are not set.
-    """
-    return [{name: value for name, value in asdict(item).items() if value is not None} for item in degradations]
 
 
 def _enlarged(image: np.ndarray, size: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from .configuration_semanir import PRESETS, SemanIRConfig
 from .degradations_semanir import unpack_mosaic
 from .image_processing_semanir import SemanIRImageProcessor
 from .modeling_semanir import SemanIRForImageRestoration
-from .training_degradations_semanir import Degradation, describe_degradations, read_degradations
+from .training_degradations_semanir import Degradation, read_degradations
 
 METRICS = {"psnr": psnr, "ssim": ssim, "psnr_b": psnr_b}
 
@@ -98,7 +98,7 @@ class SemanIRTask:
     @property
     def _border(self) -> int:
         """Super-resolution leaves out a border of its scale, which makes a mosaic no larger."""
-        return self.config.scale if self.config.scale > 1 and self.config.num_channels != 4 else 0
+        return self.config.scale if self.config.scale > 1 and not self.config.demosaicks else 0
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> SemanIRForImageRestoration:
         """
@@ -144,7 +144,7 @@ class SemanIRTask:
         layout = (config.num_channels, config.num_channels_out, config.scale)
         for degradation in {*(item.kind for item in self.trained), *(item.kind for item in self.evaluated)}:
             if degradation == "mosaic":
-                fits, wanted = layout == (4, 3, 2), "num_channels 4, num_channels_out 3 and scale 2"
+                fits, wanted = config.demosaicks, "num_channels 4, num_channels_out 3 and scale 2"
             else:
                 enlarges = {"bicubic": config.scale > 1, "paired": True}.get(degradation, config.scale == 1)
                 fits = layout[:2] in ((1, 1), (3, 3)) and enlarges
@@ -266,7 +266,7 @@ class SemanIRTask:
 
     def _shown(self, degraded: np.ndarray) -> np.ndarray:
         """The model's input at the size of its output: pixels of a small image, colours of a mosaic."""
-        if self.config.num_channels == 4:
+        if self.config.demosaicks:
             return unpack_mosaic(degraded)
         return degraded.repeat(self.config.scale, axis=0).repeat(self.config.scale, axis=1)
 
@@ -280,10 +280,8 @@ class SemanIRTask:
         options = {} if self.top_k is None else {"top_k": self.top_k}
         if self.trained == self.evaluated and len(self.trained) == 1:
             return self.trained[0].described() | options
-        return {
-            "degradation": describe_degradations(self.trained),
-            "eval_degradation": describe_degradations(self.evaluated),
-        } | options
+        titles = {"degradation": self.trained, "evaluation": self.evaluated}
+        return {name: [item.title for item in items] for name, items in titles.items()} | options
 
     def _images(self, example: dict[str, Any], degradation: Degradation) -> list[np.ndarray]:
         """The clean image, or degraded and clean, as uint8 arrays [height, width, channels]."""

@@ -14,7 +14,7 @@ from .arguments import TrainingArguments, apply_overrides, build, read_yaml
 from .data import open_source
 from .evaluation import evaluate, write_results
 from .loop import Task, train
-from .models import pin_revision
+from .models import adapter_base, load_adapter, pin_revision
 
 # Where each method keeps its part of the loop; imported when asked for, as diffusers is slow to import.
 TASKS = {
@@ -32,9 +32,9 @@ USAGE = """usage: accelerate launch -m hf_ext.training FILE.yaml [--field value]
 
 Trains what FILE.yaml describes; running it again continues an interrupted run.
 
-  accelerate launch -m hf_ext.training examples/semanir/denoise.yaml
-  accelerate launch -m hf_ext.training examples/semanir/denoise.yaml --max_steps 10 --task.degradation.sigma 50
-  accelerate launch --multi_gpu --num_processes 2 -m hf_ext.training examples/semanir/denoise.yaml
+  accelerate launch -m hf_ext.training examples/semanir/denoise_color.yaml
+  accelerate launch -m hf_ext.training examples/semanir/denoise_color.yaml --max_steps 10 --task.degradation.sigma 50
+  accelerate launch --multi_gpu --num_processes 2 -m hf_ext.training examples/semanir/denoise_color.yaml
 """
 
 
@@ -61,10 +61,10 @@ def evaluate_checkpoint(
     source: str, config: Path, overrides: list[str] | None = None, output: Path | None = None
 ) -> dict[str, Any]:
     """
-    Evaluates a published or local model as the YAML file's run would.
+    Evaluates a published or local model, or a peft adapter on its base model, as the YAML file's run would.
 
     Args:
-        source (`str`): Model folder, or `org/name@revision`.
+        source (`str`): Folder of a model or adapter, or `org/name@revision`.
         config (`Path`): The run's YAML file; `data.eval` and the `task` section are used.
         overrides (`list[str]`, *optional*): `--field value` words.
         output (`Path`, *optional*): Where to write the result as `eval.json`.
@@ -82,8 +82,11 @@ def evaluate_checkpoint(
         raise ValueError(f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER.")
     task = build_task(arguments)
     pinned = pin_revision(source)
+    base = adapter_base(pinned)
     # The checkpoint's own configuration counts here, not the model section of the file.
-    model = task.build_model({}, pinned)
+    model = task.build_model({}, pinned if base is None else pin_revision(base))
+    if base is not None:
+        model = load_adapter(model, pinned)
     metrics = evaluate(task, model, open_source(eval_source))
     revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]
     return write_results(output, task, metrics, eval_source, revision)

@@ -1,4 +1,4 @@
-"""What the loop does to a model before training: weights from a checkpoint, adapters, activation checkpointing."""
+"""What the loop does to a model beforehand: weights from a checkpoint, adapters, activation checkpointing."""
 
 import logging
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any, cast
 import peft
 import torch
 from diffusers import ModelMixin
+from huggingface_hub import file_exists
 from transformers import PreTrainedModel
 
 from hf_ext.hub.checkpoints import open_checkpoint
@@ -107,6 +108,45 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str
         return peft.get_peft_model(cast(PreTrainedModel, model), adapter)
     except TypeError as error:
         raise ValueError(f"section 'peft': {error}. Allowed keys are those of peft's configuration class.") from error
+
+
+def adapter_base(source: str) -> str | None:
+    """
+    Names the model that a peft adapter belongs to.
+
+    Args:
+        source (`str`): Folder or `org/name@revision` of an adapter, or of a whole model.
+
+    Returns:
+        `str` or `None`: Folder or `org/name@revision` of the base model; `None` where `source` is no adapter.
+
+    Raises:
+        ValueError: If the adapter names no base model.
+    """
+    name, revision = split_revision(source)
+    local = Path(name) / "adapter_config.json"
+    if not (local.is_file() if Path(name).exists() else file_exists(name, local.name, revision=revision)):
+        return None
+    adapter = peft.PeftConfig.from_pretrained(name, revision=revision)
+    base = adapter.base_model_name_or_path
+    if not base:
+        raise ValueError(f"the adapter {source} names no base model: set base_model_name_or_path in {local.name}.")
+    return base if Path(base).exists() or not adapter.revision else f"{base}@{adapter.revision}"
+
+
+def load_adapter(model: torch.nn.Module, source: str) -> peft.PeftModel:
+    """
+    Puts a trained adapter on its base model.
+
+    Args:
+        model (`torch.nn.Module`): The base model, with its weights.
+        source (`str`): Folder or `org/name@revision` of the adapter.
+
+    Returns:
+        `peft.PeftModel`: The adapted model, not to be trained further.
+    """
+    name, revision = split_revision(source)
+    return peft.PeftModel.from_pretrained(cast(PreTrainedModel, model), name, revision=revision)
 
 
 def enable_activation_checkpointing(model: torch.nn.Module) -> None:
