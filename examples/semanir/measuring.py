@@ -1,0 +1,131 @@
+"""What the study measures of finished models: scores on other data, scores and times against k, total variation."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from runs import run_arguments
+from skimage.restoration import denoise_tv_chambolle
+
+from hf_ext.metrics.psnr import psnr
+from hf_ext.semanir import SemanIRForImageRestoration
+from hf_ext.semanir.degradations_semanir import matlab_bicubic
+from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.training import build_task, evaluate
+from hf_ext.training.arguments import DataSource
+from hf_ext.training.data import open_source
+
+# Weights of total variation among which the training photographs choose, and how many of them do.
+WEIGHTS = np.geomspace(0.04, 0.4, 12).round(4).tolist()
+TUNING_PHOTOS, TUNING_SIDE = 40, 180
+
+
+def load(snapshot: Path, values: dict[str, Any]) -> tuple[SemanIRTask, SemanIRForImageRestoration]:
+    """A run's task and its model."""
+    task = build_task(run_arguments(values))
+    return task, task.build_model({}, str(snapshot)).eval()
+
+
+def score(snapshot: Path, values: dict[str, Any], source: dict[str, Any]) -> dict[str, float]:
+    """Scores on other data."""
+    task, model = load(snapshot, values)
+    return evaluate(task, model, open_source(DataSource(**source)))
+
+
+@torch.no_grad()
+def sweep(snapshot: Path, values: dict[str, Any], keys: list[int], repeats: int = 5) -> list[dict[str, float]]:
+    """PSNR on the run's test images, and seconds for the first of them, with every k."""
+    task, model = load(snapshot, values)
+    source = run_arguments(values).data_arguments.eval_source
+    data = open_source(source)
+    degraded, _ = task.degraded_example(data[0], 0)
+    rows = []
+    for top_k in keys:
+        task.top_k = top_k
+        times = []
+        for _ in range(repeats + 1):
+            started = time.perf_counter()
+            task.restore(model, degraded, top_k)
+            times.append(time.perf_counter() - started)
+        # The first call warms up.
+        seconds = sorted(times[1:])[repeats // 2]
+        rows.append({"top_k": top_k, "psnr": evaluate(task, model, data)["psnr"], "seconds": seconds})
+    return rows
+
+
+def smooth(noisy: np.ndarray, weight: float) -> np.ndarray:
+    """The classical method to beat, of a picture [height, width, 1]."""
+    return denoise_tv_chambolle(noisy[..., 0], weight=weight)[..., None]
+
+
+def pairs(values: dict[str, Any], source: dict[str, Any], side: int | None = None) -> list[list[np.ndarray]]:
+    """Noisy and clean pictures, as evaluation makes them; cut to their upper left corner where a side is given."""
+    task, data = build_task(run_arguments(values)), open_source(DataSource(**source))
+    # The number of channels is the model's to say.
+    task.build_model(run_arguments(values).model, None)
+    return [
+        [picture[:side, :side] for picture in task.degraded_example(example, index)]
+        for index, example in enumerate(data)
+    ]
+
+
+def gray_psnr(restored: np.ndarray, clean: np.ndarray) -> float:
+    """As the task measures it."""
+    return psnr(restored, clean, channel="gray", data_range=1.0)
+
+
+def total_variation(values: dict[str, Any], train: str, tests: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """The best weight on training photographs, and its PSNR on each test set."""
+    tuning = pairs(values, {"path": train, "split": f"train[:{TUNING_PHOTOS}]"}, TUNING_SIDE)
+
+    def mean(weight: float, pictures: list[list[np.ndarray]]) -> float:
+        return float(np.mean([gray_psnr(smooth(noisy, weight), clean) for noisy, clean in pictures]))
+
+    weight = max(WEIGHTS, key=lambda candidate: mean(candidate, tuning))
+    return {"weight": weight, **{name: mean(weight, pairs(values, source)) for name, source in tests.items()}}
+
+
+def input_psnr(settings: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """PSNR of what the models are given; a small picture is enlarged as MATLAB's bicubic does."""
+    result = {}
+    for name, values in settings.items():
+        task, data = build_task(run_arguments(values)), open_source(run_arguments(values).data_arguments.eval_source)
+        scale = task.build_model(run_arguments(values).model, None).config.scale
+        scores = []
+        for index, example in enumerate(data):
+            degraded, clean = task.degraded_example(example, index)
+            if scale == 1:
+                scores.append(gray_psnr(degraded, clean))
+            else:
+                enlarged = matlab_bicubic(degraded, scale)
+                scores.append(psnr(enlarged, clean, channel="y", border=scale, data_range=1.0))
+        result[name] = float(np.mean(scores))
+    return result
+
+
+def draw_pictures(snapshot: Path, values: dict[str, Any], weight: float, indices: list[int], path: Path) -> None:
+    """Rows of noisy, total variation, SemanIR and clean test pictures, their middles, with the PSNR of the whole."""
+    from matplotlib import pyplot
+
+    task, model = load(snapshot, values)
+    data = open_source(run_arguments(values).data_arguments.eval_source)
+    chosen = [index for index in indices if index < len(data)]
+    figure, axes = pyplot.subplots(len(chosen), 4, figsize=(13, 3.5 * len(chosen)), squeeze=False)
+    for line, index in zip(axes, chosen, strict=True):
+        noisy, clean = task.degraded_example(data[index], index)
+        pictures = {
+            "noisy": noisy,
+            "total variation": smooth(noisy, weight),
+            "SemanIR": task.restore(model, noisy),
+            "clean": clean,
+        }
+        top, left = ((side - 200) // 2 for side in clean.shape[:2])
+        for axis, (name, picture) in zip(line, pictures.items(), strict=True):
+            axis.imshow(np.clip(picture[top : top + 200, left : left + 200, 0], 0, 1), cmap="gray", vmin=0, vmax=1)
+            axis.set_title(name if name == "clean" else f"{name}, {gray_psnr(picture, clean):.2f} dB", fontsize=10)
+            axis.axis("off")
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    pyplot.close(figure)

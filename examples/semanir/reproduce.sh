@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# The whole study on one thread, about three hours (an estimate; see README.md); the same command continues where it stopped.
+#   examples/semanir/reproduce.sh DATA [WORK]
+# DATA: folder with bsds500/train, bsds500/test, set12, bsd68 and set5, each with images.
+# SEMANIR_BUDGET_SCALE=0.003 tries the machinery in some minutes; README.md is then left as it is.
+set -euo pipefail
+if [ $# -lt 1 ]; then
+    sed -n '2,5p' "$0" >&2
+    exit 2
+fi
+work=$(realpath -m "${2:-runs/semanir-study}")
+mkdir -p "$work"
+export HF_HOME="$work/hf-home" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
+exec "${PYTHON:-python}" "$(dirname "$0")/study.py" "$1" "$work"

@@ -1,0 +1,287 @@
+"""The study of SemanIR on real images: denoising, super-resolution, other blocks, the number of keys, mixed training.
+
+python examples/semanir/study.py DATA WORK
+DATA holds the folders bsds500 (train, test), set12, bsd68 and set5. Each step leaves its result in WORK/results and is
+skipped when it is there with the same settings, so an interrupted study continues. At the end
+examples/semanir/results/study.json, the curves, pictures and tables in README.md are written.
+SEMANIR_BUDGET_SCALE=0.003 makes every run that much shorter, to try the machinery; its results stay in WORK/report.
+"""
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from measuring import draw_pictures, input_psnr, score, sweep, total_variation
+from peers import make_task
+from runs import EXAMPLES, run_arguments, train
+from tables import draw_curves, draw_sweep, write_tables
+from transformers.utils import logging
+
+from hf_ext.training.data import TrainingLoader, open_source
+
+SEED = 0
+# Seconds of one core for each run. The samples of a comparison are what SemanIR does in its seconds; a peer that would
+# need more than the longest gets what it does in that.
+CANDIDATE_SECONDS, HEADLINE_SECONDS = 120, 3300
+DENOISING_SECONDS, RESOLUTION_SECONDS, LONGEST_SECONDS = 330, 420, 600
+NOISE, JPEG = {"kind": "gaussian_noise", "sigma": 25}, {"kind": "jpeg", "quality": 10}
+# Networks for the headline. The one that restores validation photographs best after CANDIDATE_SECONDS is trained.
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "U, width 32, window 8": {},
+    "U, width 32, window 16": {"model.window_size": 16, "model.top_k": 128},
+    "U, width 48, window 8": {"model.embed_dim": 48, "model.num_heads": [3, 6, 12]},
+    "columnar, width 48, window 8": {
+        "model.architecture": "columnar",
+        "model.embed_dim": 48,
+        "model.depths": [3, 3],
+        "model.num_heads": [3, 3],
+        "model.refinement_depth": 0,
+    },
+}
+# Super-resolution is columnar, as in the paper, with the head of one step.
+RESOLUTION: dict[str, Any] = {
+    "task.degradation": {"kind": "bicubic"},
+    "task.patch_size": 32,
+    "model.architecture": "columnar",
+    "model.num_channels": 3,
+    "model.embed_dim": 48,
+    "model.depths": [3, 3, 3],
+    "model.num_heads": [3, 3, 3],
+    "model.refinement_depth": 0,
+    "model.scale": 4,
+    "model.upsampler": "direct",
+    "model.image_mean": [0.4488, 0.4371, 0.4040],
+    "model.reconstruction_loss": "l1",
+    "per_device_train_batch_size": 8,
+}
+MODELS = ("semanir", "dense", "swin2sr")
+# Pictures of Set12 to show: a house, a parrot, Barbara.
+SHOWN = [1, 6, 8]
+
+
+class Study:
+    """
+    Steps with their results in files.
+
+    Args:
+        data (`Path`): Folder of the data sets.
+        work (`Path`): Everything but the final tables is written here.
+        scale (`float`): Share of every budget.
+    """
+
+    def __init__(self, data: Path, work: Path, scale: float):
+        self.data, self.work, self.scale = data, work, scale
+
+    def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
+        """The result of a step: read where it was computed with the same settings, otherwise computed and kept."""
+        path = self.work / "results" / f"{name}.json"
+        settings = json.loads(json.dumps({**settings, "scale": self.scale}, default=str))
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["settings"] == settings:
+                return content["result"]
+        print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+        started = time.perf_counter()
+        content = {"settings": settings, "result": compute(), "seconds": round(time.perf_counter() - started, 2)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        path.with_suffix(".tmp").rename(path)
+        return json.loads(path.read_text(encoding="utf-8"))["result"]
+
+    def source(self, name: str, split: str = "train") -> dict[str, Any]:
+        """A data set; two images of it where the machinery is tried."""
+        return {
+            "path": str(self.data / name),
+            "split": split if self.scale >= 0.1 else f"{split.partition('[')[0]}[:2]",
+        }
+
+    def values(self, test: dict[str, Any], training: str = "train+test", **changes: Any) -> dict[str, Any]:
+        """Settings of a run: the 400 photographs, a test set, and what differs from the recipe."""
+        train = {"path": str(self.data / "bsds500"), "split": training}
+        return {"data": {"train": train, "eval": test}, "seed": SEED, **changes}
+
+    def speed(self, name: str, values: dict[str, Any], peer: str | None = None) -> dict[str, Any]:
+        """Seconds of a training step on this machine, and the parameters."""
+        settings = {"values": values, "peer": peer}
+        return self.step(f"speed-{name}", settings, lambda: measure_speed(values, peer, self.scale))
+
+    def run(self, name: str, values: dict[str, Any], steps: int, peer: str | None = None) -> dict[str, Any]:
+        """A training of so many steps, its warm-up a twentieth of them."""
+        values = {**values, "max_steps": steps, "warmup_steps": steps // 20}
+        settings = {"values": values, "peer": peer}
+        return self.step(f"run-{name}", settings, lambda: train(self.work / "runs" / name, values, peer))
+
+    def steps(self, seconds: float, speed: dict[str, Any]) -> int:
+        """How many steps fit into a budget."""
+        return max(2, int(seconds * self.scale / speed["seconds_per_step"]))
+
+    def snapshot(self, name: str) -> Path:
+        """The model that a run left."""
+        return self.work / "runs" / name / "snapshot"
+
+
+def measure_speed(values: dict[str, Any], peer: str | None, scale: float) -> dict[str, Any]:
+    """The median of some steps, forward, backward and AdamW, on real batches."""
+    arguments = run_arguments(values)
+    task = make_task(arguments, peer)
+    torch.manual_seed(SEED)
+    model = task.build_model(arguments.model, None).train()
+    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=1e-4)
+    source, batch_size = arguments.data_arguments.train_source, arguments.per_device_train_batch_size
+    loader = TrainingLoader(open_source(source), source, task.training_sample, SEED, batch_size, 0, 0, 1)
+    times, batches = [], iter(loader)
+    for step in range(15 if scale >= 0.1 else 3):
+        started = time.perf_counter()
+        task.loss(model, next(batches), step).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter() - started)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"seconds_per_step": sorted(times)[len(times) // 2], "parameters": parameters}
+
+
+def choose(study: Study) -> dict[str, Any]:
+    """Every candidate after the same seconds, on photographs that none of the tests holds; the best one's name."""
+    rows = {}
+    for index, (name, changes) in enumerate(CANDIDATES.items()):
+        # Ten of the 400 photographs are kept back here; the headline trains on all.
+        values = study.values(study.source("bsds500", "test[:10]"), "train+test[10:]", **changes)
+        speed = study.speed(f"candidate-{index}", values)
+        row = study.run(f"candidate-{index}", values, study.steps(CANDIDATE_SECONDS, speed))
+        rows[name] = {**row, **speed}
+    return {"rows": rows, "chosen": max(rows, key=lambda name: rows[name]["scores"]["psnr"])}
+
+
+def headline(study: Study, network: dict[str, Any]) -> dict[str, Any]:
+    """Grey denoising: Set12 on the way and at the end, BSD68 at the end."""
+    values = study.values(study.source("set12"), **network)
+    speed = study.speed("headline", values)
+    steps = study.steps(HEADLINE_SECONDS, speed)
+    row = study.run("headline", {**values, "eval_steps": -(-steps // 8)}, steps)
+    snapshot, test = study.snapshot("headline"), study.source("bsd68")
+    bsd68 = study.step("bsd68", {"steps": steps, "values": values}, partial(score, snapshot, values, test))
+    return {**row, **speed, "bsd68": bsd68}
+
+
+def block_values(values: dict[str, Any], model: str) -> tuple[dict[str, Any], str | None]:
+    """Settings of a model beside SemanIR; the name of a peer."""
+    if model != "dense":
+        return values, None if model == "semanir" else model
+    window = run_arguments(values).model["window_size"]
+    return {**values, "model.top_k": window**2}, None
+
+
+def compare(study: Study, name: str, values: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The same network with three kinds of blocks: for the same seconds and for the same samples."""
+    settings = {model: block_values(values, model) for model in MODELS}
+    speeds = {model: study.speed(f"{name}-{model}", *settings[model]) for model in MODELS}
+    same, rows = study.steps(seconds, speeds["semanir"]), {}
+    for model in MODELS:
+        timed = study.steps(seconds, speeds[model])
+        counted = min(same, study.steps(LONGEST_SECONDS, speeds[model]))
+        row = {
+            **speeds[model],
+            "time": study.run(f"{name}-{model}-time", settings[model][0], timed, settings[model][1]),
+        }
+        # A budget of as many steps is the same run.
+        row["samples"] = row["time"]
+        if counted != timed:
+            row["samples"] = study.run(f"{name}-{model}-samples", settings[model][0], counted, settings[model][1])
+        rows[model] = row
+    return rows
+
+
+def sweep_keys(study: Study, values: dict[str, Any]) -> dict[str, Any]:
+    """PSNR and time against k: the model trained with one k, and one whose k is drawn in each step."""
+    tokens = run_arguments(values).model["window_size"] ** 2
+    drawn = [tokens // 16, tokens // 8, tokens // 4, 3 * tokens // 8, tokens // 2]
+    keys = [tokens // 16, tokens // 8, tokens // 4, 3 * tokens // 8, tokens // 2, 3 * tokens // 4, tokens]
+    random_values = {**values, "model.train_top_k": drawn}
+    steps = study.steps(DENOISING_SECONDS, study.speed("denoising-semanir", values))
+    random_run = study.run("random-k", random_values, steps)
+    curves = {}
+    for name, run, own in (("fixed", "denoising-semanir-time", values), ("random", "random-k", random_values)):
+        settings = {"steps": steps, "values": own, "keys": keys}
+        curves[name] = study.step(f"sweep-{name}", settings, partial(sweep, study.snapshot(run), own, keys))
+    return {"tokens": tokens, "drawn": drawn, "run": random_run, "curves": curves}
+
+
+def mix(study: Study, values: dict[str, Any], noise: dict[str, Any]) -> dict[str, Any]:
+    """One model for noise and JPEG, in the time of one model and of two, beside a model for each."""
+    tasks = {"task.eval_degradation": [NOISE, JPEG]}
+    jpeg, mixed = {**values, "task.degradation": JPEG}, {**values, "task.degradation": [NOISE, JPEG], **tasks}
+    speed = study.speed("mixed", mixed)
+    short, long = (study.steps(share * DENOISING_SECONDS, speed) for share in (1, 2))
+    return {
+        "noise": noise,
+        "jpeg": study.run("jpeg", jpeg, study.steps(DENOISING_SECONDS, study.speed("jpeg", jpeg))),
+        "both": study.run("mixed", mixed, short),
+        "both, twice the time": study.run("mixed-long", mixed, long),
+    }
+
+
+def compute(study: Study) -> dict[str, Any]:
+    """All steps."""
+    candidates = choose(study)
+    network = CANDIDATES[candidates["chosen"]]
+    denoising = study.values(study.source("set12"), **network)
+    tests = {name: study.source(name) for name in ("set12", "bsd68")}
+    train = str(study.data / "bsds500")
+    settings = {"tests": tests}
+    result = {
+        "candidates": candidates,
+        "total_variation": study.step("total-variation", settings, partial(total_variation, denoising, train, tests)),
+        "headline": headline(study, network),
+        "denoising": compare(study, "denoising", denoising, DENOISING_SECONDS),
+    }
+    result["sweep"] = sweep_keys(study, denoising)
+    result["mixed"] = mix(study, denoising, result["denoising"]["semanir"]["time"])
+    resolution = study.values(study.source("set5"), **RESOLUTION)
+    result["resolution"] = compare(study, "resolution", resolution, RESOLUTION_SECONDS)
+    inputs = {"noise": denoising, "jpeg": {**denoising, "task.degradation": JPEG}, "resolution": resolution}
+    return {**result, "inputs": study.step("inputs", inputs, partial(input_psnr, inputs))}
+
+
+def main(data: Path, work: Path) -> None:
+    """All steps, then the tables."""
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    scale = float(os.environ.get("SEMANIR_BUDGET_SCALE", "1"))
+    study = Study(data, work, scale)
+    result = {
+        "what": "One seed. The last weight average is scored; nothing was chosen on test images.",
+        "device": f"CPU ({platform.machine()}), 1 of {os.cpu_count()} cores",
+        "versions": {name: version(name) for name in ("hf-ext", "torch", "transformers", "accelerate")},
+        "seed": SEED,
+        **compute(study),
+    }
+    steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((work / "results").glob("*.json"))]
+    result["seconds"] = round(sum(step["seconds"] for step in steps))
+    report = EXAMPLES / "results" if scale == 1 else work / "report"
+    report.mkdir(exist_ok=True)
+    (report / "study.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    draw_curves(result, report / "curves.png")
+    draw_sweep(result, report / "top_k.png")
+    values = study.values(study.source("set12"), **CANDIDATES[result["candidates"]["chosen"]])
+    weight = result["total_variation"]["weight"]
+    draw_pictures(study.snapshot("headline"), values, weight, SHOWN if scale == 1 else [0], report / "set12.png")
+    if scale == 1:
+        write_tables(result, EXAMPLES / "README.md")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(*(Path(word).resolve() for word in sys.argv[1:]))

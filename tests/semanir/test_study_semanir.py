@@ -1,0 +1,188 @@
+"""The study's parts: its settings are valid, the peer is of equal size and trains, tables fit the README."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_ext.training import evaluate
+from hf_ext.training.arguments import DataSource
+from hf_ext.training.data import open_source
+
+STUDY = Path(__file__).resolve().parents[2] / "examples" / "semanir"
+TINY = {
+    "model.embed_dim": 8,
+    "model.depths": [1, 2],
+    "model.num_heads": [1, 2],
+    "model.window_size": 4,
+    "model.top_k": 8,
+    "task.patch_size": 16,
+}
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Modules of the study, which find each other by their bare names."""
+    monkeypatch.syspath_prepend(STUDY)
+    names = {path.stem for path in STUDY.glob("*.py")}
+    kept = {name: sys.modules.pop(name) for name in names & set(sys.modules)}
+    yield importlib.import_module
+    for name in names & set(sys.modules):
+        del sys.modules[name]
+    sys.modules.update(kept)
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch) -> dict[str, dict[str, str]]:
+    """Data sections of a run, two pictures each."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for part in ("train", "test"):
+        (tmp_path / "photos" / part).mkdir(parents=True)
+        for index in range(2):
+            pixels = np.random.default_rng(index).integers(0, 256, (28, 36), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / part / f"{index}.png")
+    return {
+        part: {"path": str(tmp_path / "photos"), "split": split}
+        for part, split in (("train", "train"), ("eval", "test"))
+    }
+
+
+def every_setting(study) -> dict[str, dict]:
+    """Networks and tasks of all runs."""
+    made = study.Study(Path("data"), Path("work"), 1.0)
+    denoising = [made.values(made.source("set12"), **changes) for changes in study.CANDIDATES.values()]
+    mixed = {"task.degradation": [study.NOISE, study.JPEG], "task.eval_degradation": [study.NOISE, study.JPEG]}
+    named = {f"candidate {index}": values for index, values in enumerate(denoising)}
+    return named | {
+        "resolution": made.values(made.source("set5"), **study.RESOLUTION),
+        "mixed": {**denoising[0], **mixed},
+        "random": {**denoising[0], "model.train_top_k": [4, 8]},
+    }
+
+
+def test_every_run_has_valid_settings_and_peers_are_of_equal_size(load):
+    study, runs = load("study"), load("runs")
+    for name, values in every_setting(study).items():
+        counts = {}
+        for model in study.MODELS:
+            changed, peer = study.block_values(values, model)
+            arguments = runs.run_arguments(changed)
+            task = study.make_task(arguments, peer)
+            counts[model] = sum(value.numel() for value in task.build_model(arguments.model, None).parameters())
+        assert counts["dense"] == counts["semanir"] > 100_000, name
+        assert 0.9 < counts["swin2sr"] / counts["semanir"] < 1.1, name
+
+
+@pytest.mark.parametrize("model", ["semanir", "dense", "swin2sr"])
+def test_blocks_train_on_the_same_task(load, photos, model):
+    study, runs = load("study"), load("runs")
+    values, peer = study.block_values({"data": photos, **TINY, "model.depths": [2, 2]}, model)
+    speed = study.measure_speed(values, peer, 0.0)
+    assert speed["seconds_per_step"] > 0
+    arguments = runs.run_arguments(values)
+    task = study.make_task(arguments, peer)
+    torch.manual_seed(0)
+    network = task.build_model(arguments.model, None)
+    rng = np.random.default_rng(0)
+    sample = task.training_sample(open_source(DataSource(**photos["train"]))[0], rng)
+    task.loss(network, {name: value[None] for name, value in sample.items()}, 0).backward()
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in network.parameters())
+    noisy = {"psnr": 20.2}
+    found = evaluate(task, network, open_source(DataSource(**photos["eval"])))
+    # At first the correction is small: nearly the noisy input comes out.
+    assert found["psnr"] == pytest.approx(noisy["psnr"], abs=1)
+
+
+def test_scores_against_k_and_classical_results(load, photos, tmp_path):
+    study, runs, measuring = load("study"), load("runs"), load("measuring")
+    values = {"data": photos, **TINY}
+    arguments = runs.run_arguments(values)
+    task = study.make_task(arguments, None)
+    network = task.build_model(arguments.model, None)
+    task.save_model(network, network.state_dict(), tmp_path / "snapshot")
+    rows = measuring.sweep(tmp_path / "snapshot", values, [2, 16], repeats=1)
+    assert [row["top_k"] for row in rows] == [2, 16]
+    whole = measuring.score(tmp_path / "snapshot", {**values, "task.top_k": 16}, photos["eval"])
+    assert rows[1]["psnr"] == pytest.approx(whole["psnr"])
+    inputs = measuring.input_psnr({"noise": values, "resolution": {**values, **study.RESOLUTION, "data": photos}})
+    assert inputs["noise"] == pytest.approx(20.2, abs=1) and 5 < inputs["resolution"] < 15
+    pairs = measuring.pairs(values, photos["eval"], 20)
+    assert pairs[0][0].shape == (20, 20, 1)
+    assert measuring.gray_psnr(*pairs[0]) < measuring.gray_psnr(measuring.smooth(pairs[0][0], 0.01), pairs[0][1]) + 1
+    measuring.draw_pictures(tmp_path / "snapshot", values, 0.1, [0, 7], tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+def test_a_step_is_computed_again_only_with_other_settings(load, tmp_path):
+    study, calls = load("study"), []
+    made = study.Study(tmp_path, tmp_path, 1.0)
+    for seed in (0, 0, 1):
+        made.step("a", {"seed": seed}, lambda seed=seed: calls.append(seed) or {"seed": seed})
+    assert calls == [0, 1]
+
+
+def made_up_result(load) -> dict:
+    """A result with all parts that the study writes."""
+    study, tables = load("study"), load("tables")
+    scores = {"psnr": 29.25, "ssim": 0.8125, "psnr_gaussian_noise_25": 28.5, "psnr_jpeg_10": 27.25}
+    run = {
+        "steps": 10,
+        "samples": 4000,
+        "seconds": 12.3,
+        "scores": scores,
+        "losses": [[8, 2.0], [80, 1.0]],
+        "psnr": [[40, 28.0], [80, 29.25]],
+        "arguments": {"learning_rate": 0.001, "seed": 0},
+        "parameters": 123456,
+        "seconds_per_step": 0.1,
+    }
+    blocks = {model: {"parameters": 777, "time": run, "samples": run} for model in study.MODELS}
+    curve = [{"top_k": key, "psnr": 29.0, "seconds": 0.25} for key in (8, 16)]
+    assert list(tables.NAMES) == list(study.MODELS)
+    return {
+        "device": "CPU",
+        "seed": 0,
+        "seconds": 600,
+        "versions": {"torch": "2"},
+        "candidates": {"rows": dict.fromkeys(study.CANDIDATES, run), "chosen": next(iter(study.CANDIDATES))},
+        "total_variation": {"weight": 0.1, "set12": 28.0, "bsd68": 27.0},
+        "headline": {**run, "bsd68": scores},
+        "denoising": blocks,
+        "sweep": {"tokens": 64, "drawn": [4, 8], "run": run, "curves": {"fixed": curve, "random": curve}},
+        "mixed": dict.fromkeys(("noise", "jpeg", "both", "both, twice the time"), run),
+        "resolution": blocks,
+        "inputs": {"noise": 20.17, "jpeg": 27.5, "resolution": 28.42},
+    }
+
+
+def test_tables_and_curves_of_a_result(load, tmp_path):
+    tables, result = load("tables"), made_up_result(load)
+    readme = tmp_path / "README.md"
+    readme.write_text((STUDY / "README.md").read_text())
+    tables.write_tables(result, readme)
+    text = readme.read_text()
+    assert "| SemanIR, 0.12 M, 0 min of one core | **29.25** / 0.8125 | **29.25** / 0.8125 |" in text
+    assert "-0.72 and +0.68 dB from BM3D, +1.25 dB from total variation on Set12; 4,000 patches." in text
+    assert "| SemanIR, k = N/2 | 777 | 29.25 | 0.8125 | 4,000 | 12 | 29.25 | 0.8125 | 4,000 | 12 |" in text
+    assert "| model for both, twice the time | 28.50 | 27.25 | 12 |" in text and "Bicubic: 28.42 dB." in text
+    assert len(tables.all_runs(result)) == len(result["candidates"]["rows"]) + 1 + 12 + 1 + 3
+    tables.write_tables(result, readme)
+    assert readme.read_text() == text
+    for draw in (tables.draw_curves, tables.draw_sweep):
+        draw(result, tmp_path / "curves.png")
+        assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_readme_holds_the_committed_results(load, tmp_path):
+    results = STUDY / "results" / "study.json"
+    if not results.is_file():
+        pytest.skip("the study has not been run")
+    copy = tmp_path / "README.md"
+    copy.write_text((STUDY / "README.md").read_text())
+    load("tables").write_tables(json.loads(results.read_text()), copy)
+    assert copy.read_text() == (STUDY / "README.md").read_text()
