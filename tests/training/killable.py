@@ -1,6 +1,5 @@
-"""A run that tests kill: `python -m tests.training.killable OUTPUT DATA STEPS`."""
+"""A run that tests kill."""
 
-import sys
 import time
 from pathlib import Path
 
@@ -17,14 +16,9 @@ class SlowTask(TinyTask):
         return super().loss(model, batch, step)
 
 
-def main() -> None:
-    output, data, steps = sys.argv[1:]
+def main(output: str, data: str, steps: str) -> None:
     sources = {"train": {"path": data}, "eval": {"path": data}}
     arguments = make_arguments(
         Path(output), sources, max_steps=int(steps), save_steps=2, eval_steps=3, gradient_accumulation_steps=1
     )
     train(SlowTask(), arguments)
-
-
-if __name__ == "__main__":
-    main()

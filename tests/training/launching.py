@@ -14,19 +14,6 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", **changes}
 
 
-def start(module: str, *words: str) -> subprocess.Popen[str]:
-    """A process of its own group that runs a module of ours."""
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *words],
-        cwd=ROOT,
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
 def launch_two(module: str, *words: str, code: int = 0) -> str:
     """
     Runs a module in two processes, as `examples/accelerate/ddp_2_cpu.yaml` says; their output.

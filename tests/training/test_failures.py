@@ -195,11 +195,12 @@ def run_script(config, *words):
     return [sys.executable, "-c", script, config, *words]
 
 
-def test_a_full_disk_keeps_the_last_good_state(tmp_path, examples):
+def test_a_full_disk_keeps_the_last_good_state(tmp_path, examples, tiny):
     """Files may not grow beyond a limit, which is what a full disk looks like to the writer."""
     data = {"train": {"path": str(examples)}}
     config = write_config(tmp_path, data)
-    assert subprocess.run(run_script(config, "--max_steps", "2"), cwd=ROOT, env=environment()).returncode == 0
+    reset()
+    assert main([config, "--max_steps", "2"]) == 0
     # The same run with two more steps, as far as its arguments say.
     saved = json.loads((tmp_path / "run" / "args.json").read_text())
     saved["arguments"]["max_steps"] = 4
@@ -216,7 +217,8 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, examples):
     assert "Traceback" not in done.stderr
     assert "error: cannot write" in done.stderr and "the last good state is step 2" in done.stderr
     assert RunFolder(tmp_path / "run").saved_steps() == [2]
-    assert subprocess.run(run_script(config), cwd=ROOT, env=environment()).returncode == 0
+    reset()
+    assert main([config]) == 0
     assert RunFolder(tmp_path / "run").saved_steps() == [2, 4]
     assert not [*(tmp_path / "run").glob("**/*.tmp")]
 

@@ -1,5 +1,6 @@
 """Runs that are killed at any moment go on, and end as if nothing had happened."""
 
+import multiprocessing
 import os
 import random
 import shutil
@@ -13,10 +14,14 @@ import torch
 from hf_ext.training import state
 from hf_ext.training.state import RunFolder, replace_folder
 
-from .launching import start
+from .killable import main
+from .launching import environment
 from .tiny import TinyModel, TinyTask, contents, make_arguments, run
 
 STEPS = 40
+# Runs are forks of a process that has imported everything, so that they start at once.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.training.killable"])
 
 
 def assert_states_complete(folder: Path) -> None:
@@ -36,63 +41,71 @@ def assert_snapshots_load(folder: Path) -> None:
 
 
 def kill_while(process, folder: Path, pattern: str, patience: float) -> bool:
-    """Kills the process group as soon as a name of this pattern appears; whether it did."""
+    """Kills the process as soon as a name of this pattern appears; whether it did."""
     end = time.monotonic() + patience
-    while process.poll() is None and time.monotonic() < end:
+    while process.is_alive() and time.monotonic() < end:
         if any(folder.glob(pattern)):
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return True
+            process.kill()
+            process.join()
+            return process.exitcode == -signal.SIGKILL
         time.sleep(0.0005)
     return False
 
 
 def kill_after_start(process, folder: Path, rng: random.Random) -> bool:
-    """Kills the process group at a random moment after its training began."""
+    """Kills the process at a random moment after its training began."""
     already = (folder / "metrics.jsonl").stat().st_mtime_ns if (folder / "metrics.jsonl").exists() else 0
-    while process.poll() is None:
+    while process.is_alive():
         if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_mtime_ns != already:
             time.sleep(rng.random() * 0.6)
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-                return True
+            process.kill()
+            process.join()
+            return process.exitcode == -signal.SIGKILL
         time.sleep(0.001)
     return False
 
 
-def kill_and_continue(tmp_path: Path, examples: Path, moments: list[str]) -> None:
-    words = (str(examples), str(STEPS))
+def start(folder: Path, examples: Path):
+    """A process that trains; a run killed before goes on."""
+    process = PROCESSES.Process(target=main, args=(str(folder), str(examples), str(STEPS)))
+    process.start()
+    return process
+
+
+def wait_for(process) -> None:
+    process.join(300)
+    assert process.exitcode == 0
+
+
+def kill_and_continue(tmp_path: Path, examples: Path, moments: list[str], monkeypatch) -> None:
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
     whole, killed, rng = tmp_path / "whole", tmp_path / "killed", random.Random(1)
-    process = start("tests.training.killable", str(whole), *words)
-    text, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, text
+    wait_for(start(whole, examples))
     kills = 0
     for moment in moments:
-        process = start("tests.training.killable", str(killed), *words)
+        process = start(killed, examples)
         hit = kill_after_start(process, killed, rng) if moment == "any" else kill_while(process, killed, moment, 60)
         kills += hit
         if not hit:
-            text, _ = process.communicate(timeout=120)
-            assert process.returncode == 0, text
+            wait_for(process)
         assert_states_complete(killed)
         assert_snapshots_load(killed)
     # The first of the kills cannot come too late; those after may find the run complete.
     assert kills >= 1
-    process = start("tests.training.killable", str(killed), *words)
-    text, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, text
+    wait_for(start(killed, examples))
     assert contents(killed) == contents(whole)
     assert not [*killed.glob("**/*.tmp"), *killed.glob("*.previous")]
 
 
-def test_killed_while_a_state_is_written(tmp_path, examples):
-    kill_and_continue(tmp_path, examples, ["state/step-*.tmp", "any"])
+def test_killed_while_a_state_is_written(tmp_path, examples, monkeypatch):
+    kill_and_continue(tmp_path, examples, ["state/step-*.tmp", "any"], monkeypatch)
 
 
 @pytest.mark.slow
-def test_killed_again_and_again(tmp_path, examples):
-    kill_and_continue(tmp_path, examples, ["any", "state/step-*.tmp", "best.tmp", "*.previous", "any", "snapshot.tmp"])
+def test_killed_again_and_again(tmp_path, examples, monkeypatch):
+    moments = ["any", "state/step-*.tmp", "best.tmp", "*.previous", "any", "snapshot.tmp"]
+    kill_and_continue(tmp_path, examples, moments, monkeypatch)
 
 
 class Killed(BaseException):
