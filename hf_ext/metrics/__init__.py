@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from .psnr import PSNR
-from .psnr_b import PSNRB
+from .psnr_b import PsnrB
 from .ssim import SSIM
 
-__all__ = ["PSNR", "PSNRB", "SSIM", "metric_path"]
+__all__ = ["PSNR", "SSIM", "PsnrB", "metric_path"]
 
 
 def metric_path(name: str) -> str:

@@ -73,7 +73,7 @@ def _blocking(image: np.ndarray) -> float:
     return float(np.log2(BLOCK) / np.log2(min(image.shape)) * max(at_blocks - elsewhere, 0.0))
 
 
-class PSNRB(ImageMetric):
+class PsnrB(ImageMetric):
     """
     [`psnr_b`] over a set of images. `compute` returns `psnr_b`, the mean of the images' values in decibels, and
     `psnr_b_per_image`.

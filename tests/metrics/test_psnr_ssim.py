@@ -17,6 +17,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from hf_ext.metrics import PSNR, SSIM, metric_path
 from hf_ext.metrics.images import luma
 from hf_ext.metrics.psnr import psnr
+from hf_ext.metrics.psnr_b import psnr_b
 from hf_ext.metrics.ssim import ssim
 
 
@@ -214,7 +215,7 @@ def test_a_metric_object_refuses_what_evaluate_would_change(metrics, image, erro
 
 
 def test_an_unknown_metric_name_is_refused():
-    with pytest.raises(ValueError, match="unknown metric 'lpips': choose one of psnr, ssim"):
+    with pytest.raises(ValueError, match="unknown metric 'lpips': choose one of psnr, psnr_b, ssim"):
         metric_path("lpips")
 
 
@@ -239,17 +240,17 @@ noisy = clean[::-1].copy()
 loaded = [evaluate.load(path) for path in sys.argv[1:]]
 assert "hf_ext" not in sys.modules
 result = evaluate.combine(loaded).compute(predictions=[noisy], references=[clean], channel="rgb")
-print(json.dumps([result["psnr"], result["ssim"]]))
+print(json.dumps([result["psnr"], result["ssim"], result["psnr_b"]]))
 """
 
 
 def test_evaluate_loads_the_scripts_without_a_network_and_without_the_package(tmp_path):
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
-    command = [sys.executable, "-c", LOAD_PROGRAM, metric_path("psnr"), metric_path("ssim")]
+    command = [sys.executable, "-c", LOAD_PROGRAM, *map(metric_path, ("psnr", "ssim", "psnr_b"))]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     clean = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
     noisy = clean[::-1].copy()
-    expected = [psnr(noisy, clean, channel="rgb"), ssim(noisy, clean, channel="rgb")]
+    expected = [function(noisy, clean, channel="rgb") for function in (psnr, ssim, psnr_b)]
     assert json.loads(done.stdout) == expected
     assert Path(metric_path("psnr")).is_absolute()
