@@ -22,7 +22,8 @@ _SMALLEST_HEAD = 16
 
 @cache
 def _compiled() -> Callable[..., torch.Tensor]:
-    return torch.compile(flex_attention)
+    # A kernel for each number of heads and each head size, so more than torch keeps by default; above, an error.
+    return torch.compile(flex_attention, fullgraph=True, recompile_limit=128)
 
 
 def _places(dictionary: Dictionary, device: torch.device) -> torch.Tensor:
