@@ -34,7 +34,9 @@ class ImageRestorationPipeline(Pipeline):
     ```
     """
 
+    # Where one is not refused, transformers looks for its code in the model's folder, and asks whether to trust it.
     _load_processor = False
+    _load_video_processor = False
     # The model's configuration says what this needs; a processor that is there is saved along.
     _load_image_processor = None
     _load_feature_extractor = False

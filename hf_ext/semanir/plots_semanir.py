@@ -78,7 +78,7 @@ def detailed_crop(title: str, before: np.ndarray, after: np.ndarray) -> Crop:
     picture = Image.fromarray(_colours(before))
     picture.thumbnail((_PANEL, _PANEL))
     box = (left / width, top / height, (left + side) / width, (top + side) / height)
-    label = f"{title}, {width} × {height}" + (f" → {width * scale} × {height * scale}" if scale > 1 else "")
+    label = f"{title}, {width} x {height}" + (f" to {width * scale} x {height * scale}" if scale > 1 else "")
     return Crop(label, np.asarray(picture), box, _colours(before[place]), _colours(after[enlarged]))
 
 
@@ -115,8 +115,8 @@ def comparison_sheet(crops: list[Crop]) -> Image.Image:
 def _write(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, size: int = 16) -> None:
     """A line of text that ends where the panel does."""
     font = ImageFont.load_default(size)
-    while len(text) > 1 and draw.textlength(text, font) > _PANEL:
-        text = text[:-2] + "…"
+    while len(text) > 4 and draw.textlength(text, font) > _PANEL:
+        text = text[:-4] + "..."
     draw.text(place, text, _INK, font)
 
 
@@ -241,7 +241,7 @@ def explain(
     """
     Draw the key-semantic neighbours of a patch on the picture, for several k.
 
-    The picture with the patch's window; the similarity of the window's tokens to the patch; and for each k the window
+    The picture with the patch's window; the window's tokens by similarity to the patch; and for each k the window
     with the chosen keys bright and outlined. Of a large picture the network sees 768 x 768 pixels around the patch.
 
     Args:
@@ -285,7 +285,7 @@ def explain(
 def _draw(picture: np.ndarray, found: Neighbours, stage: int) -> Image.Image:
     """The overview, the similarity and a panel for each k, three to a row."""
     high, wide = found.similarity.shape
-    panels = [(f"similarity to the patch, stage {stage}", _heat(found))]
+    panels = [(f"rank of similarity to the patch, stage {stage}", _heat(found))]
     for k, keys in found.keys.items():
         title = f"k = {k}" + (f" of {high * wide}" if k < high * wide else ": the whole window")
         panels.append(
@@ -307,7 +307,7 @@ def _draw(picture: np.ndarray, found: Neighbours, stage: int) -> Image.Image:
 
 
 def _overview(picture: np.ndarray, found: Neighbours) -> Image.Image:
-    """The whole picture with the window; where that is small, a line leads to it."""
+    """The whole picture with the window and the patch."""
     image = Image.fromarray(picture)
     ratio = min(_PANEL / image.width, _PANEL / image.height)
     image = image.resize(
@@ -327,13 +327,13 @@ def _overview(picture: np.ndarray, found: Neighbours) -> Image.Image:
 
 
 def _heat(found: Neighbours) -> Image.Image:
-    """Similarity of each token of the window to the patch, the least dark, the greatest bright."""
+    """Tokens of the window by rank of similarity to the patch, the greatest bright; one value would outshine all."""
     from matplotlib import colormaps
 
-    values = found.similarity - found.similarity.min()
-    shades = colormaps["magma"](values / max(float(values.max()), 1e-12))[..., :3]
+    ranks = found.similarity.ravel().argsort().argsort().reshape(found.similarity.shape)
+    shades = colormaps["magma"](ranks / max(1, ranks.size - 1))[..., :3]
     image = Image.fromarray(np.rint(shades * 255).astype(np.uint8))
-    return _framed(image.resize((_PANEL, _PANEL), Image.Resampling.NEAREST), found, np.zeros_like(values, bool))
+    return _framed(image.resize((_PANEL, _PANEL), Image.Resampling.NEAREST), found, np.zeros(ranks.shape, bool))
 
 
 def _chosen(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> Image.Image:

@@ -40,9 +40,10 @@ def restore_image(
     Restore one image of any size.
 
     The whole image is restored at once by default: the model bounds its temporary memory by itself (`memory_budget`)
-    and the result is exact. Tiles need less memory still. They lie on the grid of the attention windows, overlap by
-    two windows of the coarsest level, and are blended with raised cosines, so that they leave no seam; they differ
-    from the whole image by what reaches further than their overlap.
+    and the result is exact. Tiles need less memory still. They lie on the grid of the attention windows and
+    overlap by four windows, or two of the coarsest level of a U. Half of that, beside their borders, is not used; over
+    the rest they are blended with raised cosines. That leaves no seam: only what reaches further than the overlap
+    differs from the whole image.
 
     Args:
         model ([`SemanIRForImageRestoration`]): The model, on any device, in any precision. Where half precision
@@ -52,8 +53,8 @@ def restore_image(
             model restores a grey image as a colour image that is grey, a grey model restores each colour by itself.
             For a model that demosaicks, 1 channel is an RGGB Bayer mosaic and 4 channels are such a mosaic packed.
         tile (`int` or `str`, *optional*): Side of a tile in pixels of the image, a multiple of
-            `config.descriptor.multiple_of` from twice `config.descriptor.tile_overlap` up; or `"auto"`: tiles only if
-            the whole image would need more than half of the free memory, and smaller ones where they do not fit.
+            `config.descriptor.multiple_of` that is at least twice the overlap; or `"auto"`: tiles only if the whole
+            image would need more than half of the free memory, and smaller ones where they do not fit.
         self_ensemble (`bool`, *optional*, defaults to `False`): Restore all eight flips and turns of the image and
             average them: a little better, eight times the work.
         top_k (`int`, *optional*): Keys per token; the model's own number if not given.
@@ -164,8 +165,9 @@ def tile_spans(length: int, tile: int, overlap: int, scale: int = 1) -> list[Spa
     """
     Cut an axis into overlapping tiles whose weights add up to 1 everywhere.
 
-    Over an overlap of m pixels a tile's weights rise as sin^2(pi (i + 1/2) / 2m), a raised cosine, and its neighbour's
-    fall as cos^2 of the same.
+    Over the middle half of an overlap, m pixels, a tile's weights rise as sin^2(pi (i + 1/2) / 2m), a raised cosine,
+    and its neighbour's fall as cos^2 of the same. Nearer to a tile's border, where it lacks its surroundings, they are
+    0.
 
     Args:
         length (`int`): Pixels of the axis.
@@ -178,7 +180,9 @@ def tile_spans(length: int, tile: int, overlap: int, scale: int = 1) -> list[Spa
     """
     count = max(1, math.ceil((length - overlap) / (tile - overlap)))
     shared = overlap * scale
-    rise = np.sin(np.pi * (np.arange(shared, dtype=np.float64) + 0.5) / (2 * shared)) ** 2 if count > 1 else None
+    unused = shared // 4
+    places = np.arange(shared - 2 * unused) + 0.5
+    rise = np.pad(np.sin(np.pi * places / (2 * max(1, len(places)))) ** 2, unused, constant_values=(0, 1))
     spans = []
     for number in range(count):
         start = number * (tile - overlap)
@@ -219,6 +223,7 @@ class _Work:
         self.model = model
         self.descriptor = model.config.descriptor
         self.tile = tile
+        self.overlap = max(self.descriptor.tile_overlap, 4 * model.config.window_size)
         self.turns = 8 if self_ensemble else 1
         self.top_k = top_k
         self.progress = progress
@@ -229,7 +234,7 @@ class _Work:
         self._check_tile()
 
     def _check_tile(self) -> None:
-        step, overlap = self.descriptor.multiple_of, self.descriptor.tile_overlap
+        step, overlap = self.descriptor.multiple_of, self.overlap
         if self.tile is None or self.tile == "auto":
             return
         if not isinstance(self.tile, int) or self.tile % step or self.tile < 2 * overlap:
@@ -267,9 +272,8 @@ class _Work:
         height, width = image.shape[:2]
         if side is None or (height <= side and width <= side):
             return self._run(image, height * width * share)
-        descriptor = self.descriptor
-        scale, overlap = descriptor.scale, descriptor.tile_overlap
-        result = np.zeros((height * scale, width * scale, descriptor.output_channels), np.float32)
+        scale, overlap = self.descriptor.scale, self.overlap
+        result = np.zeros((height * scale, width * scale, self.descriptor.output_channels), np.float32)
         rows, columns = (tile_spans(length, side, overlap, scale) for length in (height, width))
         for row in rows:
             for column in columns:
@@ -328,7 +332,7 @@ class _Work:
 
     def _tile_below(self, side: int) -> int:
         """About half of a side, on the grid, not below the smallest tile."""
-        step, overlap = self.descriptor.multiple_of, self.descriptor.tile_overlap
+        step, overlap = self.descriptor.multiple_of, self.overlap
         return max(2 * overlap, side // 2 // step * step)
 
 

@@ -156,12 +156,12 @@ def test_enlarging_keeps_depth_alpha_metadata_and_format(models, tmp_path):
 
 
 def test_options_reach_the_model(models, tmp_path):
-    write_image(tmp_path / "a.png", Picture(make_pixels(20, 23, 3)))
+    write_image(tmp_path / "a.png", Picture(make_pixels(10, 45, 3)))
     model = SemanIRForImageRestoration.from_pretrained(models / "restore")
     pixels = read_image(tmp_path / "a.png").pixels
     plain = restore_pixels(model, pixels)
     for name, words, options in (
-        ("tile", ["--tile", "16"], {"tile": 16}),
+        ("tile", ["--tile", "32"], {"tile": 32}),
         ("ensemble", ["--self-ensemble"], {"self_ensemble": True}),
         ("keys", ["--top-k", "1"], {"top_k": 1}),
     ):
@@ -177,7 +177,7 @@ def test_options_reach_the_model(models, tmp_path):
     difference = read_image(tmp_path / "half" / "a.png").pixels.astype(int) - plain
     assert 0 < np.abs(difference).max() < 5
     result = run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "o", "--tile", 10, code=1)
-    assert "give a multiple of 4 (this model's windows) from 16 up" in result.stderr
+    assert "give a multiple of 4 (this model's windows) from 32 up" in result.stderr
     result = run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "o", "--device", "tpu", code=2)
     assert "device tpu cannot be used" in result.stderr
 

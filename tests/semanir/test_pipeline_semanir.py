@@ -66,7 +66,7 @@ def test_options_for_all_calls_and_for_one():
     model = make_model()
     restore = pipeline("image-restoration", model=model, device="cpu", top_k=1, output_type="np")
     image = COLOUR.astype(np.float32) / 255
-    for options in ({}, {"top_k": 4}, {"tile": 16}, {"self_ensemble": True}):
+    for options in ({}, {"top_k": 4}, {"tile": 32}, {"self_ensemble": True}):
         wanted = restore_image(model, image, **{"top_k": 1, **options})
         np.testing.assert_allclose(restore(COLOUR, **options), wanted.clip(0, 1) * 255, atol=0.51)
 

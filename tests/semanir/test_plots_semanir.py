@@ -32,7 +32,7 @@ def test_the_crop_is_where_the_detail_is(channels, scale):
     assert crop.before.shape == (80 // scale, 80 // scale, 3)
     assert crop.after.shape == (80, 80, 3)
     np.testing.assert_array_equal(crop.after[::scale, ::scale], crop.before)
-    assert crop.title == "a.png, 300 × 200" + (" → 600 × 400" if scale == 2 else "")
+    assert crop.title == "a.png, 300 x 200" + (" to 600 x 400" if scale == 2 else "")
     sheet = comparison_sheet([crop, crop])
     assert sheet.mode == "RGB"
     # The crop appears as it is, each of its pixels a square.

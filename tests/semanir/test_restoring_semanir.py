@@ -72,7 +72,7 @@ def test_tiles_leave_no_seam(architecture, scale):
     The result is near the whole image's, and steps no more than that where tiles begin or end.
     """
     model = make_model(**SIZES[architecture], scale=scale)
-    step, overlap = model.config.descriptor.multiple_of, model.config.descriptor.tile_overlap
+    step, overlap = model.config.descriptor.multiple_of, 16
     tile = 2 * overlap
     image = make_image(tile + overlap + 3 * step - 5, tile + 3, 3)
     whole, tiled = restore_image(model, image), restore_image(model, image, tile=tile)
@@ -94,25 +94,25 @@ def test_tiles_leave_no_seam(architecture, scale):
 def test_one_tile_is_the_whole_image():
     model = make_model()
     image = make_image(20, 23, 3)
-    np.testing.assert_array_equal(restore_image(model, image, tile=24), restore_image(model, image))
+    np.testing.assert_array_equal(restore_image(model, image, tile=32), restore_image(model, image))
 
 
 def test_automatic_tiles_follow_the_free_memory(monkeypatch):
     model = make_model()
     model.memory_budget = 2**20
-    image = make_image(40, 41, 3)
+    image = make_image(60, 61, 3)
     calls: list[tuple[int, int]] = []
     forward = model.forward
     monkeypatch.setattr(
         model, "forward", lambda **inputs: calls.append(inputs["pixel_values"].shape[2:]) or forward(**inputs)
     )
     whole = restore_image(model, image, tile="auto")
-    assert calls == [(40, 41)]
-    monkeypatch.setattr("hf_ext.semanir.restoring_semanir._free_memory", lambda device: 2 * (2**20 + 24 * 24 * 260))
+    assert calls == [(60, 61)]
+    monkeypatch.setattr("hf_ext.semanir.restoring_semanir._free_memory", lambda device: 2 * (2**20 + 36 * 36 * 260))
     calls.clear()
     tiled = restore_image(model, image, tile="auto")
     assert len(calls) > 1
-    assert max(max(size) for size in calls) < 40
+    assert max(max(size) for size in calls) < 60
     assert tiled.shape == whole.shape
 
 
@@ -121,15 +121,15 @@ def test_automatic_tiles_shrink_where_they_do_not_fit(monkeypatch):
     forward = model.forward
 
     def small_only(**inputs):
-        if inputs["pixel_values"].shape[-1] > 20:
+        if inputs["pixel_values"].shape[-1] > 40:
             raise torch.OutOfMemoryError("full")
         return forward(**inputs)
 
     monkeypatch.setattr(model, "forward", small_only)
-    image, seen = make_image(30, 50, 3), []
+    image, seen = make_image(30, 70, 3), []
     restored = restore_image(model, image, tile="auto", progress=lambda done, total: seen.append((done, total)))
     assert restored.shape == image.shape
-    assert seen[-1] == (1500, 1500)
+    assert seen[-1] == (2100, 2100)
     with pytest.raises(torch.OutOfMemoryError):
         restore_image(model, image)
 
@@ -211,13 +211,13 @@ def overflowing(model: SemanIRForImageRestoration, monkeypatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_that_overflows_is_restored_again_in_float32(dtype, monkeypatch):
     model = make_model()
-    image = make_image(25, 14, 3)
-    wanted = restore_image(model.to(dtype).float(), image, tile=16)
+    image = make_image(40, 14, 3)
+    wanted = restore_image(model.to(dtype).float(), image, tile=32)
     model.to(dtype)
     overflowing(model, monkeypatch)
     warnings = []
     monkeypatch.setattr("hf_ext.semanir.restoring_semanir.logger.warning", warnings.append)
-    restored = restore_image(model, image, tile=16)
+    restored = restore_image(model, image, tile=32)
     np.testing.assert_allclose(restored, wanted, atol=1e-6)
     assert model.dtype == dtype
     assert len(warnings) == 1
@@ -244,10 +244,10 @@ def test_a_broken_model_never_gives_a_black_image():
 def test_progress_counts_the_pixels_of_the_image():
     model = make_model()
     seen: list[tuple[int, int]] = []
-    for options in ({}, {"tile": 16}, {"self_ensemble": True}, {"self_ensemble": True, "tile": 16}):
+    for options in ({}, {"tile": 32}, {"self_ensemble": True}, {"self_ensemble": True, "tile": 32}):
         seen.clear()
-        restore_image(model, make_image(20, 23, 3), progress=lambda done, total: seen.append((done, total)), **options)
-        assert seen[-1] == (460, 460)
+        restore_image(model, make_image(20, 40, 3), progress=lambda done, total: seen.append((done, total)), **options)
+        assert seen[-1] == (800, 800)
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
         assert seen[0][0] > 0
 
@@ -269,7 +269,7 @@ def test_what_cannot_be_restored_is_refused(image, error, message):
         restore_image(make_model(), image)
 
 
-@pytest.mark.parametrize("tile", [0, 12, 18, 8, -16, "big", 12.5])
+@pytest.mark.parametrize("tile", [0, 28, 34, 16, -32, "big", 12.5])
 def test_tiles_off_the_grid_are_refused(tile):
-    with pytest.raises(ValueError, match="give a multiple of 4 .* from 16 up, 'auto', or None"):
+    with pytest.raises(ValueError, match="give a multiple of 4 .* from 32 up, 'auto', or None"):
         restore_image(make_model(), make_image(8, 8, 3), tile=tile)
