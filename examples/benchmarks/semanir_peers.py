@@ -1,0 +1,287 @@
+"""SemanIR beside Swin2SR of transformers: time and memory of x4 super-resolution against k and window.
+
+    OMP_NUM_THREADS=1 python examples/benchmarks/semanir_peers.py                # 128 x 128 -> 512 x 512, for hours
+    OMP_NUM_THREADS=1 python examples/benchmarks/semanir_peers.py --seconds 40   # goes on where it stopped
+    OMP_NUM_THREADS=1 python examples/benchmarks/semanir_peers.py --side 64
+
+The paper's S model (36 layers, 180 channels, 6 heads) and Swin2SR with the same depths, widths and heads, which has
+2 % more parameters; random weights, float32, CPU, one image, no gradients, each as transformers gives it by default.
+One group for each window; k from N/8 to N, where N is dense. Within a round every entry of a group runs once, in an
+order that turns from round to round; a ratio is the median over the rounds. Memory is measured in a process of its own
+for each entry: by how much the largest resident size during a forward pass (VmHWM, reset before it) exceeds the
+resident size of the loaded and warmed-up model. Every measurement is written at once; a later call takes what is
+missing.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import nn
+from transformers import Swin2SRConfig, Swin2SRForImageSuperResolution
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir.configuration_semanir import PRESETS
+
+SCALE, PARTS = 4, (8, 4, 2, 1)
+PEER = "Swin2SR"
+Forward = Callable[[torch.Tensor], Any]
+
+
+def entry_names() -> list[str]:
+    return [PEER] + [f"SemanIR, k = N/{part}" if part > 1 else "SemanIR, k = N" for part in PARTS]
+
+
+def make_semanir(window: int) -> SemanIRForImageRestoration:
+    tokens = window**2
+    changes = {"window_size": window, "scale": SCALE, "top_k": tokens // 2, "train_top_k": [tokens // 8, tokens]}
+    torch.manual_seed(0)
+    return SemanIRForImageRestoration(SemanIRConfig(**{**PRESETS["columnar-s"], **changes})).eval()
+
+
+def make_swin2sr(window: int, side: int) -> Swin2SRForImageSuperResolution:
+    preset = PRESETS["columnar-s"]
+    config = Swin2SRConfig(
+        image_size=side,
+        embed_dim=preset["embed_dim"],
+        depths=list(preset["depths"]),
+        num_heads=list(preset["num_heads"]),
+        mlp_ratio=preset["mlp_ratio"],
+        window_size=window,
+        upscale=SCALE,
+        upsampler="pixelshuffle",
+    )
+    torch.manual_seed(0)
+    return Swin2SRForImageSuperResolution(config).eval()
+
+
+def make_entries(window: int, side: int, names: list[str]) -> tuple[dict[str, Forward], dict[str, nn.Module]]:
+    """What is called, and the model behind it; one SemanIR serves every k."""
+    ours = make_semanir(window) if any(name != PEER for name in names) else None
+    entries: dict[str, Forward] = {}
+    models: dict[str, nn.Module] = {}
+    for name, part in zip(entry_names(), (0, *PARTS), strict=True):
+        if name == PEER and name in names:
+            models[name] = entries[name] = make_swin2sr(window, side)
+        elif name in names and ours is not None:
+            models[name] = ours
+            entries[name] = lambda image, k=window**2 // part: ours(image, top_k=k)
+    return entries, models
+
+
+def make_image(side: int) -> torch.Tensor:
+    """Smooth shapes with some grain."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = F.interpolate(torch.rand(1, 3, 16, 16, generator=generator), (side, side), mode="bicubic")
+    return (shapes + 0.05 * torch.rand(1, 3, side, side, generator=generator)).clamp(0, 1)
+
+
+def run_once(entry: Forward, image: torch.Tensor) -> float:
+    start = time.perf_counter()
+    with torch.no_grad():
+        entry(image)
+    return time.perf_counter() - start
+
+
+def warm(entries: dict[str, Forward], window: int) -> None:
+    """What is compiled or allocated once: on the smallest image that has shifted windows."""
+    for entry in entries.values():
+        run_once(entry, make_image(2 * window))
+
+
+def resident(field: str) -> int:
+    """Bytes. Not getrusage, whose maximum a process inherits from the one that starts it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(status.split(field + ":")[1].split()[0])
+
+
+def memory_of(name: str, window: int, side: int) -> dict[str, float]:
+    entries, _ = make_entries(window, side, [name])
+    warm(entries, window)
+    image = make_image(side)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    before = resident("VmRSS")
+    seconds = run_once(entries[name], image)
+    return {"bytes": resident("VmHWM") - before, "loaded_bytes": before, "seconds": seconds}
+
+
+class Record:
+    """Measurements in one JSON file, written whole after each of them."""
+
+    def __init__(self, path: Path, setting: dict[str, Any]):
+        self.path = path
+        self.content: dict[str, Any] = {"setting": setting, "parameters": {}, "seconds": {}, "memory": {}}
+        if path.exists():
+            self.content = json.loads(path.read_text(encoding="utf-8"))
+            if self.content["setting"] != setting:
+                raise SystemExit(f"{path} holds {self.content['setting']}, this is {setting}: give another --output.")
+
+    def group(self, kind: str, window: int) -> dict[str, Any]:
+        return self.content[kind].setdefault(str(window), {})
+
+    def write(self) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.content, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(self.path)
+
+
+def measure_times(record: Record, window: int, words: argparse.Namespace, finished: Callable[[], bool]) -> None:
+    times = record.group("seconds", window)
+    names = words.entries
+    for name in names:
+        times.setdefault(name, [])
+    if all(len(times[name]) >= words.rounds for name in names):
+        return
+    entries, models = make_entries(window, words.side, names)
+    for name, model in models.items():
+        record.group("parameters", window)[name] = sum(weight.numel() for weight in model.parameters())
+    warm(entries, window)
+    image = make_image(words.side)
+    for turn in range(words.rounds):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            if len(times[name]) > turn:
+                continue
+            if finished():
+                return
+            times[name].append(run_once(entries[name], image))
+            print(f"window {window}, round {turn}: {name}: {times[name][-1]:.2f} s", flush=True)
+            record.write()
+
+
+def measure_memory(record: Record, window: int, words: argparse.Namespace, finished: Callable[[], bool]) -> None:
+    found = record.group("memory", window)
+    for name in words.entries:
+        if name in found:
+            continue
+        if finished():
+            return
+        command = [sys.executable, __file__, "--memory", name, "--windows", str(window), "--side", str(words.side)]
+        command += ["--threads", str(words.threads)]
+        found[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        print(f"window {window}: {name}: {found[name]['bytes'] / 2**20:.0f} MiB", flush=True)
+        record.write()
+
+
+def summarize(content: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
+    """Of each window and entry: median seconds, MiB, and what they are of Swin2SR's."""
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for window, times in content["seconds"].items():
+        memory, rows = content["memory"].get(window, {}), {}
+        for name, seconds in times.items():
+            rows[name] = row = {}
+            pairs = list(zip(seconds, times.get(PEER, []), strict=False))
+            if pairs:
+                row["seconds"] = statistics.median(seconds)
+                row["time_ratio"] = statistics.median(ours / theirs for ours, theirs in pairs)
+            if name in memory and PEER in memory:
+                row["mebibytes"] = memory[name]["bytes"] / 2**20
+                row["memory_ratio"] = memory[name]["bytes"] / memory[PEER]["bytes"]
+        result[window] = rows
+    return result
+
+
+def markdown(content: dict[str, Any]) -> str:
+    lines = [
+        "| window | model | parameters | s | of Swin2SR's time | peak MiB | of Swin2SR's memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for window, rows in summarize(content).items():
+        for name, row in rows.items():
+            millions = content["parameters"].get(window, {}).get(name, 0) / 1e6
+            cells = [
+                f"{row[field]:{style}}" if field in row else "not run"
+                for field, style in (("seconds", ".2f"), ("time_ratio", ".2f"), ("mebibytes", ".0f"))
+                + (("memory_ratio", ".2f"),)
+            ]
+            lines.append(f"| {window} | {name} | {millions:.3f} M | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(content: dict[str, Any], path: Path, title: str) -> None:
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for index, (window, rows) in enumerate(summarize(content).items()):
+        for panel, field in zip(panels, ("seconds", "mebibytes"), strict=True):
+            ours = zip(entry_names()[1:], PARTS, strict=True)
+            points = [(1 / part, rows[name][field]) for name, part in ours if field in rows.get(name, {})]
+            if points:
+                label = f"SemanIR, window {window}"
+                panel.plot(*zip(*points, strict=True), marker="o", color=f"C{index}", label=label)
+            if field in rows.get(PEER, {}):
+                panel.axhline(rows[PEER][field], linestyle="--", color=f"C{index}", label=f"Swin2SR, window {window}")
+    for panel, label in zip(panels, ("forward, s", "peak memory of the forward, MiB"), strict=True):
+        panel.set_xscale("log", base=2)
+        panel.set(xlabel="k / N", ylabel=label, ylim=(0, None))
+        panel.grid(alpha=0.3)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(fontsize="small")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", type=int, default=128, help="of the input, a multiple of every window")
+    parser.add_argument("--windows", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--entries", nargs="+", default=entry_names(), choices=entry_names(), metavar="ENTRY")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no measurement after this time")
+    parser.add_argument("--output", type=Path, default=None)
+    parser.add_argument("--memory", metavar="ENTRY", help="measure one entry in this process, and print")
+    words = parser.parse_args()
+    torch.set_num_threads(words.threads)
+    if words.memory:
+        print(json.dumps(memory_of(words.memory, words.windows[0], words.side)))
+        return
+    setting = {
+        "input": [words.side, words.side],
+        "scale": SCALE,
+        "dtype": "float32",
+        "threads": words.threads,
+        "device": f"CPU ({platform.machine()})",
+        "versions": {"python": platform.python_version()}
+        | {name: installed(name) for name in ("torch", "transformers", "numba")},
+    }
+    name = "semanir_peers.json" if words.side == 128 else f"semanir_peers_{words.side}.json"
+    record = Record(words.output or Path(__file__).parent / "results" / name, setting)
+    start = time.monotonic()
+
+    def finished() -> bool:
+        return time.monotonic() - start > words.seconds
+
+    for window in words.windows:
+        measure_times(record, window, words, finished)
+        measure_memory(record, window, words, finished)
+    record.content["load_average"] = os.getloadavg()
+    record.write()
+    table = markdown(record.content)
+    record.path.with_suffix(".md").write_text(table, encoding="utf-8")
+    title = f"x{SCALE}, {words.side} x {words.side} input, {setting['device']}, threads {words.threads}"
+    plot(record.content, record.path.with_suffix(".png"), title)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
