@@ -22,7 +22,7 @@ logger = logging.get_logger(__name__)
 
 Progress = Callable[[int, int], None]
 
-# Feature maps of the first stage's width that the model holds at once beside its memory budget: a column and a U of three
+# Feature maps of the first width that the model holds at once beside its memory budget: a column and a U of three
 # levels, 48 wide, took 601 and 661 bytes a pixel, images and results included.
 _MAPS = 4
 
