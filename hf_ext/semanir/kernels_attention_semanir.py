@@ -19,6 +19,7 @@ from .kernels_vectors_semanir import (
     add,
     choose,
     compress,
+    copy_number,
     dots,
     exp,
     larger,
@@ -83,8 +84,9 @@ def _list_keys(bits, columns, numbers, backs, tokens, room):
 
 
 @njit
-def _attend_row(query, keys, values, numbers, backs, count, table, base, logits, sums, vectors):
+def _attend_row(query, keys, values, numbers, backs, count, table, base, logits, sums, parts):
     """Softmax over the listed keys of one query: `sums` has the weighted values, the result is the sum of weights."""
+    vectors = len(parts)
     high = spread(_NOTHING)
     for b in range(0, count, LANES):
         listed = numbers + 4 * b
@@ -173,7 +175,7 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
             pack_row(row, vector, vectors, dim, norm_scale(row, vectors, dim, temperature[head]))
             weight = _attend_row(
                 vector, keys, values, lists[i, 0].ctypes.data, lists[i, 1].ctypes.data, counts[i], biases,
-                middle + columns[room + i], logits, sums, vectors,
+                middle + columns[room + i], logits, sums, parts,
             )  # fmt: skip
             scale = spread(np.float32(1) / weight)
             result = out[w, i, head].ctypes.data
@@ -185,8 +187,9 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
 
 
 @njit
-def multiply_tiles(left, stride, right, width, depth, out, out_stride, vectors):
-    """Product of 12 rows with a matrix whose rows are `vectors` vectors."""
+def multiply_tiles(left, stride, right, width, depth, out, out_stride, parts):
+    """Product of 12 rows with a matrix, one vector a row for each part."""
+    vectors = len(parts)
     for v in range(0, vectors - 1, 2):
         tile32(left, stride, right + 64 * v, width, depth, out + 64 * v, out_stride)
     if vectors % 2:
@@ -194,23 +197,62 @@ def multiply_tiles(left, stride, right, width, depth, out, out_stride, vectors):
 
 
 @njit
-def softmax_row(logits, bits, masked, biases, places, first, tokens, width, turned):
+def key_places(tokens, width, window_size):
+    """Where the offset from each key lies in the turned table, behind that from the first; -1 times that."""
+    places = np.zeros((tokens + 2 * LANES - 1) // (2 * LANES) * (2 * LANES), np.int32)
+    for j in range(tokens):
+        places[j] = -(j // width * (2 * window_size - 1) + j % width)
+    return places
+
+
+@njit
+def first_place(token, width, window_size):
+    """Where the offset from a query's first key lies in the turned table."""
+    span = 2 * window_size - 1
+    return span * span - 1 - (token // width + window_size - 1) * span - token % width - window_size + 1
+
+
+@njit
+def turn_table(table, turned):
+    """Biases from the last to the first: keys that follow each other in a row then do so here too."""
+    for x in range(len(table)):
+        turned[x] = table[len(table) - 1 - x]
+
+
+@njit
+def pack_rows(source, rows, vectors, unit):
+    """Copy the rows of a matrix, filled up to vectors; of unit length if asked for."""
+    tokens, dim = source.shape
+    for j in range(tokens):
+        row = source[j].ctypes.data
+        scale = norm_scale(row, vectors, dim, np.float32(1)) if unit else spread(np.float32(1))
+        pack_row(row, rows + 4 * LANES * vectors * j, vectors, dim, scale)
+
+
+@njit
+def pack_panels(rows, panels, tokens, dim, padded):
+    """Turn rows into columns, 32 of them lying together."""
+    for j in range(tokens):
+        panel = j // 32 * 32 * dim + j % 32
+        for c in range(dim):
+            copy_number(rows, padded * j + c, panels, panel + 32 * c)
+
+
+@njit
+def softmax_row(logits, bits, biases, places, first, width, window_size):
     """Weights of all keys of one query, not divided by their sum, which is returned."""
     high = spread(_NOTHING)
-    blocks = (tokens + LANES - 1) // LANES
+    blocks = (len(bits) + 1) // 2
     for b in range(blocks):
         if width % LANES == 0:
-            # Keys that follow each other in a row of the window follow each other in the turned table.
-            place = first + LANES * b // width * (turned - width) + LANES * b
-            logit = add(load(logits, LANES * b), load(biases, place))
+            place = first + LANES * b // width * (2 * window_size - 1 - width) + LANES * b
+            bias = load(biases, place)
         else:
-            logit = add(load(logits, LANES * b), look_up(biases, first, load_ints(places, LANES * b)))
-        word = 0xFFFF if tokens - LANES * b >= LANES else (1 << (tokens - LANES * b)) - 1
-        if masked:
-            word = np.int64(bits[2 * b])
-            if 2 * b + 1 < len(bits):
-                word |= np.int64(bits[2 * b + 1]) << 8
-        logit = choose(word, logit, spread(_NOTHING))
+            bias = look_up(biases, first, load_ints(places, LANES * b))
+        word = np.int64(bits[2 * b])
+        if 2 * b + 1 < len(bits):
+            word |= np.int64(bits[2 * b + 1]) << 8
+        logit = choose(word, add(load(logits, LANES * b), bias), spread(_NOTHING))
         store(logits, LANES * b, logit)
         high = larger(high, logit)
     high = spread(largest(high))
@@ -222,66 +264,57 @@ def softmax_row(logits, bits, masked, biases, places, first, tokens, width, turn
     return total(weight)
 
 
+@njit
+def weigh_keys(query, begin, tau, bits, turned, places, sums, queries, panels, logits, width, window_size, vectors):
+    """Weights of all keys of 12 queries, as `softmax_row` gives them; the last query fills up the 12."""
+    tokens, dim = query.shape
+    padded = LANES * vectors
+    for i in range(TILE_ROWS):
+        source = query[min(begin + i, tokens - 1)].ctypes.data
+        pack_row(source, queries + 4 * padded * i, vectors, dim, norm_scale(source, vectors, dim, tau))
+    # Rows of a power of two would all lie in the same places of the cache.
+    stride = len(places) + LANES
+    for j in range(0, len(places), 2 * LANES):
+        tile32(queries, padded, panels + 4 * j * dim, 2 * LANES, dim, logits + 4 * j, stride)
+    for i in range(TILE_ROWS):
+        token = min(begin + i, tokens - 1)
+        first = first_place(token, width, window_size)
+        row = logits + 4 * stride * i
+        biases, behind = turned.ctypes.data, places.ctypes.data
+        sums[i] = softmax_row(row, bits[token], biases, behind, first, width, window_size)
+
+
 def attend_blocks(query, key, value, temperature, table, bits, width, window_size, parts, out, start, end):
     """Attention of some pairs of window and head, all logits of a few queries at a time. Result as of `gather`."""
     heads, tokens, dim = query.shape[1:]
     vectors = len(parts)
     padded = LANES * vectors
-    room = (tokens + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
-    # Rows of a power of two would all lie in the same places of the cache.
-    stride = room + LANES
-    matrices = np.zeros(room * (dim + padded) + TILE_ROWS * (stride + 2 * padded) + 2 * LANES, np.float32)
-    keys = aligned(matrices)
-    values = keys + 4 * room * dim
+    places = key_places(tokens, width, window_size)
+    turned = np.empty(table.shape[1] + LANES, np.float32)
+    sums = np.empty(TILE_ROWS, np.float32)
+    room, stride = len(places), len(places) + LANES
+    matrices = np.zeros(room * (dim + padded) + TILE_ROWS * (stride + 2 * padded) + LANES, np.float32)
+    panels = aligned(matrices)
+    values = panels + 4 * room * dim
     logits = values + 4 * room * padded
     queries = logits + 4 * TILE_ROWS * stride
-    sums = queries + 4 * TILE_ROWS * padded
-    span = 2 * window_size - 1
-    places = np.zeros(room, np.int32)
-    for j in range(tokens):
-        places[j] = -(j // width * span + j % width)
-    last = span * span - 1
-    turned = np.empty(span * span + LANES, np.float32)
-    weights = np.empty(TILE_ROWS, np.float32)
-    masked = len(bits) > 0
-    nothing = np.empty(0, np.uint8)
-    row = np.empty(padded + LANES, np.float32)
-    scaled = aligned(row)
-    skipped = (scaled - row.ctypes.data) // 4
-    offset = (keys - matrices.ctypes.data) // 4
+    results = queries + 4 * TILE_ROWS * padded
     for item in range(start, end):
         w, head = item // heads, item % heads
-        for x in range(span * span):
-            turned[x] = table[head, last - x]
-        for j in range(tokens):
-            source = key[w, head, j].ctypes.data
-            pack_row(source, scaled, vectors, dim, norm_scale(source, vectors, dim, np.float32(1)))
-            panel = offset + j // 32 * 32 * dim + j % 32
-            for c in range(dim):
-                matrices[panel + 32 * c] = row[skipped + c]
-            pack_row(value[w, head, j].ctypes.data, values + 4 * padded * j, vectors, dim, spread(np.float32(1)))
+        turn_table(table[head], turned)
+        pack_rows(key[w, head], values, vectors, True)
+        pack_panels(values, panels, tokens, dim, padded)
+        pack_rows(value[w, head], values, vectors, False)
         for begin in range(0, tokens, TILE_ROWS):
-            rows = min(TILE_ROWS, tokens - begin)
-            for i in range(rows):
-                source = query[w, head, begin + i].ctypes.data
-                scale = norm_scale(source, vectors, dim, temperature[head])
-                pack_row(source, queries + 4 * padded * i, vectors, dim, scale)
-            for j in range(0, room, 32):
-                tile32(queries, padded, keys + 4 * j * dim, 32, dim, logits + 4 * j, stride)
-            for i in range(rows):
-                token = begin + i
-                # Offset from the first key, from the end of the table.
-                first = last - ((token // width + window_size - 1) * span + token % width + window_size - 1)
-                chosen = bits[w, token] if masked else nothing
-                weights[i] = softmax_row(
-                    logits + 4 * stride * i, chosen, masked, turned.ctypes.data, places.ctypes.data, first, tokens,
-                    width, span,
-                )  # fmt: skip
-            multiply_tiles(logits, stride, values, padded, tokens, sums, padded, vectors)
-            for i in range(rows):
-                scale = spread(np.float32(1) / weights[i])
+            weigh_keys(
+                query[w, head], begin, temperature[head], bits[w % len(bits)], turned, places, sums, queries, panels,
+                logits, width, window_size, vectors,
+            )  # fmt: skip
+            multiply_tiles(logits, stride, values, padded, tokens, results, padded, parts)
+            for i in range(min(TILE_ROWS, tokens - begin)):
+                scale = spread(np.float32(1) / sums[i])
                 for v in range(vectors):
-                    result = multiply(load(sums, padded * i + LANES * v), scale)
+                    result = multiply(load(results, padded * i + LANES * v), scale)
                     store_some(out[w, begin + i, head].ctypes.data, LANES * v, result, dim - LANES * v)
     # Numba frees an array after its last use, and these are used by address.
-    matrices[0] = row[0] + turned[0] + places[0]
+    matrices[0] = turned[0] + places[0]

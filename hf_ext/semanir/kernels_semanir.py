@@ -42,6 +42,7 @@ from .kernels_vectors_semanir import (
     spread_int,
     store_ints,
 )
+from .ops_windows_semanir import pack_keys
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 
@@ -206,9 +207,11 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def _given(query, key, value, temperature, table, bits) -> tuple[Any, ...]:
-    chosen = np.empty((0, query.shape[2], 0), np.uint8) if bits is None else bits.contiguous().numpy()
+    if bits is None:
+        # One window for all of them.
+        bits = pack_keys(torch.ones(1, 1, query.shape[2], dtype=torch.bool)).repeat(1, query.shape[2], 1)
     vectors = (_array(temperature.detach().contiguous()), _array(table.detach().contiguous()))
-    return (_array(query), _array(key), _array(value), *vectors, chosen)
+    return (_array(query), _array(key), _array(value), *vectors, bits.contiguous().numpy())
 
 
 class _Attention(torch.autograd.Function):

@@ -292,6 +292,17 @@ def _store_anywhere(builder, address, offset, value):
     builder.store(value, _place(builder, value.type, address, offset), align=4)
 
 
+def _copy_number(builder, source, index, target, place):
+    number = builder.load(_place(builder, _INT, source, index), align=4)
+    builder.store(number, _place(builder, _INT, target, place), align=4)
+
+
+def _add_number(builder, source, index, target, place):
+    slot = _place(builder, _FLOAT, target, place)
+    number = builder.load(_place(builder, _FLOAT, source, index), align=4)
+    builder.store(builder.fadd(builder.load(slot, align=4), number), slot, align=4)
+
+
 def _compare(sign):
     return lambda builder, a, b: _mask(builder, builder.icmp_signed(sign, a, b))
 
@@ -307,6 +318,8 @@ def _spread(kind):
 _address, _offset = types.int64, types.int64
 load = _function(_loader(_FLOATS, 4), FLOATS, _address, _offset)
 load_ints = _function(_loader(_INTS, 4), INTS, _address, _offset)
+copy_number = _function(_copy_number, types.void, _address, _offset, _address, _offset)
+add_number = _function(_add_number, types.void, _address, _offset, _address, _offset)
 store_anywhere = _function(_store_anywhere, types.void, _address, _offset, FLOATS)
 store = _function(_store, types.void, _address, _offset, FLOATS)
 store_ints = _function(_store, types.void, _address, _offset, INTS)
