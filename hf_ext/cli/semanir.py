@@ -40,15 +40,22 @@ class Numbers(click.ParamType):
 
 
 def load_model(source: str, device: str | None, dtype: str | None) -> Any:
-    """The model of a folder or org/name[@revision], on the GPU if there is one."""
+    """The model of a folder or org/name[@revision], an adapter with its base; on the GPU if there is one."""
     import torch
+    from transformers import AutoConfig
 
     from hf_ext.semanir import SemanIRForImageRestoration
-    from hf_ext.training.models import split_revision
+    from hf_ext.training.models import adapter_base, load_adapter, split_revision
 
-    name, revision = split_revision(source)
+    base = adapter_base(source)
+    name, revision = split_revision(base or source)
+    config = AutoConfig.from_pretrained(name, revision=revision)
+    if config.model_type != "semanir":
+        raise Unusable(f"{source} holds a {config.model_type} model, no SemanIR.")
     options = {} if dtype is None else {"dtype": getattr(torch, dtype)}
-    model = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
+    model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
+    if base is not None:
+        model = load_adapter(model, source).merge_and_unload()
     try:
         return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
@@ -65,7 +72,13 @@ def load_model(source: str, device: str | None, dtype: str | None) -> Any:
 @click.option("--compare", is_flag=True, help="Also draw crops before and after: OUT/comparison.png.")
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Of all results; that of the input if not given.")
 @click.option("--overwrite", is_flag=True, help="Restore again what is in OUT already; it is skipped otherwise.")
-@click.option("--max-megapixels", type=click.FloatRange(min=0, min_open=True), default=200.0, show_default=True)
+@click.option(
+    "--max-megapixels",
+    type=click.FloatRange(min=0, min_open=True),
+    default=200.0,
+    show_default=True,
+    help="Larger pictures are reported, not decoded.",
+)
 @click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Precision of the model.")
 def restore(
@@ -178,8 +191,8 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
       hf-ext semanir explain org/name photo.png neighbours.png --at 120,80 --stage 2 --top-k 16,64,256
     """
     from hf_ext.semanir.image_processing_files_semanir import read_image, write_image
-    from hf_ext.semanir.plots_semanir import explain as draw
     from hf_ext.semanir.jobs_semanir import as_picture
+    from hf_ext.semanir.plots_semanir import explain as draw
 
     if at is not None and len(at) != 2:
         raise click.BadParameter("give column and row, such as 120,80.", param_hint="--at")

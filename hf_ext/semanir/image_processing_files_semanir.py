@@ -120,9 +120,7 @@ def read_image(source: str | Path | bytes, max_megapixels: float = 200.0) -> Pic
 
 
 def _too_large(name: str, size: str, bound: float) -> str:
-    return (
-        f"{name} has {size}; at most {bound:g} megapixels are decoded. Raise the bound (--max-megapixels) to allow it."
-    )
+    return f"{name} has {size}; at most {bound:g} megapixels are decoded. Raise max-megapixels to allow it."
 
 
 def _opened(source: str | Path | bytes) -> Image.Image:

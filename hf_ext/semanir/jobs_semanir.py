@@ -20,6 +20,8 @@ from .restoring_semanir import restore_pixels
 
 # Rows of the sheet of comparisons.
 _MOST_CROPS = 8
+# What Pillow recognises but cannot decode by itself, or not as pixels.
+_NO_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 
 
 class Job(NamedTuple):
@@ -112,12 +114,15 @@ def _pictures(name: str, out: Path | None) -> Iterator[tuple[Path | bytes, Path]
                 yield from _pictures(line.strip(), out)
     elif os.path.isdir(name):
         folder = Path(name)
+        readable = {
+            end for end, format in Image.registered_extensions().items() if format in Image.OPEN.keys() - _NO_PIXELS
+        }
         results = out.resolve() if out is not None else None
         for path in sorted(folder.rglob("*")):
             relative = path.relative_to(folder)
             hidden = any(part.startswith(".") for part in relative.parts)
             inside = results is not None and results != folder.resolve() and path.resolve().is_relative_to(results)
-            if path.suffix.lower() in Image.registered_extensions() and not hidden and not inside and path.is_file():
+            if path.suffix.lower() in readable and not hidden and not inside and path.is_file():
                 yield path, relative
     elif os.path.exists(name):
         yield Path(name), Path(Path(name).name)

@@ -38,7 +38,8 @@ def photos(tmp_path):
     (folder / "more").mkdir(parents=True)
     write_image(folder / "a.png", Picture(make_pixels(10, 13, 3)))
     write_image(folder / "more" / "b.png", Picture(make_pixels(9, 7, 4)))
-    (folder / "notes.txt").write_text("no picture, and not named as one")
+    for name in ("notes.txt", "paper.pdf", ".hidden.png"):
+        (folder / name).write_text("no picture, and not named as one")
     return folder
 
 
@@ -207,3 +208,31 @@ def test_neighbours_are_drawn(models, photos, tmp_path):
     assert "there is no pixel 13,4; the picture has 13 x 10" in result.stderr
     result = run("semanir", "explain", *words[:2], tmp_path / "a.jpg", code=2)
     assert "does not end with .png" in result.stderr
+
+
+# peft asks transformers for it by its old name.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_and_other_models(models, photos, tmp_path):
+    import peft
+
+    from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
+
+    torch.manual_seed(0)
+    base = SemanIRForImageRestoration.from_pretrained(models / "restore")
+    adapted = peft.get_peft_model(base, peft.LoraConfig(target_modules=["query_key_value"], r=2))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    adapted.save_pretrained(tmp_path / "adapter")
+    run("restore", tmp_path / "adapter", photos / "a.png", "--out", tmp_path / "out")
+    pixels = read_image(photos / "a.png").pixels
+    wanted = restore_pixels(adapted.merge_and_unload().eval(), pixels)
+    np.testing.assert_array_equal(read_image(tmp_path / "out" / "a.png").pixels, wanted)
+    assert not np.array_equal(
+        wanted, restore_pixels(SemanIRForImageRestoration.from_pretrained(models / "restore"), pixels)
+    )
+    config = MRConvConfig(hidden_size=4, num_hidden_layers=1, kernel_size=4, max_position_embeddings=16)
+    MRConvForSequenceClassification(config).save_pretrained(tmp_path / "mrconv")
+    result = run("restore", tmp_path / "mrconv", photos / "a.png", "--out", tmp_path / "o", code=2)
+    assert "holds a mrconv model, no SemanIR" in result.stderr
