@@ -19,7 +19,7 @@ from hf_ext.training.data import open_source
 
 # Weights of total variation among which the training photographs choose, and how many of them do.
 WEIGHTS = np.geomspace(0.04, 0.4, 12).round(4).tolist()
-TUNING_PHOTOS, TUNING_SIDE = 40, 180
+TUNING_PHOTOS, TUNING_SIDE = 20, 180
 
 
 def load(snapshot: Path, values: dict[str, Any]) -> tuple[SemanIRTask, SemanIRForImageRestoration]:

@@ -10,9 +10,12 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import BertConfig, BertModel
 
+from hf_ext import semanir
+from hf_ext.hub.load_check import room_code
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 
-CODE = ["configuration_semanir.py", "image_processing_semanir.py", "modeling_semanir.py", "ops_semanir.py"]
+# Every file of a shipped role travels: the model's and its image processor's.
+CODE = sorted(room_code(semanir))
 STAGED = sorted(["README.md", "config.json", "model.safetensors", "preprocessor_config.json", *CODE])
 
 EVALUATION: dict[str, Any] = {

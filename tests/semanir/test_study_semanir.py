@@ -178,6 +178,41 @@ def test_tables_and_curves_of_a_result(load, tmp_path):
         assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
+def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
+    """The whole study on tiny pictures and networks, with models that are saved as they are initialised."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    study, runs, measuring, tables = (load(name) for name in ("study", "runs", "measuring", "tables"))
+    for folder, count in (("bsds500/train", 2), ("bsds500/test", 11), ("set12", 2), ("bsd68", 2), ("set5", 2)):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        for index in range(count):
+            pixels = np.random.default_rng(index).integers(0, 256, (28, 36, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / folder / f"{index}.png")
+    trained = []
+
+    def train(run, values, peer=None):
+        trained.append((run.name, values["max_steps"]))
+        arguments = runs.run_arguments(values)
+        task = study.make_task(arguments, peer)
+        model = task.build_model(arguments.model, None)
+        task.save_model(model, model.state_dict(), run / "snapshot")
+        return {**made_up_result(load)["headline"], "steps": values["max_steps"]}
+
+    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(study, "CANDIDATES", {"tiny": TINY})
+    small = {"model.embed_dim": 8, "model.depths": [2], "model.num_heads": [1], "task.patch_size": 8}
+    monkeypatch.setattr(study, "RESOLUTION", {**study.RESOLUTION, **small})
+    monkeypatch.setattr(measuring, "TUNING_PHOTOS", 2)
+    result = study.compute(study.Study(tmp_path / "data", tmp_path / "work", 1e-6))
+    # At so small a scale every budget is two steps, so that equal time and equal samples are one run.
+    names = ["candidate-0", "headline", *(f"denoising-{model}-time" for model in study.MODELS), "random-k", "jpeg"]
+    names += ["mixed", "mixed-long", *(f"resolution-{model}-time" for model in study.MODELS)]
+    assert trained == [(name, 2) for name in names]
+    assert [row["top_k"] for row in result["sweep"]["curves"]["random"]] == [1, 2, 4, 6, 8, 12, 16]
+    assert result["total_variation"]["weight"] in measuring.WEIGHTS
+    text = tables.blocks({**result, "device": "CPU", "seed": 0, "seconds": 1, "versions": {}})
+    assert set(text) == set(tables.blocks(made_up_result(load)))
+
+
 def test_readme_holds_the_committed_results(load, tmp_path):
     results = STUDY / "results" / "study.json"
     if not results.is_file():
