@@ -13,9 +13,6 @@ AUTO_MAP = {
     "AutoModelForImageToImage": "modeling_semanir.SemanIRForImageRestoration",
 }
 
-# Names for `attn_implementation`, transformers' switch. "auto" chooses by device, k and window.
-ATTENTION_IMPLEMENTATIONS = ("auto", "eager", "sdpa", "native", "flex_attention", "triton")
-
 # The layouts of the paper (S, B: calibrated on the published counts; denoiser: on 25.82 M) and two for small machines.
 # fmt: off
 PRESETS: dict[str, dict[str, Any]] = {
@@ -262,4 +259,4 @@ class SemanIRConfig(PreTrainedConfig):
             )
 
 
-__all__ = ["ATTENTION_IMPLEMENTATIONS", "PRESETS", "SemanIRConfig", "SemanIRDescriptor"]
+__all__ = ["PRESETS", "SemanIRConfig", "SemanIRDescriptor"]

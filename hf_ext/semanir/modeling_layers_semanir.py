@@ -71,8 +71,6 @@ class SemanIRLayer(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
         self.mlp_norm = nn.LayerNorm(dim)
-        # Values that live at the same time: projections and their normalised copies, logits with bias and mask, MLP.
-        self.temporary_channels = max(12 * dim + 3 * num_heads * config.window_size**2, 4 * dim + 2 * hidden)
 
     def forward(self, windows: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
         windows = windows + self.attention_norm(self.attention(windows, dictionary))
@@ -91,6 +89,10 @@ class SemanIRStage(nn.Module):
             "layer": [layer % 2 == 1 for layer in range(depth)],
         }[config.shift_policy]
         self.layers = nn.ModuleList(SemanIRLayer(config, dim, num_heads) for _ in range(depth))
+        # Values of a layer for one token that live at the same time: projections and their normalised copies with
+        # logits, bias and mask; or the MLP's.
+        attending = 12 * dim + 3 * num_heads * config.window_size**2
+        self.temporary_channels = max(attending, 4 * dim + 2 * int(dim * config.mlp_ratio))
         self.convolution = nn.Conv2d(dim, dim, 3, padding=1)
 
     def forward(self, features: torch.Tensor, top_k: int, memory: int | None = None) -> torch.Tensor:
@@ -105,7 +107,7 @@ class SemanIRStage(nn.Module):
         for number, (layer, shifted) in enumerate(zip(self.layers, self.shifted, strict=True)):
             # The first layer writes to a map of its own: the stage's input is added at the end.
             tokens = by_windows(
-                layer, tokens, dictionaries[shifted], memory, layer.temporary_channels, in_place=number > 0
+                layer, tokens, dictionaries[shifted], memory, self.temporary_channels, in_place=number > 0
             )
 
         def close(tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ The layers are in `modeling_layers_semanir`. Shapes: batch B, images and feature
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput, ImageSuperResolutionO
 from transformers.utils import can_return_tuple, logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_semanir import ATTENTION_IMPLEMENTATIONS, SemanIRConfig
+from .configuration_semanir import SemanIRConfig
 from .modeling_layers_semanir import (
     SemanIRAttention,
     SemanIRColumn,
@@ -27,6 +27,7 @@ from .modeling_layers_semanir import (
     bilinear_demosaick,
 )
 from .modeling_strips_semanir import by_rows
+from .ops_semanir import IMPLEMENTATIONS
 
 logger = logging.get_logger(__name__)
 
@@ -58,21 +59,19 @@ class SemanIRPreTrainedModel(PreTrainedModel):
         resolution, and in a U the skips of the levels above. `None`: always at once. So it is with gradients, with
         `output_hidden_states`, where a module inside has a hook, and while the model is compiled or exported.
         """
-        return self.base_model._memory_budget
+        return cast("SemanIRPreTrainedModel", self.base_model)._memory_budget
 
     @memory_budget.setter
     def memory_budget(self, value: int | None) -> None:
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"`memory_budget` is {value!r}; give a number of bytes from 1 up, or None for no bound.")
-        self.base_model._memory_budget = value
+        cast("SemanIRPreTrainedModel", self.base_model)._memory_budget = value
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Check a name for `attn_implementation`, as transformers does, against those of key-semantic attention."""
         name = requested_attention or "auto"
-        if name not in ATTENTION_IMPLEMENTATIONS:
-            raise ValueError(
-                f"`attn_implementation` is {name!r}; allowed: {', '.join(map(repr, ATTENTION_IMPLEMENTATIONS))}."
-            )
+        if name not in IMPLEMENTATIONS:
+            raise ValueError(f"`attn_implementation` is {name!r}; allowed: {', '.join(map(repr, IMPLEMENTATIONS))}.")
         return name
 
     @torch.no_grad()
@@ -221,7 +220,13 @@ class SemanIRModel(SemanIRPreTrainedModel):
 
 class SemanIRForImageRestoration(SemanIRPreTrainedModel):
     """
-    SemanIR with the head that makes an image: super-resolution, or restoration as a correction of the input.
+    SemanIR with the head that makes an image: super-resolution, or restoration as a correction of the input; for a
+    packed Bayer mosaic (`config.demosaicks`), a correction of bilinear demosaicking.
+
+    Attention is computed by the fastest of several ways that give the same. `attn_implementation` of `from_pretrained`
+    or `set_attn_implementation` chooses one: `"auto"`, `"eager"`, `"sdpa"`, `"native"` (CPU, numba),
+    `"flex_attention"` or `"triton"` (GPU). Images whose temporary tensors exceed `memory_budget` bytes are computed
+    part by part when no gradient is needed, with the same result.
 
     Args:
         config ([`SemanIRConfig`]): The model configuration.

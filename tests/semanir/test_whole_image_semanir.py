@@ -5,6 +5,8 @@ import sys
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, ops_semanir
 from hf_ext.semanir.configuration_semanir import PRESETS
@@ -69,11 +71,21 @@ def test_parts_of_an_image_make_the_same_image(fields):
     assert torch.equal(images, given)
 
 
-def test_parts_of_small_images():
-    model = make_model(**UNSHUFFLED)
-    for size in ((1, 1), (2, 9), (17, 3)):
-        images = make_images(1, 3, *size)
-        torch.testing.assert_close(restore(model, images, 1), restore(model, images, None), atol=1e-5, rtol=0)
+@settings(max_examples=12, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 18), st.integers(1, 18)),
+    memory_budget=st.sampled_from([1, 2_000, 20_000, 100_000]),
+    u_shaped=st.booleans(),
+)
+@example(size=(1, 1), memory_budget=1, u_shaped=True)
+@example(size=(17, 3), memory_budget=1, u_shaped=True)
+def test_parts_of_images_of_any_size(size, memory_budget, u_shaped):
+    fields = {**UNSHUFFLED, "depths": [1, 1], "num_heads": [1, 2], "refinement_depth": 0} if u_shaped else COLUMNAR
+    model = make_model(**fields)
+    images = make_images(1, 3, *size)
+    restored = restore(model, images, memory_budget)
+    assert restored.shape == images.shape and restored.isfinite().all()
+    torch.testing.assert_close(restored, restore(model, images, None), atol=1e-5, rtol=0)
 
 
 def test_parts_in_half_precision():
