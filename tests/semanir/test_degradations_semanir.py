@@ -1,0 +1,206 @@
+"""Degradations: MATLAB's bicubic by hand and by properties, JPEG, noise and mosaics by fixed hashes, patches."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from skimage import data
+
+from hf_ext.metrics.psnr import psnr
+from hf_ext.semanir.degradations_semanir import gaussian_noise, jpeg, matlab_bicubic, mosaic, unpack_mosaic
+from hf_ext.semanir.training_degradations_semanir import Degradation, read_degradations
+from hf_ext.settings import build
+
+
+def photo(height=61, width=47):
+    return data.astronaut()[40 : 40 + height, 180 : 180 + width]
+
+
+def digest(image):
+    return hashlib.sha256(np.ascontiguousarray(image).tobytes()).hexdigest()[:16]
+
+
+def by_definition(signal, scale):
+    """The sum over the mirrored signal, as written in the docstring."""
+
+    def cubic(t):
+        t = abs(t)
+        if t <= 1:
+            return 1.5 * t**3 - 2.5 * t**2 + 1
+        return -0.5 * t**3 + 2.5 * t**2 - 4 * t + 2 if t <= 2 else 0.0
+
+    mirrored = np.concatenate([signal[::-1], signal, signal[::-1]])
+    result = []
+    for place in range(int(np.ceil(len(signal) * scale))):
+        u = (place + 0.5) / scale - 0.5
+        weights = np.array([cubic((u - i) * min(scale, 1)) for i in range(-len(signal), 2 * len(signal))])
+        result.append(weights @ mirrored / weights.sum())
+    return np.array(result)
+
+
+@pytest.mark.parametrize("scale", [2, 3, 4, 1 / 2, 1 / 3, 1 / 4, 1, 0.7, 1.37])
+def test_bicubic_is_the_sum_over_the_mirrored_image(scale):
+    signal = np.random.default_rng(0).random(17)
+    expected = by_definition(signal, scale)
+    np.testing.assert_allclose(matlab_bicubic(np.tile(signal, (3, 1)), scale)[0], expected, atol=1e-12)
+    np.testing.assert_allclose(matlab_bicubic(np.tile(signal[:, None], 3), scale)[:, 0], expected, atol=1e-12)
+
+
+def test_bicubic_values_known_from_matlab():
+    # Weights of Keys' kernel at 1/4 and 3/4: -9/128, 111/128, 29/128, -3/128.
+    impulse = np.zeros((1, 9))
+    impulse[0, 4] = 128
+    np.testing.assert_allclose(
+        matlab_bicubic(np.tile(impulse, (2, 1)), 2)[0, 4:14], [0, -3, -9, 29, 111, 111, 29, -9, -3, 0], atol=1e-12
+    )
+    # Halving takes eight pixels: (-3, -9, 29, 111, 111, 29, -9, -3) / 256. The first is of pixels 2 1 0 0 1 2 3 4.
+    halves = matlab_bicubic(np.tile(np.arange(8.0), (2, 1)), 0.5)[0]
+    assert halves[0] == pytest.approx((-6 - 9 + 111 + 58 - 27 - 12) / 256, abs=1e-12)
+    np.testing.assert_allclose(halves + halves[::-1], 7, atol=1e-12)
+
+
+def test_bicubic_keeps_constants_and_inner_ramps():
+    assert np.all(matlab_bicubic(np.full((7, 9, 3), 200, np.uint8), 1 / 3) == 200)
+    ramp = np.add.outer(np.arange(40.0), 2 * np.arange(40.0))
+    smaller = matlab_bicubic(ramp, 1 / 4)
+    places = np.arange(10) * 4 + 1.5
+    np.testing.assert_allclose(smaller[2:-2, 2:-2], np.add.outer(places, 2 * places)[2:-2, 2:-2], atol=1e-9)
+
+
+def test_bicubic_sizes_types_and_errors():
+    assert matlab_bicubic(photo(), 1 / 4).shape == (16, 12, 3)
+    assert matlab_bicubic(photo(9, 9), 1 / 3).shape == (3, 3, 3)
+    assert matlab_bicubic(photo(1, 1), 4).shape == (4, 4, 3)
+    assert matlab_bicubic(photo().astype(np.float32) / 255, 2).dtype == np.float32
+    with pytest.raises(ValueError, match="scale must be a positive number"):
+        matlab_bicubic(photo(), 0)
+    with pytest.raises(TypeError, match="int64"):
+        matlab_bicubic(np.zeros((2, 2), np.int64), 2)
+    with pytest.raises(ValueError, match=r"got \(0, 2\)"):
+        matlab_bicubic(np.zeros((0, 2)), 2)
+
+
+def test_degradations_have_fixed_values():
+    image, generator = photo(), np.random.default_rng(7)
+    assert digest(matlab_bicubic(image, 1 / 4)) == "2c7af662395655b8"
+    assert digest(jpeg(image, 10)) == "c1e53c5b8496771b"
+    assert digest(jpeg(image[..., :1], 40)) == "3c3d29a241998d74"
+    assert digest(gaussian_noise(image, 25, generator)) == "6c6349925fabbe04"
+    assert digest(mosaic(image[:60, :46])) == "69dfaf64ce2971de"
+
+
+def test_noise_has_its_sigma_and_is_neither_clipped_nor_rounded():
+    image = np.zeros((200, 200, 1), np.uint8)
+    noisy = gaussian_noise(image, 50, np.random.default_rng(0))
+    assert noisy.dtype == np.float32 and noisy.min() < 0
+    assert noisy.std() * 255 == pytest.approx(50, rel=0.02)
+    np.testing.assert_array_equal(gaussian_noise(image, 0, np.random.default_rng(0)), image)
+    with pytest.raises(ValueError, match="sigma must be 0 or more"):
+        gaussian_noise(image, -1, np.random.default_rng(0))
+
+
+def test_jpeg_loses_less_at_higher_quality_and_halves_the_chroma():
+    image = photo(96, 96)
+    values = [psnr(jpeg(image, quality), image, channel="rgb") for quality in (10, 40, 90)]
+    assert values == sorted(values)
+    stripes = np.zeros((16, 16, 3), np.uint8)
+    stripes[:, ::2] = (255, 0, 0)
+    stripes[:, 1::2] = (0, 0, 255)
+    # Neighbouring columns share their chroma, so that their colours mix.
+    assert np.all(jpeg(stripes, 100)[..., 0].max() < 230)
+    for wrong, message in (
+        ({"image": image, "quality": 0}, "quality must be from 1 to 100"),
+        ({"image": image[..., :2], "quality": 10}, "got .96, 96, 2."),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jpeg(**wrong)
+    with pytest.raises(TypeError, match="round it to uint8"):
+        jpeg(image / 255, 10)
+
+
+def test_a_mosaic_keeps_one_colour_of_each_pixel():
+    image = photo(6, 4)
+    packed = mosaic(image)
+    assert packed.shape == (3, 2, 4)
+    np.testing.assert_array_equal(packed[1, 1], [image[2, 2, 0], image[2, 3, 1], image[3, 2, 1], image[3, 3, 2]])
+    seen = unpack_mosaic(packed)
+    assert np.count_nonzero(seen == image) >= 24 and np.all((seen == 0) | (seen == image))
+    with pytest.raises(ValueError, match="even sides"):
+        mosaic(photo(5, 4))
+    with pytest.raises(ValueError, match="height, width, 4"):
+        unpack_mosaic(image)
+
+
+CASES = [
+    ({"kind": "jpeg", "quality": 10}, 1),
+    ({"kind": "bicubic"}, 2),
+    ({"kind": "bicubic"}, 3),
+    ({"kind": "bicubic"}, 4),
+    ({"kind": "mosaic"}, 2),
+    ({"kind": "paired"}, 2),
+]
+
+
+@pytest.mark.parametrize(("fields", "scale"), CASES)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_patch_is_part_of_the_whole_degraded_image(fields, scale, channels):
+    degradation = build(Degradation, fields)
+    clean = photo(121, 107)[..., :channels]
+    if degradation.kind == "mosaic" and channels == 1:
+        return
+    images = [clean[::scale, ::scale][: 121 // scale, : 107 // scale], clean[: 121 // scale * scale]]
+    images = images if degradation.kind == "paired" else [clean]
+    degraded, whole = degradation.whole(images, scale, np.random.default_rng(0))
+    size, found = 8, set()
+    for seed in range(12):
+        small, large = degradation.patch(images, scale, size, np.random.default_rng(seed))
+        again = degradation.patch(images, scale, size, np.random.default_rng(seed))
+        np.testing.assert_array_equal(small, again[0])
+        assert small.shape[:2] == (size, size) and large.shape == (size * scale, size * scale, channels)
+        # The same draws as the patch: a place, a turn and a reflection.
+        generator = np.random.default_rng(seed)
+        top, left = (int(generator.integers(side // scale - size + 1)) for side in images[-1].shape[:2])
+        turns, mirror = int(generator.integers(4)), bool(generator.integers(2))
+        part = degraded[top : top + size, left : left + size]
+        place = whole[top * scale : (top + size) * scale, left * scale : (left + size) * scale]
+        expected = [np.rot90(image, turns)[:, ::-1] if mirror else np.rot90(image, turns) for image in (part, place)]
+        np.testing.assert_array_equal(large, expected[1])
+        if degradation.kind == "mosaic":
+            np.testing.assert_array_equal(small, mosaic(large))
+        else:
+            np.testing.assert_array_equal(small, expected[0])
+        found.add((turns, mirror))
+    assert len(found) > 4
+
+
+def test_ranges_are_drawn_evenly_and_from_the_generator_alone():
+    noise, compression = read_degradations(
+        [{"kind": "gaussian_noise", "sigma": [5, 50]}, {"kind": "jpeg", "quality": [10, 12]}], "task.degradation"
+    )
+    generator = np.random.default_rng(0)
+    sigmas = [noise.drawn(generator).sigma for _ in range(1000)]
+    assert min(sigmas) > 5 and max(sigmas) < 50 and np.mean(sigmas) == pytest.approx(27.5, abs=1.5)
+    assert {compression.drawn(np.random.default_rng(seed)).quality for seed in range(40)} == {10, 11, 12}
+    assert (noise.label, compression.title) == ("gaussian_noise_5_to_50", "JPEG quality 10 to 12")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"kind": "blur"}, "blur"),
+        ({"kind": "jpeg"}, "quality belongs to kind jpeg and is needed there; got None"),
+        ({"kind": "bicubic", "sigma": 5}, "sigma belongs to kind gaussian_noise"),
+        ({"kind": "gaussian_noise", "sigma": [50, 5]}, "sigma must be a number or a range"),
+        ({"kind": "gaussian_noise", "sigma": 0}, "from 0 to 255, got 0"),
+        ({"kind": "jpeg", "quality": [10.5, 20]}, "quality must be a whole number or a range"),
+        ({"kind": "jpeg", "quality": 101}, "from 1 to 100, got 101"),
+        ({"kind": "jpeg", "quality": 10, "weight": 0}, "weight must be more than 0"),
+        ({"kind": "jpeg", "qualty": 10}, "unknown key 'qualty' in section 'here'. Did you mean 'quality'"),
+        ("jpeg", "here must be a mapping of keys, got 'jpeg'"),
+        ([], "at least one degradation"),
+        ([{"kind": "jpeg", "quality": 10}] * 2, "none twice, got .'jpeg_10', 'jpeg_10'."),
+    ],
+)
+def test_wrong_settings_are_refused(value, message):
+    with pytest.raises(ValueError, match=message):
+        read_degradations(value, "here")
