@@ -240,40 +240,19 @@ def _grid(query: torch.Tensor, settings: dict[str, Any]) -> tuple[int]:
     return (query.shape[0] * query.shape[1] * triton.cdiv(query.shape[2], settings["block"]),)
 
 
-def _check(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
-) -> None:
-    """A kernel with the wrong sizes would read memory that is not its own."""
-    windows, heads, tokens, head_dim = query.shape
+def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
     if query.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("The Triton kernel got tensors on the CPU; move the model to a GPU, or choose 'sdpa'.")
-    if head_dim > _LARGEST_HEAD:
+    if query.shape[-1] > _LARGEST_HEAD:
         raise ValueError(
-            f"The Triton kernel got heads of {head_dim} channels; at most {_LARGEST_HEAD} are supported. Use more "
-            "heads, or choose 'sdpa'."
+            f"The Triton kernel got heads of {query.shape[-1]} channels; at most {_LARGEST_HEAD} are supported. Use "
+            "more heads, or choose 'sdpa'."
         )
     dtypes = {query.dtype, key.dtype, value.dtype}
     if len(dtypes) > 1 or query.dtype not in _DTYPES:
         raise TypeError(
             f"The Triton kernel got {', '.join(sorted(map(str, dtypes)))}; give queries, keys and values one dtype of "
             f"{', '.join(map(str, _DTYPES))}, or choose 'sdpa'."
-        )
-    expected = {
-        "key": (key, tuple(query.shape)),
-        "value": (value, tuple(query.shape)),
-        "table": (table, (heads, (2 * dictionary.window_size - 1) ** 2)),
-        "dictionary.bits": (dictionary.bits, (windows, tokens, (tokens + 7) // 8)),
-    }
-    for name, (found, shape) in expected.items():
-        if found is not None and (tuple(found.shape) != shape or found.device != query.device):
-            raise ValueError(
-                f"`{name}` has shape {tuple(found.shape)} on {found.device}; queries of shape {tuple(query.shape)} on "
-                f"{query.device} need {shape}, there."
-            )
-    if dictionary.window[0] * dictionary.window[1] != tokens or max(dictionary.window) > dictionary.window_size:
-        raise ValueError(
-            f"`dictionary.window` is {dictionary.window}; it must hold {tokens} tokens, with sides of at most "
-            f"{dictionary.window_size}."
         )
 
 
@@ -301,7 +280,8 @@ def triton_attention(
         ValueError: If the tensors are not on one GPU, sizes do not fit each other, or `head_dim` is above 128.
         TypeError: If the dtypes differ or are not supported.
     """
-    _check(query, key, value, table, dictionary)
+    _check(query, key, value)
+    dictionary.check_sizes(query, key, value, None, table)
     if not query.numel():
         return torch.zeros_like(value)
     if dictionary.bits is not None:

@@ -300,6 +300,7 @@ def _attend_natively(
             f"`implementation` is 'native' but {problem}; it needs numba, float32 on a CPU, heads of at most "
             f"{_NATIVE_HEAD} channels. Use 'auto', which chooses it where it can."
         )
+    dictionary.check_sizes(query, key, value, temperature, table)
     geometry = (dictionary.window, dictionary.window_size)
     return kernels[1](query, key, value, temperature.float(), table.float(), *geometry, dictionary.bits)
 

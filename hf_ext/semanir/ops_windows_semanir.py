@@ -43,6 +43,45 @@ class Dictionary(NamedTuple):
         """
         return self if self.bits is None else self._replace(bits=self.bits[windows])
 
+    def check_sizes(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        temperature: torch.Tensor | None,
+        table: torch.Tensor,
+    ) -> None:
+        """
+        Check the arguments of an attention that a kernel reads by address.
+
+        Args:
+            query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`): Projections of the window tokens.
+            temperature (`torch.Tensor` of shape `(heads,)`, *optional*): One for each head.
+            table (`torch.Tensor` of shape `(heads, (2 * window_size - 1)^2)`): Position biases.
+
+        Raises:
+            ValueError: If they fit neither each other nor the dictionary, or lie on several devices.
+        """
+        windows, heads, tokens = query.shape[:3]
+        expected = {
+            "key": (key, tuple(query.shape)),
+            "value": (value, tuple(query.shape)),
+            "temperature": (temperature, (heads,)),
+            "table": (table, (heads, (2 * self.window_size - 1) ** 2)),
+            "dictionary.bits": (self.bits, (windows, tokens, (tokens + 7) // 8)),
+        }
+        for name, (found, shape) in expected.items():
+            if found is not None and (tuple(found.shape) != shape or found.device != query.device):
+                raise ValueError(
+                    f"`{name}` has shape {tuple(found.shape)} on {found.device}; queries of shape "
+                    f"{tuple(query.shape)} on {query.device} need {shape} there."
+                )
+        if self.window[0] * self.window[1] != tokens or max(self.window) > self.window_size:
+            raise ValueError(
+                f"`dictionary.window` is {self.window}; it must hold {tokens} tokens, with sides of at most "
+                f"{self.window_size}."
+            )
+
 
 def partition_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
     """
