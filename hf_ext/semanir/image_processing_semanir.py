@@ -321,7 +321,7 @@ class SemanIRImageProcessor(PilBackend):
     def _pictures(self, images: ImageInput) -> list[np.ndarray]:
         """The given images as pixels, alpha and all."""
         listed = images if isinstance(images, (list, tuple)) else [images]
-        flat = self._prepare_images_structure([_with_channels(image) for image in listed])
+        flat: Any = self._prepare_images_structure([_with_channels(image) for image in listed])
         return [
             image_to_pixels(image)
             if isinstance(image, Image.Image)
