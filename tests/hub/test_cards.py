@@ -128,7 +128,7 @@ def test_a_partial_report_leaves_no_gap(snapshot, drop, how):
         ({"shift_policy": "none"}, "Windows are never shifted"),
         ({"similarity": "cosine"}, "the paper uses the inner product"),
         ({"include_self": True}, "one of its own keys"),
-        ({"scale": 2}, "enlarges images 2 times"),
+        ({"scale": 2}, "enlarges colour images 2 times"),
         ({"train_top_k": (3, 6)}, "training used 3, 6."),
         (
             {"architecture": "u-shaped", "depths": (1, 1), "num_heads": (2, 2), "refinement_depth": 1},
