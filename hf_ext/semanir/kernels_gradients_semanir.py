@@ -97,6 +97,17 @@ def _unscale(row, slope, out, vectors, dim, length):
     return inner * scale / length
 
 
+@njit
+def _finish_keys(key, key_sums, value_sums, key_slope, value_slope, vectors):
+    """Write the gradients of the keys and values of a window and head."""
+    tokens, dim = key.shape
+    for j in range(tokens):
+        here = 4 * LANES * vectors * j
+        _unscale(key[j].ctypes.data, key_sums + here, key_slope[j].ctypes.data, vectors, dim, np.float32(1))
+        for v in range(vectors):
+            store_some(value_slope[j].ctypes.data, LANES * v, load(value_sums + here, LANES * v), dim - LANES * v)
+
+
 def attend_backward(
     query, key, value, temperature, table, bits, gradient, width, window_size, parts,
     query_slope, key_slope, value_slope, temperature_slope, table_slope, start, end,
@@ -158,11 +169,6 @@ def attend_backward(
                 slope = results + 4 * padded * i
                 tau_slope += _unscale(source, slope, out, vectors, dim, temperature[head])
         temperature_slope[w, head] = tau_slope
-        for j in range(tokens):
-            source, out = key[w, head, j].ctypes.data, key_slope[w, j, head].ctypes.data
-            _unscale(source, key_sums + 4 * padded * j, out, vectors, dim, np.float32(1))
-            for v in range(vectors):
-                part = load(value_sums, padded * j + LANES * v)
-                store_some(value_slope[w, j, head].ctypes.data, LANES * v, part, dim - LANES * v)
+        _finish_keys(key[w, head], key_sums, value_sums, key_slope[w, :, head], value_slope[w, :, head], vectors)
     # Numba frees an array after its last use, and these are used by address.
     matrices[0] = turned[0] + places[0]

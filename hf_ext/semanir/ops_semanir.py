@@ -30,6 +30,8 @@ IMPLEMENTATIONS = ("auto", "eager", "sdpa", "native", "flex_attention", "triton"
 # fill a GPU.
 _LOGITS_CPU = 2**22
 _LOGITS_GPU = 2**26
+# Values of a feature map above which it is cut into windows part by part: 256 MiB of float32.
+_BAND = 2**26
 # Channels of a head that fit the registers of the kernels for CPUs.
 _NATIVE_HEAD = 64
 # Values of a feature map of which the windows are copied at a time.
@@ -176,12 +178,29 @@ def build_dictionary(
     regions = key_regions(size, window, shift, features.device) if any(shift) else None
     bits: torch.Tensor | None = None
     if regions is not None or top_k < window[0] * window[1]:
-        rows = [
-            semantic_keys(windows, None if regions is None else regions[places], top_k, similarity, include_self)
-            for windows, places in _bands(features, window, shift)
-        ]
+        rows = []
+        for windows, legal in _bands(features, window, shift, regions):
+            rows.append(semantic_keys(windows, legal, top_k, similarity, include_self))
         bits = rows[0] if len(rows) == 1 else torch.cat(rows)
     return Dictionary(window, shift, window_size, bits)
+
+
+def _bands(
+    features: torch.Tensor, window: Pair, shift: Pair, regions: torch.Tensor | None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Windows and their regions, at once or, of maps so large that a copy counts, some rows of windows at a time."""
+    _, height, width, channels = features.shape
+    band = max(1, _BAND // (window[0] * width * channels)) * window[0]
+    if features.numel() <= _BAND or torch.compiler.is_compiling():
+        yield partition_windows(features, window, shift), regions
+        return
+    for image in features:
+        for start in range(0, height, band):
+            stop = min(start + band, height)
+            rows = (torch.arange(start, stop, device=features.device) + shift[0]) % height
+            windows = partition_windows(image[rows][None], window, (0, shift[1]))
+            first = start // window[0] * (width // window[1])
+            yield windows, None if regions is None else regions[first : first + len(windows)]
 
 
 def _masked_bias(table: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
@@ -197,7 +216,7 @@ def _automatic(value: torch.Tensor, gradient: bool) -> str:
     if value.device.type != "cpu":
         return "sdpa"
     # Measured from 64 to 1024 tokens and for every k: the kernels need no masks, and no copies of what is given.
-    native = value.dtype == torch.float32 and value.shape[-1] <= _NATIVE_HEAD and not torch.compiler.is_compiling()
+    native = value.dtype != torch.float64 and value.shape[-1] <= _NATIVE_HEAD and not torch.compiler.is_compiling()
     if native and _native() is not None:
         return "native"
     # SDPA on a CPU computes the gradient of a bias along a path that is slower than these lines.
@@ -249,7 +268,7 @@ def key_semantic_attention(
         dictionary ([`Dictionary`]): The keys of these windows, at least one a token.
         implementation (`str`, *optional*, defaults to `"auto"`):
             `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks), `"native"`
-            (fused; float32 on CPUs), `"flex_attention"` and `"triton"` (fused, for GPUs), or `"auto"`: the fastest
+            (fused; CPUs, in float32), `"flex_attention"` and `"triton"` (fused, for GPUs), or `"auto"`: the fastest
             here. All give the same.
 
     Returns:
@@ -289,20 +308,19 @@ def _attend_natively(
 ) -> torch.Tensor:
     """Attention by the kernels for CPUs."""
     kernels = _native()
-    dtypes = {tensor.dtype for tensor in (query, key, value)}
     problem = None
     if kernels is None:
         problem = "numba is not installed"
-    elif query.device.type != "cpu" or dtypes != {torch.float32} or value.shape[-1] > _NATIVE_HEAD:
+    elif query.device.type != "cpu" or value.dtype == torch.float64 or value.shape[-1] > _NATIVE_HEAD:
         problem = f"it got {value.dtype} on {value.device} with heads of {value.shape[-1]} channels"
     if problem is not None or kernels is None:
         raise ValueError(
-            f"`implementation` is 'native' but {problem}; it needs numba, float32 on a CPU, heads of at most "
+            f"`implementation` is 'native' but {problem}; it needs numba, at most float32 on a CPU, heads of at most "
             f"{_NATIVE_HEAD} channels. Use 'auto', which chooses it where it can."
         )
     dictionary.check_sizes(query, key, value, temperature, table)
-    geometry = (dictionary.window, dictionary.window_size)
-    return kernels[1](query, key, value, temperature.float(), table.float(), *geometry, dictionary.bits)
+    given = [tensor.float() for tensor in (query, key, value, temperature, table)]
+    return kernels[1](*given, dictionary.window, dictionary.window_size, dictionary.bits).to(value.dtype)
 
 
 __all__ = [

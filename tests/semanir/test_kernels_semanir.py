@@ -64,7 +64,7 @@ def expected():
 IMPLEMENTATIONS = {
     "eager": (torch.float64, torch.float32, torch.bfloat16),
     "sdpa": (torch.float64, torch.float32, torch.bfloat16),
-    "native": (torch.float32,),
+    "native": (torch.float32, torch.bfloat16),
     "flex_attention": (torch.float64, torch.float32),
     "auto": (torch.float64, torch.float32, torch.bfloat16),
 }

@@ -172,6 +172,16 @@ def test_dictionary_geometry_equals_the_reference():
         assert (fast.window, fast.shift) == (plain.window, plain.shift)
 
 
+def test_dictionary_of_a_large_map_is_built_band_by_band(monkeypatch):
+    features = random(2, 12, 9, 4, gradient=False).float()
+    whole = [ops.build_dictionary(features, 3, shifted, 4).bits for shifted in (False, True)]
+    # One row of windows, and two.
+    for band in (1, 2 * 3 * 9 * 4):
+        monkeypatch.setattr(ops, "_BAND", band)
+        for bits, shifted in zip(whole, (False, True), strict=True):
+            assert ops.build_dictionary(features, 3, shifted, 4).bits.equal(bits)
+
+
 def test_dense_dictionary_has_no_bits():
     features = random(1, 6, 6, 4, gradient=False)
     assert ops.build_dictionary(features, 3, False, 9).bits is None
