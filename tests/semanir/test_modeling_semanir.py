@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -289,6 +290,11 @@ def test_folder_loads_and_saves_again_without_the_package(tmp_path):
     folders = [tmp_path / name for name in ("first", "second", "third")]
     model.save_pretrained(folders[0])
     SemanIRImageProcessor().save_pretrained(folders[0])
+    shipped = ("configuration_", "modeling_", "ops_", "kernels_")
+    code = Path(sys.modules[SemanIRModel.__module__].__file__).parent.glob("*.py")
+    assert {file.name for file in code if file.name.startswith(shipped)} <= {
+        file.name for file in folders[0].iterdir()
+    }
     environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     # From the folder that we wrote, then from the folder that the process without us wrote.
     for source, target in zip(folders, folders[1:], strict=False):
