@@ -105,6 +105,7 @@ print(json.dumps([strange, restore(image, output_type="np").tolist()]))
 """
 
 
+@pytest.mark.slow
 def test_hub_ids_and_folders_without_hf_ext(hub, tmp_path):
     model = make_model()
     model.save_pretrained(tmp_path / "model")
