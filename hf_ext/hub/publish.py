@@ -208,11 +208,18 @@ def _save(model: PreTrainedModel | PeftModel, processor: Processor | None, out: 
     if processor is not None:
         processor.save_pretrained(str(out))
     if room is not None:
-        # transformers copies what the saved class needs; the configuration names the other heads as well
-        code = room_code(room)
-        for reference in model.config.to_dict()["auto_map"].values():
-            path = code[f"{reference.partition('.')[0]}.py"]
-            for file in (path, *map(Path, get_relative_import_files(path))):
+        _add_code(out, room)
+
+
+def _add_code(out: Path, room: ModuleType) -> None:
+    """The files of every class that is named, and what they import; transformers copies those of the saved class."""
+    code = room_code(room)
+    for path in (out / "config.json", out / "preprocessor_config.json"):
+        named = parse_json_object(path.read_bytes(), str(path)).get("auto_map", {}) if path.is_file() else {}
+        for reference in named.values():
+            # what else is named is refused by the check of the folder
+            first = code.get(f"{str(reference).partition('.')[0]}.py")
+            for file in () if first is None else (first, *map(Path, get_relative_import_files(first))):
                 shutil.copyfile(file, out / file.name)
 
 
@@ -255,8 +262,8 @@ def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
     if foreign:
         raise ValueError(f"{folder}: {foreign[0]} is code, which is not published; take it out of the folder first")
     copy_artifact(folder, out)
-    for name, path in code.items():
-        shutil.copyfile(path, out / name)
+    if room is not None:
+        _add_code(out, room)
 
 
 def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Processor | None]:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import BertConfig, BertModel
+from transformers.dynamic_module_utils import get_relative_import_files
 
-from hf_ext import semanir
-from hf_ext.hub.load_check import room_code
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, image_processing_semanir
 
-# Every file of a shipped role travels: the model's and its image processor's.
-CODE = sorted(room_code(semanir))
+# What travels: model and image processor, and the files that they import.
+ROOM = Path(image_processing_semanir.__file__).parent
+CLASSES = [ROOM / "modeling_semanir.py", ROOM / "image_processing_semanir.py"]
+CODE = sorted({Path(file).name for path in CLASSES for file in (path, *get_relative_import_files(path))})
 STAGED = sorted(["README.md", "config.json", "model.safetensors", "preprocessor_config.json", *CODE])
 
 EVALUATION: dict[str, Any] = {
