@@ -192,6 +192,7 @@ def plot(results: dict[str, dict[str, dict[str, float]]], path: Path, title: str
         panel.plot(*zip(*points, strict=True), marker="o", label=group)
     panel.axhline(1, color="grey", linewidth=1)
     panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_formatter("{x:.0f}")
     panel.set(xlabel="k, of N = 1024", ylabel="time / time of dense attention", ylim=(0, None), title=title)
     panel.grid(alpha=0.3)
     panel.legend()
