@@ -120,7 +120,12 @@ def restore(
     sheet = folder / "comparison.png" if folder is not None and compare else None
     if sheet is not None and any(job.out == sheet for job in jobs):
         raise Unusable(f"a restored picture would be written to {sheet}, where --compare draws; rename it.")
-    options = {"tile": tile, "self_ensemble": self_ensemble, "top_k": top_k, "max_megapixels": max_megapixels}
+    options: dict[str, Any] = {
+        "tile": tile,
+        "self_ensemble": self_ensemble,
+        "top_k": top_k,
+        "max_megapixels": max_megapixels,
+    }
     model = load_model(source, device, dtype)
     started = time.monotonic()
     with _Bar(jobs) as bar:

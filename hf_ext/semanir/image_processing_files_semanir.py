@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 from transformers.utils import logging
 
 from .image_processing_semanir import image_to_pixels, pixels_to_image
@@ -100,8 +100,9 @@ def read_image(source: str | Path | bytes, max_megapixels: float = 200.0) -> Pic
             if width * height > max_megapixels * 1e6:
                 raise ValueError(_too_large(name, f"{width} x {height} pixels", max_megapixels))
             # A phone's JPEG of several pictures (MPO) shows its first.
-            if getattr(image, "n_frames", 1) > 1 and image.format not in ("MPO", "JPEG"):
-                raise ValueError(f"{name} has {image.n_frames} frames or pages; give each as a file of its own.")
+            frames = getattr(image, "n_frames", 1)
+            if frames > 1 and image.format not in ("MPO", "JPEG"):
+                raise ValueError(f"{name} has {frames} frames or pages; give each as a file of its own.")
             return _picture(image, source)
     except Image.DecompressionBombError as error:
         raise ValueError(_too_large(name, "more than twice as many pixels", max_megapixels)) from error
@@ -123,11 +124,11 @@ def _too_large(name: str, size: str, bound: float) -> str:
     return f"{name} has {size}; at most {bound:g} megapixels are decoded. Raise max-megapixels to allow it."
 
 
-def _opened(source: str | Path | bytes) -> Image.Image:
+def _opened(source: str | Path | bytes) -> ImageFile.ImageFile:
     return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
 
 
-def _picture(image: Image.Image, source: str | Path | bytes) -> Picture:
+def _picture(image: ImageFile.ImageFile, source: str | Path | bytes) -> Picture:
     raw = image.tile[0].args if image.tile else None
     deep = image.format == "PNG" and raw in ("RGB;16B", "RGBA;16B")
     if isinstance(raw, str) and "16" in raw and not deep and not image.mode.startswith("I;16"):
@@ -138,7 +139,7 @@ def _picture(image: Image.Image, source: str | Path | bytes) -> Picture:
     icc_profile, dpi = image.info.get("icc_profile"), image.info.get("dpi")
     exif = image.getexif()
     pixels = image_to_pixels(image)
-    if deep:
+    if deep and isinstance(raw, str):
         # Read as if bytes were the other way round, the lower ones come out where the upper ones do.
         with _opened(source) as again:
             again.tile = [again.tile[0]._replace(args=raw.replace("16B", "16L"))]

@@ -9,6 +9,7 @@ every block of keys holds a neighbour, so none could be skipped.
 import warnings
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,10 @@ _SMALLEST_HEAD = 16
 @cache
 def _compiled() -> Callable[..., torch.Tensor]:
     # A kernel for each number of heads and each head size, so more than torch keeps by default; above, an error.
-    return torch.compile(flex_attention, fullgraph=True, recompile_limit=128)
+    # Its stub does not know the limit.
+    compiling: Any = torch.compile
+    compiled: Callable[..., torch.Tensor] = compiling(flex_attention, fullgraph=True, recompile_limit=128)
+    return compiled
 
 
 def _places(dictionary: Dictionary, device: torch.device) -> torch.Tensor:
@@ -93,8 +97,9 @@ def flex_attention_(
     if device.type == "cuda":
         padding = (0, max(0, _SMALLEST_HEAD - head_dim))
         query, key, value = (F.pad(x, padding) for x in (query, key, value))
-        attend = flex_attention if compiling else _compiled()
-        return attend(query, key, value, change, scale=1.0)[..., :head_dim]
+        attend: Any = flex_attention if compiling else _compiled()
+        attended: torch.Tensor = attend(query, key, value, change, scale=1.0)
+        return attended[..., :head_dim]
     with warnings.catch_warnings():
         # It warns that it computes all logits; here that is the intention.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")

@@ -129,22 +129,6 @@ def _best_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, i
     return pack_keys(chosen)
 
 
-def _bands(features: torch.Tensor, window: Pair, shift: Pair) -> Iterator[tuple[torch.Tensor, slice]]:
-    """The windows of a partition and their places in an image. A large map is not copied: rows of windows in turn."""
-    if features.numel() <= _BAND:
-        yield partition_windows(features, window, shift), slice(None)
-        return
-    height, width, channels = features.shape[1:]
-    rows, columns = height // window[0], width // window[1]
-    step = max(1, _BAND // (window[0] * width * channels))
-    for image in features.detach():
-        for first in range(0, rows, step):
-            last = min(first + step, rows)
-            lines = torch.arange(first * window[0], last * window[0], device=features.device)
-            band = image[(lines + shift[0]) % height]
-            yield partition_windows(band[None], window, (0, shift[1])), slice(first * columns, last * columns)
-
-
 def build_dictionary(
     features: torch.Tensor,
     window_size: int,

@@ -1,5 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """`pipeline("image-restoration", model=...)`: pictures in, restored pictures out."""
+# transformers' base class annotates its hooks more narrowly than its own pipelines use them.
+# mypy: disable-error-code="assignment,override"
 
 import os
 from typing import Any
@@ -11,6 +13,7 @@ from transformers.pipelines.base import Pipeline
 
 from .image_processing_files_semanir import read_image
 from .image_processing_semanir import from_unit, image_to_pixels, pixels_to_image
+from .modeling_semanir import SemanIRForImageRestoration
 from .restoring_semanir import restore_image, restore_pixels
 
 
@@ -33,6 +36,8 @@ class ImageRestorationPipeline(Pipeline):
     >>> restored = restore(["a.png", "b.jpg"], tile="auto", self_ensemble=True)
     ```
     """
+
+    model: SemanIRForImageRestoration
 
     # Where one is not refused, transformers looks for its code in the model's folder, and asks whether to trust it.
     _load_processor = False

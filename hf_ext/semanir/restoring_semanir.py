@@ -8,7 +8,7 @@ works on is moved to its device.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -205,7 +205,7 @@ def _in_float32(model: SemanIRForImageRestoration) -> Iterator[None]:
         with torch.autocast(model.device.type, enabled=False):
             yield
     finally:
-        model.to(dtype)
+        cast(torch.nn.Module, model).to(dtype)
 
 
 class _Work:
@@ -245,12 +245,11 @@ class _Work:
 
     def restore(self, image: np.ndarray, share: int = 1) -> np.ndarray:
         """All passes over the image; one of its pixels stands for `share` of the picture's."""
-        side = self._automatic_tile(image) if self.tile == "auto" else self.tile
+        side = self._automatic_tile(image) if isinstance(self.tile, str) else self.tile
         while True:
             done = self.done
             try:
-                result = self._ensemble(image, side, share)
-                return result
+                return self._ensemble(image, side, share)
             except torch.OutOfMemoryError:
                 smaller = self._tile_below(side or max(image.shape[:2]))
                 if self.tile != "auto" or smaller == side:

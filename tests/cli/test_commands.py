@@ -170,7 +170,13 @@ def configuration(tmp_path) -> Path:
     source = {"path": str(tmp_path / "photos"), "split": "train"}
     file = tmp_path / "denoise.yaml"
     file.write_text(
-        json.dumps({"method": "semanir", "data": {"train": source, "eval": source}, "task": {"degradation": {"kind": "gaussian_noise", "sigma": 25}}})
+        json.dumps(
+            {
+                "method": "semanir",
+                "data": {"train": source, "eval": source},
+                "task": {"degradation": {"kind": "gaussian_noise", "sigma": 25}},
+            }
+        )
     )
     return file
 
