@@ -30,8 +30,8 @@ from hf_ext.training.data import TrainingLoader, open_source
 SEED = 0
 # Seconds of one core. A comparison gives every model the same seconds, and once the same samples: as many as the
 # Fourier MRConv does in these seconds, or what fits into the longest.
-HEADLINE_SECONDS, UNSEEN_SECONDS, LM_SECONDS = 1500, 420, 200
-COMPARISON_SECONDS, LONGEST_SECONDS, ABLATION_SECONDS = 75, 270, 40
+HEADLINE_SECONDS, UNSEEN_SECONDS, LM_SECONDS = 1500, 420, 240
+COMPARISON_SECONDS, LONGEST_SECONDS, ABLATION_SECONDS = 75, 270, 50
 # A kernel whose budget has as many steps as the first's, within this share, is trained once for both.
 ABOUT_AS_FAST = 0.25
 KERNELS = ("fourier", "dilated", "sparse", "fourier_sparse", "implicit")
