@@ -209,8 +209,8 @@ def test_evaluate_pins_the_commit_of_a_model_on_a_hub(snapshot, configuration, h
 def test_what_training_refuses_ends_with_2(snapshot, configuration):
     result = run("train", configuration, "--output_dir", "run", "--learning_rat", "1", code=2)
     assert "Did you mean 'learning_rate'?" in result.stderr
-    result = run("evaluate", snapshot, "--config", configuration, "--task.sigm", "1", code=2)
-    assert "Did you mean 'sigma'?" in result.stderr
+    result = run("evaluate", snapshot, "--config", configuration, "--task.patch_siz", "1", code=2)
+    assert "Did you mean 'patch_size'?" in result.stderr
 
 
 def test_train_passes_everything_after_the_file_on(configuration, monkeypatch):

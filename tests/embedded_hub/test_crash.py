@@ -96,6 +96,7 @@ def test_killed_in_the_middle_of_an_upload(tmp_path: Path) -> None:
         assert path is not None and ask(hub.url, "PUT", path, bytes(20 << 20)).status == 200
 
 
+@pytest.mark.slow
 def test_killed_while_many_commit(tmp_path: Path) -> None:
     root, rng = tmp_path / "hub", random.Random(0)
     acknowledged: dict[str, bytes] = {}

@@ -143,7 +143,8 @@ def run_recipe(tmp_path: Path, name: str, *overrides: str, folder: str = "run") 
 
 
 def test_every_recipe_has_a_slice():
-    assert {path.stem for path in RECIPES.glob("*.yaml")} == set(SLICES)
+    # The quickstart, which a test runs, trains its own.
+    assert {path.stem for path in RECIPES.glob("*.yaml")} == {*SLICES, "quickstart"}
 
 
 @pytest.mark.parametrize("name", SLICES)

@@ -98,6 +98,7 @@ def kill_and_continue(tmp_path: Path, examples: Path, moments: list[str], monkey
     assert not [*killed.glob("**/*.tmp"), *killed.glob("*.previous")]
 
 
+@pytest.mark.slow
 def test_killed_while_a_state_is_written(tmp_path, examples, monkeypatch):
     kill_and_continue(tmp_path, examples, ["state/step-*.tmp", "any"], monkeypatch)
 
