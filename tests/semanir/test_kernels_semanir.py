@@ -173,10 +173,9 @@ def test_selection_equals_sorting(tokens, top_k, values, regions, include_self, 
     elif values == "extreme":
         scores = scores * 1e38 * 10
     given_regions = torch.randint(0, regions, (2, tokens), generator=generator).byte() if regions else None
-    ranked = scores.double()
+    # An infinite score stays before (or behind) every finite one, and a legal one before an illegal one.
+    ranked = scores.double().clamp(-1e300, 1e300)
     if include_self:
-        # Before infinite scores too.
-        ranked = ranked.clamp(-1e300, 1e300)
         ranked.diagonal(dim1=1, dim2=2).fill_(torch.inf)
     legal = torch.ones_like(scores, dtype=torch.bool)
     if given_regions is not None:
