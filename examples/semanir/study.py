@@ -31,8 +31,8 @@ from hf_ext.training.data import TrainingLoader, open_source
 SEED = 0
 # Seconds of one core for each run. The samples of a comparison are what SemanIR does in its seconds; a peer that would
 # need more than the longest gets what it does in that.
-CANDIDATE_SECONDS, HEADLINE_SECONDS = 75, 2700
-DENOISING_SECONDS, RESOLUTION_SECONDS, LONGEST_SECONDS = 210, 270, 400
+CANDIDATE_SECONDS, HEADLINE_SECONDS = 60, 2100
+DENOISING_SECONDS, RESOLUTION_SECONDS, LONGEST_SECONDS = 180, 210, 330
 NOISE, JPEG = {"kind": "gaussian_noise", "sigma": 25}, {"kind": "jpeg", "quality": 10}
 # Networks for the headline. The one that restores validation photographs best after CANDIDATE_SECONDS is trained.
 CANDIDATES: dict[str, dict[str, Any]] = {
@@ -97,12 +97,13 @@ class Study:
         path.with_suffix(".tmp").rename(path)
         return json.loads(path.read_text(encoding="utf-8"))["result"]
 
-    def source(self, name: str, split: str = "train") -> dict[str, Any]:
+    def source(self, name: str, split: str | None = None) -> dict[str, Any]:
         """A data set; two images of it where the machinery is tried."""
-        return {
-            "path": str(self.data / name),
-            "split": split if self.scale >= 0.1 else f"{split.partition('[')[0]}[:2]",
-        }
+        path = str(self.data / name)
+        if split is None:
+            # A folder whose files are called test001 and so on is a test split, others are a training split.
+            split = datasets.get_dataset_split_names(path)[0]
+        return {"path": path, "split": split if self.scale >= 0.1 else f"{split.partition('[')[0]}[:2]"}
 
     def values(self, test: dict[str, Any], training: str = "train+test", **changes: Any) -> dict[str, Any]:
         """Settings of a run: the 400 photographs, a test set, and what differs from the recipe."""
