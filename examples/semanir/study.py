@@ -31,8 +31,8 @@ from hf_ext.training.data import TrainingLoader, open_source
 SEED = 0
 # Seconds of one core for each run. The samples of a comparison are what SemanIR does in its seconds; a peer that would
 # need more than the longest gets what it does in that.
-CANDIDATE_SECONDS, HEADLINE_SECONDS = 60, 2100
-DENOISING_SECONDS, RESOLUTION_SECONDS, LONGEST_SECONDS = 180, 210, 330
+CANDIDATE_SECONDS, HEADLINE_SECONDS = 60, 1800
+DENOISING_SECONDS, RESOLUTION_SECONDS, LONGEST_SECONDS = 160, 180, 280
 NOISE, JPEG = {"kind": "gaussian_noise", "sigma": 25}, {"kind": "jpeg", "quality": 10}
 # Networks for the headline. The one that restores validation photographs best after CANDIDATE_SECONDS is trained.
 CANDIDATES: dict[str, dict[str, Any]] = {
