@@ -1,13 +1,10 @@
 """SemanIR models: shapes, sizes, k, precision, saving, training, adapters, and loading without hf_ext."""
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor, SemanIRModel
@@ -263,53 +260,9 @@ def test_auto_classes(tmp_path):
         assert torch.equal(body(images).last_hidden_state, model.model(images).last_hidden_state)
 
 
-WITHOUT_PACKAGE = """
-import sys
-sys.modules["hf_ext"] = None
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
-
-source, target, images, restored = sys.argv[1:]
-arguments = {"trust_remote_code": True}
-assert AutoConfig.from_pretrained(source, **arguments).model_type == "semanir"
-assert type(AutoModel.from_pretrained(source, **arguments)).__name__ == "SemanIRModel"
-model = AutoModelForImageToImage.from_pretrained(source, **arguments)
-processor = AutoImageProcessor.from_pretrained(source, **arguments)
-model.save_pretrained(target)
-processor.save_pretrained(target)
-with torch.no_grad():
-    save_file({"restored": model(load_file(images)["images"]).reconstruction}, restored)
-"""
-
-
-def test_folder_loads_and_saves_again_without_the_package(tmp_path):
-    model = make_model(**COLUMNAR)
-    images = make_images(1, 3, 9, 10)
-    save_file({"images": images}, tmp_path / "images")
-    folders = [tmp_path / name for name in ("first", "second", "third")]
-    model.save_pretrained(folders[0])
-    SemanIRImageProcessor().save_pretrained(folders[0])
+def test_code_is_saved_beside_the_weights(tmp_path):
+    """tests/test_remote_code.py loads such a folder where the package is not."""
+    make_model(**COLUMNAR).save_pretrained(tmp_path)
     shipped = ("configuration_", "modeling_", "ops_", "kernels_")
     code = Path(sys.modules[SemanIRModel.__module__].__file__).parent.glob("*.py")
-    assert {file.name for file in code if file.name.startswith(shipped)} <= {
-        file.name for file in folders[0].iterdir()
-    }
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    # From the folder that we wrote, then from the folder that the process without us wrote.
-    for source, target in zip(folders, folders[1:], strict=False):
-        command = [
-            sys.executable,
-            "-c",
-            WITHOUT_PACKAGE,
-            source,
-            target,
-            tmp_path / "images",
-            target / ".." / "restored",
-        ]
-        result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
-        assert torch.equal(load_file(tmp_path / "restored")["restored"], restore(model, images))
-        for name in ("config.json", "preprocessor_config.json"):
-            assert json.loads((target / name).read_text()) == json.loads((folders[0] / name).read_text())
-        assert {file.name for file in target.iterdir()} == {file.name for file in folders[0].iterdir()}
+    assert {file.name for file in code if file.name.startswith(shipped)} <= {file.name for file in tmp_path.iterdir()}
