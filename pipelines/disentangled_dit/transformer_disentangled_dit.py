@@ -1,0 +1,505 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""The network of Disentangled DiT (Berrada Ifriqi et al., NeurIPS 2024, arXiv 2411.03177).
+
+A two-stream diffusion transformer in which a class or a text acts through attention only, and the adaptive layer
+norms (adaLN) see only the timestep and the control conditions c (sizes, crop, flip):
+    e = t_emb(t) + sum_c gamma_c(t) E_c(c)                     (eq. 1, the weights gamma of section 2)
+One self-contained file: diffusers downloads it alone. Whatever `forward` uses of this file's own is an attribute of a
+class, because a second version of the file, loaded as remote code, replaces the names of this module.
+Shapes: batch B, image tokens N, context tokens L, width D, heads H; latents [B, channels, height, width].
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.loaders import PeftAdapterMixin
+from diffusers.models.attention import AttentionMixin, AttentionModuleMixin, FeedForward
+from diffusers.models.attention_dispatch import dispatch_attention_fn
+from diffusers.models.cache_utils import CacheMixin
+from diffusers.models.embeddings import TimestepEmbedding, Timesteps
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.utils import apply_lora_scale
+from torch import Tensor, nn
+
+
+class DisentangledDiTAttnProcessor:
+    """Joint attention over image and context tokens, computed by the attention backend that diffusers has active."""
+
+    _attention_backend = None
+    _parallel_config = None
+
+    def __call__(
+        self, attn: "DisentangledDiTAttention", hidden_states: Tensor, encoder_hidden_states: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        tokens = hidden_states.shape[1]
+        query, key, value = attn.project(hidden_states)
+        added_query, added_key, added_value = attn.project_context(encoder_hidden_states)
+        if added_query is not None:
+            query = torch.cat([query, added_query], dim=1)
+        attended = dispatch_attention_fn(
+            query,
+            torch.cat([key, added_key], dim=1),
+            torch.cat([value, added_value], dim=1),
+            backend=self._attention_backend,
+            parallel_config=self._parallel_config,
+        ).flatten(2)
+        if attn.to_add_out is None:
+            return attn.to_out[0](attended), None
+        return attn.to_out[0](attended[:, :tokens]), attn.to_add_out(attended[:, tokens:])
+
+
+class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
+    """Projections of both streams, with RMSNorm of queries and keys in each head (equation of the block, below)."""
+
+    _default_processor_cls = DisentangledDiTAttnProcessor
+    _available_processors = [DisentangledDiTAttnProcessor]
+
+    def __init__(self, dim: int, heads: int, context_pre_only: bool):
+        super().__init__()
+        self.heads = heads
+        # Read by `fuse_projections`.
+        self.use_bias = self.added_proj_bias = True
+        head_dim = dim // heads
+        self.to_q, self.to_k, self.to_v = (nn.Linear(dim, dim) for _ in range(3))
+        # The context of the last block is only attended to: it asks nothing.
+        self.add_q_proj = None if context_pre_only else nn.Linear(dim, dim)
+        self.add_k_proj, self.add_v_proj = (nn.Linear(dim, dim) for _ in range(2))
+        self.norm_q, self.norm_k, self.norm_added_k = (nn.RMSNorm(head_dim, eps=1e-6) for _ in range(3))
+        self.norm_added_q = None if context_pre_only else nn.RMSNorm(head_dim, eps=1e-6)
+        self.to_out = nn.ModuleList([nn.Linear(dim, dim)])
+        self.to_add_out = None if context_pre_only else nn.Linear(dim, dim)
+        self.set_processor(self._default_processor_cls())
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of the image tokens, each [B, N, H, D / H]."""
+        if self.fused_projections:
+            query, key, value = self.to_qkv(hidden_states).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        else:
+            query, key, value = (
+                layer(hidden_states).unflatten(-1, (self.heads, -1)) for layer in (self.to_q, self.to_k, self.to_v)
+            )
+        return self.norm_q(query), self.norm_k(key), value
+
+    def project_context(self, hidden_states: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Query (None in the last block), key and value of the context tokens, each [B, L, H, D / H]."""
+        if self.add_q_proj is None or self.norm_added_q is None:
+            key, value = (
+                layer(hidden_states).unflatten(-1, (self.heads, -1)) for layer in (self.add_k_proj, self.add_v_proj)
+            )
+            return None, self.norm_added_k(key), value
+        if self.fused_projections:
+            query, key, value = self.to_added_qkv(hidden_states).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        else:
+            query, key, value = (
+                layer(hidden_states).unflatten(-1, (self.heads, -1))
+                for layer in (self.add_q_proj, self.add_k_proj, self.add_v_proj)
+            )
+        return self.norm_added_q(query), self.norm_added_k(key), value
+
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.processor(self, hidden_states, encoder_hidden_states)
+
+
+class DisentangledDiTBlock(nn.Module):
+    """
+    One block, for each stream z with weights of its own (image, context):
+        u_z = LN(x_z) scale1_z + shift1_z;   x_z += gate1_z attention(u)_z;   x_z += gate2_z MLP_z(LN(x_z) scale2_z + shift2_z)
+    """
+
+    def __init__(self, dim: int, heads: int, mlp_ratio: float, context_pre_only: bool):
+        super().__init__()
+        inner_dim = int(dim * mlp_ratio)
+        self.attn = DisentangledDiTAttention(dim, heads, context_pre_only)
+        self.ff = FeedForward(dim, activation_fn="gelu-approximate", inner_dim=inner_dim)
+        self.ff_context = None
+        if not context_pre_only:
+            self.ff_context = FeedForward(dim, activation_fn="gelu-approximate", inner_dim=inner_dim)
+
+    @staticmethod
+    def normalize(hidden_states: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """LN(x) scale + shift, for shift and scale of [B or 1, 1, D]."""
+        width = hidden_states.shape[-1:]
+        if scale.shape[0] == 1:
+            # What the whole batch shares is the affine map of the norm itself: one operation.
+            return F.layer_norm(hidden_states, width, scale.flatten(), shift.flatten(), 1e-6)
+        return torch.addcmul(shift, F.layer_norm(hidden_states, width, eps=1e-6), scale)
+
+    def forward(
+        self, hidden_states: Tensor, encoder_hidden_states: Tensor, modulation: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Context and image tokens after the block; `modulation` is [B or 1, 12 D] (8 D in the last block)."""
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate, *rest = modulation.unflatten(
+            1, (-1, 1, hidden_states.shape[-1])
+        ).unbind(1)
+        attended, attended_context = self.attn(
+            self.normalize(hidden_states, shift, scale), self.normalize(encoder_hidden_states, *rest[:2])
+        )
+        hidden_states = torch.addcmul(hidden_states, gate, attended)
+        fed = self.ff(self.normalize(hidden_states, mlp_shift, mlp_scale))
+        hidden_states = torch.addcmul(hidden_states, mlp_gate, fed)
+        if self.ff_context is not None:
+            gate, mlp_shift, mlp_scale, mlp_gate = rest[2:]
+            encoder_hidden_states = torch.addcmul(encoder_hidden_states, gate, attended_context)
+            fed = self.ff_context(self.normalize(encoder_hidden_states, mlp_shift, mlp_scale))
+            encoder_hidden_states = torch.addcmul(encoder_hidden_states, mlp_gate, fed)
+        return encoder_hidden_states, hidden_states
+
+
+class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin, PeftAdapterMixin, CacheMixin):
+    """
+    Diffusion transformer whose class or text acts through attention, and whose controls fade in with the timestep
+    (arXiv 2411.03177).
+
+    Args:
+        sample_size (`int` or `list[int]`, defaults to 32): Height and width of the latents (or pixels) that the
+            model is meant for; any size divisible by `patch_size` can be given.
+        patch_size (`int`, defaults to 2): Side of a patch, in latent pixels.
+        in_channels (`int`, defaults to 4): Channels of the latents.
+        out_channels (`int`, *optional*): Channels of the output, `in_channels` if not given; twice as many for a
+            learned variance.
+        num_layers (`int`, defaults to 28): Number of blocks.
+        num_attention_heads (`int`, defaults to 16): Heads of a block.
+        attention_head_dim (`int`, defaults to 72): Width of a head; the model's width D is heads times this.
+        mlp_ratio (`float`, defaults to 4.0): Hidden width of the MLPs over D.
+        num_classes (`int`, *optional*, defaults to 1000): Number of classes; the label `num_classes` is the null
+            class. Exactly one of this and `joint_attention_dim`.
+        num_class_tokens (`int`, defaults to 1): Tokens that a class becomes.
+        joint_attention_dim (`int`, *optional*): Width of the text encoder's tokens, for a text model.
+        conditioning (`str`, defaults to `"attention"`): `"attention"`, the paper's, or `"adaln"`, the baseline that
+            adds the class to the adaLN vector and attends to the null class's token; sizes and costs are equal.
+        control_alpha (`dict[str, float]`, *optional*): The controls that the model has, of `CONTROL_SIZES`, and the
+            exponent alpha of each one's weight; 0 is a constant weight. Not given: all five, 8 for the two sizes of
+            images and 0 for the others. `{}`: none.
+        control_schedule (`str`, defaults to `"power_cosine"`): gamma = ((1 + cos(pi t/T)) / 2)^alpha, or
+            `"cosine_power"`: gamma = (1 - cos(pi (1 - t/T)^alpha)) / 2.
+        control_cutoff (`float`, defaults to 0.0): Weights below it are 0.
+        pos_embed_base_size (`int` or `list[int]`, *optional*): Grid of patches of the pre-training, whose
+            coordinates other grids resample; `sample_size // patch_size` if not given. It is saved.
+        num_train_timesteps (`int`, defaults to 1000): T, the timestep of pure noise.
+        condition_dropout (`float`, defaults to 0.1): Share of training samples without class, text and controls.
+        control_dropout (`float`, defaults to 0.1): Share of the others without controls. Training reads both, and
+            guidance needs them to be positive.
+        num_decoder_layers (`int`, defaults to 0): Positive for masked-latent training: blocks after the masked
+            tokens have been filled in.
+    """
+
+    PRESETS = {
+        "tiny": {"num_layers": 4, "num_attention_heads": 4, "attention_head_dim": 16, "patch_size": 2},
+        "S": {"num_layers": 12, "num_attention_heads": 6, "attention_head_dim": 64, "patch_size": 2},
+        "B": {"num_layers": 12, "num_attention_heads": 12, "attention_head_dim": 64, "patch_size": 2},
+        "L": {"num_layers": 24, "num_attention_heads": 16, "attention_head_dim": 64, "patch_size": 2},
+        "XL": {"num_layers": 28, "num_attention_heads": 16, "attention_head_dim": 72, "patch_size": 2},
+    }
+    # Numbers of each control: (height, width), (top, left), (height, width), 0 or 1, log(width / height).
+    CONTROL_SIZES = {"original_size": 2, "crop": 2, "target_size": 2, "flip": 1, "aspect_ratio": 1}
+    CONTROL_ALPHA = {"original_size": 8.0, "crop": 0.0, "target_size": 8.0, "flip": 0.0, "aspect_ratio": 0.0}
+    # Features of a scalar.
+    SINUSOIDS = 256
+
+    _supports_gradient_checkpointing = True
+    _no_split_modules = ["DisentangledDiTBlock"]
+    _repeated_blocks = ["DisentangledDiTBlock"]
+    _skip_layerwise_casting_patterns = ["patch_embed", "norm", "modulation"]
+    _block_class = DisentangledDiTBlock
+
+    @register_to_config
+    def __init__(
+        self,
+        sample_size: int | list[int] = 32,
+        patch_size: int = 2,
+        in_channels: int = 4,
+        out_channels: int | None = None,
+        num_layers: int = 28,
+        num_attention_heads: int = 16,
+        attention_head_dim: int = 72,
+        mlp_ratio: float = 4.0,
+        num_classes: int | None = 1000,
+        num_class_tokens: int = 1,
+        joint_attention_dim: int | None = None,
+        conditioning: str = "attention",
+        control_alpha: dict[str, float] | None = None,
+        control_schedule: str = "power_cosine",
+        control_cutoff: float = 0.0,
+        pos_embed_base_size: int | list[int] | None = None,
+        num_train_timesteps: int = 1000,
+        condition_dropout: float = 0.1,
+        control_dropout: float = 0.1,
+        num_decoder_layers: int = 0,
+    ):
+        super().__init__()
+        height, width = self._pair(sample_size)
+        if pos_embed_base_size is None:
+            pos_embed_base_size = [height // patch_size, width // patch_size]
+        if control_alpha is None:
+            control_alpha = dict(self.CONTROL_ALPHA)
+        # What was derived is saved: a later size keeps the grid of the pre-training, and a later release the weights.
+        self.register_to_config(pos_embed_base_size=self._pair(pos_embed_base_size), control_alpha=dict(control_alpha))
+        self.out_channels = in_channels if out_channels is None else out_channels
+        dim = num_attention_heads * attention_head_dim
+        self.inner_dim = dim
+        self.gradient_checkpointing = False
+
+        self.patch_embed = nn.Linear(in_channels * patch_size**2, dim)
+        self.time_proj = Timesteps(self.SINUSOIDS, flip_sin_to_cos=True, downscale_freq_shift=0)
+        self.timestep_embedder = TimestepEmbedding(self.SINUSOIDS, dim)
+        self.control_embedders = nn.ModuleDict(
+            {
+                name: TimestepEmbedding(self.SINUSOIDS * size, dim)
+                for name, size in self.CONTROL_SIZES.items()
+                if name in control_alpha
+            }
+        )
+        if num_classes is not None:
+            self.class_embedder = nn.Embedding(num_classes + 1, dim)
+            if num_class_tokens > 1:
+                self.class_offsets = nn.Parameter(0.02 * torch.randn(num_class_tokens, dim))
+        else:
+            self.context_embedder = nn.Linear(joint_attention_dim or 0, dim)
+
+        self.transformer_blocks = nn.ModuleList(
+            self._block_class(dim, num_attention_heads, mlp_ratio, context_pre_only=index == num_layers - 1)
+            for index in range(num_layers)
+        )
+        # Beside the blocks, not in them: all of a sampling run's numbers are computed at once.
+        sizes = [12] * (num_layers - 1) + [8, 2]
+        self.modulations = nn.ModuleList(nn.Linear(dim, size * dim) for size in sizes)
+        self.modulation_sizes = [size * dim for size in sizes]
+        if num_decoder_layers > 0:
+            self.mask_token = nn.Parameter(0.02 * torch.randn(dim))
+            self.side_interpolator = self._block_class(dim, num_attention_heads, mlp_ratio, context_pre_only=True)
+            self.side_modulation = nn.Linear(dim, 8 * dim)
+        self.proj_out = nn.Linear(dim, patch_size**2 * self.out_channels)
+        # Scales are 1 + what the layer computes: numbers 1, 4, 7, 10 of a block, 1 of the final layer.
+        offsets = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
+        self.register_buffer("modulation_offset", offsets.to(torch.get_default_dtype()), persistent=False)
+        self._grids: dict[tuple[int, int, torch.device], Tensor] = {}
+        self._initialize()
+
+    @staticmethod
+    def _pair(size: int | list[int] | tuple[int, int]) -> list[int]:
+        """[height, width] of a size that may be one number."""
+        return [size, size] if isinstance(size, int) else [int(side) for side in size]
+
+    @torch.no_grad()
+    def _initialize(self) -> None:
+        """Initial weights: each block is the identity (adaLN-Zero), the controls and the output are zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        for layer in (self.timestep_embedder.linear_1, self.timestep_embedder.linear_2):
+            nn.init.normal_(layer.weight, std=0.02)
+        zero = [*self.modulations, self.proj_out, *(embedder.linear_2 for embedder in self.control_embedders.values())]
+        if self.config.num_decoder_layers > 0:
+            zero.append(self.side_modulation)
+        for layer in zero:
+            nn.init.zeros_(layer.weight)
+
+    def control_weight(self, timestep: Tensor, alpha: float) -> Tensor:
+        """
+        The weight gamma(t) of a control: 1 at the clean end t = 0, falling to 0 at t = T, so that it rises during
+        sampling. gamma = ((1 + cos(pi t/T)) / 2)^alpha, or the `control_schedule` `"cosine_power"`.
+
+        Args:
+            timestep (`torch.Tensor` of shape `(N,)`): Timesteps between 0 and `num_train_timesteps`.
+            alpha (`float`): Exponent; 0 gives 1 everywhere.
+
+        Returns:
+            `torch.Tensor` of shape `(N,)`, float32.
+        """
+        tau = (timestep.float() / self.config.num_train_timesteps).clamp(0, 1)
+        if self.config.control_schedule == "power_cosine":
+            weight = ((1 + torch.cos(math.pi * tau)) / 2) ** alpha
+        else:
+            weight = (1 - torch.cos(math.pi * (1 - tau) ** alpha)) / 2
+        return torch.where(weight < self.config.control_cutoff, 0.0, weight)
+
+    def _embed_controls(
+        self, timestep: Tensor, controls: dict[str, Tensor], control_mask: Tensor | None, dtype: torch.dtype
+    ) -> Tensor | float:
+        """sum_c gamma_c(t) E_c(c), [B, D]; zero where the mask is False."""
+        total: Tensor | float = 0.0
+        for name, embedder in self.control_embedders.items():
+            if name in controls:
+                values = controls[name]
+                features = self.time_proj(values.flatten()).unflatten(0, values.shape).flatten(1)
+                weight = self.control_weight(timestep, self.config.control_alpha[name])
+                total = total + weight[:, None].to(dtype) * embedder(features.to(dtype))
+        if control_mask is not None:
+            total = total * control_mask[:, None].to(dtype)
+        return total
+
+    def _class_rows(self, class_labels: Tensor) -> Tensor:
+        """Tokens [B, num_class_tokens, D] of labels."""
+        tokens = self.class_embedder(class_labels)[:, None]
+        return tokens if self.config.num_class_tokens == 1 else tokens + self.class_offsets
+
+    def _embed_context(self, class_labels: Tensor | None, encoder_hidden_states: Tensor | None) -> Tensor | None:
+        """Context tokens [B, L, D] of labels or of a text; None if there is neither."""
+        if encoder_hidden_states is not None:
+            return self.context_embedder(encoder_hidden_states)
+        if class_labels is None:
+            return None
+        if self.config.conditioning == "adaln":
+            class_labels = torch.full_like(class_labels, self.config.num_classes)
+        return self._class_rows(class_labels)
+
+    def _embed(
+        self,
+        timestep: Tensor,
+        controls: dict[str, Tensor] | None,
+        control_mask: Tensor | None,
+        class_labels: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """SiLU(e) of the adaLN vector e, [B or 1, D]."""
+        embedding = self.timestep_embedder(self.time_proj(timestep).to(dtype))
+        if controls:
+            embedding = embedding + self._embed_controls(timestep, controls, control_mask, dtype)
+        if self.config.conditioning == "adaln":
+            embedding = embedding + self.class_embedder(class_labels)
+        return F.silu(embedding)
+
+    def _grid(self, rows: int, columns: int, device: torch.device) -> Tensor:
+        """Position embedding [N, D] of a grid of patches, on the coordinates of the pre-training grid; float32."""
+        key = (rows, columns, device)
+        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return self.position_embedding(rows, columns, self.config.pos_embed_base_size, self.inner_dim).to(device)
+        if key not in self._grids:
+            if len(self._grids) >= 16:
+                self._grids.clear()
+            # A tensor made in inference mode could not take part in a later training step.
+            with torch.inference_mode(False):
+                base = self.config.pos_embed_base_size
+                self._grids[key] = self.position_embedding(rows, columns, base, self.inner_dim).to(device)
+        return self._grids[key]
+
+    @staticmethod
+    def position_embedding(rows: int, columns: int, base: list[int], dim: int) -> Tensor:
+        """
+        Sine and cosine of the coordinates y = i base_rows / rows and x = j base_columns / columns.
+
+        Args:
+            rows, columns (`int`): The grid of patches.
+            base (`list[int]`): Rows and columns of the pre-training grid.
+            dim (`int`): Width D, divisible by 4: half of it for y, half for x, each sines then cosines.
+
+        Returns:
+            `torch.Tensor` of shape `(rows * columns, dim)`, float32.
+        """
+        frequencies = 10000.0 ** (-torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
+        angles = [
+            torch.arange(count, dtype=torch.float64)[:, None] * (start / count) * frequencies
+            for count, start in zip((rows, columns), base, strict=True)
+        ]
+        vertical, horizontal = (torch.cat([angle.sin(), angle.cos()], dim=-1) for angle in angles)
+        shape = (rows, columns, dim // 2)
+        return (
+            torch.cat([vertical[:, None].expand(shape), horizontal[None].expand(shape)], dim=-1).flatten(0, 1).float()
+        )
+
+    @apply_lora_scale("attention_kwargs")
+    def forward(
+        self,
+        hidden_states: Tensor | None = None,
+        timestep: Tensor | float | None = None,
+        class_labels: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        controls: dict[str, Tensor] | None = None,
+        control_mask: Tensor | None = None,
+        modulation: Tensor | None = None,
+        context: Tensor | None = None,
+        keep_mask: Tensor | None = None,
+        return_conditioning: bool = False,
+        attention_kwargs: dict[str, Any] | None = None,
+        return_dict: bool = True,
+    ) -> Transformer2DModelOutput | tuple[Tensor | None, ...]:
+        """
+        Predict noise, velocity or image from noisy latents.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch_size, in_channels, height, width)`): Noisy latents.
+            timestep (`torch.Tensor` of shape `(batch_size,)`, or a number): Timesteps; 0 is the clean end. A number
+                (or one element) for the whole batch is cheaper than equal ones.
+            class_labels (`torch.Tensor` of shape `(batch_size,)`, *optional*): Labels of a class model; the null
+                class is `config.num_classes`.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch_size, length, joint_attention_dim)`, *optional*):
+                Tokens of a text model.
+            controls (`dict[str, torch.Tensor]`, *optional*): For each control a tensor of shape
+                `(batch_size, CONTROL_SIZES[name])`: sizes and crop in pixels, flip 0 or 1, aspect ratio
+                log(width / height). What is absent adds nothing.
+            control_mask (`torch.Tensor` of shape `(batch_size,)`, *optional*): False for samples without controls:
+                their control vector is zero.
+            modulation (`torch.Tensor` of shape `(batch_size or 1, numbers)`, *optional*): What `return_conditioning`
+                gave, instead of timestep and controls.
+            context (`torch.Tensor` of shape `(batch_size or 1, length, width)`, *optional*): What
+                `return_conditioning` gave, instead of labels or text.
+            keep_mask (`torch.Tensor` of shape `(batch_size, tokens)`, *optional*): For masked-latent training: True
+                for the image tokens that the first blocks see, equally many in each row.
+            return_conditioning (`bool`, defaults to `False`): Return `(context, modulation)` and compute no image;
+                what has no input is None.
+            attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
+            return_dict (`bool`, defaults to `True`): Return an output object and not a tuple.
+
+        Returns:
+            [`~diffusers.models.modeling_outputs.Transformer2DModelOutput`], or a tuple with its sample.
+        """
+        dtype = self.dtype if hidden_states is None else hidden_states.dtype
+        embedding = None
+        if context is None:
+            context = self._embed_context(class_labels, encoder_hidden_states)
+        if modulation is None and timestep is not None:
+            timestep = torch.as_tensor(timestep, device=self.proj_out.weight.device).reshape(-1)
+            embedding = self._embed(timestep, controls, control_mask, class_labels, dtype)
+            rows = [layer(embedding) for layer in self.modulations]
+            modulation = torch.cat(rows, dim=-1) + self.modulation_offset
+        if return_conditioning:
+            return context, modulation
+        patch, (height, width) = self.config.patch_size, hidden_states.shape[2:]
+        rows, columns = height // patch, width // patch
+        position = self._grid(rows, columns, hidden_states.device).to(dtype)
+        tokens = self.patch_embed(self._patches(hidden_states, patch)) + position
+        context = context.expand(tokens.shape[0], -1, -1)
+        blocks = modulation.split(self.modulation_sizes, dim=-1)
+        masked = len(self.transformer_blocks) - self.config.num_decoder_layers
+        if keep_mask is not None:
+            tokens = self._visible(tokens, keep_mask)
+        for index, (block, numbers) in enumerate(zip(self.transformer_blocks, blocks, strict=False)):
+            if keep_mask is not None and index == masked:
+                tokens = self._fill(tokens, context, position, keep_mask, embedding)
+            if torch.is_grad_enabled() and self.gradient_checkpointing:
+                context, tokens = self._gradient_checkpointing_func(block, tokens, context, numbers)
+            else:
+                context, tokens = block(hidden_states=tokens, encoder_hidden_states=context, modulation=numbers)
+        shift, scale = blocks[-1].unflatten(1, (2, 1, -1)).unbind(1)
+        output = self.proj_out(self._block_class.normalize(tokens, shift, scale))
+        output = output.unflatten(1, (rows, columns)).unflatten(3, (-1, patch, patch))
+        sample = output.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+        return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+    @staticmethod
+    def _patches(hidden_states: Tensor, patch: int) -> Tensor:
+        """[B, C, height, width] -> [B, N, C * patch * patch]."""
+        cells = hidden_states.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))
+        return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+    @staticmethod
+    def _visible(tokens: Tensor, keep_mask: Tensor) -> Tensor:
+        """The kept tokens [B, kept, D], in their order."""
+        return tokens[keep_mask].unflatten(0, (tokens.shape[0], -1))
+
+    def _fill(self, tokens: Tensor, context: Tensor, position: Tensor, keep_mask: Tensor, embedding: Tensor) -> Tensor:
+        """All image tokens [B, N, D]: the kept ones, and what the side interpolator makes of mask tokens elsewhere."""
+        keep = keep_mask[..., None]
+        full = (self.mask_token + position).to(tokens.dtype).expand(keep_mask.shape[0], -1, -1)
+        full = full.masked_scatter(keep, tokens)
+        start = self.modulation_sizes[-1] + self.modulation_sizes[-2]
+        offset = self.modulation_offset[-start : -self.modulation_sizes[-1]]
+        _, filled = self.side_interpolator(full, context, self.side_modulation(embedding) + offset)
+        return torch.where(keep, full, filled)
