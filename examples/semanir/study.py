@@ -32,7 +32,7 @@ SEED = 0
 # Seconds of one core for each run. The samples of a comparison are what SemanIR does in its seconds; a peer that would
 # need more than the longest gets what it does in that.
 CANDIDATE_SECONDS, HEADLINE_SECONDS = 60, 1800
-DENOISING_SECONDS, RESOLUTION_SECONDS, LONGEST_SECONDS = 160, 180, 280
+DENOISING_SECONDS, RESOLUTION_SECONDS, LONGEST_SECONDS = 160, 180, 240
 NOISE, JPEG = {"kind": "gaussian_noise", "sigma": 25}, {"kind": "jpeg", "quality": 10}
 # Networks for the headline. The one that restores validation photographs best after CANDIDATE_SECONDS is trained.
 CANDIDATES: dict[str, dict[str, Any]] = {
@@ -168,7 +168,7 @@ def headline(study: Study, network: dict[str, Any]) -> dict[str, Any]:
     values = study.values(study.source("set12"), **network)
     speed = study.speed("headline", values)
     steps = study.steps(HEADLINE_SECONDS, speed)
-    row = study.run("headline", {**values, "eval_steps": -(-steps // 8)}, steps)
+    row = study.run("headline", {**values, "eval_steps": -(-steps // 4)}, steps)
     snapshot, test = study.snapshot("headline"), study.source("bsd68")
     bsd68 = study.step("bsd68", {"steps": steps, "values": values}, partial(score, snapshot, values, test))
     return {**row, **speed, "bsd68": bsd68}
@@ -206,7 +206,7 @@ def sweep_keys(study: Study, values: dict[str, Any]) -> dict[str, Any]:
     """PSNR and time against k: the model trained with one k, and one whose k is drawn in each step."""
     tokens = run_arguments(values).model["window_size"] ** 2
     drawn = [tokens // 16, tokens // 8, tokens // 4, 3 * tokens // 8, tokens // 2]
-    keys = [tokens // 16, tokens // 8, tokens // 4, 3 * tokens // 8, tokens // 2, 3 * tokens // 4, tokens]
+    keys = [tokens // 16, tokens // 8, tokens // 4, tokens // 2, tokens]
     random_values = {**values, "model.train_top_k": drawn}
     steps = study.steps(DENOISING_SECONDS, study.speed("denoising-semanir", values))
     random_run = study.run("random-k", random_values, steps)
