@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -38,11 +39,17 @@ def test_experiment_file_is_valid(path: Path) -> None:
 
 
 def run_example(*words: str | Path) -> str:
-    """Runs a script as a user would and returns what it printed."""
+    """Runs a script as a user would, in a process of its own, and returns what it printed."""
     command = [sys.executable, *map(str, words)]
     result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> None:
+    """Runs a script in this process, which has imported the libraries already."""
+    monkeypatch.setattr(sys, "argv", [*map(str, words)])
+    runpy.run_path(str(words[0]), run_name="__main__")
 
 
 def picture_size(path: Path) -> tuple[int, int]:
@@ -50,7 +57,9 @@ def picture_size(path: Path) -> tuple[int, int]:
         return picture.size
 
 
-def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
+def test_scripts_train_evaluate_and_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     photos = tmp_path / "photos"
     for index in range(8):
         folder = photos / ("train" if index < 4 else "test")
@@ -63,14 +72,14 @@ def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     script = ROOT / "examples" / "semanir"
     run_example(script / "train.py", config, "--output_dir", folder, *data, *tiny)
-    printed = run_example(script / "eval.py", folder / "snapshot", config, *data)
+    run_here(monkeypatch, script / "eval.py", folder / "snapshot", config, *data)
 
-    scores = {row["metric"]: row["value"] for row in json.loads(printed)["results"]}
+    scores = {row["metric"]: row["value"] for row in json.loads(capsys.readouterr().out)["results"]}
     trained = {
         row["metric"]: row["value"] for row in json.loads((folder / "snapshot/eval.json").read_text())["results"]
     }
     assert scores == pytest.approx(trained)
-    run_example(script / "infer.py", folder / "snapshot", photos / "test" / "4.png", tmp_path / "restored.png")
+    run_here(monkeypatch, script / "infer.py", folder / "snapshot", photos / "test/4.png", tmp_path / "restored.png")
     assert picture_size(tmp_path / "restored.png") == (20, 24)
     assert picture_size(folder / "samples" / "step-2.png")[0] == 3 * 20
     assert picture_size(folder / "curves.png")[0] > 300
@@ -87,7 +96,9 @@ def write_tweets(folder: Path) -> Path:
     return folder
 
 
-def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
+def test_fine_tunes_are_trained_merged_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = tiny_bert(tmp_path / "base")
     tweets = load_example("tweets")
     write_tweets(tmp_path / "tweeteval" / "irony")
@@ -108,7 +119,9 @@ def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
         tmp_path / "merged",
         progress=False,
     )
-    printed = run_example(EMR / "infer.py", tmp_path / "merged", "irony", "a b", "x y").split()
+    capsys.readouterr()
+    run_here(monkeypatch, EMR / "infer.py", tmp_path / "merged", "irony", "a b", "x y")
+    printed = capsys.readouterr().out.split()
     assert len(printed) == 2
     assert set(printed) <= {"calm", "loud"}
 
