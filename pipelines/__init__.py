@@ -1,1 +1,36 @@
-"""Diffusers pipelines of hf-ext; importing this package registers their names with diffusers. There is none yet."""
+"""Diffusers pipelines of hf-ext; importing this package registers their names with diffusers.
+
+After `import hf_ext.pipelines`, `DiffusionPipeline.from_pretrained` loads our pipelines without `trust_remote_code`.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import diffusers
+
+from . import disentangled_dit
+from .disentangled_dit import DisentangledDiTPipeline
+
+__all__ = ["DisentangledDiTPipeline"]
+
+
+def _register(place: ModuleType, name: str, value: Any) -> None:
+    """Makes a name of ours one of diffusers', unless it has that name itself."""
+    present = getattr(place, name, value)
+    if _home(present) != _home(value):
+        raise ImportError(
+            f"{place.__name__}.{name} is {present!r} in diffusers {diffusers.__version__}, and hf_ext has a {name} of "
+            "its own; install a version of hf_ext that knows this diffusers.",
+            name=place.__name__,
+        )
+    setattr(place, name, value)
+
+
+def _home(value: Any) -> tuple[str | None, str | None]:
+    """Where a module or a class comes from; the same after a reload."""
+    return getattr(value, "__module__", None), getattr(value, "__name__", None)
+
+
+# What diffusers looks up when it loads a folder or a repository: the pipeline's class, and the room of its component.
+_register(diffusers.pipelines, "disentangled_dit", disentangled_dit)
+_register(diffusers, "DisentangledDiTPipeline", DisentangledDiTPipeline)

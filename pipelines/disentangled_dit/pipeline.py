@@ -1,0 +1,995 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""The diffusers pipeline of Disentangled DiT (Berrada Ifriqi et al., NeurIPS 2024, arXiv 2411.03177).
+
+Guidance has two strengths, of the class or text s and of the controls c (sizes, crop, flip; 0 is "dropped"):
+    out = lambda [beta out(c, s) + (1 - beta) out(0, s)] + (1 - lambda) out(0, 0)
+One self-contained file: diffusers downloads it alone. Whatever a call uses of this file's own is an attribute of the
+class, because a second version of the file, loaded as remote code, replaces the names of this module.
+Shapes: images B, branches of the guidance G, latents [B, channels, height, width], context [., L, width].
+"""
+
+import contextlib
+import difflib
+import hashlib
+import inspect
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    DDPMScheduler,
+    DiffusionPipeline,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    ImagePipelineOutput,
+    ModelMixin,
+    SchedulerMixin,
+)
+from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
+from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
+from diffusers.loaders import AuraFlowLoraLoaderMixin
+from diffusers.utils.hub_utils import load_or_create_model_card, populate_model_card
+from diffusers.utils.torch_utils import is_compiled_module, randn_tensor
+from huggingface_hub import create_repo
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+# The mixin loads and saves LoRA layers of a `transformer` and nothing else; no part of it is AuraFlow's.
+class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
+    """
+    Pictures of a class or a text by a Disentangled DiT (arXiv 2411.03177), in latents or pixels.
+
+    The model says which: `num_classes` makes it a class model, `joint_attention_dim` a text model. Without `vae` its
+    values are pixels in [-1, 1], grey where it has one channel.
+
+    Args:
+        transformer ([`DisentangledDiTTransformer2DModel`]): The network.
+        scheduler (`SchedulerMixin`): Of the DDPM family (DDIM, DPM++, UniPC, Euler and others), or flow matching, with
+            the prediction that the network was trained for.
+        vae (`ModelMixin`, *optional*): Any autoencoder of diffusers for pictures.
+        text_encoder (`PreTrainedModel`, *optional*): Any encoder of transformers with a `last_hidden_state`.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer.
+        id2label (`dict[int, str]`, *optional*): Names of the classes; several names of one class are separated by
+            commas. Saved with the pipeline.
+        text_padding (`str`, defaults to `"noisy_replicate"`): What follows a short text, see `pad_text`.
+        text_padding_noise (`float`, defaults to 0.02): Strength of the noise in it.
+        max_text_length (`int`, defaults to 77): Tokens of a text, padding included.
+        prediction_type (`str`, *optional*): `"epsilon"`, `"v_prediction"`, `"sample"` or `"flow_prediction"`: what the
+            network predicts. Defaults to what the scheduler says, and is saved: schedulers that read the output as
+            something else are refused.
+
+    Raises:
+        ValueError: `text_padding` is none of the modes, or the scheduler does not fit.
+    """
+
+    model_cpu_offload_seq = "text_encoder->transformer->vae"
+    _optional_components = ["vae", "text_encoder", "tokenizer"]
+    _callback_tensor_inputs = ["latents", "noise_pred", "prompt_embeds"]
+
+    # In the batch the conditional branch comes last, as diffusers' callbacks expect.
+    _BRANCHES = ("null", "uncontrolled", "full")
+    _PADDINGS = ("zeros", "replicate", "noisy_replicate")
+    _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+    # Rows of adaLN numbers that are computed ahead: 100 MB for the largest preset in bfloat16.
+    _TABLE_ROWS = 128
+    # Where diffusers looks for a component's code, in a repository and among its own pipelines.
+    _COMPONENT_MODULE, _COMPONENT_CLASS = "disentangled_dit", "DisentangledDiTTransformer2DModel"
+    _HUB_OPTIONS = ("repo_id", "commit_message", "private", "token", "create_pr")
+    # Read now: a later version of this file would take the place of the one that this class was made from.
+    _CODE = Path(__file__).read_text(encoding="utf-8")
+
+    def __init__(
+        self,
+        transformer: ModelMixin,
+        scheduler: SchedulerMixin,
+        vae: ModelMixin | None,
+        text_encoder: PreTrainedModel | None,
+        tokenizer: PreTrainedTokenizerBase | None,
+        id2label: dict[int, str] | dict[str, str] | None = None,
+        text_padding: str = "noisy_replicate",
+        text_padding_noise: float = 0.02,
+        max_text_length: int = 77,
+        prediction_type: str | None = None,
+    ):
+        super().__init__()
+        if text_padding not in self._PADDINGS:
+            raise ValueError(f"text_padding is {text_padding!r}; one of {', '.join(self._PADDINGS)} is allowed.")
+        self.register_modules(
+            transformer=transformer, scheduler=scheduler, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer
+        )
+        # JSON turns the keys into text; written so at once, what is saved again is the same.
+        names = None if id2label is None else {str(number): name for number, name in id2label.items()}
+        self.register_to_config(
+            id2label=names,
+            text_padding=text_padding,
+            text_padding_noise=text_padding_noise,
+            max_text_length=max_text_length,
+            prediction_type=prediction_type or self._prediction_of(scheduler),
+        )
+        self._check_scheduler()
+        self.labels = {name.strip(): int(number) for number, text in (names or {}).items() for name in text.split(",")}
+        self.vae_scale_factor = 1 if vae is None else self._scale_factor(vae)
+        self.image_processor = VaeImageProcessor(
+            # sizes are checked here, not rounded there
+            vae_scale_factor=1,
+            do_convert_rgb=self._image_channels() == 3,
+            do_convert_grayscale=self._image_channels() == 1,
+        )
+        self._transformer_code = (type(self._unwrap(transformer)), self._code_of(transformer))
+
+    @property
+    def guidance_scale(self) -> float:
+        """Strength lambda of the class or text; 1 or less is off. A callback may set `_guidance_scale`."""
+        return self._guidance_scale
+
+    @property
+    def control_guidance_scale(self) -> float:
+        """Strength beta of the controls; 1 is plain guidance. A callback may set `_control_guidance_scale`."""
+        return self._control_guidance_scale
+
+    @property
+    def do_classifier_free_guidance(self) -> bool:
+        """Whether the next step needs the null branch."""
+        return self._guidance_scale > 1
+
+    @property
+    def attention_kwargs(self) -> dict[str, Any] | None:
+        """As given to the call."""
+        return self._attention_kwargs
+
+    @property
+    def num_timesteps(self) -> int:
+        """Steps of the schedule of the last call."""
+        return self._num_timesteps
+
+    @property
+    def interrupt(self) -> bool:
+        """Set `_interrupt` in a callback to leave the remaining steps out."""
+        return self._interrupt
+
+    # Labels and texts
+
+    def get_label_ids(self, label: str | list[str]) -> list[int]:
+        """
+        Numbers of classes by name.
+
+        Args:
+            label (`str` or `list[str]`): Names, as in `id2label`; a name is one text, never its letters.
+
+        Returns:
+            `list[int]`: For `class_labels` of a call.
+
+        Raises:
+            ValueError: There are no names, or no such name; the message lists similar ones.
+        """
+        numbers = []
+        for name in [label] if isinstance(label, str) else list(label):
+            if not self.labels:
+                raise ValueError(
+                    f"The label {name!r} is a name, and this pipeline knows none; give a number below "
+                    f"{self.transformer.config.num_classes}, or make the pipeline with id2label."
+                )
+            if name not in self.labels:
+                similar = difflib.get_close_matches(str(name), self.labels, n=5, cutoff=0.4) or list(self.labels)[:5]
+                raise ValueError(
+                    f"There is no class {name!r}; of the {len(self.labels)} names, similar or first are: "
+                    f"{', '.join(similar)}."
+                )
+            numbers.append(self.labels[name])
+        return numbers
+
+    def encode_prompt(self, prompt: str | list[str], device: torch.device | str | None = None) -> Tensor:
+        """
+        Tokens of texts as the transformer attends to them: encoded, then padded by `text_padding`.
+
+        The noise of the padding is seeded by the text itself: the same text gives the same tokens, whatever else is in
+        the batch and whatever the seed of the pictures, so they can be kept and given as `prompt_embeds`.
+
+        Args:
+            prompt (`str` or `list[str]`): The texts; `""` is the null text.
+            device (`torch.device`, *optional*): Defaults to the device that the pipeline runs on.
+
+        Returns:
+            `torch.Tensor` of shape `(texts, max_text_length, joint_attention_dim)`.
+
+        Raises:
+            ValueError: The pipeline has no text encoder, or the encoder's width is not the transformer's.
+        """
+        if self.text_encoder is None or self.tokenizer is None:
+            raise ValueError(
+                "This pipeline has no text_encoder and tokenizer; give prompt_embeds, or load them with the pipeline."
+            )
+        device = device or self._execution_device
+        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+        length = self.config.max_text_length
+        tokens = self.tokenizer(
+            texts, padding="max_length", padding_side="right", max_length=length, truncation=True, return_tensors="pt"
+        )
+        mask = tokens.attention_mask.to(device)
+        states = self.text_encoder(tokens.input_ids.to(device), attention_mask=mask).last_hidden_state
+        if states.shape[-1] != self.transformer.config.joint_attention_dim:
+            raise ValueError(
+                f"The text encoder's tokens have {states.shape[-1]} numbers, and the transformer takes "
+                f"{self.transformer.config.joint_attention_dim} (joint_attention_dim); use the encoder that it was "
+                "trained with."
+            )
+        # 63 bits: a torch seed is a signed number
+        seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        mode, noise = self.config.text_padding, self.config.text_padding_noise
+        return self.pad_text(states, mask.sum(dim=1), mode, noise, generators)
+
+    @staticmethod
+    def pad_text(
+        tokens: Tensor,
+        lengths: Tensor,
+        mode: str,
+        noise: float,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+    ) -> Tensor:
+        """
+        Fills what follows a text with what needs no mask: with n real tokens of T,
+
+            out_i = tokens_(i mod n) + noise sqrt(ceil(T / n) - 1) std(tokens) eps,   eps ~ N(0, 1), for i >= n.
+
+        Args:
+            tokens (`torch.Tensor` of shape `(texts, T, width)`): What the encoder gave.
+            lengths (`torch.Tensor` of shape `(texts,)`): Real tokens of each text, special ones included. A text
+                without any keeps the encoder's first token.
+            mode (`str`): `"zeros"`; `"replicate"`: copies of the real tokens; `"noisy_replicate"`: copies with noise,
+                in proportion to the standard deviation of each number over the real tokens.
+            noise (`float`): Its strength.
+            generator (`torch.Generator` or a list of one for each text, *optional*): Source of the noise.
+
+        Returns:
+            `torch.Tensor`: Of the shape and type of `tokens`; the real tokens are as they were.
+
+        Raises:
+            ValueError: `mode` is none of the three.
+        """
+        total = tokens.shape[1]
+        place = torch.arange(total, device=tokens.device)
+        real = lengths.to(tokens.device).clamp(1, total)[:, None]
+        padding = (place >= real)[..., None]
+        if mode == "zeros":
+            return tokens.masked_fill(padding, 0)
+        copies = tokens.gather(1, (place % real)[..., None].expand_as(tokens))
+        if mode == "replicate":
+            return copies
+        if mode != "noisy_replicate":
+            raise ValueError(f"mode is {mode!r}; one of zeros, replicate, noisy_replicate is allowed.")
+        weights = (~padding).float() / real[..., None]
+        values = tokens.float()
+        mean = (values * weights).sum(dim=1, keepdim=True)
+        deviation = ((values - mean).square() * weights).sum(dim=1, keepdim=True).sqrt()
+        strength = noise * (((total + real - 1) // real) - 1).float().sqrt()[..., None]
+        eps = randn_tensor(tuple(tokens.shape), generator=generator, device=tokens.device, dtype=torch.float32)
+        return torch.where(padding, copies.float() + strength * deviation * eps, values).to(tokens.dtype)
+
+    # Pictures and latents
+
+    @staticmethod
+    def _scale_factor(vae: ModelMixin) -> int:
+        """How many pixels a latent is wide."""
+        if (ratio := getattr(vae, "spatial_compression_ratio", None)) is not None:
+            return int(ratio)
+        for name in ("block_out_channels", "down_block_out_channels", "encoder_block_out_channels"):
+            if vae.config.get(name):
+                return 2 ** (len(vae.config[name]) - 1)
+        raise ValueError(
+            f"{type(vae).__name__} does not say how much smaller its latents are; use an autoencoder for pictures "
+            "that has block_out_channels in its configuration."
+        )
+
+    @classmethod
+    def encode_image(cls, vae: ModelMixin, image: Tensor) -> Tensor:
+        """
+        Latents of pictures, shifted and scaled as the transformer takes them; the mode where they are a distribution.
+
+        Args:
+            vae (`ModelMixin`): Any autoencoder of diffusers for pictures.
+            image (`torch.Tensor` of shape `(images, channels, height, width)`): Values in [-1, 1], on the device that
+                the autoencoder runs on.
+
+        Returns:
+            `torch.Tensor` of shape `(images, latent_channels, height / factor, width / factor)`, float32.
+        """
+        with cls._upcast(vae):
+            encoded = vae.encode(image.to(vae.dtype), return_dict=False)[0]
+        latents = (encoded if isinstance(encoded, Tensor) else encoded.mode()).float()
+        shift, scale = cls._latent_statistics(vae, latents)
+        return (latents - shift) * scale
+
+    @classmethod
+    def decode_latents(cls, vae: ModelMixin, latents: Tensor) -> Tensor:
+        """
+        Pictures of latents; the inverse of [`~DisentangledDiTPipeline.encode_image`], as far as the autoencoder goes.
+
+        Args:
+            vae (`ModelMixin`): Any autoencoder of diffusers for pictures.
+            latents (`torch.Tensor` of shape `(images, latent_channels, height, width)`): On the device that the
+                autoencoder runs on.
+
+        Returns:
+            `torch.Tensor` of shape `(images, channels, factor * height, factor * width)`, about [-1, 1], float32.
+        """
+        shift, scale = cls._latent_statistics(vae, latents)
+        with cls._upcast(vae):
+            return vae.decode((latents / scale + shift).to(vae.dtype), return_dict=False)[0].float()
+
+    @staticmethod
+    def _latent_statistics(vae: ModelMixin, latents: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        """(shift, scale) with latents = (encoded - shift) scale."""
+        config = vae.config
+        shift, scale = config.get("shift_factor") or 0.0, config.get("scaling_factor") or 1.0
+        if config.get("latents_mean") is None or config.get("latents_std") is None:
+            return shift, scale
+        mean, deviation = (
+            torch.tensor(config[name], device=latents.device, dtype=latents.dtype).view(1, -1, 1, 1)
+            for name in ("latents_mean", "latents_std")
+        )
+        return mean, scale / deviation
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _upcast(vae: ModelMixin) -> Iterator[None]:
+        """Full precision for an autoencoder whose values are too large for float16."""
+        upcast = vae.dtype == torch.float16 and bool(vae.config.get("force_upcast"))
+        if upcast:
+            vae.to(torch.float32)
+        yield
+        if upcast:
+            vae.to(torch.float16)
+
+    def _image_channels(self) -> int:
+        """Channels of the pictures, before and after the autoencoder."""
+        return self.transformer.config.in_channels if self.vae is None else self.vae.config.get("in_channels", 3)
+
+    def _prepare_image(self, image: PipelineImageInput | Tensor, size: tuple[int, int], count: int) -> Tensor:
+        """Clean latents [count, channels, height, width] to start from, of pictures or latents, one or `count`."""
+        channels = self.transformer.config.in_channels
+        factor = self.vae_scale_factor
+        device = self._execution_device
+        if isinstance(image, Tensor) and self.vae is not None and image.shape[1] == channels != self._image_channels():
+            latents = image.to(device, torch.float32)
+        else:
+            pixels = self.image_processor.preprocess(image, height=size[0], width=size[1]).to(device, torch.float32)
+            latents = pixels if self.vae is None else self.encode_image(self.vae, pixels)
+        shape = (channels, size[0] // factor, size[1] // factor)
+        if tuple(latents.shape[1:]) != shape or count % latents.shape[0] != 0:
+            raise ValueError(
+                f"image gives latents of shape {tuple(latents.shape)}; of shape {shape} are needed, for one of the "
+                f"{count} pictures or for each of them."
+            )
+        return latents.repeat_interleave(count // latents.shape[0], dim=0)
+
+    def _prepare_latents(
+        self,
+        count: int,
+        size: tuple[int, int],
+        generator: torch.Generator | list[torch.Generator] | None,
+        latents: Tensor | None,
+        image: Tensor | None,
+        timesteps: Tensor,
+    ) -> Tensor:
+        """What sampling starts from, float32: noise as strong as the scheduler wants it, or a noisy image."""
+        device, factor = self._execution_device, self.vae_scale_factor
+        shape = (count, self.transformer.config.in_channels, size[0] // factor, size[1] // factor)
+        if isinstance(generator, list) and len(generator) != count:
+            raise ValueError(f"generator has {len(generator)} entries for {count} pictures; give one, or as many.")
+        if latents is None:
+            latents = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
+        elif tuple(latents.shape) != shape:
+            raise ValueError(f"latents have the shape {tuple(latents.shape)}; {shape} is needed.")
+        noise = latents.to(device, torch.float32)
+        if image is None:
+            # flow matching starts from the noise as it is
+            return noise * getattr(self.scheduler, "init_noise_sigma", 1.0)
+        if self._is_flow_match(self.scheduler):
+            return self.scheduler.scale_noise(image, timesteps[:1], noise)
+        return self.scheduler.add_noise(image, noise, timesteps[:1])
+
+    def _start(self, num_inference_steps: int, strength: float | None) -> tuple[Tensor, int]:
+        """Timesteps that are left, and how many steps of the schedule they are; a strength leaves the first out."""
+        self.scheduler.set_timesteps(num_inference_steps, device=self._execution_device)
+        if strength is None:
+            return self.scheduler.timesteps, num_inference_steps
+        steps = min(int(num_inference_steps * strength), num_inference_steps)
+        if steps < 1:
+            raise ValueError(
+                f"strength={strength} leaves none of {num_inference_steps} steps; make either of them larger."
+            )
+        begin = (num_inference_steps - steps) * self.scheduler.order
+        if hasattr(self.scheduler, "set_begin_index"):
+            self.scheduler.set_begin_index(begin)
+        return self.scheduler.timesteps[begin:], steps
+
+    # Schedulers
+
+    @staticmethod
+    def _is_flow_match(scheduler: SchedulerMixin) -> bool:
+        return isinstance(scheduler, FlowMatchEulerDiscreteScheduler | FlowMatchHeunDiscreteScheduler)
+
+    @classmethod
+    def _prediction_of(cls, scheduler: SchedulerMixin) -> str:
+        """What a scheduler reads the network's output as."""
+        if cls._is_flow_match(scheduler):
+            return "flow_prediction"
+        if "trained_betas" not in inspect.signature(type(scheduler).__init__).parameters:
+            raise ValueError(
+                f"{type(scheduler).__name__} is neither of the DDPM family (DDIM, DPM++, UniPC, Euler ...) nor "
+                "FlowMatchEulerDiscreteScheduler or FlowMatchHeunDiscreteScheduler; use one of these."
+            )
+        return str(scheduler.config.get("prediction_type", "epsilon"))
+
+    def _check_scheduler(self) -> None:
+        """Refuses a scheduler with which the network's output would be read as something else."""
+        scheduler, config = self.scheduler, self.scheduler.config
+        name = type(scheduler).__name__
+        found, wanted = self._prediction_of(scheduler), self.config.prediction_type
+        if found != wanted:
+            raise ValueError(
+                f"{name} reads the network's output as {found}, and this network predicts {wanted}; use a scheduler "
+                f"with prediction_type={wanted!r}"
+                + (", or FlowMatchEulerDiscreteScheduler." if "flow" in wanted else ".")
+            )
+        steps = self.transformer.config.num_train_timesteps
+        if config.num_train_timesteps != steps:
+            raise ValueError(
+                f"{name} has {config.num_train_timesteps} training timesteps, and the network {steps}; make it with "
+                f"num_train_timesteps={steps}."
+            )
+        if self._is_flow_match(scheduler) and config.get("use_dynamic_shifting"):
+            raise ValueError(
+                f"{name} has use_dynamic_shifting=True, which needs a shift for every call; set it to False, and "
+                "`shift` for the size of the pictures."
+            )
+        learned = str(config.get("variance_type")).startswith("learned")
+        if learned and not (isinstance(scheduler, DDPMScheduler) and self._learns_variance()):
+            raise ValueError(
+                f"{name} has variance_type={config.variance_type!r}; only DDPMScheduler takes a learned variance "
+                "here, and only of a network with twice as many output channels. Make it with variance_type="
+                + ("'fixed_small'." if isinstance(scheduler, DDPMScheduler) else "None.")
+            )
+
+    def _learns_variance(self) -> bool:
+        config = self.transformer.config
+        return config.out_channels == 2 * config.in_channels
+
+    # Conditions
+
+    def _check_labels(self, labels: Any, name: str) -> list[int]:
+        """Numbers of classes from numbers, names, a tensor of numbers, or a list."""
+        classes = self.transformer.config.num_classes
+        if isinstance(labels, Tensor):
+            labels = labels.tolist()
+        numbers = []
+        for label in labels if isinstance(labels, list | tuple) else [labels]:
+            number = self.get_label_ids(label)[0] if isinstance(label, str) else label
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= classes:
+                raise ValueError(
+                    f"{name} has {label!r}; allowed are whole numbers from 0 to {classes - 1}, {classes} for no "
+                    "class, and names of id2label."
+                )
+            numbers.append(number)
+        return numbers
+
+    def _pair(self, given: Any, negative: Any, name: str) -> list[Any]:
+        """Negatives and positives, one after the other; one negative counts for all."""
+        if len(negative) not in (1, len(given)):
+            raise ValueError(
+                f"negative_{name} has {len(negative)} entries and {name} {len(given)}; give one, or as many."
+            )
+        negative = negative * (len(given) // len(negative))
+        return [*negative, *given]
+
+    def _encode_classes(self, labels: Any, negative: Any) -> list[int]:
+        """Labels of the null branch, then of the others."""
+        if labels is None:
+            raise ValueError(
+                "This is a class model: give class_labels (numbers or names), and no prompt; "
+                f"{self.transformer.config.num_classes} is no class."
+            )
+        given = self._check_labels(labels, "class_labels")
+        null = self.transformer.config.num_classes if negative is None else negative
+        return self._pair(given, self._check_labels(null, "negative_class_labels"), "class_labels")
+
+    def _encode_texts(
+        self, prompt: Any, negative: Any, embeds: Tensor | None, negative_embeds: Tensor | None
+    ) -> tuple[Tensor, int]:
+        """Text tokens of the null branch (if one may be needed), then of the others, and how many these are."""
+        if (prompt is None) == (embeds is None):
+            raise ValueError("This is a text model: give prompt or prompt_embeds, not both, and no class_labels.")
+        if embeds is None:
+            embeds = self.encode_prompt(prompt)
+        if not self._may_guide and negative_embeds is None:
+            return embeds, len(embeds)
+        if negative_embeds is None:
+            texts = [negative or ""] if negative is None or isinstance(negative, str) else list(negative)
+            negative_embeds = self.encode_prompt(texts)
+        if negative_embeds.shape[0] == 1:
+            negative_embeds = negative_embeds.expand(embeds.shape[0], -1, -1)
+        if negative_embeds.shape != embeds.shape:
+            raise ValueError(
+                f"The negative text has the shape {tuple(negative_embeds.shape)} and the text {tuple(embeds.shape)}; "
+                "they must be equal, or the negative text one row."
+            )
+        return torch.cat([negative_embeds.to(embeds), embeds]), len(embeds)
+
+    def _encode_conditions(
+        self, classes: tuple[Any, ...], texts: tuple[Any, ...], images: int
+    ) -> tuple[Tensor, list[tuple[int, int]]]:
+        """
+        Context of the null branch, then of the others [2 B, L, width] (without guidance perhaps of these alone), and
+        for each picture both labels, which are 0 for a text.
+        """
+        is_class_model = self.transformer.config.num_classes is not None
+        if any(value is not None for value in (texts if is_class_model else classes)):
+            kind, use = ("class", "class_labels, no prompt") if is_class_model else ("text", "prompt, no class_labels")
+            raise ValueError(f"This is a {kind} model: give {use}.")
+        options = {"attention_kwargs": self._attention_kwargs, "return_conditioning": True}
+        if is_class_model:
+            labels = self._encode_classes(*classes)
+            numbers = torch.tensor(labels, device=self._execution_device)
+            context, _ = self.transformer(class_labels=numbers, **options)
+            half = len(labels) // 2
+            pairs = list(zip(labels[:half], labels[half:], strict=True))
+        else:
+            tokens, count = self._encode_texts(*texts)
+            tokens = tokens.to(self._execution_device, self.transformer.dtype)
+            context, _ = self.transformer(encoder_hidden_states=tokens, **options)
+            pairs = [(0, 0)] * count
+        return context.repeat_interleave(images, dim=0), [pair for pair in pairs for _ in range(images)]
+
+    def _check_size(self, height: int | None, width: int | None, latents: Tensor | None) -> tuple[int, int]:
+        """Height and width of the pictures in pixels."""
+        factor, patch = self.vae_scale_factor, self.transformer.config.patch_size
+        if latents is not None:
+            usual = [side * factor for side in latents.shape[-2:]]
+        else:
+            sample = self.transformer.config.sample_size
+            usual = [side * factor for side in ([sample, sample] if isinstance(sample, int) else sample)]
+        size = (usual[0] if height is None else height, usual[1] if width is None else width)
+        for name, side in zip(("height", "width"), size, strict=True):
+            if isinstance(side, bool) or not isinstance(side, int) or side < 1 or side % (factor * patch) != 0:
+                raise ValueError(
+                    f"{name} is {side!r}; it must be a positive multiple of {factor * patch} pixels ({patch} for the "
+                    f"transformer's patches, times {factor} for the autoencoder)."
+                )
+        return size
+
+    def _read_control(self, name: str, value: Any, count: int, images: int) -> list[tuple[float, ...]]:
+        """The values of a control for each of `count` pictures: one value for all, or a list with one for each."""
+        each = value.tolist() if isinstance(value, Tensor) else value
+        each = each if isinstance(each, list) else [each]
+        if count not in (len(each), len(each) * images) and len(each) != 1:
+            raise ValueError(f"{name} has {len(each)} values for {count} pictures; give one, or a list of as many.")
+        size = self.transformer.CONTROL_SIZES[name]
+        read = []
+        for item in each:
+            numbers = tuple(item) if isinstance(item, list | tuple) else (item,)
+            if len(numbers) != size or not all(isinstance(number, int | float) for number in numbers):
+                what = "a pair (vertical, horizontal) of numbers" if size == 2 else "a number"
+                raise ValueError(f"{name} has {item!r}; {what} is needed, or a list with one for each picture.")
+            low = 0 if name in ("crop", "flip") else 1e-6
+            high = 1 if name == "flip" else math.inf
+            if not all(low <= number <= high and math.isfinite(number) for number in numbers):
+                allowed = {"flip": "0 or 1", "crop": "0 or more"}.get(name, "more than 0")
+                raise ValueError(f"{name} has {item!r}; {allowed} is allowed.")
+            read.append(tuple(map(float, numbers)))
+        return [item for item in read for _ in range(count // len(read))]
+
+    def _read_controls(
+        self, given: dict[str, Any], size: tuple[int, int], count: int, images: int
+    ) -> list[tuple[tuple[float, ...], ...]]:
+        """For each picture the values of the model's controls, in their order; not given: a whole, unmirrored one."""
+        known = self.transformer.config.control_alpha
+        for name, value in given.items():
+            if value is not None and name not in known:
+                raise ValueError(
+                    f"This model was trained without the control {name}; it has {', '.join(known) or 'none'}."
+                )
+        usual = {"original_size": size, "crop": (0, 0), "target_size": size, "flip": 0}
+        values: dict[str, list[tuple[float, ...]]] = {}
+        original = [size] * count
+        for name in [*usual, "aspect_ratio"]:
+            value = usual.get(name) if given[name] is None else given[name]
+            if value is not None:
+                values[name] = self._read_control(name, value, count, images)
+            original = values.get("original_size", original)
+        ratios = values.get("aspect_ratio") or [(width / height,) for height, width in original]
+        values["aspect_ratio"] = [(math.log(ratio),) for (ratio,) in ratios]
+        return [tuple(values[name][index] for name in known) for index in range(count)]
+
+    # Guidance
+
+    def _branches(self, idle: bool) -> dict[str, float]:
+        """Weights of the branches that this step needs; `idle`: the controls add nothing at this timestep."""
+        config = self.transformer.config
+        scale = max(self._guidance_scale, 1.0)
+        control = 1.0 if idle or not config.control_alpha else self._control_guidance_scale
+        weights = {"null": 1 - scale, "uncontrolled": scale * (1 - control), "full": scale * control}
+        weights = {name: weight for name, weight in weights.items() if weight != 0}
+        if "null" in weights and config.condition_dropout == 0 and not self._has_negative:
+            raise ValueError(
+                f"guidance_scale={self._guidance_scale} needs a network that was trained with condition_dropout, and "
+                "this one was not: its answer without a class or text means nothing. Set guidance_scale=1, or give a "
+                "negative class or text."
+            )
+        if "uncontrolled" in weights and config.control_dropout == 0:
+            raise ValueError(
+                f"control_guidance_scale={self._control_guidance_scale} needs a network that was trained with "
+                "control_dropout, and this one was not; set control_guidance_scale=1."
+            )
+        return weights
+
+    def _plan_states(
+        self, controls: list[tuple[tuple[float, ...], ...]], labels: list[int | None]
+    ) -> tuple[dict[str, Any], dict[str, list[int]]]:
+        """
+        The different inputs of adaLN among all branches and pictures, for the transformer, and for each branch the
+        row of every picture.
+        """
+        config, device = self.transformer.config, self._execution_device
+        count = len(controls)
+        # a class is none of them, except in the baseline that adds it to adaLN
+        negative, given = zip(*(labels if config.conditioning == "adaln" else [(0, 0)] * count), strict=True)
+        dropped: list[Any] = [None] * count
+        controls = [values or None for values in controls]
+        inputs = {
+            "null": (controls if self._guidance_null_control else dropped, negative),
+            "uncontrolled": (dropped, given),
+            "full": (controls, given),
+        }
+        found: dict[Any, int] = {}
+        rows = {
+            branch: [found.setdefault(key, len(found)) for key in zip(*inputs[branch], strict=True)]
+            for branch in self._BRANCHES
+        }
+        values = [key if key is not None else controls[0] for key, _ in found]
+        states: dict[str, Any] = {"attention_kwargs": self._attention_kwargs}
+        if config.control_alpha:
+            states["controls"] = {
+                name: torch.tensor([value[place] for value in values], device=device)
+                for place, name in enumerate(config.control_alpha)
+            }
+            states["control_mask"] = torch.tensor([key is not None for key, _ in found], device=device)
+        if config.conditioning == "adaln":
+            states["class_labels"] = torch.tensor([label for _, label in found], device=device)
+        return states, rows
+
+    def _modulations(
+        self, timesteps: Tensor, states: dict[str, Any], rows: dict[str, list[int]]
+    ) -> Iterator[tuple[Tensor, bool]]:
+        """
+        For each timestep the adaLN numbers [states, numbers], and whether the controls add nothing. They depend on no
+        latents, so many steps are computed at once, but never more than `_TABLE_ROWS` rows.
+        """
+        count = 1 + max(index for branch in rows.values() for index in branch)
+        steps = max(1, self._TABLE_ROWS // count)
+        for block in timesteps.split(steps):
+            repeated = {
+                name: value.repeat(len(block), *[1] * (value.dim() - 1)) if isinstance(value, Tensor) else value
+                for name, value in states.items()
+            }
+            if "controls" in states:
+                repeated["controls"] = {
+                    name: value.repeat(len(block), 1) for name, value in states["controls"].items()
+                }
+            _, table = self.transformer(timestep=block.repeat_interleave(count), return_conditioning=True, **repeated)
+            table = table.unflatten(0, (len(block), count))
+            if self.transformer.config.control_cutoff > 0:
+                idle = (table[:, rows["full"]] == table[:, rows["uncontrolled"]]).flatten(1).all(dim=1).tolist()
+            else:
+                idle = [False] * len(block)
+            yield from zip(table, idle, strict=True)
+
+    def _predict(
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        weights: dict[str, float],
+        table: Tensor,
+        rows: dict[str, list[int]],
+        context: Tensor,
+    ) -> Tensor:
+        """The guided output of the network for [B, ...] latents; a learned variance is the conditional branch's."""
+        count = latents.shape[0]
+        if context.shape[0] not in (count, 2 * count) or ("null" in weights and context.shape[0] == count):
+            raise ValueError(
+                f"The context has {context.shape[0]} rows for {count} pictures; {2 * count} are needed with guidance, "
+                f"{count} without. If a callback made it shorter, it must also set _guidance_scale to 1."
+            )
+        negative, given = context[:count], context[-count:]
+        inputs = self.scheduler.scale_model_input(latents, timestep) if self._scales_input() else latents
+        chosen = [index for branch in weights for index in rows[branch]]
+        # one row for all is not only smaller: the transformer has a faster way for it
+        modulation = torch.stack([table[index] for index in (chosen if len(set(chosen)) > 1 else chosen[:1])])
+        with self.transformer.cache_context("-".join(weights)):
+            output = self.transformer(
+                hidden_states=inputs.to(self.transformer.dtype).repeat(len(weights), 1, 1, 1),
+                context=torch.cat([negative if branch == "null" else given for branch in weights]),
+                modulation=modulation,
+                attention_kwargs=self._attention_kwargs,
+                return_dict=False,
+            )[0]
+        parts = output.to(latents.dtype).unflatten(0, (len(weights), count)).unbind(0)
+        channels = latents.shape[1]
+        guided = sum(weight * part[:, :channels] for weight, part in zip(weights.values(), parts, strict=True))
+        if str(self.scheduler.config.get("variance_type")).startswith("learned"):
+            guided = torch.cat([guided, parts[-1][:, channels:]], dim=1)
+        return guided
+
+    def _scales_input(self) -> bool:
+        return not self._is_flow_match(self.scheduler)
+
+    def _denoise(
+        self,
+        latents: Tensor,
+        timesteps: Tensor,
+        steps: int,
+        prompt_embeds: Tensor,
+        states: tuple[dict[str, Any], dict[str, list[int]]],
+        step_options: dict[str, Any],
+        callback: Callable[..., dict[str, Any]] | None,
+        callback_inputs: list[str],
+    ) -> Tensor:
+        """All steps of the scheduler, on the latents of the pictures alone."""
+        self._num_timesteps = len(timesteps)
+        order = self.scheduler.order
+        with self.progress_bar(total=steps) as progress:
+            for index, (table, idle) in enumerate(self._modulations(timesteps, *states)):
+                if self._interrupt:
+                    break
+                timestep = timesteps[index]
+                noise_pred = self._predict(latents, timestep, self._branches(idle), table, states[1], prompt_embeds)
+                latents = self.scheduler.step(noise_pred, timestep, latents, return_dict=False, **step_options)[0]
+                if callback is not None:
+                    tensors = {"latents": latents, "noise_pred": noise_pred, "prompt_embeds": prompt_embeds}
+                    changed = callback(self, index, timestep, {name: tensors[name] for name in callback_inputs})
+                    latents = changed.get("latents", latents)
+                    prompt_embeds = changed.get("prompt_embeds", prompt_embeds)
+                if index == len(timesteps) - 1 or (
+                    index >= len(timesteps) - steps * order and (index + 1) % order == 0
+                ):
+                    progress.update()
+        return latents
+
+    def _step_options(self, eta: float, generator: Any) -> dict[str, Any]:
+        """What the scheduler's step takes of these."""
+        accepted = inspect.signature(self.scheduler.step).parameters
+        if eta != 0 and "eta" not in accepted:
+            raise ValueError(
+                f"eta={eta} means nothing to {type(self.scheduler).__name__}; leave it at 0, or use DDIM."
+            )
+        return {name: value for name, value in (("eta", eta), ("generator", generator)) if name in accepted}
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        class_labels: int | str | list[int] | list[str] | Tensor | None = None,
+        prompt: str | list[str] | None = None,
+        negative_class_labels: int | str | list[int] | list[str] | None = None,
+        negative_prompt: str | list[str] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_inference_steps: int = 50,
+        guidance_scale: float = 4.0,
+        control_guidance_scale: float = 1.0,
+        guidance_null_control: bool = False,
+        original_size: tuple[int, int] | list[tuple[int, int]] | None = None,
+        crop: tuple[int, int] | list[tuple[int, int]] | None = None,
+        target_size: tuple[int, int] | list[tuple[int, int]] | None = None,
+        flip: bool | list[bool] | None = None,
+        aspect_ratio: float | list[float] | None = None,
+        num_images_per_prompt: int = 1,
+        image: PipelineImageInput | None = None,
+        strength: float = 0.8,
+        eta: float = 0.0,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        latents: Tensor | None = None,
+        prompt_embeds: Tensor | None = None,
+        negative_prompt_embeds: Tensor | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        attention_kwargs: dict[str, Any] | None = None,
+        callback_on_step_end: Callable[..., dict[str, Any]] | PipelineCallback | MultiPipelineCallbacks | None = None,
+        callback_on_step_end_tensor_inputs: list[str] | tuple[str, ...] = ("latents",),
+    ) -> ImagePipelineOutput | tuple[Any]:
+        """
+        Makes pictures.
+
+        Args:
+            class_labels (`int`, `str`, a list of them, or `torch.Tensor`, *optional*): Classes, by number or name, of
+                a class model; its `num_classes` is no class.
+            prompt (`str` or `list[str]`, *optional*): Texts, of a text model.
+            negative_class_labels, negative_prompt (*optional*): What guidance leads away from; one, or one for each.
+                Defaults to no class, to the empty text.
+            height, width (`int`, *optional*): Size of the pictures in pixels. Defaults to that of `latents`, or else
+                to what the model is meant for.
+            num_inference_steps (`int`, defaults to 50): Steps of the scheduler.
+            guidance_scale (`float`, defaults to 4.0): Strength of the class or text; 1 or less is off.
+            control_guidance_scale (`float`, defaults to 1.0): Strength of the controls beside it; 0 leaves them out. A
+                value other than 1 costs a third pass through the network in each step.
+            guidance_null_control (`bool`, defaults to `False`): Keep the controls in the null branch.
+            original_size, target_size (`tuple[int, int]` or a list, *optional*): Height and width in pixels of the
+                picture before it was resized and cut, and after. Default to the size of the pictures.
+            crop (`tuple[int, int]` or a list, *optional*): Top and left of the part, in pixels. Defaults to (0, 0).
+            flip (`bool` or a list, *optional*): Whether left and right are exchanged. Defaults to False.
+            aspect_ratio (`float` or a list, *optional*): Width over height before it was cut. Defaults to that of
+                `original_size`. A list of controls has one value for each picture.
+            num_images_per_prompt (`int`, defaults to 1): Pictures of each class or text.
+            image (picture, `np.ndarray`, `torch.Tensor` or a list, *optional*): Start from noisy versions of these,
+                resized to `height` and `width`; a tensor may hold latents.
+            strength (`float`, defaults to 0.8): How far from `image` to start, in (0, 1]; 1 is noise alone.
+            eta (`float`, defaults to 0.0): Noise of DDIM.
+            generator (`torch.Generator` or a list of one for each picture, *optional*): Source of all noise.
+            latents (`torch.Tensor` of shape `(pictures, in_channels, height, width)`, *optional*): Standard normal
+                noise to start from.
+            prompt_embeds, negative_prompt_embeds (`torch.Tensor`, *optional*): Instead of texts: what `encode_prompt`
+                gave.
+            output_type (`str`, defaults to `"pil"`): `"pil"`, `"np"`, `"pt"` or `"latent"`.
+            return_dict (`bool`, defaults to `True`): Return an output object and not a tuple.
+            attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
+            callback_on_step_end (*optional*): Called after each step with the pipeline, the step, the timestep and a
+                dictionary of tensors; what it returns replaces `latents` and `prompt_embeds`. It may set
+                `_guidance_scale`, `_control_guidance_scale` and `_interrupt`.
+            callback_on_step_end_tensor_inputs (`list[str]`): Which of `latents`, `noise_pred` and `prompt_embeds` (the
+                context of the null branch, then of the others) it gets.
+
+        Returns:
+            [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
+
+        Raises:
+            ValueError: An input that the model or the scheduler has no use for; the message says what to do.
+        """
+        if isinstance(callback_on_step_end, PipelineCallback | MultiPipelineCallbacks):
+            callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
+        self._check_options(output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt)
+        self._check_scheduler()
+        self._guidance_scale, self._control_guidance_scale = guidance_scale, control_guidance_scale
+        self._guidance_null_control, self._attention_kwargs = guidance_null_control, attention_kwargs
+        self._interrupt, self._may_guide = False, guidance_scale > 1 or callback_on_step_end is not None
+        negatives = (negative_class_labels, negative_prompt, negative_prompt_embeds)
+        self._has_negative = any(item is not None for item in negatives)
+
+        context, labels = self._encode_conditions(
+            (class_labels, negative_class_labels),
+            (prompt, negative_prompt, prompt_embeds, negative_prompt_embeds),
+            num_images_per_prompt,
+        )
+        count = len(labels)
+        size = self._check_size(height, width, latents)
+        controls = {"original_size": original_size, "crop": crop, "target_size": target_size}
+        controls |= {"flip": flip, "aspect_ratio": aspect_ratio}
+        states = self._plan_states(self._read_controls(controls, size, count, num_images_per_prompt), labels)
+        timesteps, steps = self._start(num_inference_steps, None if image is None else strength)
+        clean = None if image is None else self._prepare_image(image, size, count)
+        latents = self._prepare_latents(count, size, generator, latents, clean, timesteps)
+        options = self._step_options(eta, generator)
+        callback = (callback_on_step_end, callback_on_step_end_tensor_inputs)
+        latents = self._denoise(latents, timesteps, steps, context, states, options, *callback)
+        images = self._finish(latents, output_type)
+        self.maybe_free_model_hooks()
+        return ImagePipelineOutput(images=images) if return_dict else (images,)
+
+    def _check_options(self, output_type: str, callback_inputs: Any, images: int) -> None:
+        if output_type not in self._OUTPUT_TYPES:
+            raise ValueError(f"output_type is {output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} is allowed.")
+        if unknown := sorted(set(callback_inputs) - set(self._callback_tensor_inputs)):
+            raise ValueError(
+                f"callback_on_step_end_tensor_inputs has {unknown}; of {self._callback_tensor_inputs} is allowed."
+            )
+        if isinstance(images, bool) or not isinstance(images, int) or images < 1:
+            raise ValueError(f"num_images_per_prompt is {images!r}; a whole number from 1 up is needed.")
+
+    def _finish(self, latents: Tensor, output_type: str) -> Any:
+        """Pictures of clean latents."""
+        if output_type == "latent":
+            return latents
+        images = latents if self.vae is None else self.decode_latents(self.vae, latents)
+        return self.image_processor.postprocess(images, output_type=output_type)
+
+    # Saving
+
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> "DisentangledDiTPipeline":
+        """
+        A pipeline with the components of another, without copies.
+
+        Args:
+            pipeline (`DiffusionPipeline`): Where they come from.
+            **kwargs: Components and options to use instead, and `dtype`, by default that of `pipeline`.
+
+        Returns:
+            [`DisentangledDiTPipeline`]: The new pipeline.
+        """
+        # diffusers would compare classes, and the type of the transformer is another where it is remote code
+        wanted = inspect.signature(cls.__init__).parameters
+        components = {name: value for name, value in pipeline.components.items() if name in wanted}
+        if "dtype" not in kwargs and "torch_dtype" not in kwargs:
+            kwargs["dtype"] = pipeline.dtype
+        return super().from_pipe(pipeline, **{**components, **kwargs})
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str | None = None,
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Saves the pipeline and the code that loads it: `pipeline.py`, and the transformer's file beside its weights.
+
+        The folder loads with `import hf_ext.pipelines` and `DiffusionPipeline.from_pretrained(folder)`, and without
+        hf_ext by `DiffusionPipeline.from_pretrained(folder, custom_pipeline="pipeline", trust_remote_code=True)`.
+
+        Args:
+            save_directory (`str` or `os.PathLike`): The folder.
+            safe_serialization (`bool`, defaults to `True`): As in [`~diffusers.DiffusionPipeline.save_pretrained`],
+                and so are the other arguments, those of pushing included.
+
+        Raises:
+            TypeError: The transformer is of another class.
+        """
+        folder = Path(save_directory)
+        kind, code = self._transformer_code
+        if type(self._unwrap(self.transformer)) is not kind:
+            code = self._code_of(self.transformer)
+        if code is None:
+            raise TypeError(
+                f"The transformer is a {type(self.transformer).__name__}; a pipeline is saved with a "
+                f"{self._COMPONENT_CLASS}."
+            )
+        hub = {name: kwargs.pop(name) for name in self._HUB_OPTIONS if name in kwargs}
+        super().save_pretrained(folder, safe_serialization, variant, max_shard_size, **kwargs)
+        # Of remote code diffusers records the name of a module that exists in this process only.
+        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+        index["_class_name"] = "DisentangledDiTPipeline"
+        index["transformer"] = [self._COMPONENT_MODULE, self._COMPONENT_CLASS]
+        self._write(folder / "pipeline.py", self._CODE)
+        self._write(folder / "transformer" / f"{self._COMPONENT_MODULE}.py", code)
+        self._write(folder / "model_index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
+        if push_to_hub:
+            self._push(folder, **hub)
+
+    def _push(
+        self,
+        folder: Path,
+        repo_id: str | None = None,
+        commit_message: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        create_pr: bool = False,
+    ) -> None:
+        """Uploads a saved folder, with a card as diffusers writes it."""
+        repo_id = create_repo(repo_id or folder.name, exist_ok=True, private=private, token=token).repo_id
+        card = populate_model_card(load_or_create_model_card(repo_id, token=token, is_pipeline=True))
+        card.save(folder / "README.md")
+        self._upload_folder(folder, repo_id, token=token, commit_message=commit_message, create_pr=create_pr)
+
+    @staticmethod
+    def _unwrap(module: Any) -> Any:
+        return module._orig_mod if is_compiled_module(module) else module
+
+    @classmethod
+    def _code_of(cls, transformer: Any) -> str | None:
+        """Source of the file of a transformer's class; None if it is of another class."""
+        kind = type(cls._unwrap(transformer))
+        if kind.__name__ != cls._COMPONENT_CLASS:
+            return None
+        return Path(inspect.getfile(kind)).read_text(encoding="utf-8")
+
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        """Whole or not at all."""
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)

@@ -1,0 +1,102 @@
+"""Noise schedules across resolutions (Berrada Ifriqi et al., NeurIPS 2024, arXiv 2411.03177).
+
+A picture that is s'/s times as large shows every patch (s'/s)^2 times, each time with noise of its own; averaging them
+tells as much about the patch as a noise of s/s' times the standard deviation would. For equal uncertainty at equal t:
+
+    (1 - ab') / ab' = (s'/s)^2 (1 - ab) / ab          for a schedule of cumulative products ab
+    sigma' = k sigma / (1 + (k - 1) sigma), k = s'/s  for flow matching
+"""
+
+import inspect
+import math
+from typing import Any
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler, SchedulerMixin
+
+# Without these, FlowMatchEulerDiscreteScheduler spaces its noise levels by `shift`.
+_FLOW_SPACINGS = (
+    "use_dynamic_shifting",
+    "shift_terminal",
+    "invert_sigmas",
+    "use_karras_sigmas",
+    "use_exponential_sigmas",
+    "use_beta_sigmas",
+)
+
+
+def rescale_noise_schedule(
+    scheduler: SchedulerMixin, from_size: int | tuple[int, int], to_size: int | tuple[int, int]
+) -> SchedulerMixin:
+    """
+    Adapts the noise schedule of a model to pictures of another size.
+
+    Schedulers of the DDPM family get `trained_betas`, so that every timestep keeps its number and its meaning
+    (ab'_t = s^2 ab_t / (s'^2 + ab_t (s^2 - s'^2))); they are saved, and survive a change of scheduler by `from_config`
+    inside the family. Flow-matching schedulers get another `shift` (`flow_shift` where the scheduler calls it so).
+
+    Args:
+        scheduler (`SchedulerMixin`):
+            With `trained_betas` (DDIM, DDPM, DPM++, UniPC, PNDM, Euler and others), or flow matching with a constant
+            shift. It is not changed.
+        from_size (`int` or `tuple[int, int]`):
+            Side, or height and width, that the schedule is for. Pixels or latents, the same in both sizes.
+        to_size (`int` or `tuple[int, int]`):
+            Side, or height and width, that it should be for.
+
+    Returns:
+        `SchedulerMixin`: A new scheduler of the same class.
+
+    Raises:
+        ValueError: A size is not positive, or the scheduler spaces its noise in a way that neither betas nor a shift
+            describe.
+        TypeError: The scheduler is of another kind.
+
+    Example:
+
+    ```python
+    from diffusers import DDIMScheduler
+    from hf_ext.pipelines.disentangled_dit import rescale_noise_schedule
+
+    scheduler = rescale_noise_schedule(DDIMScheduler(beta_schedule="scaled_linear"), 256, 512)
+    ```
+    """
+    ratio = math.sqrt(_area(to_size, "to_size") / _area(from_size, "from_size"))
+    config: Any = scheduler.config  # type: ignore[attr-defined]
+    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler | FlowMatchHeunDiscreteScheduler):
+        if found := [name for name in _FLOW_SPACINGS if config.get(name)]:
+            raise ValueError(
+                f"{type(scheduler).__name__} has {found[0]}={config[found[0]]!r}, so its noise levels do not follow "
+                "`shift`; make it without that option, with a constant shift."
+            )
+        return type(scheduler).from_config(config, shift=ratio * config.shift)
+    if "trained_betas" not in inspect.signature(type(scheduler).__init__).parameters:
+        raise TypeError(
+            f"{type(scheduler).__name__} has neither betas nor a constant flow shift to rescale; use a scheduler of "
+            "the DDPM family (DDIM, DPM++, UniPC, Euler ...), FlowMatchEulerDiscreteScheduler or "
+            "FlowMatchHeunDiscreteScheduler."
+        )
+    if config.get("use_flow_sigmas"):
+        if config.get("use_dynamic_shifting"):
+            raise ValueError(
+                f"{type(scheduler).__name__} has use_dynamic_shifting=True, so its noise levels do not follow "
+                "`flow_shift`; make it without that option."
+            )
+        return type(scheduler).from_config(config, flow_shift=ratio * config.flow_shift)
+    betas = _rescale_betas(scheduler.betas, ratio)  # type: ignore[attr-defined]
+    return type(scheduler).from_config(config, trained_betas=betas.tolist())
+
+
+def _area(size: int | tuple[int, int], name: str) -> int:
+    height, width = (size, size) if isinstance(size, int) else size
+    if height <= 0 or width <= 0:
+        raise ValueError(f"{name} is {size!r}; a positive side, or a positive height and width, is needed.")
+    return height * width
+
+
+def _rescale_betas(betas: torch.Tensor, ratio: float) -> torch.Tensor:
+    """beta'_t = 1 - ab'_t / ab'_(t-1), in double precision."""
+    kept = torch.cumprod(1 - betas.double(), dim=0)
+    rescaled = kept / (ratio**2 + kept * (1 - ratio**2))
+    previous = torch.cat([rescaled.new_ones(1), rescaled[:-1]])
+    return 1 - rescaled / previous
