@@ -32,9 +32,7 @@ from diffusers import (
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
 from diffusers.loaders import AuraFlowLoraLoaderMixin
-from diffusers.utils.hub_utils import load_or_create_model_card, populate_model_card
-from diffusers.utils.torch_utils import is_compiled_module, randn_tensor
-from huggingface_hub import create_repo
+from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -71,15 +69,19 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
     _optional_components = ["vae", "text_encoder", "tokenizer"]
     _callback_tensor_inputs = ["latents", "noise_pred", "prompt_embeds"]
 
-    # In the batch the conditional branch comes last, as diffusers' callbacks expect.
-    _BRANCHES = ("null", "uncontrolled", "full")
     _PADDINGS = ("zeros", "replicate", "noisy_replicate")
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+    _CONTROLS = {
+        "original_size": "(height, width) in pixels",
+        "crop": "(top, left) in pixels",
+        "target_size": "(height, width) in pixels",
+        "flip": "True or False",
+        "aspect_ratio": "width over height",
+    }
     # Rows of adaLN numbers that are computed ahead: 100 MB for the largest preset in bfloat16.
     _TABLE_ROWS = 128
     # Where diffusers looks for a component's code, in a repository and among its own pipelines.
-    _COMPONENT_MODULE, _COMPONENT_CLASS = "disentangled_dit", "DisentangledDiTTransformer2DModel"
-    _HUB_OPTIONS = ("repo_id", "commit_message", "private", "token", "create_pr")
+    _COMPONENT = ["disentangled_dit", "DisentangledDiTTransformer2DModel"]
     # Read now: a later version of this file would take the place of the one that this class was made from.
     _CODE = Path(__file__).read_text(encoding="utf-8")
 
@@ -120,7 +122,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             do_convert_rgb=self._image_channels() == 3,
             do_convert_grayscale=self._image_channels() == 1,
         )
-        self._transformer_code = (type(self._unwrap(transformer)), self._code_of(transformer))
 
     @property
     def guidance_scale(self) -> float:
@@ -138,11 +139,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         return self._guidance_scale > 1
 
     @property
-    def attention_kwargs(self) -> dict[str, Any] | None:
-        """As given to the call."""
-        return self._attention_kwargs
-
-    @property
     def num_timesteps(self) -> int:
         """Steps of the schedule of the last call."""
         return self._num_timesteps
@@ -156,16 +152,16 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
 
     def get_label_ids(self, label: str | list[str]) -> list[int]:
         """
-        Numbers of classes by name.
+        Numbers of classes.
 
         Args:
-            label (`str` or `list[str]`): Names, as in `id2label`; a name is one text, never its letters.
+            label (`str` or `list[str]`): One name of `id2label`, or several.
 
         Returns:
             `list[int]`: For `class_labels` of a call.
 
         Raises:
-            ValueError: There are no names, or no such name; the message lists similar ones.
+            ValueError: There is no such name; the message lists similar ones.
         """
         numbers = []
         for name in [label] if isinstance(label, str) else list(label):
@@ -196,22 +192,18 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
 
         Returns:
             `torch.Tensor` of shape `(texts, max_text_length, joint_attention_dim)`.
-
-        Raises:
-            ValueError: The pipeline has no text encoder, or the encoder's width is not the transformer's.
         """
         if self.text_encoder is None or self.tokenizer is None:
             raise ValueError(
-                "This pipeline has no text_encoder and tokenizer; give prompt_embeds, or load them with the pipeline."
+                "This pipeline has no text_encoder and tokenizer; load it with them, or give prompt_embeds."
             )
-        device = device or self._execution_device
         texts = [prompt] if isinstance(prompt, str) else list(prompt)
         length = self.config.max_text_length
         tokens = self.tokenizer(
             texts, padding="max_length", padding_side="right", max_length=length, truncation=True, return_tensors="pt"
         )
-        mask = tokens.attention_mask.to(device)
-        states = self.text_encoder(tokens.input_ids.to(device), attention_mask=mask).last_hidden_state
+        tokens = tokens.to(device or self._execution_device)
+        states = self.text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
         if states.shape[-1] != self.transformer.config.joint_attention_dim:
             raise ValueError(
                 f"The text encoder's tokens have {states.shape[-1]} numbers, and the transformer takes "
@@ -222,7 +214,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         mode, noise = self.config.text_padding, self.config.text_padding_noise
-        return self.pad_text(states, mask.sum(dim=1), mode, noise, generators)
+        return self.pad_text(states, tokens.attention_mask.sum(dim=1), mode, noise, generators)
 
     @staticmethod
     def pad_text(
@@ -302,7 +294,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         with cls._upcast(vae):
             encoded = vae.encode(image.to(vae.dtype), return_dict=False)[0]
         latents = (encoded if isinstance(encoded, Tensor) else encoded.mode()).float()
-        shift, scale = cls._latent_statistics(vae, latents)
+        shift, scale = cls._latent_statistics(vae)
         return (latents - shift) * scale
 
     @classmethod
@@ -318,33 +310,25 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         Returns:
             `torch.Tensor` of shape `(images, channels, factor * height, factor * width)`, about [-1, 1], float32.
         """
-        shift, scale = cls._latent_statistics(vae, latents)
+        shift, scale = cls._latent_statistics(vae)
         with cls._upcast(vae):
             return vae.decode((latents / scale + shift).to(vae.dtype), return_dict=False)[0].float()
 
     @staticmethod
-    def _latent_statistics(vae: ModelMixin, latents: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    def _latent_statistics(vae: ModelMixin) -> tuple[float, float]:
         """(shift, scale) with latents = (encoded - shift) scale."""
-        config = vae.config
-        shift, scale = config.get("shift_factor") or 0.0, config.get("scaling_factor") or 1.0
-        if config.get("latents_mean") is None or config.get("latents_std") is None:
-            return shift, scale
-        mean, deviation = (
-            torch.tensor(config[name], device=latents.device, dtype=latents.dtype).view(1, -1, 1, 1)
-            for name in ("latents_mean", "latents_std")
-        )
-        return mean, scale / deviation
+        return vae.config.get("shift_factor") or 0.0, vae.config.get("scaling_factor") or 1.0
 
     @staticmethod
     @contextlib.contextmanager
     def _upcast(vae: ModelMixin) -> Iterator[None]:
         """Full precision for an autoencoder whose values are too large for float16."""
-        upcast = vae.dtype == torch.float16 and bool(vae.config.get("force_upcast"))
-        if upcast:
+        dtype = vae.dtype
+        if dtype == torch.float16 and vae.config.get("force_upcast"):
             vae.to(torch.float32)
         yield
-        if upcast:
-            vae.to(torch.float16)
+        if vae.dtype != dtype:
+            vae.to(dtype)
 
     def _image_channels(self) -> int:
         """Channels of the pictures, before and after the autoencoder."""
@@ -384,7 +368,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             raise ValueError(f"generator has {len(generator)} entries for {count} pictures; give one, or as many.")
         if latents is None:
             latents = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
-        elif tuple(latents.shape) != shape:
+        if tuple(latents.shape) != shape:
             raise ValueError(f"latents have the shape {tuple(latents.shape)}; {shape} is needed.")
         noise = latents.to(device, torch.float32)
         if image is None:
@@ -402,7 +386,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         steps = min(int(num_inference_steps * strength), num_inference_steps)
         if steps < 1:
             raise ValueError(
-                f"strength={strength} leaves none of {num_inference_steps} steps; make either of them larger."
+                f"strength={strength} leaves none of {num_inference_steps} steps; make one of them larger."
             )
         begin = (num_inference_steps - steps) * self.scheduler.order
         if hasattr(self.scheduler, "set_begin_index"):
@@ -438,28 +422,24 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
                 f"with prediction_type={wanted!r}"
                 + (", or FlowMatchEulerDiscreteScheduler." if "flow" in wanted else ".")
             )
-        steps = self.transformer.config.num_train_timesteps
-        if config.num_train_timesteps != steps:
+        network = self.transformer.config
+        if config.num_train_timesteps != network.num_train_timesteps:
             raise ValueError(
-                f"{name} has {config.num_train_timesteps} training timesteps, and the network {steps}; make it with "
-                f"num_train_timesteps={steps}."
+                f"{name} has {config.num_train_timesteps} training timesteps, and the network "
+                f"{network.num_train_timesteps}; make it with num_train_timesteps={network.num_train_timesteps}."
             )
         if self._is_flow_match(scheduler) and config.get("use_dynamic_shifting"):
             raise ValueError(
                 f"{name} has use_dynamic_shifting=True, which needs a shift for every call; set it to False, and "
                 "`shift` for the size of the pictures."
             )
-        learned = str(config.get("variance_type")).startswith("learned")
-        if learned and not (isinstance(scheduler, DDPMScheduler) and self._learns_variance()):
+        fits = isinstance(scheduler, DDPMScheduler) and network.out_channels == 2 * network.in_channels
+        if str(config.get("variance_type")).startswith("learned") and not fits:
             raise ValueError(
                 f"{name} has variance_type={config.variance_type!r}; only DDPMScheduler takes a learned variance "
                 "here, and only of a network with twice as many output channels. Make it with variance_type="
                 + ("'fixed_small'." if isinstance(scheduler, DDPMScheduler) else "None.")
             )
-
-    def _learns_variance(self) -> bool:
-        config = self.transformer.config
-        return config.out_channels == 2 * config.in_channels
 
     # Conditions
 
@@ -479,25 +459,16 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             numbers.append(number)
         return numbers
 
-    def _pair(self, given: Any, negative: Any, name: str) -> list[Any]:
-        """Negatives and positives, one after the other; one negative counts for all."""
-        if len(negative) not in (1, len(given)):
-            raise ValueError(
-                f"negative_{name} has {len(negative)} entries and {name} {len(given)}; give one, or as many."
-            )
-        negative = negative * (len(given) // len(negative))
-        return [*negative, *given]
-
     def _encode_classes(self, labels: Any, negative: Any) -> list[int]:
         """Labels of the null branch, then of the others."""
         if labels is None:
-            raise ValueError(
-                "This is a class model: give class_labels (numbers or names), and no prompt; "
-                f"{self.transformer.config.num_classes} is no class."
-            )
+            raise ValueError("This is a class model: give class_labels, numbers or names of classes.")
         given = self._check_labels(labels, "class_labels")
         null = self.transformer.config.num_classes if negative is None else negative
-        return self._pair(given, self._check_labels(null, "negative_class_labels"), "class_labels")
+        null = self._check_labels(null, "negative_class_labels")
+        if len(null) not in (1, len(given)):
+            raise ValueError(f"{len(null)} negative_class_labels for {len(given)} class_labels; give one, or as many.")
+        return [*null * (len(given) // len(null)), *given]
 
     def _encode_texts(
         self, prompt: Any, negative: Any, embeds: Tensor | None, negative_embeds: Tensor | None
@@ -505,15 +476,13 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         """Text tokens of the null branch (if one may be needed), then of the others, and how many these are."""
         if (prompt is None) == (embeds is None):
             raise ValueError("This is a text model: give prompt or prompt_embeds, not both, and no class_labels.")
-        if embeds is None:
-            embeds = self.encode_prompt(prompt)
-        if not self._may_guide and negative_embeds is None:
+        embeds = self.encode_prompt(prompt) if embeds is None else embeds
+        if negative_embeds is None and not self._may_guide:
             return embeds, len(embeds)
         if negative_embeds is None:
-            texts = [negative or ""] if negative is None or isinstance(negative, str) else list(negative)
-            negative_embeds = self.encode_prompt(texts)
-        if negative_embeds.shape[0] == 1:
-            negative_embeds = negative_embeds.expand(embeds.shape[0], -1, -1)
+            negative_embeds = self.encode_prompt("" if negative is None else negative)
+        if len(negative_embeds) == 1:
+            negative_embeds = negative_embeds.expand(len(embeds), -1, -1)
         if negative_embeds.shape != embeds.shape:
             raise ValueError(
                 f"The negative text has the shape {tuple(negative_embeds.shape)} and the text {tuple(embeds.shape)}; "
@@ -524,10 +493,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
     def _encode_conditions(
         self, classes: tuple[Any, ...], texts: tuple[Any, ...], images: int
     ) -> tuple[Tensor, list[tuple[int, int]]]:
-        """
-        Context of the null branch, then of the others [2 B, L, width] (without guidance perhaps of these alone), and
-        for each picture both labels, which are 0 for a text.
-        """
+        """Context of the null branch, then of the others [2 B or B, L, width]; for each picture both labels, or 0."""
         is_class_model = self.transformer.config.num_classes is not None
         if any(value is not None for value in (texts if is_class_model else classes)):
             kind, use = ("class", "class_labels, no prompt") if is_class_model else ("text", "prompt, no class_labels")
@@ -549,12 +515,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
     def _check_size(self, height: int | None, width: int | None, latents: Tensor | None) -> tuple[int, int]:
         """Height and width of the pictures in pixels."""
         factor, patch = self.vae_scale_factor, self.transformer.config.patch_size
-        if latents is not None:
-            usual = [side * factor for side in latents.shape[-2:]]
-        else:
-            sample = self.transformer.config.sample_size
-            usual = [side * factor for side in ([sample, sample] if isinstance(sample, int) else sample)]
-        size = (usual[0] if height is None else height, usual[1] if width is None else width)
+        usual = self.transformer.config.sample_size if latents is None else latents.shape[-2:]
+        usual = (usual, usual) if isinstance(usual, int) else usual
+        size = (usual[0] * factor if height is None else height, usual[1] * factor if width is None else width)
         for name, side in zip(("height", "width"), size, strict=True):
             if isinstance(side, bool) or not isinstance(side, int) or side < 1 or side % (factor * patch) != 0:
                 raise ValueError(
@@ -565,44 +528,35 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
 
     def _read_control(self, name: str, value: Any, count: int, images: int) -> list[tuple[float, ...]]:
         """The values of a control for each of `count` pictures: one value for all, or a list with one for each."""
-        each = value.tolist() if isinstance(value, Tensor) else value
-        each = each if isinstance(each, list) else [each]
-        if count not in (len(each), len(each) * images) and len(each) != 1:
+        each = value if isinstance(value, list) else [value]
+        if len(each) not in (1, count // images, count):
             raise ValueError(f"{name} has {len(each)} values for {count} pictures; give one, or a list of as many.")
-        size = self.transformer.CONTROL_SIZES[name]
-        read = []
-        for item in each:
-            numbers = tuple(item) if isinstance(item, list | tuple) else (item,)
-            if len(numbers) != size or not all(isinstance(number, int | float) for number in numbers):
-                what = "a pair (vertical, horizontal) of numbers" if size == 2 else "a number"
-                raise ValueError(f"{name} has {item!r}; {what} is needed, or a list with one for each picture.")
-            low = 0 if name in ("crop", "flip") else 1e-6
-            high = 1 if name == "flip" else math.inf
-            if not all(low <= number <= high and math.isfinite(number) for number in numbers):
-                allowed = {"flip": "0 or 1", "crop": "0 or more"}.get(name, "more than 0")
-                raise ValueError(f"{name} has {item!r}; {allowed} is allowed.")
-            read.append(tuple(map(float, numbers)))
-        return [item for item in read for _ in range(count // len(read))]
+        read = [tuple(item) if isinstance(item, list | tuple) else (item,) for item in each]
+        zero, most = name in ("crop", "flip"), 1 if name == "flip" else 1e9
+        for item in read:
+            fits = (
+                isinstance(number, int | float) and (0 < number <= most or (zero and number == 0)) for number in item
+            )
+            if len(item) != self.transformer.CONTROL_SIZES[name] or not all(fits):
+                raise ValueError(
+                    f"{name} has {item!r}; needed is {self._CONTROLS[name]}, or a list with one for each picture."
+                )
+        return [tuple(map(float, item)) for item in read for _ in range(count // len(read))]
 
     def _read_controls(
         self, given: dict[str, Any], size: tuple[int, int], count: int, images: int
     ) -> list[tuple[tuple[float, ...], ...]]:
         """For each picture the values of the model's controls, in their order; not given: a whole, unmirrored one."""
         known = self.transformer.config.control_alpha
-        for name, value in given.items():
-            if value is not None and name not in known:
+        for name in given:
+            if given[name] is not None and name not in known:
                 raise ValueError(
-                    f"This model was trained without the control {name}; it has {', '.join(known) or 'none'}."
+                    f"This model has no control {name}; it was trained with {', '.join(known) or 'none'}."
                 )
-        usual = {"original_size": size, "crop": (0, 0), "target_size": size, "flip": 0}
-        values: dict[str, list[tuple[float, ...]]] = {}
-        original = [size] * count
-        for name in [*usual, "aspect_ratio"]:
-            value = usual.get(name) if given[name] is None else given[name]
-            if value is not None:
-                values[name] = self._read_control(name, value, count, images)
-            original = values.get("original_size", original)
-        ratios = values.get("aspect_ratio") or [(width / height,) for height, width in original]
+        usual: dict[str, Any] = {"original_size": size, "crop": (0, 0), "target_size": size, "flip": 0}
+        usual |= {name: value for name, value in given.items() if value is not None}
+        values = {name: self._read_control(name, value, count, images) for name, value in usual.items()}
+        ratios = values.get("aspect_ratio") or [(width / height,) for height, width in values["original_size"]]
         values["aspect_ratio"] = [(math.log(ratio),) for (ratio,) in ratios]
         return [tuple(values[name][index] for name in known) for index in range(count)]
 
@@ -613,13 +567,13 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         config = self.transformer.config
         scale = max(self._guidance_scale, 1.0)
         control = 1.0 if idle or not config.control_alpha else self._control_guidance_scale
+        # in the batch the conditional branch comes last, as diffusers' callbacks expect
         weights = {"null": 1 - scale, "uncontrolled": scale * (1 - control), "full": scale * control}
         weights = {name: weight for name, weight in weights.items() if weight != 0}
         if "null" in weights and config.condition_dropout == 0 and not self._has_negative:
             raise ValueError(
                 f"guidance_scale={self._guidance_scale} needs a network that was trained with condition_dropout, and "
-                "this one was not: its answer without a class or text means nothing. Set guidance_scale=1, or give a "
-                "negative class or text."
+                "this one was not. Set guidance_scale=1, or give a negative class or text."
             )
         if "uncontrolled" in weights and config.control_dropout == 0:
             raise ValueError(
@@ -629,64 +583,48 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         return weights
 
     def _plan_states(
-        self, controls: list[tuple[tuple[float, ...], ...]], labels: list[int | None]
-    ) -> tuple[dict[str, Any], dict[str, list[int]]]:
-        """
-        The different inputs of adaLN among all branches and pictures, for the transformer, and for each branch the
-        row of every picture.
-        """
+        self, given: list[tuple[tuple[float, ...], ...]], labels: list[tuple[int, int]]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, list[int]]]:
+        """The different inputs of adaLN in all branches: controls and the rest; each branch's row of each picture."""
         config, device = self.transformer.config, self._execution_device
-        count = len(controls)
         # a class is none of them, except in the baseline that adds it to adaLN
-        negative, given = zip(*(labels if config.conditioning == "adaln" else [(0, 0)] * count), strict=True)
-        dropped: list[Any] = [None] * count
-        controls = [values or None for values in controls]
-        inputs = {
-            "null": (controls if self._guidance_null_control else dropped, negative),
-            "uncontrolled": (dropped, given),
-            "full": (controls, given),
-        }
+        negative, positive = zip(*(labels if config.conditioning == "adaln" else [(0, 0)] * len(given)), strict=True)
+        dropped, full = [None] * len(given), [values or None for values in given]
+        null = full if self._guidance_null_control else dropped
+        inputs = {"null": (null, negative), "uncontrolled": (dropped, positive), "full": (full, positive)}
         found: dict[Any, int] = {}
         rows = {
-            branch: [found.setdefault(key, len(found)) for key in zip(*inputs[branch], strict=True)]
-            for branch in self._BRANCHES
+            branch: [found.setdefault(key, len(found)) for key in zip(*columns, strict=True)]
+            for branch, columns in inputs.items()
         }
-        values = [key if key is not None else controls[0] for key, _ in found]
-        states: dict[str, Any] = {"attention_kwargs": self._attention_kwargs}
-        if config.control_alpha:
-            states["controls"] = {
-                name: torch.tensor([value[place] for value in values], device=device)
-                for place, name in enumerate(config.control_alpha)
-            }
-            states["control_mask"] = torch.tensor([key is not None for key, _ in found], device=device)
+        values = [given[0] if key is None else key for key, _ in found]
+        controls = {
+            name: torch.tensor([value[place] for value in values], device=device)
+            for place, name in enumerate(config.control_alpha)
+        }
+        rest = {"control_mask": torch.tensor([key is not None for key, _ in found], device=device)}
         if config.conditioning == "adaln":
-            states["class_labels"] = torch.tensor([label for _, label in found], device=device)
-        return states, rows
+            rest["class_labels"] = torch.tensor([label for _, label in found], device=device)
+        return controls, rest, rows
 
     def _modulations(
-        self, timesteps: Tensor, states: dict[str, Any], rows: dict[str, list[int]]
+        self, timesteps: Tensor, controls: dict[str, Tensor], rest: dict[str, Tensor], rows: dict[str, list[int]]
     ) -> Iterator[tuple[Tensor, bool]]:
-        """
-        For each timestep the adaLN numbers [states, numbers], and whether the controls add nothing. They depend on no
-        latents, so many steps are computed at once, but never more than `_TABLE_ROWS` rows.
-        """
-        count = 1 + max(index for branch in rows.values() for index in branch)
-        steps = max(1, self._TABLE_ROWS // count)
-        for block in timesteps.split(steps):
-            repeated = {
-                name: value.repeat(len(block), *[1] * (value.dim() - 1)) if isinstance(value, Tensor) else value
-                for name, value in states.items()
-            }
-            if "controls" in states:
-                repeated["controls"] = {
-                    name: value.repeat(len(block), 1) for name, value in states["controls"].items()
-                }
-            _, table = self.transformer(timestep=block.repeat_interleave(count), return_conditioning=True, **repeated)
+        """For each timestep the adaLN numbers [states, numbers], and whether the controls add nothing to them."""
+        # they depend on no latents: many timesteps at once, but not more than so many rows
+        count = len(rest["control_mask"])
+        for block in timesteps.split(max(1, self._TABLE_ROWS // count)):
+            _, table = self.transformer(
+                timestep=block.repeat_interleave(count),
+                controls={name: value.repeat(len(block), 1) for name, value in controls.items()},
+                **{name: value.repeat(len(block)) for name, value in rest.items()},
+                attention_kwargs=self._attention_kwargs,
+                return_conditioning=True,
+            )
             table = table.unflatten(0, (len(block), count))
+            idle = [False] * len(block)
             if self.transformer.config.control_cutoff > 0:
                 idle = (table[:, rows["full"]] == table[:, rows["uncontrolled"]]).flatten(1).all(dim=1).tolist()
-            else:
-                idle = [False] * len(block)
             yield from zip(table, idle, strict=True)
 
     def _predict(
@@ -706,7 +644,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
                 f"{count} without. If a callback made it shorter, it must also set _guidance_scale to 1."
             )
         negative, given = context[:count], context[-count:]
-        inputs = self.scheduler.scale_model_input(latents, timestep) if self._scales_input() else latents
+        inputs = latents
+        if not self._is_flow_match(self.scheduler):
+            inputs = self.scheduler.scale_model_input(latents, timestep)
         chosen = [index for branch in weights for index in rows[branch]]
         # one row for all is not only smaller: the transformer has a faster way for it
         modulation = torch.stack([table[index] for index in (chosen if len(set(chosen)) > 1 else chosen[:1])])
@@ -725,16 +665,13 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             guided = torch.cat([guided, parts[-1][:, channels:]], dim=1)
         return guided
 
-    def _scales_input(self) -> bool:
-        return not self._is_flow_match(self.scheduler)
-
     def _denoise(
         self,
         latents: Tensor,
         timesteps: Tensor,
         steps: int,
         prompt_embeds: Tensor,
-        states: tuple[dict[str, Any], dict[str, list[int]]],
+        states: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, list[int]]],
         step_options: dict[str, Any],
         callback: Callable[..., dict[str, Any]] | None,
         callback_inputs: list[str],
@@ -747,16 +684,16 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
                 if self._interrupt:
                     break
                 timestep = timesteps[index]
-                noise_pred = self._predict(latents, timestep, self._branches(idle), table, states[1], prompt_embeds)
+                noise_pred = self._predict(latents, timestep, self._branches(idle), table, states[-1], prompt_embeds)
                 latents = self.scheduler.step(noise_pred, timestep, latents, return_dict=False, **step_options)[0]
                 if callback is not None:
                     tensors = {"latents": latents, "noise_pred": noise_pred, "prompt_embeds": prompt_embeds}
                     changed = callback(self, index, timestep, {name: tensors[name] for name in callback_inputs})
                     latents = changed.get("latents", latents)
                     prompt_embeds = changed.get("prompt_embeds", prompt_embeds)
-                if index == len(timesteps) - 1 or (
-                    index >= len(timesteps) - steps * order and (index + 1) % order == 0
-                ):
+                # some schedulers take several timesteps for a step, or a few more at the start
+                left = len(timesteps) - 1 - index
+                if left == 0 or (left < steps * order and (index + 1) % order == 0):
                     progress.update()
         return latents
 
@@ -805,24 +742,23 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         Makes pictures.
 
         Args:
-            class_labels (`int`, `str`, a list of them, or `torch.Tensor`, *optional*): Classes, by number or name, of
-                a class model; its `num_classes` is no class.
+            class_labels (`int`, `str`, list or `torch.Tensor`, *optional*): Classes of a class model, by number or
+                name; its `num_classes` is no class.
             prompt (`str` or `list[str]`, *optional*): Texts, of a text model.
-            negative_class_labels, negative_prompt (*optional*): What guidance leads away from; one, or one for each.
-                Defaults to no class, to the empty text.
-            height, width (`int`, *optional*): Size of the pictures in pixels. Defaults to that of `latents`, or else
-                to what the model is meant for.
+            negative_class_labels, negative_prompt (*optional*): What guidance leads away from, one or one for each; no
+                class or the empty text if not given.
+            height, width (`int`, *optional*): Size in pixels; that of `latents` or of the model if not given.
             num_inference_steps (`int`, defaults to 50): Steps of the scheduler.
-            guidance_scale (`float`, defaults to 4.0): Strength of the class or text; 1 or less is off.
-            control_guidance_scale (`float`, defaults to 1.0): Strength of the controls beside it; 0 leaves them out. A
-                value other than 1 costs a third pass through the network in each step.
+            guidance_scale (`float`, defaults to 4.0): Strength lambda of the class or text; 1 or less is off.
+            control_guidance_scale (`float`, defaults to 1.0): Strength beta of the controls; 0 leaves them out, and
+                other values than 0 and 1 cost a third pass through the network in each step.
             guidance_null_control (`bool`, defaults to `False`): Keep the controls in the null branch.
             original_size, target_size (`tuple[int, int]` or a list, *optional*): Height and width in pixels of the
-                picture before it was resized and cut, and after. Default to the size of the pictures.
+                picture before it was resized and cut, and after. Default to the size of the pictures. A list of
+                controls has one value for each picture.
             crop (`tuple[int, int]` or a list, *optional*): Top and left of the part, in pixels. Defaults to (0, 0).
             flip (`bool` or a list, *optional*): Whether left and right are exchanged. Defaults to False.
-            aspect_ratio (`float` or a list, *optional*): Width over height before it was cut. Defaults to that of
-                `original_size`. A list of controls has one value for each picture.
+            aspect_ratio (`float` or a list, *optional*): Width over height. Defaults to that of `original_size`.
             num_images_per_prompt (`int`, defaults to 1): Pictures of each class or text.
             image (picture, `np.ndarray`, `torch.Tensor` or a list, *optional*): Start from noisy versions of these,
                 resized to `height` and `width`; a tensor may hold latents.
@@ -831,16 +767,14 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             generator (`torch.Generator` or a list of one for each picture, *optional*): Source of all noise.
             latents (`torch.Tensor` of shape `(pictures, in_channels, height, width)`, *optional*): Standard normal
                 noise to start from.
-            prompt_embeds, negative_prompt_embeds (`torch.Tensor`, *optional*): Instead of texts: what `encode_prompt`
-                gave.
+            prompt_embeds, negative_prompt_embeds (`torch.Tensor`, *optional*): From `encode_prompt`, instead of texts.
             output_type (`str`, defaults to `"pil"`): `"pil"`, `"np"`, `"pt"` or `"latent"`.
             return_dict (`bool`, defaults to `True`): Return an output object and not a tuple.
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
             callback_on_step_end (*optional*): Called after each step with the pipeline, the step, the timestep and a
-                dictionary of tensors; what it returns replaces `latents` and `prompt_embeds`. It may set
-                `_guidance_scale`, `_control_guidance_scale` and `_interrupt`.
-            callback_on_step_end_tensor_inputs (`list[str]`): Which of `latents`, `noise_pred` and `prompt_embeds` (the
-                context of the null branch, then of the others) it gets.
+                dictionary of the tensors named in `callback_on_step_end_tensor_inputs`: `latents`, `noise_pred`, and
+                `prompt_embeds`, the context of the null branch and then of the others. The first and the last are
+                replaced by what it returns; it may set `_guidance_scale`, `_control_guidance_scale`, `_interrupt`.
 
         Returns:
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
@@ -885,8 +819,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             raise ValueError(
                 f"callback_on_step_end_tensor_inputs has {unknown}; of {self._callback_tensor_inputs} is allowed."
             )
-        if isinstance(images, bool) or not isinstance(images, int) or images < 1:
-            raise ValueError(f"num_images_per_prompt is {images!r}; a whole number from 1 up is needed.")
+        if images < 1:
+            raise ValueError(f"num_images_per_prompt is {images}; at least 1 is needed.")
 
     def _finish(self, latents: Tensor, output_type: str) -> Any:
         """Pictures of clean latents."""
@@ -900,14 +834,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> "DisentangledDiTPipeline":
         """
-        A pipeline with the components of another, without copies.
+        A pipeline with the components of another, not copied.
 
         Args:
             pipeline (`DiffusionPipeline`): Where they come from.
-            **kwargs: Components and options to use instead, and `dtype`, by default that of `pipeline`.
-
-        Returns:
-            [`DisentangledDiTPipeline`]: The new pipeline.
+            **kwargs: Components and options to use instead, and `dtype`; by default that of `pipeline`.
         """
         # diffusers would compare classes, and the type of the transformer is another where it is remote code
         wanted = inspect.signature(cls.__init__).parameters
@@ -933,59 +864,27 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
 
         Args:
             save_directory (`str` or `os.PathLike`): The folder.
-            safe_serialization (`bool`, defaults to `True`): As in [`~diffusers.DiffusionPipeline.save_pretrained`],
-                and so are the other arguments, those of pushing included.
+            safe_serialization, variant, max_shard_size, push_to_hub, **kwargs: As in
+                [`~diffusers.DiffusionPipeline.save_pretrained`].
 
         Raises:
             TypeError: The transformer is of another class.
         """
         folder = Path(save_directory)
-        kind, code = self._transformer_code
-        if type(self._unwrap(self.transformer)) is not kind:
-            code = self._code_of(self.transformer)
-        if code is None:
+        if not hasattr(self.transformer, "_CODE"):
             raise TypeError(
-                f"The transformer is a {type(self.transformer).__name__}; a pipeline is saved with a "
-                f"{self._COMPONENT_CLASS}."
+                f"The transformer is a {type(self.transformer).__name__}; only a pipeline of a "
+                f"{self._COMPONENT[1]} is saved."
             )
-        hub = {name: kwargs.pop(name) for name in self._HUB_OPTIONS if name in kwargs}
-        super().save_pretrained(folder, safe_serialization, variant, max_shard_size, **kwargs)
+        super().save_pretrained(folder, safe_serialization, variant, max_shard_size)
         # Of remote code diffusers records the name of a module that exists in this process only.
         index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-        index["_class_name"] = "DisentangledDiTPipeline"
-        index["transformer"] = [self._COMPONENT_MODULE, self._COMPONENT_CLASS]
+        index |= {"_class_name": "DisentangledDiTPipeline", "transformer": self._COMPONENT}
         self._write(folder / "pipeline.py", self._CODE)
-        self._write(folder / "transformer" / f"{self._COMPONENT_MODULE}.py", code)
+        self._write(folder / "transformer" / f"{self._COMPONENT[0]}.py", self.transformer._CODE)
         self._write(folder / "model_index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
         if push_to_hub:
-            self._push(folder, **hub)
-
-    def _push(
-        self,
-        folder: Path,
-        repo_id: str | None = None,
-        commit_message: str | None = None,
-        private: bool | None = None,
-        token: str | None = None,
-        create_pr: bool = False,
-    ) -> None:
-        """Uploads a saved folder, with a card as diffusers writes it."""
-        repo_id = create_repo(repo_id or folder.name, exist_ok=True, private=private, token=token).repo_id
-        card = populate_model_card(load_or_create_model_card(repo_id, token=token, is_pipeline=True))
-        card.save(folder / "README.md")
-        self._upload_folder(folder, repo_id, token=token, commit_message=commit_message, create_pr=create_pr)
-
-    @staticmethod
-    def _unwrap(module: Any) -> Any:
-        return module._orig_mod if is_compiled_module(module) else module
-
-    @classmethod
-    def _code_of(cls, transformer: Any) -> str | None:
-        """Source of the file of a transformer's class; None if it is of another class."""
-        kind = type(cls._unwrap(transformer))
-        if kind.__name__ != cls._COMPONENT_CLASS:
-            return None
-        return Path(inspect.getfile(kind)).read_text(encoding="utf-8")
+            self.push_to_hub(kwargs.pop("repo_id", folder.name), **kwargs)
 
     @staticmethod
     def _write(path: Path, text: str) -> None:
