@@ -10,6 +10,7 @@ Shapes: batch B, image tokens N, context tokens L, width D, heads H; latents [B,
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import apply_lora_scale
 from torch import Tensor, nn
+
+try:
+    # Private: the table in which diffusers' block caches look up what a block returns.
+    from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockRegistry
+except ImportError:
+    TransformerBlockRegistry = None
 
 
 class DisentangledDiTAttnProcessor:
@@ -107,7 +114,9 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
 class DisentangledDiTBlock(nn.Module):
     """
     One block, for each stream z with weights of its own (image, context):
-        u_z = LN(x_z) scale1_z + shift1_z;   x_z += gate1_z attention(u)_z;   x_z += gate2_z MLP_z(LN(x_z) scale2_z + shift2_z)
+        u_z = LN(x_z) scale1_z + shift1_z
+        x_z += gate1_z attention(u)_z
+        x_z += gate2_z MLP_z(LN(x_z) scale2_z + shift2_z)
     """
 
     def __init__(self, dim: int, heads: int, mlp_ratio: float, context_pre_only: bool):
@@ -147,6 +156,13 @@ class DisentangledDiTBlock(nn.Module):
             fed = self.ff_context(self.normalize(encoder_hidden_states, mlp_shift, mlp_scale))
             encoder_hidden_states = torch.addcmul(encoder_hidden_states, mlp_gate, fed)
         return encoder_hidden_states, hidden_states
+
+
+if TransformerBlockRegistry is not None:
+    TransformerBlockRegistry.register(
+        DisentangledDiTBlock,
+        TransformerBlockMetadata(return_hidden_states_index=1, return_encoder_hidden_states_index=0),
+    )
 
 
 class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin, PeftAdapterMixin, CacheMixin):
@@ -197,14 +213,16 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     # Numbers of each control: (height, width), (top, left), (height, width), 0 or 1, log(width / height).
     CONTROL_SIZES = {"original_size": 2, "crop": 2, "target_size": 2, "flip": 1, "aspect_ratio": 1}
     CONTROL_ALPHA = {"original_size": 8.0, "crop": 0.0, "target_size": 8.0, "flip": 0.0, "aspect_ratio": 0.0}
-    # Features of a scalar.
-    SINUSOIDS = 256
+    # Features of a scalar; sizes whose position embedding is kept.
+    SINUSOIDS, GRIDS = 256, 16
 
     _supports_gradient_checkpointing = True
     _no_split_modules = ["DisentangledDiTBlock"]
     _repeated_blocks = ["DisentangledDiTBlock"]
     _skip_layerwise_casting_patterns = ["patch_embed", "norm", "modulation"]
     _block_class = DisentangledDiTBlock
+    # The pipeline saves it beside the weights. Read now: a later version of this file would take its place.
+    _CODE = Path(__file__).read_text(encoding="utf-8")
 
     @register_to_config
     def __init__(
@@ -231,13 +249,12 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         num_decoder_layers: int = 0,
     ):
         super().__init__()
-        height, width = self._pair(sample_size)
         if pos_embed_base_size is None:
-            pos_embed_base_size = [height // patch_size, width // patch_size]
-        if control_alpha is None:
-            control_alpha = dict(self.CONTROL_ALPHA)
+            pos_embed_base_size = [side // patch_size for side in self._pair(sample_size)]
+        control_alpha = dict(self.CONTROL_ALPHA) if control_alpha is None else dict(control_alpha)
         # What was derived is saved: a later size keeps the grid of the pre-training, and a later release the weights.
-        self.register_to_config(pos_embed_base_size=self._pair(pos_embed_base_size), control_alpha=dict(control_alpha))
+        self.register_to_config(pos_embed_base_size=self._pair(pos_embed_base_size), control_alpha=control_alpha)
+        self._check_config()
         self.out_channels = in_channels if out_channels is None else out_channels
         dim = num_attention_heads * attention_head_dim
         self.inner_dim = dim
@@ -276,13 +293,55 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         # Scales are 1 + what the layer computes: numbers 1, 4, 7, 10 of a block, 1 of the final layer.
         offsets = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
         self.register_buffer("modulation_offset", offsets.to(torch.get_default_dtype()), persistent=False)
-        self._grids: dict[tuple[int, int, torch.device], Tensor] = {}
+        self._grids: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
         self._initialize()
 
     @staticmethod
     def _pair(size: int | list[int] | tuple[int, int]) -> list[int]:
         """[height, width] of a size that may be one number."""
         return [size, size] if isinstance(size, int) else [int(side) for side in size]
+
+    def _check_config(self) -> None:
+        """Raise a ValueError for a configuration that means nothing."""
+        config = self.config
+        width = config.num_attention_heads * config.attention_head_dim
+        sides = [*self._pair(config.sample_size), *config.pos_embed_base_size]
+        wrong = [name for name in config.control_alpha if name not in self.CONTROL_SIZES]
+        problems = {
+            "give one of num_classes (class model) and joint_attention_dim (text model), not both or neither": (
+                (config.num_classes is None) == (config.joint_attention_dim is None)
+            ),
+            f"conditioning is 'attention' or 'adaln', not {config.conditioning!r}": (
+                config.conditioning not in ("attention", "adaln")
+            ),
+            "conditioning='adaln' is of classes: give num_classes": (
+                config.conditioning == "adaln" and config.num_classes is None
+            ),
+            f"num_classes and num_class_tokens are at least 1, not {config.num_classes}, {config.num_class_tokens}": (
+                config.num_class_tokens < 1 or (config.num_classes is not None and config.num_classes < 1)
+            ),
+            f"control_schedule is 'power_cosine' or 'cosine_power', not {config.control_schedule!r}": (
+                config.control_schedule not in ("power_cosine", "cosine_power")
+            ),
+            f"control_alpha has unknown controls {wrong}; there are {list(self.CONTROL_SIZES)}": bool(wrong),
+            f"exponents of control_alpha are numbers >= 0, not {config.control_alpha}": not all(
+                0 <= alpha < math.inf for alpha in config.control_alpha.values()
+            ),
+            f"control_cutoff is in [0, 1), not {config.control_cutoff}": not 0 <= config.control_cutoff < 1,
+            f"the dropouts are in [0, 1), not {config.condition_dropout}, {config.control_dropout}": not (
+                0 <= config.condition_dropout < 1 and 0 <= config.control_dropout < 1
+            ),
+            f"the width, num_attention_heads * attention_head_dim, is divisible by 4, unlike {width}": width % 4 != 0,
+            f"sample_size {config.sample_size} and pos_embed_base_size {config.pos_embed_base_size} are one positive "
+            f"number or two, and sample_size is divisible by patch_size {config.patch_size}": (
+                len(sides) != 4 or min(sides) < 1 or any(side % config.patch_size for side in sides[:2])
+            ),
+            f"num_decoder_layers is from 0 to num_layers - 1 = {config.num_layers - 1}, not "
+            f"{config.num_decoder_layers}": not 0 <= config.num_decoder_layers < config.num_layers,
+        }
+        for problem, found in problems.items():
+            if found:
+                raise ValueError(f"DisentangledDiTTransformer2DModel: {problem}.")
 
     @torch.no_grad()
     def _initialize(self) -> None:
@@ -311,9 +370,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             alpha (`float`): Exponent; 0 gives 1 everywhere.
 
         Returns:
-            `torch.Tensor` of shape `(N,)`, float32.
+            `torch.Tensor` of shape `(N,)`, at least float32.
         """
-        tau = (timestep.float() / self.config.num_train_timesteps).clamp(0, 1)
+        timestep = timestep.to(torch.promote_types(timestep.dtype, torch.float32))
+        tau = (timestep / self.config.num_train_timesteps).clamp(0, 1)
         if self.config.control_schedule == "power_cosine":
             weight = ((1 + torch.cos(math.pi * tau)) / 2) ** alpha
         else:
@@ -324,10 +384,18 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self, timestep: Tensor, controls: dict[str, Tensor], control_mask: Tensor | None, dtype: torch.dtype
     ) -> Tensor | float:
         """sum_c gamma_c(t) E_c(c), [B, D]; zero where the mask is False."""
+        unknown = [name for name in controls if name not in self.control_embedders]
+        if unknown:
+            raise ValueError(f"The model has no controls {unknown}; it has {list(self.control_embedders)}.")
         total: Tensor | float = 0.0
         for name, embedder in self.control_embedders.items():
             if name in controls:
                 values = controls[name]
+                if values.ndim != 2 or values.shape[1] != self.CONTROL_SIZES[name]:
+                    raise ValueError(
+                        f"Control {name!r} must have shape (batch, {self.CONTROL_SIZES[name]}), "
+                        f"got {tuple(values.shape)}."
+                    )
                 features = self.time_proj(values.flatten()).unflatten(0, values.shape).flatten(1)
                 weight = self.control_weight(timestep, self.config.control_alpha[name])
                 total = total + weight[:, None].to(dtype) * embedder(features.to(dtype))
@@ -335,20 +403,25 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             total = total * control_mask[:, None].to(dtype)
         return total
 
-    def _class_rows(self, class_labels: Tensor) -> Tensor:
-        """Tokens [B, num_class_tokens, D] of labels."""
-        tokens = self.class_embedder(class_labels)[:, None]
-        return tokens if self.config.num_class_tokens == 1 else tokens + self.class_offsets
-
     def _embed_context(self, class_labels: Tensor | None, encoder_hidden_states: Tensor | None) -> Tensor | None:
         """Context tokens [B, L, D] of labels or of a text; None if there is neither."""
+        if self.config.num_classes is None:
+            if class_labels is not None:
+                raise ValueError("This is a text model: give `encoder_hidden_states`, not `class_labels`.")
+            return None if encoder_hidden_states is None else self.context_embedder(encoder_hidden_states)
         if encoder_hidden_states is not None:
-            return self.context_embedder(encoder_hidden_states)
+            raise ValueError("This is a class model: give `class_labels`, not `encoder_hidden_states`.")
         if class_labels is None:
             return None
+        if class_labels.ndim != 1 or class_labels.is_floating_point():
+            raise ValueError(
+                f"`class_labels` must be integers of shape (batch,), from 0 to {self.config.num_classes} (no class), "
+                f"got {class_labels.dtype} of shape {tuple(class_labels.shape)}."
+            )
         if self.config.conditioning == "adaln":
             class_labels = torch.full_like(class_labels, self.config.num_classes)
-        return self._class_rows(class_labels)
+        tokens = self.class_embedder(class_labels)[:, None]
+        return tokens if self.config.num_class_tokens == 1 else tokens + self.class_offsets
 
     def _embed(
         self,
@@ -363,21 +436,24 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if controls:
             embedding = embedding + self._embed_controls(timestep, controls, control_mask, dtype)
         if self.config.conditioning == "adaln":
+            if class_labels is None:
+                raise ValueError("With conditioning='adaln' the modulation needs `class_labels`.")
             embedding = embedding + self.class_embedder(class_labels)
         return F.silu(embedding)
 
-    def _grid(self, rows: int, columns: int, device: torch.device) -> Tensor:
-        """Position embedding [N, D] of a grid of patches, on the coordinates of the pre-training grid; float32."""
-        key = (rows, columns, device)
-        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
-            return self.position_embedding(rows, columns, self.config.pos_embed_base_size, self.inner_dim).to(device)
+    def _grid(self, rows: int, columns: int, like: Tensor) -> Tensor:
+        """Position embedding [N, D] of a grid of patches, on the coordinates of the pre-training grid."""
+        base = self.config.pos_embed_base_size
+        if torch.compiler.is_compiling():
+            # What a traced program computes must not be kept.
+            return self.position_embedding(rows, columns, base, self.inner_dim).to(like)
+        key = (rows, columns, like.device, like.dtype)
         if key not in self._grids:
-            if len(self._grids) >= 16:
+            if len(self._grids) >= self.GRIDS:
                 self._grids.clear()
             # A tensor made in inference mode could not take part in a later training step.
             with torch.inference_mode(False):
-                base = self.config.pos_embed_base_size
-                self._grids[key] = self.position_embedding(rows, columns, base, self.inner_dim).to(device)
+                self._grids[key] = self.position_embedding(rows, columns, base, self.inner_dim).to(like)
         return self._grids[key]
 
     @staticmethod
@@ -450,56 +526,105 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         Returns:
             [`~diffusers.models.modeling_outputs.Transformer2DModelOutput`], or a tuple with its sample.
         """
-        dtype = self.dtype if hidden_states is None else hidden_states.dtype
-        embedding = None
+        if attention_kwargs:
+            raise ValueError(f"`attention_kwargs` takes `scale` only, got {list(attention_kwargs)}.")
         if context is None:
             context = self._embed_context(class_labels, encoder_hidden_states)
+        embedding = None
         if modulation is None and timestep is not None:
-            timestep = torch.as_tensor(timestep, device=self.proj_out.weight.device).reshape(-1)
-            embedding = self._embed(timestep, controls, control_mask, class_labels, dtype)
-            rows = [layer(embedding) for layer in self.modulations]
-            modulation = torch.cat(rows, dim=-1) + self.modulation_offset
+            if not isinstance(timestep, Tensor):
+                timestep = torch.tensor(timestep, device=self.device)
+            dtype = self.dtype if hidden_states is None else hidden_states.dtype
+            embedding = self._embed(timestep.reshape(-1), controls, control_mask, class_labels, dtype)
+            numbers = torch.cat([layer(embedding) for layer in self.modulations], dim=-1)
+            modulation = numbers + self.modulation_offset
         if return_conditioning:
             return context, modulation
-        patch, (height, width) = self.config.patch_size, hidden_states.shape[2:]
-        rows, columns = height // patch, width // patch
-        position = self._grid(rows, columns, hidden_states.device).to(dtype)
-        tokens = self.patch_embed(self._patches(hidden_states, patch)) + position
+        self._check_inputs(hidden_states, modulation, context, keep_mask, embedding)
+        sample = self._denoise(hidden_states, context, modulation, keep_mask, embedding)
+        return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+    def _check_inputs(
+        self,
+        hidden_states: Tensor | None,
+        modulation: Tensor | None,
+        context: Tensor | None,
+        keep_mask: Tensor | None,
+        embedding: Tensor | None,
+    ) -> None:
+        """Raise a ValueError for inputs that the blocks could not take; looks at shapes only."""
+        patch, channels = self.config.patch_size, self.config.in_channels
+        if hidden_states is None or modulation is None or context is None:
+            raise ValueError(
+                "`forward` needs `hidden_states`; `timestep` or `modulation`; and `class_labels`, "
+                "`encoder_hidden_states` or `context`."
+            )
+        shape = tuple(hidden_states.shape)
+        if len(shape) != 4 or shape[1] != channels or shape[2] % patch or shape[3] % patch or 0 in shape:
+            raise ValueError(
+                f"`hidden_states` must have shape (batch, {channels}, height, width) with height and width divisible "
+                f"by the patch size {patch}, got {shape}."
+            )
+        for name, value, width in (
+            ("modulation", modulation, sum(self.modulation_sizes)),
+            ("context", context, self.inner_dim),
+        ):
+            if value.shape[0] not in (1, shape[0]) or value.shape[-1] != width:
+                raise ValueError(
+                    f"{name}, or the inputs that it is made of, must have {shape[0]} rows, like `hidden_states`, or "
+                    f"one, and {width} numbers; it has shape {tuple(value.shape)}."
+                )
+        if keep_mask is None:
+            return
+        tokens = shape[2] // patch * (shape[3] // patch)
+        if self.config.num_decoder_layers == 0 or embedding is None:
+            raise ValueError("`keep_mask` needs a model with num_decoder_layers > 0, and `timestep`.")
+        if tuple(keep_mask.shape) != (shape[0], tokens) or keep_mask.dtype != torch.bool:
+            raise ValueError(f"`keep_mask` must be bool of shape {(shape[0], tokens)}, got {tuple(keep_mask.shape)}.")
+        kept = keep_mask.sum(dim=1)
+        if kept[0] == 0 or (kept != kept[0]).any():
+            raise ValueError(f"`keep_mask` must keep equally many tokens in each row, and some; got {kept.tolist()}.")
+
+    def _denoise(
+        self,
+        hidden_states: Tensor,
+        context: Tensor,
+        modulation: Tensor,
+        keep_mask: Tensor | None,
+        embedding: Tensor | None,
+    ) -> Tensor:
+        """The output [B, out_channels, height, width] for context [B or 1, L, D] and modulation [B or 1, numbers]."""
+        patch = self.config.patch_size
+        rows, columns = hidden_states.shape[2] // patch, hidden_states.shape[3] // patch
+        position = self._grid(rows, columns, hidden_states)
+        # [B, C, rows, patch, columns, patch] -> [B, N, C * patch * patch]
+        cells = hidden_states.unflatten(3, (columns, patch)).unflatten(2, (rows, patch))
+        tokens = self.patch_embed(cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)) + position
         context = context.expand(tokens.shape[0], -1, -1)
-        blocks = modulation.split(self.modulation_sizes, dim=-1)
-        masked = len(self.transformer_blocks) - self.config.num_decoder_layers
+        *blocks, last = modulation.split(self.modulation_sizes, dim=-1)
+        filled_at = len(blocks) - self.config.num_decoder_layers
         if keep_mask is not None:
-            tokens = self._visible(tokens, keep_mask)
-        for index, (block, numbers) in enumerate(zip(self.transformer_blocks, blocks, strict=False)):
-            if keep_mask is not None and index == masked:
+            tokens = tokens[keep_mask].unflatten(0, (tokens.shape[0], -1))
+        for index, (block, numbers) in enumerate(zip(self.transformer_blocks, blocks, strict=True)):
+            if keep_mask is not None and index == filled_at:
                 tokens = self._fill(tokens, context, position, keep_mask, embedding)
             if torch.is_grad_enabled() and self.gradient_checkpointing:
                 context, tokens = self._gradient_checkpointing_func(block, tokens, context, numbers)
             else:
                 context, tokens = block(hidden_states=tokens, encoder_hidden_states=context, modulation=numbers)
-        shift, scale = blocks[-1].unflatten(1, (2, 1, -1)).unbind(1)
+        shift, scale = last.unflatten(1, (2, 1, -1)).unbind(1)
         output = self.proj_out(self._block_class.normalize(tokens, shift, scale))
-        output = output.unflatten(1, (rows, columns)).unflatten(3, (-1, patch, patch))
-        sample = output.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
-        return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
-
-    @staticmethod
-    def _patches(hidden_states: Tensor, patch: int) -> Tensor:
-        """[B, C, height, width] -> [B, N, C * patch * patch]."""
-        cells = hidden_states.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))
-        return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-
-    @staticmethod
-    def _visible(tokens: Tensor, keep_mask: Tensor) -> Tensor:
-        """The kept tokens [B, kept, D], in their order."""
-        return tokens[keep_mask].unflatten(0, (tokens.shape[0], -1))
+        # [B, rows, columns, C, patch, patch] -> [B, C, rows * patch, columns * patch]
+        cells = output.unflatten(1, (rows, columns)).unflatten(3, (self.out_channels, patch, patch))
+        return cells.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
     def _fill(self, tokens: Tensor, context: Tensor, position: Tensor, keep_mask: Tensor, embedding: Tensor) -> Tensor:
         """All image tokens [B, N, D]: the kept ones, and what the side interpolator makes of mask tokens elsewhere."""
         keep = keep_mask[..., None]
         full = (self.mask_token + position).to(tokens.dtype).expand(keep_mask.shape[0], -1, -1)
         full = full.masked_scatter(keep, tokens)
-        start = self.modulation_sizes[-1] + self.modulation_sizes[-2]
-        offset = self.modulation_offset[-start : -self.modulation_sizes[-1]]
+        # It is a block of the last one's kind, whose context is only attended to.
+        end = -self.modulation_sizes[-1]
+        offset = self.modulation_offset[end - self.modulation_sizes[-2] : end]
         _, filled = self.side_interpolator(full, context, self.side_modulation(embedding) + offset)
         return torch.where(keep, full, filled)

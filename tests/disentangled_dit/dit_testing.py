@@ -1,11 +1,10 @@
-"""Tiny Disentangled DiT models away from their initial values: `from tests.disentangled_dit.dit_testing import ...`."""
+"""Tiny Disentangled DiT models, away from initial values: `from tests.disentangled_dit.dit_testing import ...`."""
 
 import itertools
 
 import torch
-from torch import Tensor
-
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
+from torch import Tensor
 
 # Rectangular, and no two numbers equal.
 SIZES = {

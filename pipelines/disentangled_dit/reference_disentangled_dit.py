@@ -1,0 +1,199 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Textbook Disentangled DiT: the prediction of a network as a function of its weights, one equation after the other.
+
+For tests: slow, never shipped. It takes what [`DisentangledDiTTransformer2DModel`] takes and computes each block's
+modulation from SiLU(e) alone, queries, keys and values one by one, and attention as a softmax.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Weights = Mapping[str, Tensor]
+
+
+def predict(
+    weights: Weights,
+    config: Mapping[str, Any],
+    hidden_states: Tensor,
+    timestep: Tensor,
+    class_labels: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    controls: Mapping[str, Tensor] | None = None,
+    control_mask: Tensor | None = None,
+    keep_mask: Tensor | None = None,
+) -> Tensor:
+    """
+    Output of the network, sample by sample.
+
+    Args:
+        weights (`Mapping[str, torch.Tensor]`): The model's parameters by name, as in its state dict.
+        config (`Mapping[str, Any]`): The model's configuration.
+
+    The others are those of [`DisentangledDiTTransformer2DModel.forward`], with one row for each sample.
+
+    Returns:
+        `torch.Tensor` of shape `(batch_size, out_channels, height, width)`.
+    """
+    samples = []
+    for row, latents in enumerate(hidden_states):
+        label = None if class_labels is None else int(class_labels[row])
+        chosen = {} if controls is None else {name: values[row] for name, values in controls.items()}
+        if control_mask is not None and not control_mask[row]:
+            chosen = {}
+        e = adaln_vector(weights, config, timestep[row], label, chosen)
+        if label is None:
+            context = linear(weights, "context_embedder", encoder_hidden_states[row])
+        else:
+            context = class_tokens(weights, config, label)
+        keep = None if keep_mask is None else keep_mask[row]
+        samples.append(denoise(weights, config, latents, context, F.silu(e), keep))
+    return torch.stack(samples)
+
+
+def adaln_vector(
+    weights: Weights, config: Mapping[str, Any], timestep: Tensor, label: int | None, controls: Mapping[str, Tensor]
+) -> Tensor:
+    """e = t_emb(t) + sum_c gamma_c(t) E_c(c), and the class in the baseline."""
+    e = two_layers(weights, "timestep_embedder", sinusoid(timestep))
+    for name, values in controls.items():
+        features = torch.cat([sinusoid(value) for value in values])
+        weight = gamma(config, float(timestep), config["control_alpha"][name])
+        e = e + weight * two_layers(weights, f"control_embedders.{name}", features)
+    if config["conditioning"] == "adaln":
+        e = e + weights["class_embedder.weight"][label]
+    return e
+
+
+def gamma(config: Mapping[str, Any], timestep: float, alpha: float) -> float:
+    """Weight of a control: 1 at t = 0, 0 at t = T."""
+    tau = timestep / config["num_train_timesteps"]
+    if config["control_schedule"] == "power_cosine":
+        weight = math.pow((1 + math.cos(math.pi * tau)) / 2, alpha)
+    else:
+        weight = (1 - math.cos(math.pi * math.pow(1 - tau, alpha))) / 2
+    return 0.0 if weight < config["control_cutoff"] else weight
+
+
+def sinusoid(value: Tensor, channels: int = 256) -> Tensor:
+    """Cosines, then sines, of a scalar at frequencies 10000^(-k/half), in float32 as diffusers has them."""
+    half = channels // 2
+    frequencies = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32) / half)
+    angles = value.float() * frequencies
+    return torch.cat([angles.cos(), angles.sin()])
+
+
+def class_tokens(weights: Weights, config: Mapping[str, Any], label: int) -> Tensor:
+    """Tokens [L, D] of a class; those of the null class in the baseline."""
+    row = config["num_classes"] if config["conditioning"] == "adaln" else label
+    token = weights["class_embedder.weight"][row]
+    if config["num_class_tokens"] == 1:
+        return token[None]
+    return torch.stack([token + offset for offset in weights["class_offsets"]])
+
+
+def positions(rows: int, columns: int, base: tuple[int, int], dim: int) -> Tensor:
+    """Sines and cosines of y, then of x, for patch (i, j) at y = i base_rows / rows, x = j base_columns / columns."""
+    quarter = dim // 4
+    table = []
+    for i in range(rows):
+        for j in range(columns):
+            point = []
+            for coordinate in (i * base[0] / rows, j * base[1] / columns):
+                angles = [coordinate / 10000 ** (k / quarter) for k in range(quarter)]
+                point += [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
+            table.append(point)
+    return torch.tensor(table, dtype=torch.float32)
+
+
+def denoise(
+    weights: Weights,
+    config: Mapping[str, Any],
+    latents: Tensor,
+    context: Tensor,
+    activated: Tensor,
+    keep: Tensor | None,
+) -> Tensor:
+    """Latents [C, height, width] through the blocks, for SiLU(e) of [D]."""
+    patch, heads, layers = config["patch_size"], config["num_attention_heads"], config["num_layers"]
+    height, width = latents.shape[1:]
+    # Columns of unfold are patches, channel by channel.
+    x = linear(weights, "patch_embed", F.unfold(latents[None], patch, stride=patch)[0].T)
+    position = positions(height // patch, width // patch, config["pos_embed_base_size"], x.shape[1]).to(x)
+    x = x + position
+    if keep is not None:
+        x = x[keep]
+    for index in range(layers):
+        if keep is not None and index == layers - config["num_decoder_layers"]:
+            masked = weights["mask_token"] + position
+            seen = iter(x)
+            full = torch.stack([next(seen) if kept else token for kept, token in zip(keep, masked, strict=True)])
+            numbers = linear(weights, "side_modulation", activated).chunk(8)
+            filled, _ = block(weights, "side_interpolator", full, context, numbers, heads)
+            x = torch.stack([old if kept else new for kept, old, new in zip(keep, full, filled, strict=True)])
+        numbers = linear(weights, f"modulations.{index}", activated).chunk(8 if index == layers - 1 else 12)
+        x, context = block(weights, f"transformer_blocks.{index}", x, context, numbers, heads)
+    shift, scale = linear(weights, f"modulations.{layers}", activated).chunk(2)
+    output = linear(weights, "proj_out", norm(x, shift, scale))
+    return F.fold(output.T[None], (height, width), patch, stride=patch)[0]
+
+
+def block(
+    weights: Weights, name: str, x: Tensor, c: Tensor, numbers: tuple[Tensor, ...], heads: int
+) -> tuple[Tensor, Tensor]:
+    """One block on image tokens x [N, D] and context tokens c [L, D]; with 8 numbers c is only attended to."""
+    shift, scale, gate, mlp_shift, mlp_scale, mlp_gate, context_shift, context_scale, *rest = numbers
+    u, v = norm(x, shift, scale), norm(c, context_shift, context_scale)
+    streams = [("to_q", "to_k", "to_v", "norm_q", "norm_k", u)]
+    streams += [("add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k", v)]
+    queries, keys, values = [], [], []
+    for to_query, to_key, to_value, query_norm, key_norm, tokens in streams:
+        if f"{name}.attn.{to_query}.weight" in weights:
+            queries.append(rms_norm(weights, f"{name}.attn.{query_norm}", tokens, f"{name}.attn.{to_query}", heads))
+        keys.append(rms_norm(weights, f"{name}.attn.{key_norm}", tokens, f"{name}.attn.{to_key}", heads))
+        values.append(linear(weights, f"{name}.attn.{to_value}", tokens).unflatten(1, (heads, -1)))
+    query, key, value = (torch.cat(parts).transpose(0, 1) for parts in (queries, keys, values))
+    probabilities = torch.softmax(query @ key.transpose(1, 2) / math.sqrt(query.shape[-1]), dim=-1)
+    attended = (probabilities @ value).transpose(0, 1).flatten(1)
+    x = x + gate * linear(weights, f"{name}.attn.to_out.0", attended[: x.shape[0]])
+    x = x + mlp_gate * mlp(weights, f"{name}.ff", norm(x, mlp_shift, mlp_scale))
+    if rest:
+        gate, mlp_shift, mlp_scale, mlp_gate = rest
+        c = c + gate * linear(weights, f"{name}.attn.to_add_out", attended[x.shape[0] :])
+        c = c + mlp_gate * mlp(weights, f"{name}.ff_context", norm(c, mlp_shift, mlp_scale))
+    return x, c
+
+
+def norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """LN(x) (1 + scale) + shift."""
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred / torch.sqrt(centred.square().mean(dim=-1, keepdim=True) + 1e-6) * (1 + scale) + shift
+
+
+def rms_norm(weights: Weights, name: str, tokens: Tensor, projection: str, heads: int) -> Tensor:
+    """RMSNorm, head by head, of projected tokens: [tokens, heads, D / heads]."""
+    x = linear(weights, projection, tokens).unflatten(1, (heads, -1))
+    return x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6) * weights[f"{name}.weight"]
+
+
+def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+    """x W^T + b."""
+    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def two_layers(weights: Weights, name: str, features: Tensor) -> Tensor:
+    """Linear, SiLU, linear."""
+    features = features.to(weights[f"{name}.linear_1.weight"].dtype)
+    return linear(weights, f"{name}.linear_2", F.silu(linear(weights, f"{name}.linear_1", features)))
+
+
+def mlp(weights: Weights, name: str, x: Tensor) -> Tensor:
+    """Linear, GELU in its tanh form, linear."""
+    return linear(weights, f"{name}.net.2", F.gelu(linear(weights, f"{name}.net.0.proj", x), approximate="tanh"))
+
+
+__all__ = ["adaln_vector", "gamma", "positions", "predict"]

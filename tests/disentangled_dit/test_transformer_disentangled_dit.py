@@ -1,0 +1,344 @@
+"""The transformer: equal to its textbook twin, in values and gradients; sizes, positions, masks; errors."""
+
+import json
+
+import pytest
+import torch
+from hf_ext.pipelines.disentangled_dit import reference_disentangled_dit as reference
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
+
+from tests.disentangled_dit.dit_testing import generator, make_controls, make_inputs, make_transformer
+
+MODELS = {
+    "class": {},
+    "class tokens": {"num_class_tokens": 3, "control_schedule": "cosine_power", "control_alpha": {"crop": 2.0}},
+    "baseline": {"conditioning": "adaln", "num_class_tokens": 2, "control_cutoff": 0.2, "out_channels": 6},
+    "text": {"num_classes": None, "joint_attention_dim": 7, "control_cutoff": 0.2},
+    "one layer, no controls": {"num_layers": 1, "control_alpha": {}},
+}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
+
+
+def known(model, inputs: dict) -> dict:
+    """The inputs, with only the controls that the model has."""
+    controls = {name: value for name, value in inputs["controls"].items() if name in model.control_embedders}
+    return {**inputs, "controls": controls}
+
+
+def conditioning(model, inputs: dict) -> tuple:
+    given = {name: value for name, value in inputs.items() if name not in ("hidden_states", "keep_mask")}
+    return model(**given, return_conditioning=True)
+
+
+def fast(model, **inputs) -> torch.Tensor:
+    context, modulation = conditioning(model, inputs)
+    return model(inputs["hidden_states"], context=context, modulation=modulation, return_dict=False)[0]
+
+
+def plain(model, **inputs) -> torch.Tensor:
+    return model(**inputs).sample
+
+
+def fused(model, **inputs) -> torch.Tensor:
+    model.fuse_qkv_projections()
+    output = model(**inputs).sample
+    model.unfuse_qkv_projections()
+    return output
+
+
+def assert_equals_reference(model, inputs: dict, path, dtype: torch.dtype) -> None:
+    """Outputs, and the gradients of the latents and of every parameter."""
+    latents = inputs["hidden_states"].requires_grad_()
+    outputs = path(model, **inputs), reference.predict(dict(model.named_parameters()), model.config, **inputs)
+    torch.testing.assert_close(*outputs, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    weights = torch.randn(outputs[0].shape, generator=generator(3), dtype=dtype)
+    leaves = {"latents": latents, **dict(model.named_parameters())}
+    found, wanted = (
+        torch.autograd.grad((output * weights).sum(), leaves.values(), allow_unused=True) for output in outputs
+    )
+    for name, one, other in zip(leaves, found, wanted, strict=True):
+        # A layer that is not used has no gradient, or one of zeros.
+        one, other = (torch.zeros_like(leaves[name]) if x is None else x for x in (one, other))
+        torch.testing.assert_close(
+            one, other, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], msg=lambda m, n=name: n + m
+        )
+
+
+@pytest.mark.parametrize("path", [plain, fast], ids=["plain", "fast"])
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_reference(name, path):
+    model = make_transformer(**MODELS[name]).double()
+    inputs = known(model, make_inputs(model, batch=3, dtype=torch.float64))
+    assert_equals_reference(model, inputs, path, torch.float64)
+
+
+@pytest.mark.parametrize("name", ["class", "text"])
+def test_equals_reference_in_single_precision_for_one_sample_of_another_size(name):
+    """One sample takes the path on which the modulation is the norm's own affine map."""
+    model = make_transformer(**MODELS[name])
+    inputs = make_inputs(model, batch=1)
+    inputs["hidden_states"] = torch.randn(1, 3, 8, 4, generator=generator(5))
+    assert_equals_reference(model, inputs, plain, torch.float32)
+
+
+def test_fused_projections_equal_reference():
+    model = make_transformer().double()
+    inputs = make_inputs(model, dtype=torch.float64)
+    with torch.no_grad():
+        expected = reference.predict(dict(model.named_parameters()), model.config, **inputs)
+        torch.testing.assert_close(fused(model, **inputs), expected, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(plain(model, **inputs), expected, atol=1e-9, rtol=1e-9)
+    assert not any("qkv" in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["class", "baseline", "text"])
+def test_conditioning_computed_ahead_changes_no_bit(name):
+    model = make_transformer(**MODELS[name])
+    inputs = make_inputs(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(model, **inputs), plain(model, **inputs), atol=0, rtol=0)
+
+
+def test_table_of_timesteps_holds_the_rows_of_each():
+    """A sampling run's rows are computed at once, and one row serves the batch."""
+    model = make_transformer().double()
+    inputs = make_inputs(model, dtype=torch.float64)
+    timesteps = torch.tensor([900.0, 500.0, 3.0])
+    controls = {name: value[:1].expand(3, -1) for name, value in make_controls(1).items()}
+    with torch.no_grad():
+        context, nothing = model(class_labels=inputs["class_labels"], return_conditioning=True)
+        nobody, table = model(timestep=timesteps, controls=controls, return_conditioning=True)
+        assert nothing is None
+        assert nobody is None
+        assert table.shape == (3, 3 * 12 * 16 - 4 * 16 + 2 * 16)
+        for timestep, row in zip(timesteps, table, strict=True):
+            found = model(inputs["hidden_states"], context=context, modulation=row[None]).sample
+            repeated = {name: value[:2] for name, value in controls.items()}
+            expected = model(
+                inputs["hidden_states"], timestep.expand(2), class_labels=inputs["class_labels"], controls=repeated
+            ).sample
+            torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_number_as_timestep_and_one_context_serve_the_batch():
+    model = make_transformer()
+    inputs = make_inputs(model)
+    latents, labels = inputs["hidden_states"], torch.tensor([2, 2])
+    with torch.no_grad():
+        expected = model(latents, torch.tensor([30.0, 30.0]), class_labels=labels).sample
+        context, _ = model(class_labels=labels[:1], return_conditioning=True)
+        for timestep in (30, 30.0, torch.tensor(30), torch.tensor([30])):
+            found = model(latents, timestep, context=context).sample
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_class_acts_through_attention_only_and_through_adaln_only():
+    inputs = {"timestep": torch.tensor([300.0]), "return_conditioning": True}
+    labels = torch.tensor([0]), torch.tensor([4])
+    for name, through_attention in (("attention", True), ("adaln", False)):
+        model = make_transformer(conditioning=name)
+        (context, modulation), (other_context, other_modulation) = (
+            model(class_labels=label, **inputs) for label in labels
+        )
+        assert torch.equal(context, other_context) is not through_attention
+        assert torch.equal(modulation, other_modulation) is through_attention
+        assert context.shape == (1, 1, 16)
+
+
+def test_baseline_has_equal_parameters():
+    ours, baseline = make_transformer(), make_transformer(conditioning="adaln")
+    assert {name: x.shape for name, x in ours.state_dict().items()} == {
+        name: x.shape for name, x in baseline.state_dict().items()
+    }
+
+
+# Spec 1.3: millions of parameters, of which adaLN, without classes and controls.
+@pytest.mark.parametrize(
+    ("preset", "total", "adaln"), [("S", 63, 21), ("B", 251, 84), ("L", 899, 300), ("XL", 1329, 444)]
+)
+def test_presets_have_the_known_sizes(preset, total, adaln):
+    with torch.device("meta"):
+        model = DisentangledDiTTransformer2DModel(
+            **DisentangledDiTTransformer2DModel.PRESETS[preset], control_alpha={}
+        )
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    classes = sum(count for name, count in counts.items() if name.startswith("class_embedder"))
+    assert (sum(counts.values()) - classes) / 1e6 == pytest.approx(total, rel=0.01)
+    assert sum(count for name, count in counts.items() if name.startswith("modulations")) / 1e6 == pytest.approx(
+        adaln, rel=0.01
+    )
+    # One embedder of timesteps, where each block of diffusers' DiT has one.
+    assert sum("timestep_embedder" in name for name in counts) == 4
+
+
+def test_tiny_preset_runs_and_a_new_model_predicts_zero():
+    model = DisentangledDiTTransformer2DModel(
+        sample_size=8, num_classes=3, **DisentangledDiTTransformer2DModel.PRESETS["tiny"]
+    )
+    latents = torch.randn(2, 4, 8, 8, generator=generator())
+    assert not model(latents, 10, class_labels=torch.tensor([0, 3])).sample.any()
+    for block, numbers in zip(model.transformer_blocks, model.modulations, strict=False):
+        numbers = numbers(torch.randn(2, 64)) + model.modulation_offset[: numbers.out_features]
+        tokens, context = torch.randn(2, 16, 64), torch.randn(2, 1, 64)
+        after = block(tokens, context, numbers)
+        torch.testing.assert_close(after, (context, tokens), atol=0, rtol=0)
+
+
+def test_every_parameter_learns():
+    for fields in ({"num_decoder_layers": 1}, {"num_class_tokens": 2}):
+        model = make_transformer(**fields)
+        inputs = make_inputs(model, batch=4)
+        if "num_decoder_layers" in fields:
+            inputs["keep_mask"] = torch.arange(15).expand(4, -1) % 2 == 0
+        model(**inputs).sample.square().sum().backward()
+        assert all(parameter.grad.any() for parameter in model.parameters())
+
+
+def test_positions_resample_the_grid_of_the_pretraining():
+    position = DisentangledDiTTransformer2DModel.position_embedding
+    old, new = position(3, 5, [3, 5], 16).view(3, 5, 16), position(6, 10, [3, 5], 16).view(6, 10, 16)
+    assert torch.equal(new[::2, ::2], old)
+    # Not the extrapolation, which has the old grid in its corner.
+    assert not torch.equal(new[:3, :5], old)
+    assert old.dtype == torch.float32
+    for rows, columns in ((3, 5), (6, 10), (2, 7)):
+        expected = reference.positions(rows, columns, (3, 5), 16)
+        torch.testing.assert_close(position(rows, columns, [3, 5], 16), expected, atol=1e-7, rtol=0)
+
+
+def test_grid_is_saved_and_kept_at_another_size(tmp_path):
+    small = make_transformer()
+    small.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["pos_embed_base_size"] == [3, 5]
+    large = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path, sample_size=[12, 20])
+    assert large.config.pos_embed_base_size == [3, 5]
+    assert large.config.sample_size == [12, 20]
+    inputs = make_inputs(large)
+    with torch.no_grad():
+        torch.testing.assert_close(large(**inputs).sample, small(**inputs).sample, atol=0, rtol=0)
+    again = DisentangledDiTTransformer2DModel.from_config(large.config, pos_embed_base_size=[6, 10])
+    again.load_state_dict(large.state_dict())
+    with torch.no_grad():
+        assert not torch.allclose(again(**inputs).sample, small(**inputs).sample)
+
+
+def test_loading_in_another_precision(tmp_path):
+    model = make_transformer(num_class_tokens=2, num_decoder_layers=1)
+    model.save_pretrained(tmp_path)
+    loaded = DisentangledDiTTransformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
+    assert {x.dtype for x in loaded.state_dict().values()} == {torch.bfloat16}
+    assert torch.equal(loaded.modulation_offset.float(), model.modulation_offset)
+    inputs = make_inputs(model)
+    with torch.no_grad():
+        found = loaded(**{**inputs, "hidden_states": inputs["hidden_states"].bfloat16()}).sample
+        expected = model(**inputs).sample
+    assert found.dtype == torch.bfloat16
+    # Bfloat16 keeps 8 bits; the outputs are of size 1.
+    assert (found - expected).square().mean().sqrt() < 0.05
+
+
+def test_positions_kept_in_inference_mode_serve_training():
+    model = make_transformer()
+    inputs = make_inputs(model)
+    with torch.inference_mode():
+        model(**inputs)
+    model(**inputs).sample.sum().backward()
+    sizes = [(2, 2 * width) for width in range(1, 40)]
+    for height, width in sizes:
+        model(torch.randn(1, 3, height, width), 3, class_labels=torch.tensor([1]))
+        assert len(model._grids) <= model.GRIDS
+
+
+@pytest.mark.parametrize("name", ["class", "baseline"])
+def test_masked_latents_equal_reference(name):
+    model = make_transformer(**{**MODELS[name], "num_decoder_layers": 1}).double()
+    inputs = make_inputs(model, batch=2, dtype=torch.float64)
+    keep = torch.zeros(2, 15, dtype=torch.bool)
+    keep[0, ::3] = keep[1, 4:9] = True
+    assert_equals_reference(model, {**inputs, "keep_mask": keep}, plain, torch.float64)
+
+
+def test_mask_that_keeps_everything_changes_nothing():
+    model = make_transformer(num_decoder_layers=1)
+    inputs = make_inputs(model)
+    with torch.no_grad():
+        found = model(**inputs, keep_mask=torch.ones(2, 15, dtype=torch.bool)).sample
+        torch.testing.assert_close(found, model(**inputs).sample, atol=0, rtol=0)
+
+
+def test_hidden_tokens_reach_nothing_before_the_decoder():
+    """What the mask hides has no effect at all: the prediction there is made from the rest."""
+    model = make_transformer(num_decoder_layers=2)
+    inputs = make_inputs(model)
+    keep = torch.ones(2, 15, dtype=torch.bool)
+    keep[:, 0] = False
+    changed = inputs["hidden_states"].clone()
+    changed[..., :2, :2] += 3
+    with torch.no_grad():
+        found = model(**{**inputs, "hidden_states": changed}, keep_mask=keep).sample
+        torch.testing.assert_close(found, model(**inputs, keep_mask=keep).sample, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_classes": None}, "one of num_classes"),
+        ({"joint_attention_dim": 4}, "one of num_classes"),
+        ({"conditioning": "cross"}, "'attention' or 'adaln', not 'cross'"),
+        ({"conditioning": "adaln", "num_classes": None, "joint_attention_dim": 4}, "of classes"),
+        ({"num_classes": 0}, "at least 1, not 0, 1"),
+        ({"num_class_tokens": 0}, "at least 1, not 5, 0"),
+        ({"control_schedule": "linear"}, "'cosine_power', not 'linear'"),
+        ({"control_alpha": {"colour": 1.0}}, r"unknown controls \['colour'\]; there are \['original_size'"),
+        ({"control_alpha": {"crop": -1.0}}, "numbers >= 0"),
+        ({"control_cutoff": 1.0}, r"in \[0, 1\), not 1.0"),
+        ({"condition_dropout": 1.5}, "dropouts"),
+        ({"num_attention_heads": 1, "attention_head_dim": 6}, "divisible by 4, unlike 6"),
+        ({"sample_size": [6, 9]}, "divisible by patch_size 2"),
+        ({"sample_size": [6]}, "one positive number or two"),
+        ({"pos_embed_base_size": [0, 4]}, "one positive number or two"),
+        ({"num_decoder_layers": 3}, "from 0 to num_layers - 1 = 2, not 3"),
+    ],
+)
+def test_bad_configurations(fields, message):
+    with pytest.raises(ValueError, match=message):
+        make_transformer(**fields)
+
+
+def test_bad_inputs():
+    model, text = make_transformer(control_alpha={"crop": 0.0}), make_transformer(**MODELS["text"])
+    masked, baseline = make_transformer(num_decoder_layers=1), make_transformer(conditioning="adaln")
+    latents, labels = torch.randn(2, 3, 6, 10), torch.tensor([0, 1])
+    given = {"timestep": 5, "class_labels": labels}
+    keep = torch.ones(2, 15, dtype=torch.bool)
+    uneven = keep.clone()
+    uneven[0, 0] = False
+    for message, network, inputs in (
+        ("needs `hidden_states`", model, given),
+        ("needs `hidden_states`; `timestep` or", model, {"hidden_states": latents, "class_labels": labels}),
+        ("and `class_labels`", model, {"hidden_states": latents, "timestep": 5}),
+        (r"\(batch, 3, height, width\)", model, {"hidden_states": latents[:, :2], **given}),
+        ("by the patch size 2, got", model, {"hidden_states": latents[..., 1:], **given}),
+        (
+            "context, .* must have 2 rows",
+            model,
+            {"hidden_states": latents, **given, "class_labels": labels[[0, 1, 1]]},
+        ),
+        ("modulation, .* must have 2 rows", model, {"hidden_states": latents, **given, "timestep": torch.ones(3)}),
+        ("integers of shape .* from 0 to 5", model, {"hidden_states": latents, **given, "class_labels": labels + 0.5}),
+        ("no controls \\['flip'\\]; it has \\['crop'\\]", model, {**given, "controls": {"flip": labels[:, None]}}),
+        (r"'crop' must have shape \(batch, 2\)", model, {**given, "controls": {"crop": labels[:, None]}}),
+        (
+            "`scale` only, got \\['mask'\\]",
+            model,
+            {"hidden_states": latents, **given, "attention_kwargs": {"mask": 1}},
+        ),
+        ("text model", text, {"hidden_states": latents, **given}),
+        ("class model", model, {"hidden_states": latents, "timestep": 5, "encoder_hidden_states": latents[0]}),
+        ("the modulation needs `class_labels`", baseline, {"timestep": 5, "return_conditioning": True}),
+        ("num_decoder_layers > 0", model, {"hidden_states": latents, **given, "keep_mask": keep}),
+        ("bool of shape", masked, {"hidden_states": latents, **given, "keep_mask": keep[:, 1:]}),
+        (r"equally many .* got \[14, 15\]", masked, {"hidden_states": latents, **given, "keep_mask": uneven}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            network(**inputs)
