@@ -1,12 +1,40 @@
-"""Image metrics with a stated protocol, as `evaluate` modules that work offline."""
+"""Image metrics with a stated protocol, as functions and as `evaluate` modules that work offline."""
 
 from pathlib import Path
 
+from .clip_score import CLIPScore
+from .content_drift import content_drift
+from .feature_distance import FeatureDistance
+from .features import ClassifierFeatures, InceptionFeatures
+from .fid import FID
+from .frechet import FeatureStatistics, RunningStatistics, frechet_distance
+from .frequencies import high_frequency_energy, split_frequencies
+from .kernel_distance import kernel_distance, kernel_distance_of_subsets
+from .kid import KID
 from .psnr import PSNR
 from .psnr_b import PsnrB
 from .ssim import SSIM
 
-__all__ = ["PSNR", "SSIM", "PsnrB", "metric_path"]
+__all__ = [
+    "FID",
+    "KID",
+    "PSNR",
+    "SSIM",
+    "CLIPScore",
+    "ClassifierFeatures",
+    "FeatureDistance",
+    "FeatureStatistics",
+    "InceptionFeatures",
+    "PsnrB",
+    "RunningStatistics",
+    "content_drift",
+    "frechet_distance",
+    "high_frequency_energy",
+    "kernel_distance",
+    "kernel_distance_of_subsets",
+    "metric_path",
+    "split_frequencies",
+]
 
 
 def metric_path(name: str) -> str:
@@ -15,7 +43,7 @@ def metric_path(name: str) -> str:
 
     Args:
         name (`str`):
-            `"psnr"`, `"psnr_b"` or `"ssim"`.
+            `"clip_score"`, `"feature_distance"`, `"fid"`, `"kid"`, `"psnr"`, `"psnr_b"` or `"ssim"`.
 
     Returns:
         `str`: Absolute path of the Python file.
@@ -23,7 +51,7 @@ def metric_path(name: str) -> str:
     Raises:
         ValueError: If there is no metric of that name.
     """
-    names = ("psnr", "psnr_b", "ssim")
+    names = ("clip_score", "feature_distance", "fid", "kid", "psnr", "psnr_b", "ssim")
     if name not in names:
         raise ValueError(f"unknown metric {name!r}: choose one of {', '.join(names)}")
     return str(Path(__file__).resolve().with_name(f"{name}.py"))

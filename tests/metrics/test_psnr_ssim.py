@@ -215,7 +215,10 @@ def test_a_metric_object_refuses_what_evaluate_would_change(metrics, image, erro
 
 
 def test_an_unknown_metric_name_is_refused():
-    with pytest.raises(ValueError, match="unknown metric 'lpips': choose one of psnr, psnr_b, ssim"):
+    with pytest.raises(
+        ValueError,
+        match="unknown metric 'lpips': choose one of clip_score, feature_distance, fid, kid, psnr, psnr_b, ssim",
+    ):
         metric_path("lpips")
 
 

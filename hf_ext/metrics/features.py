@@ -1,0 +1,256 @@
+"""Features of images: of an image classifier in transformers' format, and of an Inception network as TorchScript.
+
+Also the base of the `evaluate` modules that compare features.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import evaluate
+import numpy as np
+import torch
+from huggingface_hub import hf_hub_download
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+INCEPTION_DIMENSIONS = 2048
+
+INPUTS_DESCRIPTION = """
+Args:
+    predictions (`list` of `PIL.Image.Image` or `numpy.ndarray`):
+        Generated images: PIL images of mode "RGB" or "L", or uint8 arrays `[height, width(, 3)]`.
+    reference:
+        Given to `compute`: images to compare with, in the same form; or their features, a floating array
+        `[samples, dimensions]`; where means and covariances are enough also the path of an `.npz` file with `mu` and
+        `sigma`.
+"""
+
+
+def as_rgb(images: Sequence[Any] | np.ndarray, name: str = "images") -> list[np.ndarray]:
+    """
+    Images of one form.
+
+    Args:
+        images (sequence of `PIL.Image.Image` or `numpy.ndarray`):
+            PIL images of mode RGB or L, or uint8 arrays `[height, width]` or `[height, width, 1 or 3]`; also one array
+            with a leading axis.
+        name (`str`, *optional*): What to call them in messages.
+
+    Returns:
+        `list[numpy.ndarray]`: uint8 arrays `[height, width, 3]`.
+
+    Raises:
+        TypeError: If an image is neither.
+        ValueError: If there are none, or one has another mode or shape.
+    """
+    result = []
+    for index, image in enumerate(images):
+        if isinstance(image, Image.Image):
+            if image.mode not in ("RGB", "L"):
+                raise ValueError(f"{name}[{index}] is a PIL image of mode {image.mode}: convert it to RGB or L")
+            image = np.asarray(image)
+        elif not isinstance(image, np.ndarray) or image.dtype != np.uint8:
+            what = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
+            raise TypeError(f"{name}[{index}] must be a PIL image or a uint8 array, got {what}")
+        if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (1, 3)) or 0 in image.shape:
+            raise ValueError(f"{name}[{index}] must have the shape [height, width(, 1 or 3)], got {image.shape}")
+        planes = image if image.ndim == 3 else image[:, :, None]
+        result.append(np.broadcast_to(planes, (*planes.shape[:2], 3)))
+    if not result:
+        raise ValueError(f"{name} is empty: give at least one image")
+    return result
+
+
+def _batches(images: list[np.ndarray], batch_size: int) -> Iterator[list[np.ndarray]]:
+    return (images[start : start + batch_size] for start in range(0, len(images), batch_size))
+
+
+def _split_revision(source: str) -> tuple[str, str | None]:
+    """A folder or file as it is; `org/name@revision` in two parts."""
+    if Path(source).expanduser().exists():
+        return str(Path(source).expanduser()), None
+    name, _, revision = source.partition("@")
+    return name, revision or None
+
+
+class ClassifierFeatures:
+    """
+    An image classifier of transformers, with what it sees before its last layer.
+
+    Args:
+        source (`str`): Folder or `org/name[@revision]` of a model with its image processor.
+        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
+        batch_size (`int`, *optional*, defaults to 64): Images at once.
+
+    Raises:
+        ValueError: If the model has no pooled features.
+    """
+
+    def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
+        name, revision = _split_revision(source)
+        options = {} if revision is None else {"revision": revision}
+        self.model = AutoModelForImageClassification.from_pretrained(name, **options).to(device).eval()
+        self.processor = AutoImageProcessor.from_pretrained(name, **options)
+        self.batch_size = batch_size
+        self._pooled: torch.Tensor | None = None
+        if self.model.base_model is self.model:
+            raise ValueError(f"{source} is a {type(self.model).__name__}, which has no base model to take features of")
+        self.model.base_model.register_forward_hook(self._keep)
+
+    def _keep(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        self._pooled = getattr(output, "pooler_output", None)
+
+    @torch.no_grad()
+    def classify(self, images: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Features and classes of images.
+
+        Args:
+            images (sequence of `PIL.Image.Image` or `numpy.ndarray`): See [`as_rgb`].
+
+        Returns:
+            `tuple[numpy.ndarray, numpy.ndarray]`: Features `[images, dimensions]`, float32, and the most probable
+            class of each image `[images]`, int64.
+
+        Raises:
+            TypeError: If an image is of another type.
+            ValueError: If the classifier pools nothing.
+        """
+        features, classes = [], []
+        for batch in _batches(as_rgb(images), self.batch_size):
+            inputs = self.processor(batch, return_tensors="pt").to(self.model.device)
+            logits = self.model(**inputs).logits
+            if self._pooled is None:
+                raise ValueError(f"{type(self.model).__name__} returns no pooler_output: choose another classifier")
+            features.append(self._pooled.flatten(1).float().cpu())
+            classes.append(logits.argmax(-1).cpu())
+        return torch.cat(features).numpy(), torch.cat(classes).numpy()
+
+    def __call__(self, images: Sequence[Any] | np.ndarray) -> np.ndarray:
+        """
+        Features of images.
+
+        Args:
+            images (sequence of `PIL.Image.Image` or `numpy.ndarray`): See [`as_rgb`].
+
+        Returns:
+            `numpy.ndarray` of shape `[images, dimensions]`, float32.
+        """
+        return self.classify(images)[0]
+
+
+class InceptionFeatures:
+    """
+    The Inception network of FID and KID, from a TorchScript file that the user provides.
+
+    The file is the one that NVIDIA publishes with StyleGAN 2 and 3, `inception-2015-12-05.pt`: a translation of the
+    original network that takes uint8 RGB images `[batch, 3, height, width]` of any size, resizes them itself, and
+    returns `[batch, 2048]` when called with `return_features=True`. Other translations or other weights give other
+    numbers. A TorchScript file is a program: use one that you trust.
+
+    Args:
+        source (`str`): Path of the file, or `org/name/file.pt[@revision]` on the Hub.
+        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
+        batch_size (`int`, *optional*, defaults to 64): Images at once, of one size.
+
+    Raises:
+        ValueError: If `source` names no file.
+    """
+
+    def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
+        path, revision = _split_revision(source)
+        if not Path(path).is_file():
+            parts = path.split("/", 2)
+            if len(parts) != 3 or Path(path).is_absolute():
+                raise ValueError(
+                    f"{source!r} is no file and no `org/name/file.pt` of the Hub: give the TorchScript file of the "
+                    f"Inception network, inception-2015-12-05.pt. Without it, use feature_distance with your own "
+                    f"classifier"
+                )
+            path = hf_hub_download("/".join(parts[:2]), parts[2], revision=revision)
+        with warnings.catch_warnings():
+            # TorchScript is deprecated, but the published file is one.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.network = torch.jit.load(path, map_location=device).eval()
+        self.device = device
+        self.batch_size = batch_size
+
+    @torch.no_grad()
+    def __call__(self, images: Sequence[Any] | np.ndarray) -> np.ndarray:
+        """
+        Features of images.
+
+        Args:
+            images (sequence of `PIL.Image.Image` or `numpy.ndarray`): See [`as_rgb`].
+
+        Returns:
+            `numpy.ndarray` of shape `[images, 2048]`, float32.
+
+        Raises:
+            TypeError: If an image is of another type.
+            ValueError: If images have different sizes, or the network returns something else.
+        """
+        features = []
+        for batch in _batches(as_rgb(images), self.batch_size):
+            if len({image.shape for image in batch}) != 1:
+                raise ValueError("images must have one size: resize them before, by one method for both sets")
+            pixels = torch.from_numpy(np.stack(batch)).permute(0, 3, 1, 2).to(self.device)
+            values = self.network(pixels, return_features=True)
+            if values.shape != (len(batch), INCEPTION_DIMENSIONS):
+                raise ValueError(
+                    f"the network returns {list(values.shape)} for {len(batch)} images, not "
+                    f"[{len(batch)}, {INCEPTION_DIMENSIONS}]: it is not the Inception network of FID"
+                )
+            features.append(values.float().cpu())
+        return torch.cat(features).numpy()
+
+
+class FeatureMetric(evaluate.Metric, ABC):
+    """
+    A metric that compares features of two sets of images, which may differ in number. Features are what it stores, so
+    that images can come batch by batch. It is abstract, which is also how `evaluate.load` tells it from the metric in
+    the script that imports it.
+
+    Args:
+        network (`str`): The network, see the metric.
+        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
+        batch_size (`int`, *optional*, defaults to 64): Images at once.
+    """
+
+    # One sentence for `evaluate`, and how the network is loaded; each metric sets its own.
+    summary: str
+    load_network: Callable[[str, str, int], Callable[[Any], np.ndarray]]
+
+    def __init__(self, *args, network: str, device: str = "cpu", batch_size: int = 64, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.network = type(self).load_network(network, device, batch_size)
+
+    def _info(self) -> evaluate.MetricInfo:
+        # Bytes of float32: `evaluate` hands lists of numbers back as Python objects, gigabytes of them.
+        features = datasets.Features({"predictions": datasets.Value("binary")})
+        return evaluate.MetricInfo(
+            description=self.summary, citation="", inputs_description=INPUTS_DESCRIPTION, features=features
+        )
+
+    def add_batch(self, *, predictions=None, **kwargs):
+        """Adds images."""
+        rows = self.network(predictions).astype(np.float32)
+        super().add_batch(predictions=[row.tobytes() for row in rows], **kwargs)
+
+    def add(self, *, prediction=None, **kwargs):
+        """Adds one image."""
+        self.add_batch(predictions=[prediction], **kwargs)
+
+    def _compute(self, predictions, *, reference, **options) -> dict[str, float]:
+        features = np.frombuffer(b"".join(predictions), dtype=np.float32).reshape(len(predictions), -1)
+        given = isinstance(reference, np.ndarray) and np.issubdtype(reference.dtype, np.floating)
+        other = reference if given or isinstance(reference, str | Path) else self.network(reference)
+        return self.score(features, other, **options)
+
+    @abstractmethod
+    def score(self, features: np.ndarray, reference: np.ndarray | str | Path) -> dict[str, float]:
+        """The values, from features `[samples, dimensions]` and those, or a file, to compare with."""

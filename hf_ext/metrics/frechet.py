@@ -1,0 +1,242 @@
+"""Fréchet distance of two sets of feature vectors, whatever network they come from.
+
+Dowson and Landau, "The Fréchet distance between multivariate normal distributions", Journal of Multivariate Analysis
+12(3), 1982. With the features of one particular Inception network it is called FID: that is `fid`.
+"""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def as_features(features: Any, name: str) -> np.ndarray:
+    """
+    Checks feature vectors.
+
+    Args:
+        features (`numpy.ndarray` of shape `[samples, dimensions]`): The vectors, of any floating type.
+        name (`str`): What to call them in messages.
+
+    Returns:
+        `numpy.ndarray` of shape `[samples, dimensions]`, float64: The vectors.
+
+    Raises:
+        TypeError: If they are not a floating numpy array.
+        ValueError: If the shape is another one, or a value is not finite.
+    """
+    if not isinstance(features, np.ndarray) or not np.issubdtype(features.dtype, np.floating):
+        what = f"an array of {features.dtype}" if isinstance(features, np.ndarray) else type(features).__name__
+        raise TypeError(f"{name} must be a numpy array of floating values [samples, dimensions], got {what}")
+    if features.ndim != 2 or 0 in features.shape:
+        raise ValueError(f"{name} must have the shape [samples, dimensions], both at least 1; got {features.shape}")
+    values = features.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} has NaN or infinite values: check the images and the network that they went through")
+    return values
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """
+    Mean and covariance of a set of feature vectors.
+
+    Args:
+        mean (`numpy.ndarray` of shape `[dimensions]`): The mean.
+        covariance (`numpy.ndarray` of shape `[dimensions, dimensions]`): The unbiased covariance.
+        count (`int`, *optional*): Number of vectors; unknown in many files that others publish.
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        size = self.mean.shape[-1] if self.mean.ndim else 0
+        if self.mean.ndim != 1 or self.covariance.shape != (size, size):
+            raise ValueError(
+                f"mean must have the shape [dimensions] and covariance [dimensions, dimensions], got "
+                f"{self.mean.shape} and {self.covariance.shape}"
+            )
+        if not (np.isfinite(self.mean).all() and np.isfinite(self.covariance).all()):
+            raise ValueError("mean or covariance has NaN or infinite values: a covariance needs at least two samples")
+
+    @classmethod
+    def of(cls, features: np.ndarray) -> "FeatureStatistics":
+        """
+        Statistics of vectors that are all at hand.
+
+        Args:
+            features (`numpy.ndarray` of shape `[samples, dimensions]`): At least two vectors.
+
+        Returns:
+            [`FeatureStatistics`]: Their mean and covariance.
+        """
+        running = RunningStatistics()
+        running.update(features)
+        return running.result()
+
+    @classmethod
+    def load(cls, path: str | Path) -> "FeatureStatistics":
+        """
+        Reads an `.npz` file.
+
+        Args:
+            path (`str` or `Path`): A file with arrays `mu` and `sigma`, as is usual for reference statistics.
+
+        Returns:
+            [`FeatureStatistics`]: Its content.
+
+        Raises:
+            ValueError: If the file holds something else.
+        """
+        with np.load(path, allow_pickle=False) as content:
+            if not {"mu", "sigma"} <= set(content.files):
+                raise ValueError(f"{path} must hold arrays 'mu' and 'sigma', it holds {sorted(content.files)}")
+            count = int(content["count"]) if "count" in content.files else None
+            return cls(content["mu"].astype(np.float64), content["sigma"].astype(np.float64), count)
+
+    def save(self, path: str | Path) -> None:
+        """
+        Writes what [`~FeatureStatistics.load`] reads.
+
+        Args:
+            path (`str` or `Path`): The file, which ends in `.npz`.
+        """
+        known = {} if self.count is None else {"count": np.int64(self.count)}
+        handle, temporary = tempfile.mkstemp(suffix=".npz", dir=Path(path).parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, mu=self.mean, sigma=self.covariance, **known)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+class RunningStatistics:
+    """
+    Mean and covariance of a stream of feature vectors, in float64; memory does not grow with their number. Means and
+    scatters of batches are combined by the pairwise formula of Chan, Golub and LeVeque (1979), which does not cancel
+    where the mean is large beside the spread.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = np.zeros(0)
+        self.scatter = np.zeros((0, 0))
+
+    def update(self, features: np.ndarray) -> None:
+        """
+        Adds vectors.
+
+        Args:
+            features (`numpy.ndarray` of shape `[samples, dimensions]`): As many dimensions as before.
+
+        Raises:
+            ValueError: If the vectors have another number of dimensions, or values that are not finite.
+        """
+        values = as_features(features, "features")
+        mean = values.mean(0)
+        centred = values - mean
+        self._add(len(values), mean, centred.T @ centred)
+
+    def merge(self, other: "RunningStatistics") -> None:
+        """
+        Adds what another instance has seen, for instance another process's.
+
+        Args:
+            other ([`RunningStatistics`]): The other.
+        """
+        if other.count:
+            self._add(other.count, other.mean, other.scatter)
+
+    def _add(self, count: int, mean: np.ndarray, scatter: np.ndarray) -> None:
+        if self.count == 0:
+            self.count, self.mean, self.scatter = count, mean.copy(), scatter.copy()
+            return
+        if mean.shape != self.mean.shape:
+            raise ValueError(f"features have {len(mean)} dimensions, those before had {len(self.mean)}")
+        total = self.count + count
+        shift = mean - self.mean
+        self.scatter += scatter + np.outer(shift, shift) * (self.count * count / total)
+        self.mean += shift * (count / total)
+        self.count = total
+
+    def result(self) -> FeatureStatistics:
+        """
+        The statistics so far.
+
+        Returns:
+            [`FeatureStatistics`]: Mean and unbiased covariance.
+
+        Raises:
+            ValueError: If fewer than two vectors were added.
+        """
+        if self.count < 2:
+            raise ValueError(f"a covariance needs at least 2 feature vectors, got {self.count}")
+        return FeatureStatistics(self.mean.copy(), self.scatter / (self.count - 1), self.count)
+
+
+def frechet_distance(
+    first: FeatureStatistics | np.ndarray | str | Path, second: FeatureStatistics | np.ndarray | str | Path
+) -> float:
+    """
+    Squared Fréchet distance of the normal distributions that have the means and covariances of two sets:
+    `|m1 - m2|² + tr(S1 + S2 - 2 (S1 S2)^(1/2))`.
+
+    With `S = AᵀA` the trace equals the smallest `|A1 - U A2|²` over all orthogonal `U` (Procrustes), and is computed
+    as that: no root of a product that is not symmetric, nothing that could turn negative or complex, and no
+    cancellation where both sets are alike, singular covariances included.
+
+    The value falls with the number of samples even where the distributions are the same: compare only values of
+    equally many samples.
+
+    Args:
+        first, second ([`FeatureStatistics`], `numpy.ndarray` of shape `[samples, dimensions]`, `str` or `Path`):
+            The two sets: statistics, at least two feature vectors, or a file for [`~FeatureStatistics.load`].
+
+    Returns:
+        `float`: The distance, at least 0.
+
+    Raises:
+        TypeError: If one is of another type.
+        ValueError: If their dimensions differ, or a covariance is none.
+    """
+    means, roots = zip(*(_mean_and_root(item) for item in (first, second)), strict=True)
+    sizes = [len(mean) for mean in means]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"both sets must have features of one network, got {sizes[0]} and {sizes[1]} dimensions: use the same "
+            f"network for both"
+        )
+    # Rows of zeros make both roots equally tall.
+    rows = max(len(root) for root in roots)
+    tall = [np.pad(root, ((0, rows - len(root)), (0, 0))) for root in roots]
+    left, _, right = np.linalg.svd(tall[0] @ tall[1].T)
+    return float(np.sum((means[0] - means[1]) ** 2) + np.sum((tall[0] - left @ right @ tall[1]) ** 2))
+
+
+def _mean_and_root(given: FeatureStatistics | np.ndarray | str | Path) -> tuple[np.ndarray, np.ndarray]:
+    """The mean [dimensions], and A [rows, dimensions] with AᵀA = covariance."""
+    if not isinstance(given, FeatureStatistics | str | Path):
+        features = as_features(given, "features")
+        if 2 <= len(features) <= features.shape[1]:
+            # Fewer rows than a root of the covariance would have.
+            mean = features.mean(0)
+            return mean, (features - mean) / np.sqrt(len(features) - 1)
+        given = FeatureStatistics.of(features)
+    statistics = given if isinstance(given, FeatureStatistics) else FeatureStatistics.load(given)
+    values, vectors = np.linalg.eigh((statistics.covariance + statistics.covariance.T) / 2)
+    # Rounding makes eigenvalues of singular covariances slightly negative; float32 files have errors of 1e-7.
+    if values[0] < -1e-5 * max(values[-1], np.finfo(np.float64).tiny):
+        raise ValueError(
+            f"a covariance has no negative eigenvalues, this one has {values[0]:.3g} (largest {values[-1]:.3g}): "
+            f"check where it comes from"
+        )
+    # What is smaller than its own rounding error is zero: its root would be an error of 1e-8 of the largest.
+    kept = values > len(values) * np.finfo(np.float64).eps * values[-1]
+    return statistics.mean, np.sqrt(values[kept])[:, None] * vectors.T[kept]

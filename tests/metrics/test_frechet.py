@@ -1,0 +1,197 @@
+"""Fréchet and kernel distances against closed forms, scipy's matrix root and sums over all pairs."""
+
+import numpy as np
+import pytest
+
+from hf_ext.metrics import (
+    FeatureStatistics,
+    RunningStatistics,
+    frechet_distance,
+    kernel_distance,
+    kernel_distance_of_subsets,
+)
+from hf_ext.metrics import kernel_distance as module_function
+from hf_ext.metrics.frechet import as_features
+
+
+def samples(seed: int, count: int = 300, dimensions: int = 12, offset: float = 0.0) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    mixing = generator.normal(size=(dimensions, dimensions))
+    return generator.normal(size=(count, dimensions)) @ mixing + offset
+
+
+def textbook(first: np.ndarray, second: np.ndarray) -> float:
+    sqrtm = pytest.importorskip("scipy.linalg").sqrtm
+    covariances = [np.cov(values, rowvar=False) for values in (first, second)]
+    root = sqrtm(covariances[0] @ covariances[1])
+    trace = np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * np.trace(root.real)
+    return float(np.sum((first.mean(0) - second.mean(0)) ** 2) + trace)
+
+
+def test_frechet_distance_is_the_textbook_formula_with_scipys_root():
+    first, second = samples(0), samples(1, count=500, offset=0.7)
+    assert frechet_distance(first, second) == pytest.approx(textbook(first, second), rel=1e-9)
+    assert frechet_distance(second, first) == pytest.approx(frechet_distance(first, second), rel=1e-9)
+
+
+def test_frechet_distance_of_commuting_covariances_has_a_closed_form():
+    generator = np.random.default_rng(2)
+    basis = np.linalg.qr(generator.normal(size=(7, 7)))[0]
+    values = generator.uniform(0, 3, size=(2, 7))
+    # One direction has no spread at all.
+    values[0, 3] = 0.0
+    means = generator.normal(size=(2, 7))
+    pair = [FeatureStatistics(mean, (basis * value) @ basis.T) for mean, value in zip(means, values, strict=True)]
+    expected = np.sum((means[0] - means[1]) ** 2) + np.sum((np.sqrt(values[0]) - np.sqrt(values[1])) ** 2)
+    assert frechet_distance(*pair) == pytest.approx(expected, rel=1e-10)
+
+
+def test_frechet_distance_of_a_set_to_itself_is_zero_even_with_fewer_samples_than_dimensions():
+    features = samples(3, count=5, dimensions=40, offset=100.0)
+    assert 0 <= frechet_distance(features, features) < 1e-18 * np.sum(features**2)
+    # Shifted, only the means differ: in float64, next to a mean of 100, nothing is lost.
+    assert frechet_distance(features, features + 1e-3) == pytest.approx(40 * 1e-6, rel=1e-9)
+
+
+@pytest.mark.parametrize("counts", [(5, 40), (9, 300), (300, 7)])
+def test_few_samples_give_what_their_covariance_gives(counts):
+    # Arrays with fewer samples than dimensions go another way than statistics.
+    pair = [samples(seed, count, 40) for seed, count in enumerate(counts)]
+    expected = frechet_distance(*(FeatureStatistics.of(features) for features in pair))
+    assert frechet_distance(*pair) == pytest.approx(expected, rel=1e-9)
+
+
+def test_small_distances_of_singular_covariances_do_not_drown_in_rounding():
+    # All spread is along one axis: standard deviations 1 and 1.0001, a distance of 1e-8 beside a trace of 2.
+    covariance = np.zeros((50, 50))
+    covariance[0, 0] = 1.0
+    pair = [FeatureStatistics(np.zeros(50), covariance * scale**2) for scale in (1.0, 1.0001)]
+    assert frechet_distance(*pair) == pytest.approx(1e-8, rel=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [[300], [1, 299], [100, 1, 150, 49]])
+def test_running_statistics_do_not_depend_on_the_batches(sizes):
+    # A mean of 1e6 beside a spread of about 3: sums of squares would lose all digits of float32 and half of float64's.
+    features = samples(4, offset=1e6)
+    running = RunningStatistics()
+    for batch in np.split(features, np.cumsum(sizes)[:-1]):
+        running.update(batch)
+    result = running.result()
+    assert result.count == 300
+    np.testing.assert_allclose(result.mean, features.mean(0), rtol=1e-14)
+    np.testing.assert_allclose(result.covariance, np.cov(features, rowvar=False), rtol=1e-8, atol=1e-8)
+
+
+def test_statistics_of_several_processes_merge():
+    features = samples(5)
+    parts = []
+    for part in (features[:100], features[100:100], features[100:]):
+        running = RunningStatistics()
+        if len(part):
+            running.update(part)
+        parts.append(running)
+    parts[1].merge(parts[0])
+    parts[1].merge(parts[2])
+    np.testing.assert_allclose(parts[1].result().covariance, np.cov(features, rowvar=False), rtol=1e-10, atol=1e-10)
+    # What was merged in is not changed by what comes after.
+    parts[1].update(features)
+    np.testing.assert_allclose(parts[0].result().mean, features[:100].mean(0), rtol=1e-12)
+
+
+def test_statistics_survive_their_file(tmp_path):
+    statistics = FeatureStatistics.of(samples(6))
+    statistics.save(tmp_path / "reference.npz")
+    loaded = FeatureStatistics.load(tmp_path / "reference.npz")
+    np.testing.assert_array_equal(loaded.mean, statistics.mean)
+    np.testing.assert_array_equal(loaded.covariance, statistics.covariance)
+    assert loaded.count == 300
+    assert frechet_distance(tmp_path / "reference.npz", samples(6)) < 1e-18
+    assert [path.name for path in tmp_path.iterdir()] == ["reference.npz"]
+    # Files of others have no count, and often float32.
+    np.savez(tmp_path / "other.npz", mu=statistics.mean.astype(np.float32), sigma=np.eye(12, dtype=np.float32))
+    assert FeatureStatistics.load(tmp_path / "other.npz").count is None
+    np.savez(tmp_path / "wrong.npz", arr_0=np.zeros(3))
+    with pytest.raises(ValueError, match="must hold arrays 'mu' and 'sigma', it holds"):
+        FeatureStatistics.load(tmp_path / "wrong.npz")
+
+
+def kernel_by_pairs(first: np.ndarray, second: np.ndarray) -> float:
+    def kernel(x: np.ndarray, y: np.ndarray) -> float:
+        return float((x @ y / len(x) + 1) ** 3)
+
+    within = sum(
+        np.mean([kernel(x, y) for i, x in enumerate(values) for j, y in enumerate(values) if i != j])
+        for values in (first, second)
+    )
+    return within - 2 * np.mean([kernel(x, y) for x in first for y in second])
+
+
+def test_kernel_distance_is_the_sum_over_all_pairs(monkeypatch):
+    first, second = samples(7, 23, 5), samples(8, 17, 5)
+    expected = kernel_by_pairs(first, second)
+    assert kernel_distance(first, second) == pytest.approx(expected, rel=1e-12)
+    # In blocks that do not divide the sets.
+    monkeypatch.setitem(module_function.__globals__, "ROWS", 4)
+    assert kernel_distance(first, second) == pytest.approx(expected, rel=1e-12)
+
+
+def test_kernel_distance_is_unbiased_where_the_distributions_are_equal():
+    generator = np.random.default_rng(9)
+    values = [kernel_distance(*generator.normal(size=(2, 20, 4))) for _ in range(400)]
+    # The biased estimate would be about 0.4 here.
+    assert abs(np.mean(values)) < 4 * np.std(values) / np.sqrt(len(values))
+    assert min(values) < 0 < max(values)
+
+
+def test_kernel_distance_of_subsets():
+    first, second = samples(10, 30, 4), samples(11, 40, 4)
+    whole = kernel_distance_of_subsets(first, first[::-1].copy(), subset_size=30, subsets=3)
+    # A subset as large as the set is the set, whatever its order.
+    assert whole[0] == pytest.approx(kernel_distance(first, first), rel=1e-9)
+    assert whole[1] < 1e-9 * abs(whole[0])
+    mean, spread = kernel_distance_of_subsets(first, second, subset_size=10, subsets=500)
+    assert spread > 0
+    # Unbiased subsets of finite sets agree with the whole on average.
+    assert abs(mean - kernel_distance(first, second)) < 4 * spread / np.sqrt(500)
+    assert kernel_distance_of_subsets(first, second, subset_size=10, subsets=5, seed=1) == kernel_distance_of_subsets(
+        first, second, subset_size=10, subsets=5, seed=1
+    )
+
+
+GOOD = np.ones((3, 4)) * np.arange(3)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "error", "message"),
+    [
+        (GOOD, GOOD[:, :3], ValueError, "got 4 and 3 dimensions"),
+        (GOOD, GOOD[:1], ValueError, "at least 2"),
+        (GOOD, GOOD.astype(int), TypeError, "array of int64"),
+        (GOOD.tolist(), GOOD, TypeError, "got list"),
+        (GOOD, GOOD[0], ValueError, r"\[samples, dimensions\]"),
+        (GOOD, np.full((3, 4), np.nan), ValueError, "NaN or infinite"),
+    ],
+)
+@pytest.mark.parametrize("distance", [frechet_distance, kernel_distance])
+def test_what_makes_no_sense_is_refused(distance, first, second, error, message):
+    with pytest.raises(error, match=message):
+        distance(first, second)
+
+
+def test_a_matrix_that_is_no_covariance_is_refused():
+    with pytest.raises(ValueError, match="no negative eigenvalues"):
+        frechet_distance(FeatureStatistics(np.zeros(2), np.diag([1.0, -0.5])), GOOD[:, :2])
+    with pytest.raises(ValueError, match=r"got \(2,\) and \(3, 3\)"):
+        FeatureStatistics(np.zeros(2), np.eye(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"subset_size": 4}, "from 2 to the 3"), ({"subsets": 0}, "subsets")]
+)
+def test_subsets_that_cannot_be_drawn_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        kernel_distance_of_subsets(GOOD, GOOD, **{"subset_size": 2, **options})
+
+
+def test_half_precision_features_are_taken_as_float64():
+    assert as_features(np.ones((2, 3), dtype=np.float16), "features").dtype == np.float64
