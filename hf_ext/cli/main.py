@@ -21,6 +21,7 @@ COMMANDS = {
     "restore": "semanir",
     "semanir": "semanir",
     "mrconv": "mrconv",
+    "dit": "disentangled_dit",
     "push": "publishing",
     "card": "publishing",
     "info": "information",

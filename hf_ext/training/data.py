@@ -2,7 +2,8 @@
 
 Map-style data: batch `b` of rank `r` holds the positions `(b · world + r) · B + j` of an endless sequence in which
 epoch `e` is a permutation drawn from `(seed, e)`; example and augmentation depend on the position alone. A loader that
-starts at batch `b` is therefore the loader that ran up to it, whatever the number of workers.
+starts at batch `b` is therefore the loader that ran up to it, whatever the number of workers. Where examples belong to
+groups, such as sizes of images, epoch `e` is a permutation of batches of one group each.
 Streams: every worker yields whole batches together with its own reading state, and a resumed loader hands each worker
 its state back.
 """
@@ -92,20 +93,43 @@ def _paired_folder(path: Path, source: DataSource) -> datasets.Dataset | dataset
 class IndexedSamples(Dataset):
     """Training samples addressed by their position in the endless shuffled sequence."""
 
-    def __init__(self, source: datasets.Dataset, transform: Transform, seed: int):
+    def __init__(
+        self,
+        source: datasets.Dataset,
+        transform: Transform,
+        seed: int,
+        groups: np.ndarray | None = None,
+        batch_size: int = 1,
+    ):
         if len(source) == 0:
             raise ValueError("the training data is empty.")
         self.source = source
         self.transform = transform
         self.seed = seed
+        self.groups = np.zeros(len(source), dtype=np.int64) if groups is None else groups
+        # Without groups, batches may go over the end of an epoch.
+        self.batch_size = 1 if groups is None else batch_size
+        self.epoch_length = len(self._order(0))
         self._orders: dict[int, np.ndarray] = {}
 
+    def _order(self, epoch: int) -> np.ndarray:
+        generator = np.random.default_rng((self.seed, epoch))
+        if self.batch_size == 1:
+            return generator.permutation(len(self.source))
+        batches = []
+        for group in np.unique(self.groups):
+            members = generator.permutation(np.flatnonzero(self.groups == group))
+            # The last batch of a group is filled up from its first.
+            whole = -(-len(members) // self.batch_size) * self.batch_size
+            batches.append(np.resize(members, whole).reshape(-1, self.batch_size))
+        return generator.permutation(np.concatenate(batches)).reshape(-1)
+
     def __getitem__(self, position: int) -> dict[str, Any]:
-        epoch, offset = divmod(position, len(self.source))
+        epoch, offset = divmod(position, self.epoch_length)
         if epoch not in self._orders:
             # Neighbouring epochs meet in one batch, so two orders are kept.
             self._orders = {key: order for key, order in self._orders.items() if key == epoch - 1}
-            self._orders[epoch] = np.random.default_rng((self.seed, epoch)).permutation(len(self.source))
+            self._orders[epoch] = self._order(epoch)
         index = int(self._orders[epoch][offset])
         return self.transform(read_example(self.source, index), np.random.default_rng((self.seed, 1, position)))
 
@@ -204,6 +228,8 @@ class TrainingLoader:
         rank, world_size (`int`): This process and their number.
         first_batch (`int`, defaults to 0): Batches that this process already consumed.
         stream_states (`list[dict | None]`, *optional*): What [`~TrainingLoader.stream_states`] was then.
+        groups (`numpy.ndarray`, *optional*):
+            A number for each example of map-style data; examples of a batch then have the same one.
     """
 
     def __init__(
@@ -218,6 +244,7 @@ class TrainingLoader:
         world_size: int,
         first_batch: int = 0,
         stream_states: list[dict[str, Any] | None] | None = None,
+        groups: np.ndarray | None = None,
     ):
         _check_workers(num_workers)
         options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
@@ -231,7 +258,8 @@ class TrainingLoader:
             self.loader = DataLoader(batches, batch_size=None, **options)
         else:
             sampler = PositionBatches(batch_size, rank, world_size, first_batch)
-            self.loader = DataLoader(IndexedSamples(data, transform, seed), batch_sampler=sampler, **options)
+            samples = IndexedSamples(data, transform, seed, groups, batch_size)
+            self.loader = DataLoader(samples, batch_sampler=sampler, **options)
 
     @staticmethod
     def _split(

@@ -26,6 +26,7 @@ TASKS = {
     "mrconv-pixels": ("hf_ext.mrconv.training_signals_mrconv", "PixelTask"),
     "mrconv-audio": ("hf_ext.mrconv.training_signals_mrconv", "AudioTask"),
     "mrconv-images": ("hf_ext.mrconv.training_signals_mrconv", "ImageTask"),
+    "disentangled-dit": ("hf_ext.pipelines.disentangled_dit.training_disentangled_dit", "DisentangledDiTTask"),
 }
 
 USAGE = """usage: accelerate launch -m hf_ext.training FILE.yaml [--field value] [--section.field value] …

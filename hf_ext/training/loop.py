@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import datasets
 import numpy as np
@@ -89,6 +89,14 @@ class Task(Protocol):
         """What the scores depend on, such as a degradation; for results and cards."""
 
 
+@runtime_checkable
+class ReadsData(Protocol):
+    """A task that looks at the training data before its model is built."""
+
+    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
+        """Notes what it needs, such as names of classes. A number for each example where batches must not mix them."""
+
+
 def train(task: Task, arguments: TrainingArguments) -> dict[str, float]:
     """
     Trains a task's model, or continues the run that `arguments.output_dir` holds.
@@ -143,6 +151,7 @@ class _Training:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
         arguments = self.arguments
         set_seed(arguments.seed)
+        self.groups = self.task.read_data(self.train_data) if isinstance(self.task, ReadsData) else None
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = self.task.build_model(arguments.model, init_from)
         if arguments.peft is not None and init_from is not None:
@@ -194,6 +203,7 @@ class _Training:
             self.accelerator.num_processes,
             first_batch=self.progress.step * self.arguments.gradient_accumulation_steps,
             stream_states=stream_states,
+            groups=self.groups,
         )
 
     def fit(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import peft
 import torch
 from diffusers import ModelMixin
-from huggingface_hub import file_exists
+from huggingface_hub import file_exists, hf_hub_download
 from transformers import PreTrainedModel
 
 from hf_ext.hub.checkpoints import open_checkpoint
@@ -41,8 +41,34 @@ def pin_revision(source: str) -> str:
     Returns:
         `str`: The folder as it is, or `org/name@commit`.
     """
+    index = pipeline_index(source)
+    if index is not None:
+        # A pipeline has no weights of its own: those of its components lie in folders.
+        local = Path(source).expanduser().exists()
+        return source if local else f"{source.partition('@')[0]}@{index.parent.name}"
     with open_checkpoint(source) as checkpoint:
         return source if checkpoint.commit is None else f"{source.partition('@')[0]}@{checkpoint.commit}"
+
+
+def pipeline_index(source: str) -> Path | None:
+    """
+    Finds what tells a diffusers pipeline from one model.
+
+    Args:
+        source (`str`): Local folder, or Hub id with or without a revision.
+
+    Returns:
+        `Path` or `None`: Its `model_index.json`, where there is one; of a Hub it lies in a folder named by the commit.
+    """
+    name, revision = split_revision(source)
+    if Path(name).exists():
+        index = Path(name) / "model_index.json"
+        return index if index.is_file() else None
+    try:
+        return Path(hf_hub_download(name, "model_index.json", revision=revision))
+    # No such file or repository, or no Hub; that a source is wrong is for those to say who open its weights.
+    except (OSError, ValueError):
+        return None
 
 
 def initialize_from(model: torch.nn.Module, source: str) -> list[str]:

@@ -1,0 +1,180 @@
+"""hf-ext dit: latents before the training of a Disentangled DiT, and pictures after it."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .errors import Unusable
+
+
+@click.group()
+def dit() -> None:
+    """Disentangled DiT: encode a data set to latents, sample from a model. `hf-ext train` trains it."""
+
+
+@dit.command()
+@click.argument("data", metavar="DATA")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--vae", required=True, help="Autoencoder of diffusers: folder or org/name[@revision].")
+@click.option("--size", type=click.IntRange(min=1), required=True, help="Side of the pictures in pixels.")
+@click.option("--split", default="train", show_default=True, help="Of the data.")
+@click.option("--name", help="Configuration of the data set, where it has several.")
+@click.option("--views", type=click.IntRange(min=1), default=1, show_default=True, help="Latents of each picture.")
+@click.option("--max-ratio", type=float, default=1.0, show_default=True, help="Above 1: buckets of aspect ratios.")
+@click.option("--bucket-step", type=int, default=64, show_default=True, help="Their sides are multiples of it.")
+@click.option("--flip", type=float, default=0.5, show_default=True, help="Probability of mirroring.")
+@click.option("--local-prob", type=float, default=0.0, show_default=True, help="Probability of a local crop.")
+@click.option("--local-size", type=int, help="Short side of pictures from which local crops are cut.")
+@click.option("--centre", is_flag=True, help="Cut the middle instead of a random place; for test data.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other places.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Encoded at once.")
+@click.option("--shard-size", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows of a file.")
+@click.option("--image-column", default="image", show_default=True, help="Column of the pictures.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--progress/--no-progress", default=True, help="Show a bar.")
+def precompute(
+    data: str,
+    out: Path,
+    vae: str,
+    size: int,
+    split: str,
+    name: str | None,
+    views: int,
+    max_ratio: float,
+    bucket_step: int,
+    flip: float,
+    local_prob: float,
+    local_size: int | None,
+    centre: bool,
+    seed: int,
+    batch_size: int,
+    shard_size: int,
+    image_column: str,
+    device: str | None,
+    progress: bool,
+) -> None:
+    """Encode the pictures of DATA, a folder, file or Hub id, into the new folder OUT of parquet files.
+
+    Place and mirroring are drawn before a picture is encoded, and written beside its latent as the controls that the
+    model is trained with. The other columns, such as label or text, are kept. Unfinished work lies in OUT.partial; the
+    same command goes on with it.
+
+    \b
+    Examples:
+      hf-ext dit precompute data/imagenet latents --vae org/autoencoder --size 256
+      hf-ext dit precompute data/photos latents --vae vae --size 512 --max-ratio 2 --views 2
+    """
+    from hf_ext.pipelines.disentangled_dit.precompute_disentangled_dit import Precompute
+    from hf_ext.pipelines.disentangled_dit.precompute_disentangled_dit import precompute as encode
+    from hf_ext.settings import build
+
+    values = {
+        "data": {"path": data, "split": split, "name": name},
+        "vae": vae,
+        "image_size": size,
+        "crops": {"random": not centre, "flip": flip, "local_prob": local_prob, "local_size": local_size},
+        "views": views,
+        "max_ratio": max_ratio,
+        "bucket_step": bucket_step,
+        "seed": seed,
+        "batch_size": batch_size,
+        "shard_size": shard_size,
+        "image_column": image_column,
+    }
+    click.echo(encode(build(Precompute, values, "precompute"), out, device, progress))
+
+
+@dit.command()
+@click.argument("source", metavar="MODEL")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The grid, a PNG.")
+@click.option(
+    "--class-labels", help="Names or numbers of classes with commas between them; the first ten if not given."
+)
+@click.option("--prompt", "prompts", multiple=True, help="A text, of a text model; may be given several times.")
+@click.option("--count", type=click.IntRange(min=1), default=4, show_default=True, help="Pictures of each.")
+@click.option("--size", metavar="HEIGHT,WIDTH", help="In pixels; the model's own if not given.")
+@click.option("--original-size", metavar="HEIGHT,WIDTH", help="The control of that name: sharpness.")
+@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Of the scheduler.")
+@click.option("--guidance-scale", type=float, default=4.0, show_default=True, help="1 is off.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other pictures.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+@click.option("--progress/--no-progress", default=True, help="Show a bar.")
+def sample(
+    source: str,
+    out: Path,
+    class_labels: str | None,
+    prompts: tuple[str, ...],
+    count: int,
+    size: str | None,
+    original_size: str | None,
+    steps: int,
+    guidance_scale: float,
+    seed: int,
+    device: str | None,
+    progress: bool,
+) -> None:
+    """Draw pictures of MODEL, a folder or org/name[@revision], into one labelled grid.
+
+    A row for each class or text; picture n of every row starts from the same noise.
+
+    \b
+    Examples:
+      hf-ext dit sample runs/dit-cifar10/snapshot --class-labels cat,dog --out grid.png
+      hf-ext dit sample org/name --prompt "a red bicycle" --prompt "a blue boat" --out grid.png --steps 30
+    """
+    from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid, sample_rows, write_picture
+
+    if out.suffix.lower() != ".png":
+        raise click.BadParameter(f"{out} does not end with .png.", param_hint="--out")
+    pipeline = load_pipeline(source, device)
+    pipeline.set_progress_bar_config(disable=not progress)
+    conditions, names = _conditions(pipeline, class_labels, prompts)
+    options: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": guidance_scale}
+    if size is not None:
+        options["height"], options["width"] = _pair(size, "--size")
+    if original_size is not None:
+        options["original_size"] = _pair(original_size, "--original-size")
+    rows = sample_rows(pipeline, conditions, count, seed, **options)
+    click.echo(write_picture(draw_grid(rows, names), out))
+
+
+def load_pipeline(source: str, device: str | None) -> Any:
+    """The pipeline of a folder or org/name[@revision], on the GPU if there is one."""
+    import torch
+    from diffusers import DiffusionPipeline
+
+    from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+    from hf_ext.training.models import pipeline_index, split_revision
+
+    if pipeline_index(source) is None:
+        raise Unusable(f"{source} holds no diffusers pipeline (no model_index.json).")
+    name, revision = split_revision(source)
+    pipeline = DiffusionPipeline.from_pretrained(name, revision=revision)
+    if not isinstance(pipeline, DisentangledDiTPipeline):
+        raise Unusable(f"{source} holds a {type(pipeline).__name__}, no DisentangledDiTPipeline.")
+    try:
+        return pipeline.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        raise Unusable(f"device {device} cannot be used: {error}") from error
+
+
+def _conditions(pipeline: Any, class_labels: str | None, prompts: tuple[str, ...]) -> tuple[list[Any], list[str]]:
+    """A class, or a text, for each row, and what to write beside it."""
+    count = pipeline.transformer.config.num_classes
+    if (count is None) != bool(prompts) or (prompts and class_labels):
+        wanted = "--prompt" if count is None else "--class-labels"
+        raise click.UsageError(f"the model takes {wanted}, and nothing else.")
+    if prompts:
+        return list(prompts), list(prompts)
+    words = class_labels.split(",") if class_labels else [str(number) for number in range(min(10, count))]
+    labels = [int(word) if word.strip().isdecimal() else pipeline.get_label_ids(word.strip())[0] for word in words]
+    known = pipeline.config.id2label or {}
+    return labels, [known.get(str(label), str(label)) for label in labels]
+
+
+def _pair(text: str, option: str) -> tuple[int, int]:
+    parts = text.split(",")
+    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+        raise click.BadParameter(f"{text!r} is no height and width such as 32,32.", param_hint=option)
+    return int(parts[0]), int(parts[1])

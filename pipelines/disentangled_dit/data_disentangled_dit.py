@@ -1,0 +1,196 @@
+"""Pictures as the Disentangled DiT is trained on them: cut, mirrored, and described by their controls.
+
+A picture is resized, cut to the size that the model sees, and then perhaps mirrored. What was done is recorded as the
+model's control conditions (arXiv 2411.03177), so that sampling can ask for a whole, unmirrored picture.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from huggingface_hub.dataclasses import strict
+from PIL import Image
+
+# Height and width in pixels.
+Size = tuple[int, int]
+
+
+@strict
+@dataclass
+class Crops:
+    """
+    How training pictures are cut.
+
+    Args:
+        random (`bool`, defaults to `True`): Cut at a random place; the middle otherwise.
+        flip (`float`, defaults to 0.5): Probability of mirroring left and right.
+        local_prob (`float`, defaults to 0.0):
+            Probability of a local crop: the picture keeps the pixel scale of a later, larger training and a small part
+            is cut from it. Else the crop is global: the picture is made as small as the model's size allows, and
+            almost all of it is seen.
+        local_size (`int`, *optional*): Short side of the picture from which local crops are cut, in pixels.
+    """
+
+    random: bool = True
+    flip: float = 0.5
+    local_prob: float = 0.0
+    local_size: int | None = None
+
+    def validate_probabilities(self) -> None:
+        for name in ("flip", "local_prob"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"crops.{name} is a probability, 0 to 1; got {getattr(self, name)}.")
+        if (self.local_prob > 0) != (self.local_size is not None):
+            raise ValueError(
+                f"crops.local_prob and crops.local_size belong together; got {self.local_prob} and "
+                f"{self.local_size}. local_size is the short side of the later training's pictures."
+            )
+
+
+@dataclass(frozen=True)
+class View:
+    """
+    A picture as the model sees it, and what was done to it.
+
+    Attributes:
+        pixels (`numpy.ndarray` of shape `[height, width, channels]`): uint8.
+        original_size (`tuple[int, int]`): Height and width of the picture before anything was done, in pixels.
+        crop (`tuple[int, int]`): Top and left of the part in the resized (and then mirrored) picture, in pixels.
+        flip (`bool`): Whether left and right are mirrored.
+    """
+
+    pixels: np.ndarray
+    original_size: Size
+    crop: Size
+    flip: bool
+
+    @property
+    def target_size(self) -> Size:
+        """Height and width of the part, in pixels."""
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+    @property
+    def controls(self) -> dict[str, np.ndarray]:
+        """The model's controls; see [`controls`]."""
+        return controls(self.original_size, self.crop, self.target_size, self.flip)
+
+
+def controls(original_size: Size, crop: Size, target_size: Size, flip: bool) -> dict[str, np.ndarray]:
+    """
+    The scalars of each control condition.
+
+    Args:
+        original_size, crop, target_size (`tuple[int, int]`): Height and width, or top and left, in pixels.
+        flip (`bool`): Whether left and right are mirrored.
+
+    Returns:
+        `dict[str, numpy.ndarray]`: float32 arrays of 2 or 1 values; `aspect_ratio` is log(width / height) of the
+        original.
+    """
+    values: dict[str, tuple[float, ...]] = {
+        "original_size": original_size,
+        "crop": crop,
+        "target_size": target_size,
+        "flip": (float(flip),),
+        "aspect_ratio": (math.log(original_size[1] / original_size[0]),),
+    }
+    return {name: np.array(value, dtype=np.float32) for name, value in values.items()}
+
+
+def cut_view(
+    image: Image.Image, size: Size, channels: int, crops: Crops, generator: np.random.Generator | None
+) -> View:
+    """
+    Cuts a picture to a size, at random or, without a generator, from its middle and unmirrored.
+
+    With W' the width of the resized picture and W that of the part, a part at `left` of a picture that is mirrored is
+    recorded at W' − (left + W): where it lies in the mirrored picture.
+
+    Args:
+        image (`PIL.Image.Image`): The picture.
+        size (`tuple[int, int]`): Height and width of the part.
+        channels (`int`): 3 for RGB, 1 for grey.
+        crops ([`Crops`]): How to cut.
+        generator (`numpy.random.Generator`, *optional*): Draws place and mirroring.
+
+    Returns:
+        [`View`]: The part and its description.
+
+    Raises:
+        ValueError: If the picture has more than 8 bits a channel.
+    """
+    if image.mode[0] in "IF":
+        raise ValueError(f"a picture has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
+    original = (image.height, image.width)
+    is_local = generator is not None and crops.local_prob > 0 and generator.random() < crops.local_prob
+    frame = _frame(original, size, crops.local_size if is_local else None)
+    spare = (frame[0] - size[0], frame[1] - size[1])
+    if generator is None or not crops.random:
+        top, left = spare[0] // 2, spare[1] // 2
+    else:
+        top, left = (int(generator.integers(room + 1)) for room in spare)
+    flip = generator is not None and bool(generator.random() < crops.flip)
+    resized = image.convert("L" if channels == 1 else "RGB")
+    if frame != original:
+        resized = resized.resize((frame[1], frame[0]), Image.Resampling.BICUBIC)
+    pixels = np.asarray(resized).reshape(*frame, channels)[top : top + size[0], left : left + size[1]]
+    if flip:
+        pixels, left = pixels[:, ::-1], frame[1] - (left + size[1])
+    return View(pixels, original, (top, left), flip)
+
+
+def _frame(original: Size, size: Size, local_size: int | None) -> Size:
+    """Size of the resized picture: just large enough for the part or, of a local crop, that of the later training."""
+    scale = max(size[0] / original[0], size[1] / original[1])
+    if local_size is not None:
+        scale = max(scale, local_size / min(original))
+    return max(size[0], round(original[0] * scale)), max(size[1], round(original[1] * scale))
+
+
+def bucket_sizes(side: int, step: int, max_ratio: float) -> list[Size]:
+    """
+    Sizes of about the same area for pictures of different aspect ratios.
+
+    Args:
+        side (`int`): Of the square with the largest area, in pixels; a multiple of `step`.
+        step (`int`): Heights and widths are multiples of it.
+        max_ratio (`float`): Largest ratio of the sides, at least 1.
+
+    Returns:
+        `list[tuple[int, int]]`: Heights and widths, from the tallest to the widest.
+
+    Raises:
+        ValueError: If `side` is no multiple of `step`, or `max_ratio` is below 1.
+    """
+    if side < step or side % step or max_ratio < 1:
+        raise ValueError(
+            f"buckets need a side that is a multiple of {step} pixels and a ratio of at least 1; got {side} and "
+            f"{max_ratio}."
+        )
+    found = set()
+    for short in range(step, side + 1, step):
+        long = side * side // short // step * step
+        if long / short <= max_ratio:
+            found |= {(short, long), (long, short)}
+    # Of those that differ in one side only, the larger.
+    kept = [size for size in found if not any(_holds(other, size) for other in found - {size})]
+    return sorted(kept, key=lambda size: size[1] / size[0])
+
+
+def _holds(large: Size, small: Size) -> bool:
+    return large[0] >= small[0] and large[1] >= small[1]
+
+
+def nearest_bucket(original: Size, buckets: list[Size]) -> Size:
+    """
+    The bucket whose aspect ratio is nearest to a picture's.
+
+    Args:
+        original (`tuple[int, int]`): Height and width of the picture.
+        buckets (`list[tuple[int, int]]`): Heights and widths to choose from.
+
+    Returns:
+        `tuple[int, int]`: The one with the least difference of log(width / height).
+    """
+    wanted = math.log(original[1] / original[0])
+    return min(buckets, key=lambda size: abs(math.log(size[1] / size[0]) - wanted))

@@ -1,0 +1,103 @@
+"""Latents of a diffusers autoencoder: made from pictures, and as rows of a data set with what was done to the picture.
+
+A row has `latent` (float16 bytes), `latent_shape`, the controls `original_size`, `crop`, `target_size` and `flip` in
+the units of `data_disentangled_dit`, and what else the picture came with: `label` or `text`.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoModel, ModelMixin
+from torch import Tensor
+
+from hf_ext.training.models import split_revision
+
+from .data_disentangled_dit import View, controls
+
+# Columns of a row beside those that the picture came with.
+COLUMNS = ("latent", "latent_shape", "original_size", "crop", "target_size", "flip")
+
+
+def load_autoencoder(source: str) -> ModelMixin:
+    """
+    Loads a diffusers autoencoder to be used, not trained.
+
+    Args:
+        source (`str`): Folder or `org/name[@revision]` of an autoencoder, or of a pipeline that has one.
+
+    Returns:
+        `ModelMixin`: The autoencoder, frozen.
+
+    Raises:
+        ValueError: If the model has no `encode`.
+    """
+    name, revision = split_revision(source)
+    try:
+        model = AutoModel.from_pretrained(name, revision=revision)
+    except OSError:
+        # A whole pipeline keeps it in a folder of its own.
+        model = AutoModel.from_pretrained(name, revision=revision, subfolder="vae")
+    if not callable(getattr(model, "encode", None)):
+        raise ValueError(f"{source} holds a {type(model).__name__}, which encodes no images: name an autoencoder.")
+    model.requires_grad_(False)
+    return model.eval()
+
+
+def to_pixels(views: list[View]) -> Tensor:
+    """
+    Pictures of one size as the network sees them.
+
+    Args:
+        views (`list[View]`): Parts of pictures.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, channels, height, width)`: In [-1, 1].
+    """
+    stacked = torch.from_numpy(np.stack([view.pixels for view in views]))
+    return stacked.permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def write_row(latent: Tensor, view: View) -> dict[str, Any]:
+    """
+    The columns of a latent.
+
+    Args:
+        latent (`torch.Tensor` of shape `(channels, height, width)`): From [`DisentangledDiTPipeline.encode_image`].
+        view ([`View`]): The part of the picture.
+
+    Returns:
+        `dict[str, Any]`: A value for each of `COLUMNS`.
+    """
+    return {
+        "latent": latent.cpu().to(torch.float16).contiguous().numpy().tobytes(),
+        "latent_shape": list(latent.shape),
+        "original_size": list(view.original_size),
+        "crop": list(view.crop),
+        "target_size": list(view.target_size),
+        "flip": int(view.flip),
+    }
+
+
+def read_row(row: dict[str, Any]) -> tuple[Tensor, dict[str, np.ndarray]]:
+    """
+    The latent of a row, and its controls.
+
+    Args:
+        row (`dict[str, Any]`): With the columns of [`write_row`].
+
+    Returns:
+        `tuple[torch.Tensor, dict[str, numpy.ndarray]]`: float32 `(channels, height, width)`, and each control.
+
+    Raises:
+        ValueError: If a column is missing, or the bytes do not fill the shape.
+    """
+    missing = [name for name in COLUMNS if name not in row]
+    if missing:
+        raise ValueError(f"latents without the column(s) {missing}: write them with `hf-ext dit precompute`.")
+    values, shape = np.frombuffer(row["latent"], dtype=np.float16), tuple(row["latent_shape"])
+    if values.size != np.prod(shape):
+        raise ValueError(f"a latent of {values.size} values has latent_shape {shape}: precompute the data again.")
+    latent = torch.from_numpy(values.astype(np.float32).reshape(shape))
+    described = controls(tuple(row["original_size"]), tuple(row["crop"]), tuple(row["target_size"]), bool(row["flip"]))
+    return latent, described

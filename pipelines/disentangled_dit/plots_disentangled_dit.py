@@ -1,0 +1,89 @@
+"""Pictures of many pictures: a row for each class or text, its name at the left."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from .pipeline import DisentangledDiTPipeline
+
+# Pixels between the pictures, and of a picture at least, so that small ones can be seen.
+GAP, LEAST = 2, 64
+
+
+def draw_grid(rows: list[list[Image.Image]], names: list[str]) -> Image.Image:
+    """
+    Draws rows of pictures with their names.
+
+    Args:
+        rows (`list[list[PIL.Image.Image]]`): Pictures of one size; equally many in each row.
+        names (`list[str]`): What the rows show.
+
+    Returns:
+        `PIL.Image.Image`: RGB. Small pictures are enlarged, pixel by pixel.
+    """
+    width, height = rows[0][0].size
+    factor = max(1, -(-LEAST // max(width, height)))
+    width, height = factor * width, factor * height
+    font = ImageFont.load_default()
+    margin = max(int(font.getlength(_short(name))) for name in names) + 3 * GAP
+    size = (margin + len(rows[0]) * (width + GAP), len(rows) * (height + GAP))
+    sheet = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(sheet)
+    for row, (pictures, name) in enumerate(zip(rows, names, strict=True)):
+        top = row * (height + GAP)
+        draw.text((GAP, top + height // 2), _short(name), fill="black", font=font, anchor="lm")
+        for column, picture in enumerate(pictures):
+            enlarged = picture.convert("RGB").resize((width, height), Image.Resampling.NEAREST)
+            sheet.paste(enlarged, (margin + column * (width + GAP), top))
+    return sheet
+
+
+def _short(name: str) -> str:
+    """At most 24 characters that the built-in font has."""
+    plain = name.encode("latin-1", "replace").decode("latin-1").splitlines() or [""]
+    return plain[0] if len(plain[0]) <= 24 else plain[0][:23] + "."
+
+
+@torch.no_grad()
+def sample_rows(
+    pipeline: DisentangledDiTPipeline, conditions: list[Any], columns: int, seed: int, **options: Any
+) -> list[list[Image.Image]]:
+    """
+    Samples in rows; those of a column start from the same noise.
+
+    Args:
+        pipeline ([`DisentangledDiTPipeline`]): Makes them.
+        conditions (`list[int]` or `list[str]`): A class, or a text, for each row.
+        columns (`int`): Samples of each.
+        seed (`int`): Another seed, other noise.
+        options: Further arguments of the pipeline.
+
+    Returns:
+        `list[list[PIL.Image.Image]]`: A row for each condition.
+    """
+    key = "prompt" if pipeline.transformer.config.num_classes is None else "class_labels"
+    noise = [torch.Generator().manual_seed(seed * 100_003 + column) for _ in conditions for column in range(columns)]
+    repeated = [condition for condition in conditions for _ in range(columns)]
+    pictures = pipeline(**{key: repeated}, generator=noise, **options).images
+    return [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
+
+
+def write_picture(picture: Image.Image, path: Path) -> Path:
+    """
+    Writes a PNG that is whole or absent.
+
+    Args:
+        picture (`PIL.Image.Image`): The picture.
+        path (`Path`): Where to; the folder is made.
+
+    Returns:
+        `Path`: The file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    picture.save(temporary, format="png")
+    os.replace(temporary, path)
+    return path

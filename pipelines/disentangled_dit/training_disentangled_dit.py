@@ -1,0 +1,397 @@
+"""Disentangled DiT (arXiv 2411.03177) in the shared training loop: samples, loss, scores, pictures of its own.
+
+The loss is the squared error of the predicted noise, velocity or flow. With probability `condition_dropout` a sample
+loses class or text and controls, else with `control_dropout` its controls only: the states that guidance with two
+strengths combines.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import datasets
+import numpy as np
+import peft
+import torch
+import torch.nn.functional as F
+from accelerate.utils import send_to_device
+from diffusers import ModelMixin
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from huggingface_hub.dataclasses import strict
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from hf_ext.settings import build
+from hf_ext.training.models import initialize_from
+
+from .data_disentangled_dit import Crops, cut_view
+from .data_latents_disentangled_dit import load_autoencoder, read_row, to_pixels
+from .pipeline import DisentangledDiTPipeline
+from .plots_disentangled_dit import draw_grid, sample_rows
+from .training_noise_disentangled_dit import make_scheduler, noisy_samples, objective_of, random_keep_mask
+from .training_saving_disentangled_dit import save_pipeline
+from .training_text_disentangled_dit import Captions
+from .training_transfer_disentangled_dit import Transfer, open_pipeline, read_model_section, settings_of, transfer
+from .transformer_disentangled_dit import DisentangledDiTTransformer2DModel
+
+# The pictures that a run draws of itself show the first classes.
+_CLASSES_SHOWN = 10
+
+
+@strict
+@dataclass
+class DisentangledDiTTask:
+    """
+    Image generation with [`DisentangledDiTTransformer2DModel`], from classes or captions, of pixels or latents.
+
+    Rows have an image, or what `hf-ext dit precompute` made of it, with a class or a caption.
+
+    Args:
+        image_size (`int` or `list[int]`, defaults to 32): Side, or height and width, that the model sees, in pixels.
+        objective (`"epsilon"`, `"v_prediction"` or `"flow"`, defaults to `"epsilon"`): What is predicted.
+        noise_schedule (`dict`):
+            Settings of diffusers' `DDIMScheduler` or, for flow, `FlowMatchEulerDiscreteScheduler`; those of latent
+            diffusion where not given. With `init_from` the checkpoint's schedule counts.
+        crops (`dict`): How training pictures are cut, [`~data_disentangled_dit.Crops`].
+        transfer (`dict`): What another size than that of `init_from` changes,
+            [`~training_transfer_disentangled_dit.Transfer`].
+        vae (`str`, *optional*): Folder or `org/name[@revision]` of a diffusers autoencoder; without it pixels.
+        text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder; else classes.
+        text_padding (`str`, defaults to `"noisy_replicate"`): What follows a short caption.
+        text_padding_noise (`float`, defaults to 0.02): Its noise; fresh in every step.
+        max_text_length (`int`, defaults to 77): Tokens of a caption.
+        mask_ratio (`float`, defaults to 0.0):
+            Share of image tokens that are hidden in a second pass of each step (masked-latent training as in MDTv2);
+            needs `model.num_decoder_layers`.
+        eval_timesteps (`int`, defaults to 4): Timesteps at which an evaluation scores each image.
+        sample_steps (`int`, defaults to 20): Steps of the pictures in the run's folder.
+        sample_guidance (`float`, defaults to 4.0): Their guidance.
+        samples_per_class (`int`, defaults to 4): Their number for each class or caption.
+        image_column, label_column, text_column (`str`): Columns of the data.
+    """
+
+    image_size: int | list[int] = 32
+    objective: Literal["epsilon", "v_prediction", "flow"] = "epsilon"
+    noise_schedule: dict = field(default_factory=dict)
+    crops: dict = field(default_factory=dict)
+    transfer: dict = field(default_factory=dict)
+    vae: str | None = None
+    text_encoder: str | None = None
+    text_padding: Literal["zeros", "replicate", "noisy_replicate"] = "noisy_replicate"
+    text_padding_noise: float = 0.02
+    max_text_length: int = 77
+    mask_ratio: float = 0.0
+    eval_timesteps: int = 4
+    sample_steps: int = 20
+    sample_guidance: float = 4.0
+    samples_per_class: int = 4
+    image_column: str = "image"
+    label_column: str = "label"
+    text_column: str = "text"
+
+    # Replaced in a subclass, other networks train on the same data: examples/disentangled_dit/peers.py.
+    model_class: ClassVar[Callable[..., ModelMixin]] = DisentangledDiTTransformer2DModel
+    greater_is_better: ClassVar[bool] = False
+    eval_batch_size: ClassVar[int] = 32
+
+    def __post_init__(self) -> None:
+        self.size = (self.image_size,) * 2 if isinstance(self.image_size, int) else tuple(self.image_size)
+        self.cut = build(Crops, self.crops, "task.crops")
+        self.scheduler: SchedulerMixin = make_scheduler(self.objective, self.noise_schedule, self.vae is None)
+        self.id2label: dict[int, str] | None = None
+        self.config: Any = None
+        self._transfer = build(Transfer, self.transfer, "task.transfer")
+        self._autoencoder: ModelMixin | None = None
+        self._captions: Captions | None = None
+
+    def validate_numbers(self) -> None:
+        sizes = [self.image_size] if isinstance(self.image_size, int) else self.image_size
+        if len(sizes) > 2 or min(sizes, default=0) < 1:
+            raise ValueError(f"image_size must be a side or [height, width] in pixels, got {self.image_size}.")
+        for name in ("max_text_length", "eval_timesteps", "sample_steps", "samples_per_class"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not 0 <= self.mask_ratio < 1:
+            raise ValueError(f"mask_ratio must be in [0, 1), got {self.mask_ratio}.")
+
+    @property
+    def pipeline_tag(self) -> str:
+        """The Hub's name of the task."""
+        return "unconditional-image-generation" if self.text_encoder is None else "text-to-image"
+
+    @property
+    def metric_names(self) -> dict[str, str]:
+        """The one score of an evaluation."""
+        of = f"{self.objective}, {self.eval_timesteps} fixed timesteps and noises of each image"
+        return {"loss": f"denoising loss ({of})"}
+
+    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
+        """Names of the classes; latents of different sizes are kept apart."""
+        features = data.features or {}
+        label = features.get(self.label_column)
+        if isinstance(label, datasets.ClassLabel) and self.text_encoder is None:
+            self.id2label = dict(enumerate(label.names))
+        if "latent_shape" not in features or isinstance(data, datasets.IterableDataset):
+            return None
+        shapes = np.array(data.select_columns(["latent_shape"])[:]["latent_shape"])
+        groups: np.ndarray = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
+        return groups if groups.any() else None
+
+    def build_model(self, config: dict[str, Any], init_from: str | None) -> ModelMixin:
+        """
+        Builds the network of the `model` section: a preset, a checkpoint's configuration or the defaults, changed.
+
+        Args:
+            config (`dict[str, Any]`): Options of [`DisentangledDiTTransformer2DModel`], and `preset`. What data,
+                autoencoder and text encoder decide need not be given.
+            init_from (`str`, *optional*): Folder or `org/name[@revision]` of a pipeline. Where its size is another,
+                positions, schedule and crops follow `task.transfer`.
+
+        Returns:
+            [`DisentangledDiTTransformer2DModel`]: The network.
+
+        Raises:
+            ValueError: If a key or value is not allowed, or the checkpoint does not fit the task.
+        """
+        settings, changes = read_model_section(self.model_class, config, init_from)
+        settings |= self._shape(changes)
+        checkpoint = None if init_from is None else open_pipeline(init_from)
+        if checkpoint is not None:
+            found = objective_of(checkpoint.scheduler)
+            if found != self.objective:
+                raise ValueError(
+                    f"{init_from} predicts {found}, task.objective is {self.objective}: set it to {found}."
+                )
+            height, width = settings.pop("sample_size")
+            before, self.scheduler, self.cut = transfer(checkpoint, (height, width), self._transfer, self.cut)
+            settings = {**settings_of(self.model_class, before), **settings}
+            self.id2label = self.id2label or checkpoint.id2label
+        settings = {**settings, **self._conditions_of_model(changes, settings), **changes}
+        settings["num_train_timesteps"] = self.scheduler.config.num_train_timesteps
+        model = self.model_class(**settings)
+        self.config = model.config
+        self._check_model()
+        if checkpoint is not None:
+            initialize_from(model, str(checkpoint.folder))
+        return model
+
+    def _shape(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Size and channels of what the network is given, from the autoencoder where the section leaves them out."""
+        shape: dict[str, Any] = {"sample_size": list(self.size), "in_channels": 3}
+        if self.vae is not None and not shape.keys() <= changes.keys():
+            autoencoder = self.autoencoder()
+            factor = DisentangledDiTPipeline._scale_factor(autoencoder)
+            if any(side % factor for side in self.size):
+                raise ValueError(f"image_size is {self.image_size}; the autoencoder needs multiples of {factor}.")
+            sides = [side // factor for side in self.size]
+            shape = {"sample_size": sides, "in_channels": autoencoder.config["latent_channels"]}
+        shape |= {name: changes[name] for name in shape if name in changes}
+        side = shape["sample_size"]
+        return {**shape, "sample_size": [side, side] if isinstance(side, int) else list(side)}
+
+    def _conditions_of_model(self, changes: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+        """Number of classes, or width of the text encoder."""
+        if self.text_encoder is not None:
+            width = changes.get("joint_attention_dim") or self.captions().encoder.config.hidden_size
+            return {"num_classes": None, "joint_attention_dim": width}
+        named = None if self.id2label is None else len(self.id2label)
+        count = changes.get("num_classes") or named or settings.get("num_classes")
+        if count is None:
+            raise ValueError("the data does not name its classes: set model.num_classes.")
+        if named not in (None, count):
+            raise ValueError(f"model.num_classes is {count}, but the data has {named} classes: leave it out.")
+        return {"num_classes": count, "joint_attention_dim": None}
+
+    def _check_model(self) -> None:
+        if self.config.get("out_channels") not in (None, self.config["in_channels"]):
+            raise ValueError("a learned variance is not trained here: leave model.out_channels out.")
+        if bool(self.mask_ratio) != bool(self.config.get("num_decoder_layers")):
+            raise ValueError(
+                f"task.mask_ratio is {self.mask_ratio} and model.num_decoder_layers "
+                f"{self.config.get('num_decoder_layers')}: masked-latent training needs both, other training neither."
+            )
+
+    def autoencoder(self) -> ModelMixin | None:
+        """The autoencoder, loaded when it is first needed; `None` for a model of pixels."""
+        if self._autoencoder is None and self.vae is not None:
+            self._autoencoder = load_autoencoder(self.vae)
+        return self._autoencoder
+
+    def captions(self) -> Captions:
+        """The text encoder, loaded when it is first needed."""
+        if self._captions is None:
+            self._captions = Captions(
+                str(self.text_encoder), self.max_text_length, self.text_padding, self.text_padding_noise
+            )
+        return self._captions
+
+    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """Matrices decay, where anything does. Betas are (0.9, 0.95)."""
+        trained = [value for value in model.parameters() if value.requires_grad]
+        groups = {True: weight_decay, False: 0.0}
+        return [
+            {
+                "params": [value for value in trained if (value.ndim > 1) is large],
+                "weight_decay": decay,
+                "betas": (0.9, 0.95),
+            }
+            for large, decay in groups.items()
+        ]
+
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator | None) -> dict[str, Any]:
+        """Image or latent, controls, class or caption. Without generator the middle of the image, unmirrored."""
+        if "latent" in example:
+            latents, controls = read_row(example)
+            if latents.shape[0] != self.config["in_channels"]:
+                raise ValueError(
+                    f"the data has latents of {latents.shape[0]} channels, the model takes "
+                    f"{self.config['in_channels']}: precompute with the autoencoder that task.vae names."
+                )
+            sample: dict[str, Any] = {"latents": latents}
+        else:
+            autoencoder = self.autoencoder()
+            channels = (self.config if autoencoder is None else autoencoder.config)["in_channels"]
+            view = cut_view(self._column(example, "image_column"), self.size, channels, self.cut, generator)
+            sample, controls = {"pixels": to_pixels([view])[0]}, view.controls
+        sample["controls"] = {name: torch.from_numpy(values) for name, values in controls.items()}
+        if self.text_encoder is not None:
+            return {**sample, **self.captions().tokens(self._column(example, "text_column"))}
+        label, count = self._column(example, "label_column"), self.config["num_classes"]
+        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < count:
+            raise ValueError(f"column {self.label_column!r} holds {label!r}; allowed: 0 to {count - 1}.")
+        return {**sample, "label": torch.tensor(label)}
+
+    def _column(self, example: dict[str, Any], option: str) -> Any:
+        name = getattr(self, option)
+        if name not in example:
+            raise ValueError(f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}.")
+        return example[name]
+
+    def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> Tensor:
+        """Mean squared error; with `mask_ratio` the mean of that of all tokens and that with hidden ones."""
+        clean = self._clean(batch)
+        count, device = clean.shape[0], clean.device
+        places, noise = torch.rand(count, device=device), torch.randn_like(clean)
+        noisy, timesteps, target = noisy_samples(self.scheduler, clean, noise, places)
+        without_both = torch.rand(count, device=device) < self.config["condition_dropout"]
+        without_controls = torch.rand(count, device=device) < self.config["control_dropout"]
+        conditions = self._conditions(batch, without_both, without_both | without_controls)
+        loss = F.mse_loss(model(noisy, timesteps, **conditions).sample.float(), target)
+        if self.mask_ratio:
+            tokens = noisy[0, 0].numel() // self.config["patch_size"] ** 2
+            keep_mask = random_keep_mask(count, tokens, self.mask_ratio, device)
+            masked = model(noisy, timesteps, keep_mask=keep_mask, **conditions).sample
+            loss = (loss + F.mse_loss(masked.float(), target)) / 2
+        return loss
+
+    def _clean(self, batch: dict[str, Any]) -> Tensor:
+        """What the network is to make: pixels, or latents."""
+        if "latents" in batch:
+            return batch["latents"]
+        autoencoder = self.autoencoder()
+        if autoencoder is None:
+            return batch["pixels"]
+        with torch.no_grad():
+            autoencoder.to(batch["pixels"].device)
+            return DisentangledDiTPipeline.encode_image(autoencoder, batch["pixels"])
+
+    def _conditions(
+        self,
+        batch: dict[str, Any],
+        without_both: Tensor,
+        without_controls: Tensor,
+        generators: list[torch.Generator] | None = None,
+    ) -> dict[str, Any]:
+        """The network's other inputs; the two masks of shape [batch] say which samples lack what."""
+        conditions = {"controls": batch["controls"], "control_mask": ~without_controls}
+        if self.text_encoder is None:
+            null = self.config["num_classes"]
+            return {**conditions, "class_labels": batch["label"].masked_fill(without_both, null)}
+        captions = self.captions()
+        tokens = captions.drop(batch, without_both)
+        return {**conditions, "encoder_hidden_states": captions.encode(tokens, generators)}
+
+    def evaluate_batch(
+        self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
+    ) -> list[dict[str, float]]:
+        """The loss of each image, with its class or caption and controls; timesteps and noise depend on the index."""
+        samples = [self.training_sample(example, None) for example in examples]
+        shapes = [next(iter(sample.values())).shape for sample in samples]
+        rows: dict[int, dict[str, float]] = {}
+        for shape in dict.fromkeys(shapes):
+            members = [index for index, found in enumerate(shapes) if found == shape]
+            losses = self._losses(model, [samples[index] for index in members], [indices[index] for index in members])
+            rows |= {index: {"loss": loss} for index, loss in zip(members, losses, strict=True)}
+        return [rows[index] for index in range(len(examples))]
+
+    def _losses(self, model: torch.nn.Module, samples: list[dict[str, Any]], indices: list[int]) -> list[float]:
+        """Mean losses of samples of one size."""
+        device, count = next(model.parameters()).device, self.eval_timesteps
+        batch = send_to_device(default_collate(samples), device)
+        clean, nothing = self._clean(batch), torch.zeros(len(samples), dtype=torch.bool, device=device)
+        generators = [torch.Generator().manual_seed(index) for index in indices]
+        conditions = self._conditions(batch, nothing, nothing, generators)
+        errors = torch.zeros(len(samples), device=device)
+        draws = [np.random.default_rng((8, index)) for index in indices]
+        for part in range(count):
+            # One timestep in each part of the schedule.
+            places = torch.tensor([(part + draw.random()) / count for draw in draws], device=device)
+            noise = np.stack([draw.standard_normal(clean.shape[1:], dtype=np.float32) for draw in draws])
+            noisy, timesteps, target = noisy_samples(
+                self.scheduler, clean, torch.from_numpy(noise).to(device), places.float()
+            )
+            prediction = model(noisy, timesteps, **conditions).sample.float()
+            errors += (prediction - target).square().mean((1, 2, 3)) / count
+        losses: list[float] = errors.tolist()
+        return losses
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        """The mean loss."""
+        return {"loss": float(np.mean([row["loss"] for row in rows]))}
+
+    def pipeline(self, model: torch.nn.Module) -> DisentangledDiTPipeline:
+        """
+        The pipeline of a network, with everything that the task brings, on the network's device.
+
+        Args:
+            model (`torch.nn.Module`): The network, or the network with a peft adapter.
+
+        Returns:
+            [`DisentangledDiTPipeline`]: It shares the network's weights.
+        """
+        captions = None if self.text_encoder is None else self.captions()
+        base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+        device = next(base.parameters()).device
+        autoencoder, encoder = self.autoencoder(), None if captions is None else captions.encoder
+        return DisentangledDiTPipeline(
+            base,
+            self.scheduler,
+            None if autoencoder is None else autoencoder.to(device),
+            None if encoder is None else encoder.to(device),
+            None if captions is None else captions.tokenizer,
+            id2label=self.id2label,
+            text_padding=self.text_padding,
+            text_padding_noise=self.text_padding_noise,
+            max_text_length=self.max_text_length,
+        )
+
+    def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
+        """Samples of the first classes, or of the examples' captions, from noise that is always the same."""
+        conditions: list[Any] = [self._column(example, "text_column") for example in examples if self.text_encoder]
+        conditions = conditions or list(range(min(_CLASSES_SHOWN, self.config["num_classes"])))
+        names = [str(item if self.text_encoder else (self.id2label or {}).get(item, item)) for item in conditions]
+        pipeline = self.pipeline(model)
+        pipeline.set_progress_bar_config(disable=True)
+        guidance = self.sample_guidance if self.config["condition_dropout"] > 0 else 1.0
+        options = {"num_inference_steps": self.sample_steps, "guidance_scale": guidance}
+        return draw_grid(sample_rows(pipeline, conditions, self.samples_per_class, 0, **options), names)
+
+    def save_model(self, model: torch.nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
+        """The whole pipeline, or the adapter."""
+        save_pipeline(self.pipeline(model), model, state_dict, folder)
+
+    def describe(self) -> dict[str, Any]:
+        """What a loss depends on."""
+        return {"objective": self.objective, "image_size": list(self.size), "eval_timesteps": self.eval_timesteps}

@@ -1,0 +1,116 @@
+"""What the Disentangled DiT learns to predict: noise schedules, noisy samples and their targets.
+
+Images x, noise e [batch, channels, height, width]; u in [0, 1) is the place on the schedule, 0 the clean end.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from torch import Tensor
+
+OBJECTIVES = ("epsilon", "v_prediction", "flow")
+# The schedule of latent diffusion, sampled from its noisiest step on.
+_DIFFUSION = {
+    "beta_schedule": "scaled_linear",
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "timestep_spacing": "trailing",
+}
+
+
+def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -> SchedulerMixin:
+    """
+    The noise schedule of an objective, as a sampler that is saved with the model.
+
+    Args:
+        objective (`str`): `"epsilon"` or `"v_prediction"` (DDIM), or `"flow"` (Euler).
+        changes (`dict[str, Any]`): Settings of that scheduler; those of latent diffusion where not given.
+        clip_sample (`bool`): Whether samples are known to lie in [-1, 1], as pixels do.
+
+    Returns:
+        `SchedulerMixin`: The scheduler.
+
+    Raises:
+        ValueError: If a setting is none of the scheduler's, or the objective is unknown.
+    """
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective is {objective!r}; allowed: {', '.join(OBJECTIVES)}.")
+    if objective == "flow":
+        kind, settings = FlowMatchEulerDiscreteScheduler, {}
+    else:
+        kind, settings = DDIMScheduler, {**_DIFFUSION, "clip_sample": clip_sample, "prediction_type": objective}
+    allowed = set(inspect.signature(kind).parameters) - {"prediction_type", "use_dynamic_shifting"}
+    unknown = sorted(set(changes) - allowed)
+    if unknown:
+        raise ValueError(
+            f"unknown key(s) {unknown} in task.noise_schedule. Allowed are those of {kind.__name__}: "
+            f"{', '.join(sorted(allowed))}."
+        )
+    try:
+        return kind(**{**settings, **changes})
+    except NotImplementedError as error:
+        raise ValueError(f"task.noise_schedule: {error}.") from error
+
+
+def objective_of(scheduler: SchedulerMixin) -> str:
+    """
+    The objective that a scheduler was made for.
+
+    Args:
+        scheduler (`SchedulerMixin`): Of a saved pipeline.
+
+    Returns:
+        `str`: One of `OBJECTIVES`.
+    """
+    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
+        return "flow"
+    prediction: str = scheduler.config.prediction_type
+    return prediction
+
+
+def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+    """
+    Adds noise. With t = floor(u T):
+        diffusion  x_t = sqrt(a_t) x + sqrt(1 - a_t) e,  target e or v = sqrt(a_t) e - sqrt(1 - a_t) x
+        flow       s = k u / (1 + (k - 1) u),  x_s = (1 - s) x + s e,  target e - x,  t = s T,  k the schedule's shift
+
+    Args:
+        scheduler (`SchedulerMixin`): The noise schedule.
+        clean (`torch.Tensor` of shape `(batch, channels, height, width)`): Images or latents.
+        noise (`torch.Tensor` of the same shape): Standard normal.
+        places (`torch.Tensor` of shape `(batch,)`): u, in [0, 1).
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: The noisy samples, the timesteps of shape `(batch,)` that
+        the network is given, and what it is to predict.
+    """
+    count = scheduler.config.num_train_timesteps
+    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
+        sigma = scheduler.shift * places / (1 + (scheduler.shift - 1) * places)
+        share = sigma[:, None, None, None]
+        return (1 - share) * clean + share * noise, sigma * count, noise - clean
+    timesteps = (places * count).long()
+    noisy = scheduler.add_noise(clean, noise, timesteps)
+    if scheduler.config.prediction_type == "v_prediction":
+        return noisy, timesteps, scheduler.get_velocity(clean, noise, timesteps)
+    return noisy, timesteps, noise
+
+
+def random_keep_mask(batch: int, tokens: int, mask_ratio: float, device: torch.device) -> Tensor:
+    """
+    Which image tokens the encoder sees in masked-latent training.
+
+    Args:
+        batch, tokens (`int`): Samples, and tokens of each.
+        mask_ratio (`float`): Share of the tokens that are hidden.
+        device (`torch.device`): Where.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, tokens)`, bool: Equally many True in each row, at least one.
+    """
+    kept = max(1, round((1 - mask_ratio) * tokens))
+    ranks = torch.rand(batch, tokens, device=device).argsort(1).argsort(1)
+    return ranks < kept

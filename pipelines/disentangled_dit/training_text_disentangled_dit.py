@@ -1,0 +1,105 @@
+"""Captions for the training of a text-to-image Disentangled DiT, through a frozen transformers encoder."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForTextEncoding, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ext.training.models import pipeline_index, split_revision
+
+from .pipeline import DisentangledDiTPipeline
+
+
+class Captions:
+    """
+    A tokenizer and a frozen text encoder, whose padding is filled as section "noisy replicate padding" of the pipeline
+    says.
+
+    Args:
+        source (`str`): Folder or `org/name[@revision]` of the encoder and its tokenizer, or of a pipeline with both.
+        max_length (`int`): Tokens of every caption; longer ones are cut.
+        padding (`str`): A mode of [`DisentangledDiTPipeline.pad_text`].
+        noise (`float`): Its noise.
+    """
+
+    def __init__(self, source: str, max_length: int, padding: str, noise: float):
+        name, revision = split_revision(source)
+        folders = ("text_encoder", "tokenizer") if pipeline_index(source) else ("", "")
+        self.encoder: PreTrainedModel = AutoModelForTextEncoding.from_pretrained(
+            name, revision=revision, subfolder=folders[0]
+        )
+        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, revision=revision, subfolder=folders[1]
+        )
+        self.encoder.requires_grad_(False).eval()
+        self.max_length = max_length
+        self.padding = padding
+        self.noise = noise
+        self._null: dict[str, Tensor] | None = None
+
+    def tokens(self, caption: str) -> dict[str, Tensor]:
+        """
+        The tokens of a caption, padded on the right.
+
+        Args:
+            caption (`str`): The text.
+
+        Returns:
+            `dict[str, torch.Tensor]`: `input_ids` and `attention_mask`, each of shape `(max_length,)`.
+        """
+        found = self.tokenizer(
+            caption,
+            max_length=self.max_length,
+            padding="max_length",
+            truncation=True,
+            padding_side="right",
+            return_tensors="pt",
+        )
+        return {name: found[name][0] for name in ("input_ids", "attention_mask")}
+
+    def null_tokens(self) -> dict[str, Tensor]:
+        """
+        The tokens of no text, which stand for a caption that was dropped.
+
+        Returns:
+            `dict[str, torch.Tensor]`: As [`~Captions.tokens`].
+        """
+        if self._null is None:
+            self._null = self.tokens("")
+        return self._null
+
+    def drop(self, batch: dict[str, Any], dropped: Tensor) -> dict[str, Tensor]:
+        """
+        Replaces captions by no text.
+
+        Args:
+            batch (`dict[str, Any]`): With `input_ids` and `attention_mask` of shape `(batch, max_length)`.
+            dropped (`torch.Tensor` of shape `(batch,)`): Which, bool.
+
+        Returns:
+            `dict[str, torch.Tensor]`: The two.
+        """
+        null = {name: value.to(dropped.device) for name, value in self.null_tokens().items()}
+        return {name: torch.where(dropped[:, None], null[name], batch[name]) for name in null}
+
+    @torch.no_grad()
+    def encode(
+        self, tokens: dict[str, Tensor], generator: torch.Generator | list[torch.Generator] | None = None
+    ) -> Tensor:
+        """
+        What the network attends to.
+
+        Args:
+            tokens (`dict[str, torch.Tensor]`): `input_ids` and `attention_mask` of shape `(batch, max_length)`.
+            generator (`torch.Generator` or a list of one for each caption, *optional*): Draws the padding's noise;
+                fresh noise without it.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, max_length, width)`.
+        """
+        mask = tokens["attention_mask"]
+        if self.encoder.device != mask.device:
+            self.encoder.to(mask.device)
+        states = self.encoder(input_ids=tokens["input_ids"], attention_mask=mask).last_hidden_state
+        return DisentangledDiTPipeline.pad_text(states, mask.sum(1), self.padding, self.noise, generator)

@@ -1,0 +1,192 @@
+"""Continuing a Disentangled DiT at another resolution or on other data: everything that changes, in one place.
+
+Positions: the coordinates of the larger grid are those of the pre-training's, sampled more finely.
+Schedule: with s'/s times the size, noise variances grow so that a patch, averaged over the (s'/s)^2 pixels that show
+what one pixel showed, is as uncertain at the same t as it was.
+Crops: whole pictures again, where the pre-training saw parts of larger ones.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from huggingface_hub import snapshot_download
+from huggingface_hub.dataclasses import strict
+
+from hf_ext.settings import build
+from hf_ext.training.models import pipeline_index, split_revision
+from hf_ext.training.state import read_json
+
+from .data_disentangled_dit import Crops, Size
+from .scheduling_disentangled_dit import rescale_noise_schedule
+from .transformer_disentangled_dit import DisentangledDiTTransformer2DModel
+
+
+@strict
+@dataclass
+class Transfer:
+    """
+    What a larger or smaller size than the checkpoint's changes.
+
+    Args:
+        positions (`bool`, defaults to `True`):
+            Resample the positions of the pre-training's grid; else the grid grows beyond what was trained.
+        schedule (`bool`, defaults to `True`): Rescale the noise schedule; else it stays.
+        crops (`dict`, *optional*): [`Crops`] instead of the task's; global ones when not given.
+    """
+
+    positions: bool = True
+    schedule: bool = True
+    crops: dict | None = None
+
+    def validate_crops(self) -> None:
+        if self.crops is not None:
+            build(Crops, self.crops, "transfer.crops")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """
+    A saved pipeline from which a training starts.
+
+    Attributes:
+        folder (`Path`): Where its transformer's weights and configuration are.
+        config (`dict[str, Any]`): That configuration.
+        scheduler (`SchedulerMixin`): Its noise schedule.
+        id2label (`dict[int, str]` or `None`): Names of its classes.
+        source (`str`): What it was called.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    scheduler: SchedulerMixin
+    id2label: dict[int, str] | None
+    source: str
+
+
+def open_pipeline(source: str) -> Checkpoint:
+    """
+    Opens a saved pipeline for its transformer, its schedule and its classes.
+
+    Args:
+        source (`str`): Folder or `org/name[@revision]`.
+
+    Returns:
+        [`Checkpoint`]: The pipeline.
+
+    Raises:
+        ValueError: If there is no pipeline.
+    """
+    if pipeline_index(source) is None:
+        raise ValueError(
+            f"{source} is no diffusers pipeline (no model_index.json): give the snapshot of a run, or a pipeline."
+        )
+    name, revision = split_revision(source)
+    folder = Path(name)
+    if not folder.exists():
+        wanted = ["model_index.json", "transformer/*", "scheduler/*"]
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+    index = read_json(folder / "model_index.json")
+    names = index.get("id2label")
+    # JSON has no whole numbers as keys.
+    id2label = None if names is None else {int(key): value for key, value in names.items()}
+    config = read_json(folder / "transformer" / "config.json")
+    scheduler = _scheduler(folder, index)
+    return Checkpoint(folder / "transformer", config, scheduler, id2label, source)
+
+
+def _scheduler(folder: Path, index: dict[str, Any]) -> SchedulerMixin:
+    import diffusers
+
+    kind: Any = getattr(diffusers, index["scheduler"][1])
+    scheduler: SchedulerMixin = kind.from_pretrained(folder, subfolder="scheduler")
+    return scheduler
+
+
+def read_model_section(
+    kind: Callable[..., Any], section: dict[str, Any], init_from: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    Splits the `model` section of a run.
+
+    Args:
+        kind (`Callable`): The network's class.
+        section (`dict[str, Any]`): Its options, and `preset`.
+        init_from (`str`, *optional*): Where the weights come from.
+
+    Returns:
+        `tuple[dict[str, Any], dict[str, Any]]`: Options of the preset, and those that were given.
+
+    Raises:
+        ValueError: If a key is unknown, or the preset.
+    """
+    changes = dict(section)
+    preset = changes.pop("preset", None)
+    presets = DisentangledDiTTransformer2DModel.PRESETS
+    allowed = _options(kind)
+    unknown = sorted(set(changes) - allowed)
+    if unknown:
+        raise ValueError(
+            f"unknown key(s) {unknown} in section 'model'. Allowed: preset, {', '.join(sorted(allowed))}."
+        )
+    if preset is not None and (preset not in presets or init_from):
+        raise ValueError(
+            f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(presets)}, and none "
+            "with init_from, which brings its own sizes."
+        )
+    return dict(presets.get(preset, {})), changes
+
+
+def settings_of(kind: Callable[..., Any], config: dict[str, Any]) -> dict[str, Any]:
+    """
+    What of a saved configuration a network is built with.
+
+    Args:
+        kind (`Callable`): The network's class.
+        config (`dict[str, Any]`): The configuration.
+
+    Returns:
+        `dict[str, Any]`: Its options.
+    """
+    allowed = _options(kind)
+    return {name: value for name, value in config.items() if name in allowed}
+
+
+def _options(kind: Callable[..., Any]) -> set[str]:
+    # The schedule says how many timesteps there are.
+    return set(inspect.signature(kind).parameters) - {"num_train_timesteps"}
+
+
+def transfer(
+    checkpoint: Checkpoint, sample_size: Size, how: Transfer, crops: Crops
+) -> tuple[dict[str, Any], SchedulerMixin, Crops]:
+    """
+    What a training from a checkpoint starts with.
+
+    Args:
+        checkpoint ([`Checkpoint`]): From [`open_pipeline`].
+        sample_size (`tuple[int, int]`): Height and width of the images or latents now.
+        how ([`Transfer`]): What changes with the size.
+        crops ([`Crops`]): The task's own.
+
+    Returns:
+        `tuple[dict[str, Any], SchedulerMixin, Crops]`: Configuration of the transformer, noise schedule, crops. All
+        as before where the size is the checkpoint's.
+    """
+    before = _pair(checkpoint.config["sample_size"])
+    config = {**checkpoint.config, "sample_size": list(sample_size)}
+    if before == sample_size:
+        return config, checkpoint.scheduler, crops
+    if not how.positions:
+        patch = config["patch_size"]
+        config["pos_embed_base_size"] = [side // patch for side in sample_size]
+    scheduler = rescale_noise_schedule(checkpoint.scheduler, before, sample_size) if how.schedule else None
+    changed = {"random": crops.random, "flip": crops.flip} if how.crops is None else how.crops
+    return config, scheduler or checkpoint.scheduler, build(Crops, changed, "transfer.crops")
+
+
+def _pair(size: int | list[int]) -> Size:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
