@@ -32,7 +32,7 @@ SEED = 0
 # Seconds of one core for each run. The samples of a comparison are what SemanIR does in its seconds; a peer that would
 # need more than the longest gets what it does in that.
 CANDIDATE_SECONDS, HEADLINE_SECONDS = 150, 1800
-DENOISING_SECONDS, RESOLUTION_SECONDS, LONGEST_SECONDS = 150, 170, 240
+DENOISING_SECONDS, RESOLUTION_SECONDS, LONGEST_SECONDS = 100, 110, 160
 NOISE, JPEG = {"kind": "gaussian_noise", "sigma": 25}, {"kind": "jpeg", "quality": 10}
 COLUMNAR = {
     "model.architecture": "columnar",
