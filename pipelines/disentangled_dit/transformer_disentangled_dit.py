@@ -33,6 +33,13 @@ except ImportError:
     TransformerBlockRegistry = None
 
 
+class DisentangledDiTRMSNorm(nn.RMSNorm):
+    """RMSNorm whose weight follows its input: under autocast the two would differ, and no fused kernel run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class DisentangledDiTAttnProcessor:
     """Joint attention over image and context tokens, computed by the attention backend that diffusers has active."""
 
@@ -64,6 +71,7 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
 
     _default_processor_cls = DisentangledDiTAttnProcessor
     _available_processors = [DisentangledDiTAttnProcessor]
+    _norm_class = DisentangledDiTRMSNorm
 
     def __init__(self, dim: int, heads: int, context_pre_only: bool):
         super().__init__()
@@ -75,8 +83,8 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
         # The context of the last block is only attended to: it asks nothing.
         self.add_q_proj = None if context_pre_only else nn.Linear(dim, dim)
         self.add_k_proj, self.add_v_proj = (nn.Linear(dim, dim) for _ in range(2))
-        self.norm_q, self.norm_k, self.norm_added_k = (nn.RMSNorm(head_dim, eps=1e-6) for _ in range(3))
-        self.norm_added_q = None if context_pre_only else nn.RMSNorm(head_dim, eps=1e-6)
+        self.norm_q, self.norm_k, self.norm_added_k = (self._norm_class(head_dim, eps=1e-6) for _ in range(3))
+        self.norm_added_q = None if context_pre_only else self._norm_class(head_dim, eps=1e-6)
         self.to_out = nn.ModuleList([nn.Linear(dim, dim)])
         self.to_add_out = None if context_pre_only else nn.Linear(dim, dim)
         self.set_processor(self._default_processor_cls())
@@ -119,10 +127,12 @@ class DisentangledDiTBlock(nn.Module):
         x_z += gate2_z MLP_z(LN(x_z) scale2_z + shift2_z)
     """
 
+    _attention_class = DisentangledDiTAttention
+
     def __init__(self, dim: int, heads: int, mlp_ratio: float, context_pre_only: bool):
         super().__init__()
         inner_dim = int(dim * mlp_ratio)
-        self.attn = DisentangledDiTAttention(dim, heads, context_pre_only)
+        self.attn = self._attention_class(dim, heads, context_pre_only)
         self.ff = FeedForward(dim, activation_fn="gelu-approximate", inner_dim=inner_dim)
         self.ff_context = None
         if not context_pre_only:
@@ -359,6 +369,20 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             zero.append(self.side_modulation)
         for layer in zero:
             nn.init.zeros_(layer.weight)
+
+    def fuse_qkv_projections(self) -> None:
+        """
+        Compute queries, keys and values of a stream with one matrix product, for inference, until
+        `unfuse_qkv_projections`. The fused weights are copies: train, load adapters and save without them.
+
+        Raises:
+            `ValueError`: If the model has adapters, which the copies would not hold.
+        """
+        if self._hf_peft_config_loaded:
+            raise ValueError(
+                "Fused projections would leave the adapter out: fuse it (`fuse_lora`, `unload_lora`) or delete it."
+            )
+        super().fuse_qkv_projections()
 
     def control_weight(self, timestep: Tensor, alpha: float) -> Tensor:
         """

@@ -52,7 +52,7 @@ def make_inputs(model: DisentangledDiTTransformer2DModel, batch: int = 2, dtype:
     height, width = model.config.sample_size
     inputs = {
         "hidden_states": torch.randn(batch, model.config.in_channels, height, width, generator=generator()).to(dtype),
-        "timestep": torch.linspace(20, 700, batch),
+        "timestep": torch.linspace(20, 700, batch, dtype=dtype),
         "controls": make_controls(batch),
         "control_mask": torch.arange(batch) % 3 != 1,
     }

@@ -1,0 +1,257 @@
+"""What diffusers attaches to a model: adapters, attention backends, caches, checkpointing, casting, compilation."""
+
+import importlib.util
+import inspect
+import sys
+
+import accelerate
+import pytest
+import torch
+from diffusers import FirstBlockCacheConfig
+from diffusers.hooks import apply_group_offloading
+from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend
+from hf_ext.pipelines.disentangled_dit import transformer_disentangled_dit
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
+    DisentangledDiTAttnProcessor,
+    DisentangledDiTTransformer2DModel,
+)
+from peft import LoraConfig
+
+from tests.disentangled_dit.dit_testing import make_inputs, make_transformer
+
+TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+EXACT = {"atol": 0, "rtol": 0}
+
+
+def predict(model, **inputs) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**(inputs or make_inputs(model))).sample
+
+
+def gradients(model) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(**make_inputs(model)).sample.square().sum().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def with_lora(**fields) -> DisentangledDiTTransformer2DModel:
+    model = make_transformer(**fields)
+    model.add_adapter(LoraConfig(r=2, lora_alpha=2, target_modules=TARGETS, init_lora_weights=False))
+    return model
+
+
+def test_lora_is_added_disabled_scaled_fused_and_trained_alone():
+    base = predict(make_transformer())
+    model = with_lora()
+    adapted = predict(model)
+    # Three blocks of eight layers, but for the two that the last one lacks.
+    assert sum(name.endswith("lora_A.default.weight") for name, _ in model.named_parameters()) == 3 * 8 - 2
+    assert (adapted - base).abs().max() > 1e-3
+    inputs = make_inputs(model)
+    torch.testing.assert_close(predict(model, **inputs, attention_kwargs={"scale": 0.0}), base, atol=1e-5, rtol=0)
+    model.disable_lora()
+    torch.testing.assert_close(predict(model), base, atol=1e-5, rtol=0)
+    model.enable_lora()
+    torch.testing.assert_close(predict(model), adapted, atol=1e-5, rtol=0)
+    model.fuse_lora()
+    torch.testing.assert_close(predict(model), adapted, atol=1e-4, rtol=1e-4)
+    model.unfuse_lora()
+    torch.testing.assert_close(predict(model), adapted, atol=1e-4, rtol=1e-4)
+    model(**inputs).sample.sum().backward()
+    assert {"lora" in name for name, parameter in model.named_parameters() if parameter.grad is not None} == {True}
+
+
+def test_lora_is_saved_and_loaded(tmp_path):
+    model = with_lora()
+    model.save_lora_adapter(tmp_path)
+    loaded = make_transformer()
+    loaded.load_lora_adapter(tmp_path, prefix=None, weight_name="pytorch_lora_weights.safetensors")
+    torch.testing.assert_close(predict(loaded), predict(model), atol=1e-5, rtol=0)
+    loaded.delete_adapters("default_0")
+    torch.testing.assert_close(predict(loaded), predict(make_transformer()), atol=1e-5, rtol=0)
+
+
+def test_projections_with_an_adapter_are_not_fused():
+    with pytest.raises(ValueError, match="leave the adapter out"):
+        with_lora().fuse_qkv_projections()
+
+
+@pytest.mark.parametrize("backend", ["native", "_native_math"])
+def test_attention_backend_is_set_and_used(backend):
+    model = make_transformer()
+    expected = predict(model)
+    model.set_attention_backend(backend)
+    processors = model.attn_processors
+    assert len(processors) == 3
+    assert {processor._attention_backend for processor in processors.values()} == {AttentionBackendName(backend)}
+    torch.testing.assert_close(predict(model), expected, atol=1e-5, rtol=1e-5)
+    model.reset_attention_backend()
+    with attention_backend(backend):
+        torch.testing.assert_close(predict(model), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_processor_can_be_replaced():
+    class Silent(DisentangledDiTAttnProcessor):
+        def __call__(self, attn, hidden_states, encoder_hidden_states):
+            image, context = super().__call__(attn, hidden_states, encoder_hidden_states)
+            return 0 * image, None if context is None else 0 * context
+
+    model = make_transformer()
+    expected = predict(model)
+    model.set_attn_processor(Silent())
+    inputs = make_inputs(model)
+    silent = predict(model)
+    assert not torch.allclose(silent, expected)
+    # Without attention the class has no way into the image.
+    other = predict(model, **{**inputs, "class_labels": inputs["class_labels"] + 2})
+    torch.testing.assert_close(other, silent, **EXACT)
+    model.set_attn_processor(DisentangledDiTAttnProcessor())
+    torch.testing.assert_close(predict(model), expected, **EXACT)
+
+
+def test_first_block_cache():
+    model = make_transformer()
+    inputs = make_inputs(model)
+    steps = [{**inputs, "timestep": torch.tensor([t, t])} for t in (600.0, 590.0, 580.0)]
+    expected = [predict(model, **step) for step in steps]
+    for threshold, equal in ((0.0, True), (1e3, False)):
+        model.enable_cache(FirstBlockCacheConfig(threshold=threshold))
+        with model.cache_context("cond"):
+            found = [predict(model, **step) for step in steps]
+        model.disable_cache()
+        # The first step computes everything; later ones leave out blocks if the threshold lets them.
+        torch.testing.assert_close(found[0], expected[0], **EXACT)
+        assert torch.equal(found[2], expected[2]) is equal
+    torch.testing.assert_close(predict(model, **steps[2]), expected[2], **EXACT)
+
+
+def test_blocks_are_registered_with_the_installed_diffusers():
+    """The table is private: if it moves, this fails and block caches no longer work."""
+    from diffusers.hooks._helpers import TransformerBlockRegistry
+
+    metadata = TransformerBlockRegistry.get(type(make_transformer().transformer_blocks[0]))
+    assert (metadata.return_encoder_hidden_states_index, metadata.return_hidden_states_index) == (0, 1)
+
+
+def test_gradient_checkpointing_changes_no_gradient_and_runs_blocks_again():
+    model = make_transformer().train()
+    calls = []
+    for block in model.transformer_blocks:
+        block.register_forward_pre_hook(lambda *_: calls.append(1))
+    expected = gradients(model)
+    assert len(calls) == 3
+    model.enable_gradient_checkpointing()
+    assert model.is_gradient_checkpointing
+    torch.testing.assert_close(gradients(model), expected, **EXACT)
+    assert len(calls) == 3 + 2 * 3
+
+
+def test_layerwise_casting_stores_blocks_in_8_bits():
+    model = make_transformer()
+    model.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+    found = predict(model)
+    stored = model.state_dict()
+    small = {name for name, value in stored.items() if value.dtype == torch.float8_e4m3fn}
+    assert "transformer_blocks.0.attn.to_q.weight" in small
+    assert "transformer_blocks.1.ff_context.net.0.proj.weight" in small
+    # What is sensitive or tiny stays as it was.
+    assert not any("norm" in name or "modulation" in name or "patch_embed" in name for name in small)
+    expected = make_transformer()
+    expected.load_state_dict({name: value.float() for name, value in stored.items()})
+    torch.testing.assert_close(found, predict(expected), **EXACT)
+    # Nothing has an image to take its precision from here.
+    assert model(timestep=5, return_conditioning=True)[1].dtype == torch.float32
+
+
+def test_automatic_mixed_precision_trains():
+    """As accelerate trains: weights and latents in float32, layers in bfloat16."""
+    model = make_transformer()
+    expected = gradients(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = gradients(model)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32
+        # Bfloat16 has 8 bits.
+        assert (one - other).norm() < 0.1 * other.norm() + 1e-3
+
+
+# Dynamo looks at the gradient of tensors that it meets.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_repeated_blocks_compile_as_one_graph_for_all_timesteps():
+    model = make_transformer(num_layers=2)
+    inputs = make_inputs(model)
+    expected, later = predict(model), predict(model, **{**inputs, "timestep": torch.tensor([5.0, 7.0])})
+    training = gradients(model)
+    torch._dynamo.reset()
+    model.compile_repeated_blocks(backend="eager", fullgraph=True)
+    torch.testing.assert_close(predict(model), expected, atol=1e-6, rtol=1e-6)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        found = predict(model, **{**inputs, "timestep": torch.tensor([5.0, 7.0])})
+    torch.testing.assert_close(found, later, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(gradients(model), training, atol=1e-5, rtol=1e-5)
+    torch._dynamo.reset()
+
+
+def test_whole_model_is_exported_for_any_batch():
+    model = make_transformer()
+    inputs = make_inputs(model, batch=3)
+    batch = torch.export.Dim("batch", max=64)
+    shapes = {"hidden_states": {0: batch}, "timestep": {0: batch}, "class_labels": {0: batch}, "return_dict": None}
+    given = {name: inputs[name] for name in ("hidden_states", "timestep", "class_labels")}
+    program = torch.export.export(model, (), {**given, "return_dict": False}, dynamic_shapes=shapes).module()
+    assert not model._grids
+    for count in (2, 5):
+        inputs = make_inputs(model, batch=count)
+        given = {name: inputs[name] for name in ("hidden_states", "timestep", "class_labels")}
+        with torch.no_grad():
+            torch.testing.assert_close(
+                program(**given, return_dict=False)[0], model(**given).sample, atol=1e-5, rtol=1e-5
+            )
+
+
+@pytest.mark.parametrize("kind", ["block_level", "leaf_level"])
+def test_group_offloading_to_disk(kind, tmp_path):
+    """The processor stands for the accelerator: between calls the weights lie in files only."""
+    model = make_transformer(num_class_tokens=2)
+    inputs = make_inputs(model)
+    expected = predict(model)
+    blocks = {"num_blocks_per_group": 1} if kind == "block_level" else {}
+    apply_group_offloading(model, torch.device("cpu"), offload_type=kind, offload_to_disk_path=str(tmp_path), **blocks)
+    torch.testing.assert_close(predict(model), expected, **EXACT)
+    with torch.no_grad():
+        context, modulation = model(
+            **{name: value for name, value in inputs.items() if name != "hidden_states"}, return_conditioning=True
+        )
+        found = model(inputs["hidden_states"], context=context, modulation=modulation).sample
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+def test_sequential_offloading():
+    """As `enable_sequential_cpu_offload`, which itself refuses to run without an accelerator."""
+    model = make_transformer(num_class_tokens=2)
+    expected = predict(model)
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    assert model.class_offsets.device.type == "meta"
+    torch.testing.assert_close(predict(model), expected, **EXACT)
+
+
+def test_forward_uses_no_name_of_its_module():
+    """A second version of the file, loaded as remote code, takes its place in the one module that both share."""
+    path = inspect.getfile(transformer_disentangled_dit)
+    specification = importlib.util.spec_from_file_location("another_disentangled_dit", path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[module.__name__] = module
+    specification.loader.exec_module(module)
+    model = module.DisentangledDiTTransformer2DModel(**make_transformer(num_decoder_layers=1).config)
+    model.load_state_dict(make_transformer(num_decoder_layers=1).state_dict())
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    assert len(own) == 5
+    for name in own:
+        delattr(module, name)
+    expected = make_transformer(num_decoder_layers=1)
+    inputs = {**make_inputs(expected), "keep_mask": torch.arange(15).expand(2, -1) % 2 == 0}
+    torch.testing.assert_close(predict(model, **inputs), predict(expected, **inputs), **EXACT)
+    again = type(model).from_config(model.config)
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(predict(again, **inputs), predict(expected, **inputs), **EXACT)
+    del sys.modules[module.__name__]
