@@ -266,45 +266,52 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         self.register_to_config(pos_embed_base_size=self._pair(pos_embed_base_size), control_alpha=control_alpha)
         self._check_config()
         self.out_channels = in_channels if out_channels is None else out_channels
-        dim = num_attention_heads * attention_head_dim
-        self.inner_dim = dim
+        self.inner_dim = num_attention_heads * attention_head_dim
         self.gradient_checkpointing = False
+        self._grids: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
+        self._make_embedders(self.inner_dim)
+        self._make_blocks(self.inner_dim)
+        self._initialize()
 
-        self.patch_embed = nn.Linear(in_channels * patch_size**2, dim)
+    def _make_embedders(self, dim: int) -> None:
+        """What turns latents, timestep, controls and class or text into vectors."""
+        config = self.config
+        self.patch_embed = nn.Linear(config.in_channels * config.patch_size**2, dim)
         self.time_proj = Timesteps(self.SINUSOIDS, flip_sin_to_cos=True, downscale_freq_shift=0)
         self.timestep_embedder = TimestepEmbedding(self.SINUSOIDS, dim)
         self.control_embedders = nn.ModuleDict(
             {
                 name: TimestepEmbedding(self.SINUSOIDS * size, dim)
                 for name, size in self.CONTROL_SIZES.items()
-                if name in control_alpha
+                if name in config.control_alpha
             }
         )
-        if num_classes is not None:
-            self.class_embedder = nn.Embedding(num_classes + 1, dim)
-            if num_class_tokens > 1:
-                self.class_offsets = nn.Parameter(0.02 * torch.randn(num_class_tokens, dim))
-        else:
-            self.context_embedder = nn.Linear(joint_attention_dim or 0, dim)
+        if config.num_classes is None:
+            self.context_embedder = nn.Linear(config.joint_attention_dim, dim)
+            return
+        self.class_embedder = nn.Embedding(config.num_classes + 1, dim)
+        if config.num_class_tokens > 1:
+            self.class_offsets = nn.Parameter(0.02 * torch.randn(config.num_class_tokens, dim))
 
+    def _make_blocks(self, dim: int) -> None:
+        """The blocks, the final layer, and the layers that make their modulation."""
+        config = self.config
+        heads, ratio, last = config.num_attention_heads, config.mlp_ratio, config.num_layers - 1
         self.transformer_blocks = nn.ModuleList(
-            self._block_class(dim, num_attention_heads, mlp_ratio, context_pre_only=index == num_layers - 1)
-            for index in range(num_layers)
+            self._block_class(dim, heads, ratio, context_pre_only=index == last) for index in range(config.num_layers)
         )
         # Beside the blocks, not in them: all of a sampling run's numbers are computed at once.
-        sizes = [12] * (num_layers - 1) + [8, 2]
+        sizes = [12] * last + [8, 2]
         self.modulations = nn.ModuleList(nn.Linear(dim, size * dim) for size in sizes)
         self.modulation_sizes = [size * dim for size in sizes]
-        if num_decoder_layers > 0:
-            self.mask_token = nn.Parameter(0.02 * torch.randn(dim))
-            self.side_interpolator = self._block_class(dim, num_attention_heads, mlp_ratio, context_pre_only=True)
-            self.side_modulation = nn.Linear(dim, 8 * dim)
-        self.proj_out = nn.Linear(dim, patch_size**2 * self.out_channels)
         # Scales are 1 + what the layer computes: numbers 1, 4, 7, 10 of a block, 1 of the final layer.
-        offsets = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
-        self.register_buffer("modulation_offset", offsets.to(torch.get_default_dtype()), persistent=False)
-        self._grids: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
-        self._initialize()
+        offset = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
+        self.register_buffer("modulation_offset", offset.to(torch.get_default_dtype()), persistent=False)
+        self.proj_out = nn.Linear(dim, config.patch_size**2 * self.out_channels)
+        if config.num_decoder_layers > 0:
+            self.mask_token = nn.Parameter(0.02 * torch.randn(dim))
+            self.side_interpolator = self._block_class(dim, heads, ratio, context_pre_only=True)
+            self.side_modulation = nn.Linear(dim, 8 * dim)
 
     @staticmethod
     def _pair(size: int | list[int] | tuple[int, int]) -> list[int]:
