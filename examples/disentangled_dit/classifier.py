@@ -1,0 +1,109 @@
+"""Trains the classifier whose features and answers measure generated images: a small RegNet from transformers.
+
+accelerate launch examples/disentangled_dit/classifier.py examples/disentangled_dit/classifier.yaml [--field value]
+Its snapshot is what [`~hf_ext.metrics.ClassifierFeatures`] loads.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from huggingface_hub.dataclasses import strict
+from PIL import Image
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    RegNetConfig,
+    RegNetForImageClassification,
+    ViTImageProcessor,
+)
+from transformers.utils import logging
+
+from hf_ext.mrconv.training_mrconv import Batch, ClassificationTask, column
+from hf_ext.training import TrainingArguments
+from hf_ext.training.arguments import apply_overrides, build, read_yaml
+from hf_ext.training.loop import train
+
+
+@strict
+@dataclass
+class ClassifierTask(ClassificationTask):
+    """
+    Classification of small images.
+
+    Args:
+        image_size (`int`, defaults to 32): Side of the square that the network sees, in pixels.
+        shift (`int`, defaults to 4): Training moves images by up to so many pixels, and mirrors every other one.
+        image_column (`str`, defaults to `"image"`): Column of the images.
+    """
+
+    image_size: int = 32
+    shift: int = 4
+    image_column: str = "image"
+
+    config_class: ClassVar[type[PreTrainedConfig]] = RegNetConfig
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = RegNetForImageClassification
+    pipeline_tag: ClassVar[str] = "image-classification"
+    eval_batch_size: ClassVar[int] = 250
+
+    def validate_sizes(self) -> None:
+        if self.image_size < 8 or not 0 <= self.shift < self.image_size:
+            raise ValueError(
+                f"image_size must be at least 8 and shift less than it; got {self.image_size}, {self.shift}."
+            )
+
+    def model_fields(self) -> dict[str, Any]:
+        """Nothing: the network takes any size."""
+        return {}
+
+    def processor(self) -> ViTImageProcessor:
+        """Resizes to the square, and scales to [-1, 1]."""
+        return ViTImageProcessor(
+            size={"height": self.image_size, "width": self.image_size},
+            resample=Image.Resampling.BICUBIC,
+            image_mean=[0.5] * 3,
+            image_std=[0.5] * 3,
+        )
+
+    def encode(self, example: dict[str, Any]) -> Batch:
+        """As the processor does, without its cost for each image."""
+        return {"pixel_values": _scale(self._square(example)), "labels": self.label(example)}
+
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
+        """Moved and mirrored; what comes in from outside is the image's mirror image."""
+        top, left = generator.integers(2 * self.shift + 1, size=2)
+        around = np.pad(self._square(example), ((self.shift,) * 2, (self.shift,) * 2, (0, 0)), mode="reflect")
+        part = around[top : top + self.image_size, left : left + self.image_size]
+        if generator.integers(2):
+            part = part[:, ::-1]
+        return {"pixel_values": _scale(part), "labels": self.label(example)}
+
+    def _square(self, example: dict[str, Any]) -> np.ndarray:
+        image: Image.Image = column(example, self.image_column, "image_column").convert("RGB")
+        if image.size != (self.image_size, self.image_size):
+            image = image.resize((self.image_size, self.image_size), Image.Resampling.BICUBIC)
+        return np.asarray(image)
+
+
+def _scale(pixels: np.ndarray) -> torch.Tensor:
+    """uint8 [height, width, 3] to [3, height, width] in [-1, 1]."""
+    return torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1) / 127.5 - 1)
+
+
+def main(words: list[str]) -> None:
+    """Trains what the YAML file and the flags after it describe."""
+    arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
+    logging.disable_progress_bar()
+    train(build(ClassifierTask, arguments.task, "task"), arguments)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    try:
+        main(sys.argv[1:])
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,375 @@
+"""Networks of diffusers on Disentangled DiT's task and recipe: UNets, DiT, PixArt and the mmDiT of Stable Diffusion 3.
+
+accelerate launch examples/disentangled_dit/peers.py sd3 examples/disentangled_dit/FILE.yaml [--field value]
+The section `model` then holds options of [`Peer`]. Each takes the class in its own way, and the controls where its
+class in diffusers has a place for numbers, with constant weight: that is what there is to compare with.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import diffusers
+import torch
+from diffusers import (
+    ConfigMixin,
+    DiTTransformer2DModel,
+    ModelMixin,
+    PixArtTransformer2DModel,
+    SD3Transformer2DModel,
+    UNet2DConditionModel,
+    UNet2DModel,
+)
+from diffusers.configuration_utils import register_to_config
+from diffusers.models.cache_utils import CacheMixin
+from diffusers.models.embeddings import LabelEmbedding, get_timestep_embedding
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
+from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from hf_ext.training import TrainingArguments
+from hf_ext.training.arguments import apply_overrides, build, read_yaml
+from hf_ext.training.loop import train
+from hf_ext.training.state import read_json
+
+SINUSOIDS = 256
+
+
+class Peer(ModelMixin, ConfigMixin, CacheMixin):
+    """
+    A network of diffusers behind the interface of [`DisentangledDiTTransformer2DModel`], so that the same task trains
+    it and the same pipeline samples from it.
+
+    Args:
+        sample_size (`int` or `list[int]`): Side of the square images or latents.
+        patch_size (`int`): Of the transformers.
+        in_channels (`int`): Channels in and out.
+        num_layers, num_attention_heads, attention_head_dim (`int`): As in our network. The width D is heads times
+            `attention_head_dim`; the UNets have D / 2, D, D channels on three levels, and `num_layers` // 6 residual
+            blocks on each.
+        num_classes (`int`): Number of classes; that label is no class.
+        joint_attention_dim: None: peers are compared on classes.
+        condition_dropout, control_dropout (`float`): As in our network.
+        num_train_timesteps (`int`): Of the schedule.
+    """
+
+    CONTROL_SIZES = DisentangledDiTTransformer2DModel.CONTROL_SIZES
+    # Controls for which there is a place.
+    known: ClassVar[tuple[str, ...]] = ()
+    # What the width must be divisible by: the embedding of positions needs 4.
+    multiple: ClassVar[int] = 4
+
+    @register_to_config
+    def __init__(
+        self,
+        sample_size: int | list[int] = 32,
+        patch_size: int = 2,
+        in_channels: int = 3,
+        num_layers: int = 12,
+        num_attention_heads: int = 6,
+        attention_head_dim: int = 64,
+        num_classes: int = 10,
+        joint_attention_dim: int | None = None,
+        condition_dropout: float = 0.1,
+        control_dropout: float = 0.1,
+        num_train_timesteps: int = 1000,
+    ):
+        super().__init__()
+        sides = {sample_size} if isinstance(sample_size, int) else set(sample_size)
+        if len(sides) != 1 or joint_attention_dim is not None:
+            raise ValueError(f"peers make square images of classes; got size {sample_size}, {joint_attention_dim=}.")
+        # What the pipeline asks a network for.
+        self.register_to_config(
+            out_channels=in_channels,
+            conditioning="attention",
+            control_alpha=dict.fromkeys(self.known, 0.0),
+            control_cutoff=0.0,
+        )
+        self.side, self.width = sides.pop(), num_attention_heads * attention_head_dim
+        self.network = self.make_network()
+
+    def make_network(self) -> ModelMixin:
+        """The network, and the adapter's own layers."""
+        raise NotImplementedError
+
+    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
+        """[B, C, H, W] from timesteps [B], labels [B] and the scalars of the known controls [B, n]."""
+        raise NotImplementedError
+
+    def transformer_sizes(self) -> dict[str, Any]:
+        """What all transformers are given."""
+        config = self.config
+        names = ("patch_size", "in_channels", "num_layers", "num_attention_heads", "attention_head_dim")
+        sizes = {name: config[name] for name in names}
+        return {**sizes, "sample_size": self.side, "out_channels": config.in_channels}
+
+    def class_token(self) -> nn.Embedding:
+        """Embeddings of the classes and of no class, as our network's."""
+        embedding = nn.Embedding(self.config.num_classes + 1, self.width)
+        nn.init.normal_(embedding.weight, std=0.02)
+        return embedding
+
+    @staticmethod
+    def features(controls: Tensor) -> Tensor:
+        """Sinusoids of [B, n] scalars: [B, n * SINUSOIDS]."""
+        flat = get_timestep_embedding(controls.flatten(), SINUSOIDS, flip_sin_to_cos=True, downscale_freq_shift=0)
+        return flat.unflatten(0, controls.shape).flatten(1)
+
+    def pack(
+        self, timestep: Tensor | float, controls: dict[str, Tensor] | None, control_mask: Tensor | None
+    ) -> Tensor:
+        """Timestep, and the scalars of the known controls, zero where there are none: [B, 1 + n]."""
+        times = torch.as_tensor(timestep, device=self.device).reshape(-1, 1).float()
+        columns = [times]
+        for name in self.known:
+            given = (controls or {}).get(name)
+            values = times.new_zeros(1, self.CONTROL_SIZES[name]) if given is None else given
+            columns.append(values if control_mask is None else values * control_mask[:, None])
+        rows = max(len(column) for column in columns)
+        return torch.cat([column.expand(rows, -1) for column in columns], dim=1)
+
+    def forward(
+        self,
+        hidden_states: Tensor | None = None,
+        timestep: Tensor | float | None = None,
+        class_labels: Tensor | None = None,
+        controls: dict[str, Tensor] | None = None,
+        control_mask: Tensor | None = None,
+        modulation: Tensor | None = None,
+        context: Tensor | None = None,
+        return_conditioning: bool = False,
+        attention_kwargs: dict[str, Any] | None = None,
+        return_dict: bool = True,
+    ) -> Transformer2DModelOutput | tuple[Tensor | None, ...]:
+        """As our network's. Context and modulation are labels and numbers as they came: nothing is computed ahead."""
+        if class_labels is not None:
+            context = class_labels.float()[:, None, None]
+        if timestep is not None:
+            modulation = self.pack(timestep, controls, control_mask)
+        if return_conditioning:
+            return context, modulation
+        count = len(hidden_states)
+        numbers = modulation.expand(count, -1)
+        labels = context[:, 0, 0].long().expand(count)
+        sample = self.predict(hidden_states, numbers[:, 0], labels, numbers[:, 1:])
+        return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+
+class UNetPeer(Peer):
+    """A UNet with self-attention; the class is added to the timestep's embedding. No controls."""
+
+    # Half of it is normalised in 8 groups.
+    multiple = 16
+
+    def make_network(self) -> UNet2DModel:
+        config, width = self.config, self.width
+        # Sizes must be divisible by what two levels below the first need.
+        self.register_to_config(patch_size=4)
+        return UNet2DModel(
+            sample_size=self.side,
+            in_channels=config.in_channels,
+            out_channels=config.in_channels,
+            block_out_channels=(width // 2, width, width),
+            down_block_types=("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
+            layers_per_block=max(1, config.num_layers // 6),
+            attention_head_dim=config.attention_head_dim,
+            norm_num_groups=8,
+            num_class_embeds=config.num_classes + 1,
+        )
+
+    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
+        return self.network(sample, timestep, class_labels=labels).sample
+
+
+class CrossUNetPeer(Peer):
+    """A UNet that attends to the class as a token; controls are added to the timestep's embedding, as in SDXL."""
+
+    known = tuple(Peer.CONTROL_SIZES)
+    multiple = 16
+
+    def make_network(self) -> UNet2DConditionModel:
+        config, width = self.config, self.width
+        self.register_to_config(patch_size=4)
+        self.tokens = self.class_token()
+        return UNet2DConditionModel(
+            sample_size=self.side,
+            in_channels=config.in_channels,
+            out_channels=config.in_channels,
+            block_out_channels=(width // 2, width, width),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            layers_per_block=max(1, config.num_layers // 6),
+            # In this class it is the number of heads.
+            attention_head_dim=config.num_attention_heads,
+            cross_attention_dim=width,
+            norm_num_groups=8,
+            class_embed_type="projection",
+            projection_class_embeddings_input_dim=SINUSOIDS * sum(self.CONTROL_SIZES.values()),
+        )
+
+    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
+        features = self.features(controls).to(sample.dtype)
+        return self.network(sample, timestep, self.tokens(labels)[:, None], class_labels=features).sample
+
+
+class DiTPeer(Peer):
+    """DiT: the class is added to the adaLN vector of every block. No controls."""
+
+    def make_network(self) -> DiTTransformer2DModel:
+        network = DiTTransformer2DModel(**self.transformer_sizes(), num_embeds_ada_norm=self.config.num_classes)
+        for module in network.modules():
+            if isinstance(module, LabelEmbedding):
+                # The task drops classes, and once for all blocks.
+                module.dropout_prob = 0.0
+        zero([block.norm1.linear for block in network.transformer_blocks], network.proj_out_1, network.proj_out_2)
+        return network
+
+    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
+        return self.network(sample, timestep, labels).sample
+
+
+class PixArtPeer(Peer):
+    """PixArt-alpha: cross-attention to the class as a token; size and aspect ratio are added to its shared adaLN."""
+
+    known = ("original_size", "aspect_ratio")
+    # A third of the width embeds each number.
+    multiple = 12
+
+    def make_network(self) -> PixArtTransformer2DModel:
+        if self.width % 3:
+            raise ValueError(f"PixArt's embeddings of controls need a width divisible by 3, got {self.width}.")
+        self.tokens = self.class_token()
+        network = PixArtTransformer2DModel(
+            **self.transformer_sizes(), cross_attention_dim=self.width, use_additional_conditions=True
+        )
+        zero([block.attn2.to_out[0] for block in network.transformer_blocks], network.proj_out)
+        return network
+
+    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
+        conditions = {"resolution": controls[:, :2], "aspect_ratio": controls[:, 2:]}
+        return self.network(sample, self.tokens(labels)[:, None], timestep, added_cond_kwargs=conditions).sample
+
+
+class SD3Peer(Peer):
+    """The mmDiT of Stable Diffusion 3: joint attention to the class as a token; the place of the pooled text in adaLN
+    takes the controls."""
+
+    known = tuple(Peer.CONTROL_SIZES)
+
+    def make_network(self) -> SD3Transformer2DModel:
+        self.tokens = self.class_token()
+        network = SD3Transformer2DModel(
+            **self.transformer_sizes(),
+            joint_attention_dim=self.width,
+            caption_projection_dim=self.width,
+            pooled_projection_dim=SINUSOIDS * sum(self.CONTROL_SIZES.values()),
+            pos_embed_max_size=self.side // self.config.patch_size,
+            qk_norm="rms_norm",
+        )
+        norms = [norm.linear for block in network.transformer_blocks for norm in (block.norm1, block.norm1_context)]
+        zero(norms, network.norm_out.linear, network.proj_out)
+        return network
+
+    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
+        features = self.features(controls).to(sample.dtype)
+        return self.network(sample, self.tokens(labels)[:, None], features, timestep).sample
+
+
+def zero(layers: list[nn.Module], *others: nn.Module) -> None:
+    """Starts layers from zero, as the papers do and the classes of diffusers, made for loading weights, do not."""
+    for layer in (*layers, *others):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+
+
+PEERS = {"unet": UNetPeer, "unet-cross": CrossUNetPeer, "dit": DiTPeer, "pixart": PixArtPeer, "sd3": SD3Peer}
+
+
+@strict
+@dataclass
+class PeerTask(DisentangledDiTTask):
+    """The task with a peer: what it publishes is read by [`load_peer`], since no package of ours travels with it."""
+
+    def save_model(self, model: nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
+        """Network and schedule."""
+        with torch.device("meta"):
+            copy = type(model).from_config(model.config)
+        copy.load_state_dict(state_dict, assign=True)
+        copy.save_pretrained(folder / "transformer")
+        self.scheduler.save_pretrained(folder / "scheduler")
+
+
+def make_task(arguments: TrainingArguments, peer: str) -> PeerTask:
+    """The task of a run of a peer."""
+    task = build(PeerTask, arguments.task, "task")
+    task.model_class = PEERS[peer]
+    return task
+
+
+def load_peer(folder: str | Path, peer: str) -> DisentangledDiTPipeline:
+    """
+    The pipeline of a trained peer.
+
+    Args:
+        folder (`str` or `Path`): A snapshot of its run.
+        peer (`str`): One of `PEERS`.
+
+    Returns:
+        [`DisentangledDiTPipeline`]: It samples as from our network.
+    """
+    network = PEERS[peer].from_pretrained(Path(folder) / "transformer").eval()
+    config = read_json(Path(folder) / "scheduler" / "scheduler_config.json")
+    scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
+    return DisentangledDiTPipeline(network, scheduler, None, None, None)
+
+
+def equal_sizes(peer: str, settings: dict[str, Any], parameters: int) -> dict[str, Any]:
+    """
+    The width at which a peer has the number of parameters nearest to a given one; depth and heads stay.
+
+    Args:
+        peer (`str`): One of `PEERS`.
+        settings (`dict[str, Any]`): Options of [`Peer`].
+        parameters (`int`): Of the network to compare with.
+
+    Returns:
+        `dict[str, Any]`: The options with another `attention_head_dim`.
+
+    Raises:
+        ValueError: If no width comes within 10 %.
+    """
+    best: tuple[float, dict[str, Any]] = (float("inf"), {})
+    heads = settings.get("num_attention_heads", 6)
+    for head_dim in range(8, 257, 2):
+        if heads * head_dim % PEERS[peer].multiple:
+            continue
+        chosen = {**settings, "attention_head_dim": head_dim}
+        with torch.device("meta"):
+            count = PEERS[peer](**chosen).num_parameters()
+        best = min(best, (abs(count / parameters - 1), chosen), key=lambda item: item[0])
+        if count > 2 * parameters:
+            break
+    if best[0] > 0.1:
+        raise ValueError(f"no width of {peer} gives {parameters} parameters within 10 %; nearest: {best[1]}.")
+    return best[1]
+
+
+def main(words: list[str]) -> None:
+    """Trains what the YAML file and the flags after it describe."""
+    arguments = build(TrainingArguments, apply_overrides(read_yaml(words[1]), words[2:]))
+    logging.disable_progress_bar()
+    train(make_task(arguments, words[0]), arguments)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3 or sys.argv[1] not in PEERS:
+        sys.exit(__doc__)
+    try:
+        main(sys.argv[1:])
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,99 @@
+"""The classifier that measures generated images: its task trains, and what it publishes measures as it was trained."""
+
+import importlib.util
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import default_collate
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from hf_ext.metrics import ClassifierFeatures
+from hf_ext.training import TrainingArguments, train
+from hf_ext.training.arguments import build, read_yaml
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
+SIZES = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8}
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    """The module, which lies outside the package."""
+    spec = importlib.util.spec_from_file_location("dit_classifier", FOLDER / "classifier.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def picture(label: int, seed: int, size: int = 16) -> Image.Image:
+    """Class 0 is reddish, class 1 blueish."""
+    pixels = np.random.default_rng(seed).integers(100, size=(size, size, 3), dtype=np.uint8)
+    pixels[:, :, 2 * label] += 120
+    return Image.fromarray(pixels)
+
+
+def test_it_trains_and_its_snapshot_tells_classes_apart(classifier, tmp_path):
+    rows = {"image": [picture(index % 2, index) for index in range(64)], "label": [index % 2 for index in range(64)]}
+    datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image()).to_parquet(str(tmp_path / "rows.parquet"))
+    source = {"path": str(tmp_path / "rows.parquet")}
+    arguments = TrainingArguments(
+        method="classifier",
+        output_dir=str(tmp_path / "run"),
+        data={"train": source, "eval": source},
+        task={"image_size": 16, "num_labels": 2},
+        model=SIZES,
+        max_steps=20,
+        per_device_train_batch_size=16,
+        learning_rate=1e-2,
+        report_to="none",
+    )
+    metrics = train(classifier.ClassifierTask(**arguments.task), arguments)
+    assert metrics["accuracy"] > 0.9
+    network = ClassifierFeatures(str(tmp_path / "run" / "snapshot"))
+    made = [picture(index % 2, 100 + index) for index in range(20)]
+    features, classes = network.classify(made)
+    assert features.shape == (20, 16)
+    assert np.mean(classes == np.arange(20) % 2) > 0.9
+    # Images of another size are resized.
+    assert network.classify([picture(0, 7, size=24)])[0].shape == (1, 16)
+
+
+def test_what_it_sees_in_training_is_what_its_processor_makes(classifier, tmp_path):
+    task = classifier.ClassifierTask(image_size=16, shift=3, num_labels=2)
+    task.processor().save_pretrained(tmp_path)
+    processor = AutoImageProcessor.from_pretrained(tmp_path)
+    for size in (16, 20):
+        example = {"image": picture(1, 3, size), "label": 1}
+        expected = processor(example["image"], return_tensors="pt")["pixel_values"][0]
+        # The processor rounds as the resized image does.
+        torch.testing.assert_close(task.encode(example)["pixel_values"], expected, atol=1e-5, rtol=0)
+    # Moved by at most three pixels, mirrored or not: the middle is there, at one of 2 x 49 places.
+    seen = task.training_sample(example, np.random.default_rng(0))["pixel_values"]
+    whole = np.pad(task.encode(example)["pixel_values"].numpy(), ((0, 0), (3, 3), (3, 3)), mode="reflect")
+    places = [
+        whole[:, top : top + 16, left : left + 16][:, :, ::step]
+        for top in range(7)
+        for left in range(7)
+        for step in (1, -1)
+    ]
+    assert sum(np.allclose(seen, place) for place in places) == 1
+    batch = default_collate([task.training_sample(example, np.random.default_rng(index)) for index in range(8)])
+    assert batch["pixel_values"].std(0).max() > 0.1
+
+
+def test_the_recipe_builds_a_network_that_transformers_loads(classifier, tmp_path):
+    arguments = build(TrainingArguments, read_yaml(FOLDER / "classifier.yaml"))
+    task = build(classifier.ClassifierTask, arguments.task, "task")
+    model = task.build_model(arguments.model, None)
+    assert model.num_parameters() < 2_000_000
+    task.save_model(model, model.state_dict(), tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(pixels).logits, model.eval()(pixels).logits)
+    assert loaded.config.id2label[6] == "frog"
+    with pytest.raises(ValueError, match="shift less than it"):
+        build(classifier.ClassifierTask, {"shift": 32}, "task")

@@ -1,0 +1,107 @@
+"""Generated images measured: seeds, batches, distances, and a pipeline whose answers are known."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler
+from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import (
+    evaluate_classes,
+    evaluate_size_control,
+    generate_images,
+)
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
+
+from hf_ext.metrics import content_drift, frechet_distance, high_frequency_energy, kernel_distance_of_subsets
+from tests.disentangled_dit.dit_testing import make_transformer
+
+STEPS = {"num_inference_steps": 2, "guidance_scale": 1.0, "show_progress": False}
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> DisentangledDiTPipeline:
+    scheduler = DDIMScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012)
+    transformer = make_transformer(sample_size=8, num_layers=2, control_alpha={"original_size": 0.0, "flip": 0.0})
+    return DisentangledDiTPipeline(transformer, scheduler, None, None, None)
+
+
+class Brightness:
+    """In place of a classifier: an image's features are its mean colours, its class the brightness in fifths."""
+
+    def classify(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        means = np.asarray(images).mean((1, 2)).astype(np.float32)
+        return means, (means.mean(1) / 51.2).astype(np.int64)
+
+
+def test_an_image_depends_on_seed_and_place_not_on_the_batch(pipeline):
+    labels = [0, 3, 1, 4, 4]
+    whole = generate_images(pipeline, labels, **STEPS)
+    assert whole.shape == (5, 8, 8, 3)
+    assert whole.dtype == np.uint8
+    small = generate_images(pipeline, labels, batch_size=2, **STEPS)
+    # Other shapes of matrix products round differently: at most one level.
+    assert np.abs(whole.astype(int) - small).max() <= 1
+    np.testing.assert_array_equal(generate_images(pipeline, labels, **STEPS), whole)
+    # Noise of its own for each place, also for one class; the same place keeps its noise when other labels change.
+    assert np.abs(whole[3].astype(int) - whole[4]).max() > 20
+    assert np.abs(whole[1].astype(int) - generate_images(pipeline, [4, 3], **STEPS)[1]).max() <= 1
+    assert np.abs(whole.astype(int) - generate_images(pipeline, labels, seed=1, **STEPS)).max() > 20
+
+
+def test_the_pipelines_own_bar_is_as_before(pipeline, capsys):
+    pipeline.set_progress_bar_config(leave=False)
+    generate_images(pipeline, [0, 1, 2], **{**STEPS, "show_progress": True}, batch_size=2)
+    assert pipeline._progress_bar_config == {"leave": False}
+    assert "images: 100%" in capsys.readouterr().err
+
+
+def test_classes_are_measured_on_equally_many_images(pipeline):
+    reference = np.random.default_rng(0).uniform(0, 255, size=(40, 3)).astype(np.float32)
+    result = evaluate_classes(pipeline, Brightness(), reference, images_per_class=4, batch_size=7, **STEPS)
+    labels = [0, 1, 2, 3, 4] * 4
+    features, seen = Brightness().classify(generate_images(pipeline, labels, batch_size=7, **STEPS))
+    assert result == {
+        "feature_distance": frechet_distance(features, reference),
+        "kernel_distance": kernel_distance_of_subsets(features, reference, subset_size=20, subsets=20)[0],
+        "accuracy": float(np.mean(seen == np.array(labels))),
+        "images": 20,
+    }
+
+
+def test_accuracy_is_of_the_class_that_was_asked_for(pipeline, monkeypatch):
+    # A pipeline that paints the class: class c is of brightness 51 c + 25; class 2 it paints as 4.
+    def paint(class_labels, generator, output_type, **options):
+        levels = np.array([{2: 4}.get(label, label) for label in class_labels])
+        noise = np.stack([torch.rand(8, 8, 3, generator=item).numpy() for item in generator])
+        images = (51 * levels[:, None, None, None] + 20 + 10 * noise) / 255
+        return type("Output", (), {"images": images})
+
+    monkeypatch.setattr(type(pipeline), "__call__", lambda self, **options: paint(**options))
+    reference = np.random.default_rng(0).uniform(0, 255, size=(40, 3)).astype(np.float32)
+    assert evaluate_classes(pipeline, Brightness(), reference, images_per_class=3, **STEPS)["accuracy"] == 0.8
+
+
+def test_the_size_control_is_varied_alone(pipeline):
+    result = evaluate_size_control(pipeline, Brightness(), [8, 32, 64], images_per_class=2, **STEPS)
+    labels = [0, 1, 2, 3, 4] * 2
+    images = np.stack([generate_images(pipeline, labels, original_size=(s, s), **STEPS) for s in (8, 32, 64)])
+    seen = np.stack([Brightness().classify(made)[1] for made in images])
+    expected = content_drift(images, seen)
+    assert expected["pixel_distance"] > 0.01
+    assert {name: result[name] for name in expected} == expected
+    assert result["sizes"] == [8, 32, 64]
+    assert result["high_frequency_energy"] == [float(high_frequency_energy(made).mean()) for made in images]
+    assert result["accuracy"] == [float(np.mean(classes == np.array(labels))) for classes in seen]
+
+
+def test_what_makes_no_sense_is_refused(pipeline):
+    with pytest.raises(ValueError, match="class_labels is empty"):
+        generate_images(pipeline, [])
+    with pytest.raises(ValueError, match="images_per_class must be at least 1"):
+        evaluate_size_control(pipeline, Brightness(), [8, 16], images_per_class=0)
+    with pytest.raises(ValueError, match="at least two different sides"):
+        evaluate_size_control(pipeline, Brightness(), [8, 8])
+    text = DisentangledDiTPipeline(
+        make_transformer(num_classes=None, joint_attention_dim=7, num_layers=2), pipeline.scheduler, None, None, None
+    )
+    with pytest.raises(ValueError, match="only class models"):
+        evaluate_classes(text, Brightness(), np.ones((3, 3)))

@@ -1,0 +1,144 @@
+"""Networks of diffusers behind our network's interface: they train by the same task, and the class matters."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DDIMScheduler
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
+
+from tests.disentangled_dit.dit_testing import generator, make_controls, shake
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
+SIZES = {"sample_size": [8, 8], "num_layers": 2, "num_attention_heads": 4, "attention_head_dim": 12, "num_classes": 5}
+NAMES = ["unet", "unet-cross", "dit", "pixart", "sd3"]
+WITH_CONTROLS = {"unet-cross", "pixart", "sd3"}
+
+
+@pytest.fixture(scope="module")
+def peers():
+    """The module, which lies outside the package."""
+    sys.path.insert(0, str(FOLDER))
+    kept = sys.modules.pop("peers", None)
+    yield importlib.import_module("peers")
+    sys.path.remove(str(FOLDER))
+    sys.modules.pop("peers")
+    if kept is not None:
+        sys.modules["peers"] = kept
+
+
+def inputs(batch: int = 3) -> dict:
+    return {
+        "hidden_states": torch.randn(batch, 3, 8, 8, generator=generator()),
+        "timestep": torch.tensor([1, 500, 900])[:batch],
+        "class_labels": torch.tensor([0, 3, 5])[:batch],
+        "controls": make_controls(batch),
+        "control_mask": torch.tensor([True, False, True])[:batch],
+    }
+
+
+def make(peers, name: str):
+    torch.manual_seed(0)
+    peer = peers.PEERS[name](**SIZES)
+    shake(peer)
+    return peer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_and_backward_and_what_the_output_depends_on(peers, name):
+    # In training mode: nothing is dropped but by the task.
+    peer = make(peers, name).train()
+    given = inputs()
+    output = peer(**given).sample
+    assert output.shape == (3, 3, 8, 8)
+    output.square().mean().backward()
+    unused = [key for key, value in peer.named_parameters() if value.grad is None]
+    assert not unused
+    with torch.no_grad():
+        assert torch.equal(peer(**given).sample, output)
+        changes = {
+            "class_labels": torch.tensor([1, 3, 5]),
+            "timestep": torch.tensor([2, 500, 900]),
+            "controls": {key: value + torch.tensor([[3.0], [0], [0]]) for key, value in given["controls"].items()},
+        }
+        for key, value in changes.items():
+            changed = (peer(**{**given, key: value}).sample - output).abs().amax((1, 2, 3))
+            matters = key != "controls" or name in WITH_CONTROLS
+            assert (changed[0] > 1e-5) is matters or bool(changed[0] > 1e-5) == matters, key
+            assert changed[1:].max() < 1e-5
+        # A masked sample does not see its controls.
+        other = {key: value + torch.tensor([[0.0], [3], [0]]) for key, value in given["controls"].items()}
+        torch.testing.assert_close(peer(**{**given, "controls": other}).sample, output, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conditions_given_ahead_change_nothing(peers, name):
+    peer, given = make(peers, name).eval(), inputs()
+    with torch.no_grad():
+        expected = peer(**given).sample
+        context, modulation = peer(**{**given, "hidden_states": None}, return_conditioning=True)
+        assert torch.equal(peer(given["hidden_states"], context=context, modulation=modulation).sample, expected)
+        # One row for the whole batch, as the pipeline may give; a number as the timestep.
+        one = peer(given["hidden_states"], context=context, modulation=modulation[:1], return_dict=False)[0]
+        torch.testing.assert_close(one[:1], expected[:1], atol=1e-5, rtol=0)
+        assert peer(given["hidden_states"], timestep=500, class_labels=given["class_labels"]).sample.shape == one.shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_our_pipeline_samples_from_a_peer_and_its_snapshot(peers, name, tmp_path):
+    peer = make(peers, name).eval()
+    scheduler = DDIMScheduler(clip_sample=True)
+    pipeline = DisentangledDiTPipeline(peer, scheduler, None, None, None)
+    pipeline.set_progress_bar_config(disable=True)
+    call = {"class_labels": [0, 4], "num_inference_steps": 2, "guidance_scale": 2.0, "output_type": "pt"}
+    noise = torch.randn(2, 3, 8, 8, generator=generator())
+    images = pipeline(**call, latents=noise).images
+    assert images.shape == (2, 3, 8, 8)
+    assert (images != pipeline(**{**call, "class_labels": [1, 4]}, latents=noise).images).any()
+
+    task = peers.PeerTask(image_size=8)
+    task.scheduler = scheduler
+    task.save_model(peer, peer.state_dict(), tmp_path)
+    loaded = peers.load_peer(tmp_path, name)
+    loaded.set_progress_bar_config(disable=True)
+    assert torch.equal(loaded(**call, latents=noise).images, images)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_peer_learns_by_our_task(peers, name):
+    task = peers.PeerTask(image_size=8)
+    task.model_class = peers.PEERS[name]
+    sizes = {key: value for key, value in SIZES.items() if key != "sample_size"}
+    peer = task.build_model(sizes, None)
+    batch = {
+        "pixels": torch.randn(8, 3, 8, 8, generator=generator()).tanh(),
+        "label": torch.arange(8) % 5,
+        "controls": make_controls(8),
+    }
+    optimizer = torch.optim.AdamW(task.parameter_groups(peer, 0.0), lr=3e-3)
+    losses = []
+    for step in range(12):
+        torch.manual_seed(step % 2)
+        loss = task.loss(peer.train(), batch, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    # The same two draws of noise and timesteps, over and over.
+    assert sum(losses[-2:]) < 0.9 * sum(losses[:2])
+
+
+def test_equal_sizes_and_what_a_peer_refuses(peers):
+    for name in ("unet", "sd3"):
+        settings = peers.equal_sizes(name, SIZES, 600_000)
+        count = peers.PEERS[name](**settings).num_parameters()
+        assert abs(count / 600_000 - 1) <= 0.1
+        assert settings["num_attention_heads"] == SIZES["num_attention_heads"]
+    with pytest.raises(ValueError, match="within 10 %"):
+        peers.equal_sizes("dit", SIZES, 100)
+    with pytest.raises(ValueError, match="square images"):
+        peers.PEERS["dit"](**{**SIZES, "sample_size": [8, 16]})
+    with pytest.raises(ValueError, match="divisible by 3, got 64"):
+        peers.PEERS["pixart"](**{**SIZES, "attention_head_dim": 16})
