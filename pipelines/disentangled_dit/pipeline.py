@@ -531,17 +531,19 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         each = value if isinstance(value, list) else [value]
         if len(each) not in (1, count // images, count):
             raise ValueError(f"{name} has {len(each)} values for {count} pictures; give one, or a list of as many.")
-        read = [tuple(item) if isinstance(item, list | tuple) else (item,) for item in each]
         zero, most = name in ("crop", "flip"), 1 if name == "flip" else 1e9
-        for item in read:
+        read = []
+        for given in each:
+            item = tuple(given) if isinstance(given, list | tuple) else (given,)
             fits = (
                 isinstance(number, int | float) and (0 < number <= most or (zero and number == 0)) for number in item
             )
             if len(item) != self.transformer.CONTROL_SIZES[name] or not all(fits):
                 raise ValueError(
-                    f"{name} has {item!r}; needed is {self._CONTROLS[name]}, or a list with one for each picture."
+                    f"{name} has {given!r}; needed is {self._CONTROLS[name]}, or a list with one for each picture."
                 )
-        return [tuple(map(float, item)) for item in read for _ in range(count // len(read))]
+            read.append(tuple(map(float, item)))
+        return [item for item in read for _ in range(count // len(read))]
 
     def _read_controls(
         self, given: dict[str, Any], size: tuple[int, int], count: int, images: int

@@ -1,0 +1,258 @@
+"""The parts of the pipeline: autoencoders and pictures to start from, text encoders and padding, LoRA, from_pipe."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    AutoencoderTiny,
+    DDIMScheduler,
+    DiffusionPipeline,
+    DiTPipeline,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+)
+from hf_ext.pipelines import DisentangledDiTPipeline
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
+from PIL import Image
+
+from tests.disentangled_dit.dit_testing import generator, make_transformer
+from tests.disentangled_dit.pipeline_testing import (
+    GaussianDenoiser,
+    make_pipeline,
+    make_text_pipeline,
+    make_vae,
+    quiet,
+    start,
+)
+
+# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+FEW = {"num_inference_steps": 3, "output_type": "latent"}
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> DisentangledDiTPipeline:
+    return make_pipeline()
+
+
+# Pictures and latents
+
+
+def test_latents_pass_through_the_autoencoder_shifted_and_scaled():
+    vae = make_vae()
+    pipeline = make_pipeline(vae=vae)
+    assert pipeline.vae_scale_factor == 2
+    image = torch.rand(1, 3, 12, 20, generator=generator()) * 2 - 1
+    with torch.no_grad():
+        latents = pipeline.encode_image(vae, image)
+        torch.testing.assert_close(latents, (vae.encode(image).latent_dist.mode() - 0.3) * 0.7)
+        torch.testing.assert_close(pipeline.decode_latents(vae, latents), vae.decode(latents / 0.7 + 0.3).sample)
+    options = {"class_labels": 0, "num_inference_steps": 2, "generator": generator()}
+    latents = pipeline(output_type="latent", **options).images
+    options["generator"] = generator()
+    images = pipeline(output_type="pt", **options).images
+    assert latents.shape == (1, 4, 6, 10) and images.shape == (1, 3, 12, 20)
+    expected = (vae.decode(latents / 0.7 + 0.3).sample / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(images, expected.detach())
+    with pytest.raises(ValueError, match="height is 10; it must be a positive multiple of 4 pixels"):
+        pipeline(class_labels=0, height=10, **FEW)
+
+
+def test_an_autoencoder_without_a_distribution():
+    torch.manual_seed(0)
+    sizes = {"encoder_block_out_channels": (4, 4), "decoder_block_out_channels": (4, 4)}
+    vae = AutoencoderTiny(**sizes, num_encoder_blocks=(1, 1), num_decoder_blocks=(1, 1), latent_channels=4).eval()
+    pipeline = make_pipeline(vae=vae)
+    image = Image.fromarray(np.full((12, 20, 3), 128, dtype=np.uint8))
+    out = pipeline(class_labels=0, image=image, strength=0.5, num_inference_steps=2, output_type="pt").images
+    assert pipeline.vae_scale_factor == 2 and out.shape == (1, 3, 12, 20)
+
+
+def test_a_vae_in_half_precision_is_lifted_where_it_must_be_and_put_back():
+    vae = make_vae().half()
+    seen = []
+    vae.decoder.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
+    with torch.no_grad():
+        image = make_pipeline(vae=vae).decode_latents(vae, torch.zeros(1, 4, 3, 3))
+    assert vae.config.force_upcast and seen == [torch.float32]
+    assert vae.dtype == torch.float16 and image.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "flow_prediction"])
+def test_image_to_image_starts_where_the_strength_says(kind):
+    scheduler = DDIMScheduler(timestep_spacing="trailing") if kind == "epsilon" else FlowMatchEulerDiscreteScheduler()
+    pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(kind, std=0.2), scheduler, None, None, None))
+    image = 0.2 * torch.randn(1, 1, 48, 48, generator=generator(5))
+    options = {"class_labels": 0, "num_inference_steps": 100, "guidance_scale": 1.0, "output_type": "latent"}
+
+    def distance(strength):
+        seen = []
+        out = pipeline(
+            image=image / 2 + 0.5, strength=strength, generator=generator(), **options,
+            callback_on_step_end=lambda pipe, step, time, tensors: seen.append(float(time)) or {},
+        ).images  # fmt: skip
+        assert len(seen) == pipeline.num_timesteps == round(100 * strength)
+        assert float(out.std()) == pytest.approx(0.2, rel=0.1)
+        return float((out - image).std())
+
+    near, half, far = map(distance, (0.1, 0.5, 1.0))
+    assert near < 0.1 < half < 0.25 < far
+    with pytest.raises(ValueError, match="strength=0.001 leaves none of 100 steps"):
+        pipeline(image=image / 2 + 0.5, strength=0.001, **options)
+
+
+def test_image_to_image_takes_pictures_of_any_size_and_latents():
+    pipeline = make_pipeline(vae=make_vae())
+    pictures = [Image.fromarray(np.full((30, 30, 3), value, dtype=np.uint8)) for value in (10, 200)]
+    options = {"class_labels": [0, 1], "strength": 0.5, "num_inference_steps": 4, "output_type": "latent"}
+    images = pipeline(image=pictures, num_images_per_prompt=2, generator=generator(), **options).images
+    assert images.shape == (4, 4, 6, 10)
+    pixels = pipeline.image_processor.preprocess(pictures, height=12, width=20)
+    latents = pipeline.encode_image(pipeline.vae, pixels).detach()
+    again = pipeline(image=latents, num_images_per_prompt=2, generator=generator(), **options).images
+    torch.testing.assert_close(images, again)
+    with pytest.raises(ValueError, match="image gives latents of shape"):
+        pipeline(image=torch.zeros(3, 4, 6, 10), **options)
+
+
+# Text
+
+
+def test_a_text_pipeline_equals_plain_sampling():
+    pipeline = make_text_pipeline()
+    noise = start(pipeline, 2)
+    prompts = ["a red hen", "green fish on grass"]
+    images = pipeline(prompt=prompts, negative_prompt="a fish", latents=noise, guidance_scale=3.0, **FEW).images
+    embeds, negative = pipeline.encode_prompt(prompts), pipeline.encode_prompt("a fish")
+    again = pipeline(
+        prompt_embeds=embeds, negative_prompt_embeds=negative, latents=noise, guidance_scale=3.0, **FEW
+    ).images
+    torch.testing.assert_close(images, again, rtol=1e-4, atol=1e-5)
+    null = pipeline(prompt=prompts, latents=noise, guidance_scale=3.0, **FEW).images
+    empty = pipeline(prompt=prompts, negative_prompt="", latents=noise, guidance_scale=3.0, **FEW).images
+    assert torch.equal(null, empty) and not torch.allclose(null, images, atol=1e-4)
+
+    controls = {
+        name: torch.tensor(value).expand(2, -1).float()
+        for name, value in {
+            "original_size": [6, 10], "crop": [0, 0], "target_size": [6, 10], "flip": [0], "aspect_ratio": [0.0],
+        }.items()
+    }  # fmt: skip
+    controls["aspect_ratio"] = controls["aspect_ratio"] + float(np.log(10 / 6))
+    scheduler, latents = pipeline.scheduler, noise
+    scheduler.set_timesteps(3)
+    with torch.no_grad():
+        for time in scheduler.timesteps:
+            full = pipeline.transformer(
+                latents, time, encoder_hidden_states=embeds, controls=controls, control_mask=torch.tensor([True] * 2)
+            ).sample
+            nothing = pipeline.transformer(latents, time, encoder_hidden_states=negative.expand(2, -1, -1)).sample
+            latents = scheduler.step(nothing + 3 * (full - nothing), time, latents).prev_sample
+    torch.testing.assert_close(images, latents, rtol=1e-4, atol=1e-4)
+
+
+def test_text_without_guidance_encodes_no_negative_text():
+    pipeline = make_text_pipeline()
+    seen = []
+    pipeline.text_encoder.register_forward_pre_hook(
+        lambda module, inputs, options: seen.append(len(inputs[0])), with_kwargs=True
+    )
+    pipeline(prompt=["a hen", "a fish"], guidance_scale=1.0, num_images_per_prompt=2, **FEW)
+    assert seen == [2]
+
+
+def test_a_text_gives_the_same_tokens_in_any_company():
+    pipeline = make_text_pipeline()
+    alone = pipeline.encode_prompt("a red hen")
+    torch.manual_seed(9)
+    among = pipeline.encode_prompt(["green fish on grass", "a red hen", "a red hen"])
+    assert torch.equal(alone, pipeline.encode_prompt("a red hen"))
+    torch.testing.assert_close(among[1:], alone.expand(2, -1, -1), rtol=1e-5, atol=1e-6)
+    # [CLS] a red hen [SEP], then the same five with noise
+    spread = (alone[:, 5:] - alone[:, :4]).abs()
+    assert 0 < spread.max() < 0.2
+    other = pipeline.encode_prompt("a red fish")
+    assert not torch.allclose(other[:, 5:] - other[:, :4], alone[:, 5:] - alone[:, :4], atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "replicate", "noisy_replicate"])
+def test_modes_of_padding(mode):
+    tokens = torch.randn(3, 10, 6, generator=generator(), dtype=torch.float64).float()
+    lengths = torch.tensor([10, 4, 1])
+    padded = DisentangledDiTPipeline.pad_text(tokens, lengths, mode, 0.1, generator(1))
+    again = DisentangledDiTPipeline.pad_text(tokens, lengths, mode, 0.1, generator(1))
+    assert torch.equal(padded, again) and torch.equal(padded[0], tokens[0])
+    assert torch.equal(padded[1, :4], tokens[1, :4]) and torch.equal(padded[2, :1], tokens[2, :1])
+    copies = tokens[1, torch.arange(10) % 4]
+    if mode == "zeros":
+        assert not padded[1, 4:].any() and not padded[2, 1:].any()
+    else:
+        # one token has no spread to be noisy with
+        torch.testing.assert_close(padded[2], tokens[2, :1].expand(10, -1))
+        assert torch.equal(padded[1], copies) == (mode == "replicate")
+
+
+def test_the_noise_of_padding_has_the_strength_of_the_formula():
+    total, real, width = 4000, 40, 8
+    tokens = torch.randn(1, total, width, generator=generator()) * torch.arange(1.0, width + 1)
+    lengths = torch.tensor([real])
+    noisy = DisentangledDiTPipeline.pad_text(tokens, lengths, "noisy_replicate", 0.05, generator(1))
+    copies = DisentangledDiTPipeline.pad_text(tokens, lengths, "replicate", 0.05)
+    measured = (noisy - copies)[:, real:].std(dim=1)
+    expected = 0.05 * (total / real - 1) ** 0.5 * tokens[:, :real].std(dim=1, correction=0)
+    torch.testing.assert_close(measured, expected, rtol=0.06, atol=0)
+    half = DisentangledDiTPipeline.pad_text(tokens, lengths, "noisy_replicate", 0.0, generator(1))
+    torch.testing.assert_close(half, copies)
+    fresh = DisentangledDiTPipeline.pad_text(tokens, lengths, "noisy_replicate", 0.05)
+    assert not torch.equal(fresh, DisentangledDiTPipeline.pad_text(tokens, lengths, "noisy_replicate", 0.05))
+    low = tokens.bfloat16()
+    padded = DisentangledDiTPipeline.pad_text(low, lengths, "noisy_replicate", 0.05, generator(1))
+    assert padded.dtype == torch.bfloat16 and torch.equal(padded[:, :real], low[:, :real])
+
+
+# Components
+
+
+def test_from_pipe_shares_components_and_keeps_the_configuration(pipeline):
+    other = DisentangledDiTPipeline.from_pipe(pipeline, scheduler=EulerDiscreteScheduler())
+    assert other.transformer is pipeline.transformer and other.scheduler is not pipeline.scheduler
+    assert other.labels == pipeline.labels and other.config.prediction_type == "epsilon"
+    half = make_pipeline().to(torch.bfloat16)
+    assert DisentangledDiTPipeline.from_pipe(half).transformer.dtype == torch.bfloat16
+    foreign = DiTPipeline(transformer=None, vae=make_vae(), scheduler=DDIMScheduler())
+    made = DisentangledDiTPipeline.from_pipe(
+        foreign, transformer=make_transformer(in_channels=4), text_encoder=None, tokenizer=None
+    )
+    assert made.vae is foreign.vae and isinstance(made, DiffusionPipeline)
+
+
+def test_half_precision_keeps_the_latents_in_full(pipeline):
+    half = make_pipeline().to(torch.bfloat16)
+    noise = start(pipeline, 1)
+    images = half(class_labels=1, latents=noise, guidance_scale=1.0, **FEW).images
+    assert images.dtype == torch.float32
+    full = pipeline(class_labels=1, latents=noise, guidance_scale=1.0, **FEW).images
+    assert 0 < (images - full).norm() < 0.1 * full.norm()
+
+
+def test_lora_layers_are_saved_loaded_and_switched_off(tmp_path):
+    pipeline = make_pipeline()
+    noise = start(pipeline, 1)
+    before = pipeline(class_labels=1, latents=noise, **FEW).images
+    layers = ["to_q", "to_k", "to_v", "to_out.0"]
+    pipeline.transformer.add_adapter(LoraConfig(r=2, lora_alpha=2, target_modules=layers, init_lora_weights=False))
+    adapted = pipeline(class_labels=1, latents=noise, **FEW).images
+    assert not torch.allclose(adapted, before, atol=1e-4)
+    DisentangledDiTPipeline.save_lora_weights(tmp_path, get_peft_model_state_dict(pipeline.transformer))
+    other = make_pipeline()
+    other.load_lora_weights(tmp_path, adapter_name="style")
+    assert torch.equal(other(class_labels=1, latents=noise, **FEW).images, adapted)
+    off = other(class_labels=1, latents=noise, attention_kwargs={"scale": 0.0}, **FEW).images
+    torch.testing.assert_close(off, before, rtol=1e-5, atol=1e-5)
+    other.fuse_lora()
+    torch.testing.assert_close(other(class_labels=1, latents=noise, **FEW).images, adapted, rtol=1e-3, atol=1e-4)
+    other.unfuse_lora(components=["transformer"])
+    other.unload_lora_weights()
+    torch.testing.assert_close(other(class_labels=1, latents=noise, **FEW).images, before, rtol=1e-3, atol=1e-4)

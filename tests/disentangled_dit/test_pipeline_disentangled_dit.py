@@ -1,0 +1,308 @@
+"""The pipeline against plain sampling, and what a user of diffusers expects of it."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    EulerDiscreteScheduler,
+)
+from diffusers.callbacks import SDCFGCutoffCallback
+from hf_ext.pipelines import DisentangledDiTPipeline
+
+from tests.disentangled_dit.dit_testing import generator
+from tests.disentangled_dit.pipeline_testing import (
+    make_pipeline,
+    make_text_pipeline,
+    record,
+    sample_plainly,
+    start,
+)
+
+# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+CONTROLS = {
+    "original_size": [(30, 40), (6, 10)],
+    "crop": [(0, 3), (2, 1)],
+    "target_size": [(6, 10), (12, 20)],
+    "flip": [True, False],
+    "aspect_ratio": [1.5, 0.5],
+}
+# The same as the transformer takes them.
+VALUES = CONTROLS | {"flip": [[1], [0]], "aspect_ratio": np.log([[1.5], [0.5]]).tolist()}
+FEW = {"num_inference_steps": 3, "output_type": "latent"}
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> DisentangledDiTPipeline:
+    return make_pipeline()
+
+
+# Guidance
+
+BRANCHES = {(1, 1): 1, (0.5, 1): 1, (3, 1): 2, (1, 2): 2, (3, 2): 3, (3, 0): 2, (1, 0): 1}
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"conditioning": "adaln"}, {"control_cutoff": 0.05}], ids=["ours", "adaln", "cut"]
+)
+def test_pictures_equal_those_of_plain_sampling(fields):
+    pipeline = make_pipeline(EulerDiscreteScheduler(), **fields)
+    seen = record(pipeline)
+    noise = start(pipeline, 2)
+    for (scale, control_scale), branches in BRANCHES.items():
+        seen.images.clear()
+        options = {"guidance_scale": scale, "control_guidance_scale": control_scale, **FEW}
+        images = pipeline(class_labels=[1, "hen"], latents=noise, **CONTROLS, **options).images
+        assert seen.images == [2 * branches] * 3
+        expected = sample_plainly(pipeline, noise, [1, 2], VALUES, max(scale, 1), control_scale)
+        torch.testing.assert_close(images, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_options_of_the_null_branch_equal_plain_sampling(pipeline):
+    noise = start(pipeline, 2)
+    options = {"class_labels": [1, 2], "latents": noise, "guidance_scale": 3.0, **CONTROLS, **FEW}
+    plain = {"latents": noise, "labels": [1, 2], "controls": VALUES, "scale": 3.0}
+    usual = pipeline(**options).images
+    kept = pipeline(guidance_null_control=True, **options).images
+    torch.testing.assert_close(kept, sample_plainly(pipeline, **plain, keep=True), rtol=1e-4, atol=1e-4)
+    away = pipeline(negative_class_labels="ostrich", **options).images
+    torch.testing.assert_close(away, sample_plainly(pipeline, **plain, null=[3, 3]), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(kept, usual, atol=1e-3) and not torch.allclose(away, usual, atol=1e-3)
+    each = pipeline(negative_class_labels=[3, pipeline.transformer.config.num_classes], **options).images
+    torch.testing.assert_close(each[0], away[0])
+    torch.testing.assert_close(each[1], usual[1])
+
+
+def test_the_table_of_adaln_numbers_is_made_in_blocks(pipeline):
+    noise = start(pipeline, 2)
+    options = {"class_labels": [1, 2], "latents": noise, "control_guidance_scale": 2.0, "output_type": "latent"}
+    options |= {"num_inference_steps": 10, **CONTROLS}
+    whole = make_pipeline()
+    seen = record(whole)
+    images = whole(**options).images
+    # two kinds of controls, and none
+    assert seen.tables == [30]
+    seen.tables.clear()
+    whole._TABLE_ROWS = 13
+    blocks = whole(**options).images
+    assert seen.tables == [12, 12, 6]
+    whole._TABLE_ROWS = 1
+    steps = whole(**options).images
+    torch.testing.assert_close(blocks, images, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(steps, images, rtol=1e-4, atol=1e-4)
+
+
+def test_equal_controls_share_a_row():
+    pipeline = make_pipeline()
+    seen = record(pipeline)
+    pipeline(class_labels=[0, 1, 2], **FEW)
+    assert seen.tables == [6]
+    without = make_pipeline(control_alpha={})
+    seen = record(without)
+    without(class_labels=[0, 1, 2], control_guidance_scale=3.0, **FEW)
+    assert (seen.tables, seen.images) == ([3], [6, 6, 6])
+
+
+def test_steps_where_the_controls_add_nothing_need_no_pass_without_them():
+    # of the sizes gamma(t) is below 0.05 before about t = 270
+    pipeline = make_pipeline(control_alpha={"original_size": 8.0, "target_size": 8.0}, control_cutoff=0.05)
+    seen = record(pipeline)
+    noise = start(pipeline, 1)
+    options = {"num_inference_steps": 10, "output_type": "latent", "control_guidance_scale": 2.0}
+    images = pipeline(class_labels=1, latents=noise, original_size=(50, 60), **options).images
+    assert seen.images[:5] == [2] * 5 and seen.images[-1] == 3
+    controls = {"original_size": [[50, 60]], "target_size": [[6, 10]]}
+    expected = sample_plainly(pipeline, noise, [1], controls, 4.0, 2.0, steps=10)
+    torch.testing.assert_close(images, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_guidance_needs_a_network_that_was_trained_for_it():
+    pipeline = make_pipeline(condition_dropout=0.0)
+    with pytest.raises(ValueError, match="guidance_scale=4.0 needs a network that was trained with condition_dropout"):
+        pipeline(class_labels=0, **FEW)
+    pipeline(class_labels=0, guidance_scale=1.0, **FEW)
+    pipeline(class_labels=0, negative_class_labels=1, **FEW)
+    pipeline = make_pipeline(control_dropout=0.0)
+    with pytest.raises(ValueError, match="control_guidance_scale=2.0 needs .* control_dropout"):
+        pipeline(class_labels=0, control_guidance_scale=2.0, **FEW)
+    pipeline(class_labels=0, **FEW)
+
+
+# What a call takes
+
+
+def test_the_default_controls_are_those_of_a_whole_picture(pipeline):
+    noise = start(pipeline, 1)
+    usual = pipeline(class_labels=0, latents=noise, **FEW).images
+    named = {"original_size": (6, 10), "crop": (0, 0), "target_size": (6, 10), "flip": False, "aspect_ratio": 10 / 6}
+    assert torch.equal(pipeline(class_labels=0, latents=noise, **named, **FEW).images, usual)
+    # the ratio follows the original size
+    tall = pipeline(class_labels=0, latents=noise, original_size=(20, 5), **FEW).images
+    also = pipeline(class_labels=0, latents=noise, original_size=(20, 5), aspect_ratio=0.25, **FEW).images
+    assert torch.equal(tall, also) and not torch.equal(tall, usual)
+    for name, value in {"crop": (0, 4), "flip": True, "target_size": (9, 9)}.items():
+        assert not torch.equal(pipeline(class_labels=0, latents=noise, **{name: value}, **FEW).images, usual), name
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 6), (12, 8), (6, 2)])
+def test_other_sizes(pipeline, height, width):
+    images = pipeline(class_labels=[0, 1], height=height, width=width, num_inference_steps=2, output_type="np").images
+    assert images.shape == (2, height, width, 3) and np.isfinite(images).all()
+    latents = torch.zeros(1, 3, height, width)
+    assert pipeline(class_labels=0, latents=latents, **FEW).images.shape == latents.shape
+
+
+def test_several_pictures_of_each_class_and_a_generator_for_each(pipeline):
+    generators = [generator(seed) for seed in range(4)]
+    options = {"guidance_scale": 2.0, "original_size": [(6, 10), (60, 100)], **FEW}
+    images = pipeline(class_labels=[1, 2], num_images_per_prompt=2, generator=generators, **options).images
+    assert images.shape == (4, 3, 6, 10)
+    last = pipeline(class_labels=2, generator=generator(3), guidance_scale=2.0, original_size=(60, 100), **FEW).images
+    torch.testing.assert_close(images[3:], last, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="generator has 3 entries for 4 pictures"):
+        pipeline(class_labels=[1, 2], num_images_per_prompt=2, generator=generators[:3], **FEW)
+
+
+def test_output_types(pipeline):
+    options = {"class_labels": [0, 1], "num_inference_steps": 2}
+    kinds = {
+        kind: pipeline(output_type=kind, generator=generator(), **options).images
+        for kind in ("latent", "pt", "np", "pil")
+    }
+    pictures = (kinds["latent"] / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(kinds["pt"], pictures)
+    np.testing.assert_allclose(kinds["np"], pictures.permute(0, 2, 3, 1).numpy(), atol=1e-6)
+    assert [picture.size for picture in kinds["pil"]] == [(10, 6)] * 2
+    np.testing.assert_array_equal(np.asarray(kinds["pil"][0]), (kinds["np"][0] * 255).round().astype("uint8"))
+    again = pipeline(output_type="np", return_dict=False, generator=generator(), **options)
+    assert isinstance(again, tuple) and np.array_equal(again[0], kinds["np"])
+    grey = make_pipeline(in_channels=1)
+    assert grey(class_labels=0, num_inference_steps=1).images[0].mode == "L"
+
+
+def test_labels_are_numbers_names_or_tensors(pipeline):
+    assert pipeline.get_label_ids("goldfish") == [1]
+    assert pipeline.get_label_ids(["Tinca tinca", "hen", "tench"]) == [0, 2, 0]
+    noise = start(pipeline, 2)
+    images = pipeline(class_labels=["tench", "hen"], latents=noise, **FEW).images
+    assert torch.equal(images, pipeline(class_labels=torch.tensor([0, 2]), latents=noise, **FEW).images)
+    with pytest.raises(ValueError, match="There is no class 'goldfisch'; of the 6 names, similar .*: goldfish"):
+        pipeline(class_labels="goldfisch", **FEW)
+    with pytest.raises(ValueError, match="this pipeline knows none; give a number below 5"):
+        DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler(), None, None, None).get_label_ids("hen")
+
+
+# Callbacks
+
+
+def test_callbacks_see_and_change_every_step(pipeline):
+    noise = start(pipeline, 2)
+    steps = []
+
+    def note(pipe, step, timestep, tensors):
+        steps.append((step, int(timestep), sorted(tensors), tensors["prompt_embeds"].shape[0]))
+        return {"latents": torch.zeros_like(tensors["latents"])} if step == 2 else {}
+
+    images = pipeline(
+        class_labels=[0, 1], latents=noise, callback_on_step_end=note,
+        callback_on_step_end_tensor_inputs=["latents", "noise_pred", "prompt_embeds"], **FEW,
+    ).images  # fmt: skip
+    assert steps == [(i, t, ["latents", "noise_pred", "prompt_embeds"], 4) for i, t in enumerate((666, 333, 0))]
+    assert not images.any()
+    with pytest.raises(ValueError, match=r"has \['modulation'\]; of \['latents', 'noise_pred', 'prompt_embeds'\]"):
+        pipeline(class_labels=0, callback_on_step_end=note, callback_on_step_end_tensor_inputs=["modulation"], **FEW)
+
+
+def test_a_callback_may_change_the_guidance_at_every_step():
+    pipeline = make_pipeline()
+    seen = record(pipeline)
+    plan = {0: (1.0, 1.0), 1: (4.0, 2.0), 2: (4.0, 1.0)}
+
+    def change(pipe, step, timestep, tensors):
+        pipe._guidance_scale, pipe._control_guidance_scale = plan.get(step, (1.0, 1.0))
+        return {}
+
+    pipeline(class_labels=0, num_inference_steps=4, output_type="latent", callback_on_step_end=change)
+    assert seen.images == [2, 1, 3, 2]
+    assert (pipeline.guidance_scale, pipeline.control_guidance_scale) == (1.0, 1.0)
+    assert not pipeline.do_classifier_free_guidance
+
+
+def test_a_callback_of_diffusers_ends_the_guidance():
+    pipeline = make_pipeline()
+    seen = record(pipeline)
+    cutoff = SDCFGCutoffCallback(cutoff_step_ratio=None, cutoff_step_index=1)
+    pipeline(class_labels=2, num_inference_steps=4, output_type="latent", callback_on_step_end=cutoff)
+    assert seen.images == [2, 2, 1, 1]
+    # it keeps the last row only, which is right for one picture
+    with pytest.raises(ValueError, match="The context has 1 rows for 2 pictures"):
+        pipeline(class_labels=[2, 3], num_inference_steps=4, output_type="latent", callback_on_step_end=cutoff)
+
+
+def test_interrupt(pipeline):
+    steps = []
+
+    def stop(pipe, step, timestep, tensors):
+        steps.append(step)
+        pipe._interrupt = step == 1
+        return {}
+
+    pipeline(class_labels=0, num_inference_steps=8, output_type="latent", callback_on_step_end=stop)
+    assert steps == [0, 1] and pipeline.interrupt
+    pipeline(class_labels=0, **FEW)
+    assert not pipeline.interrupt
+
+
+# Errors
+
+WRONG = {
+    "no label": ({}, "This is a class model: give class_labels"),
+    "a prompt": ({"prompt": "a hen"}, "This is a class model: give class_labels, no prompt"),
+    "a large label": ({"class_labels": [0, 6]}, "class_labels has 6; allowed are whole numbers from 0 to 4, 5 for no"),
+    "a true label": ({"class_labels": True}, "class_labels has True"),
+    "negatives": (
+        {"class_labels": [0, 1, 2], "negative_class_labels": [1, 2]},
+        "2 negative_class_labels for 3 class_labels; give one, or as many",
+    ),
+    "height": ({"class_labels": 0, "height": 7}, "height is 7; it must be a positive multiple of 2 pixels"),
+    "width": ({"class_labels": 0, "width": 0}, "width is 0"),
+    "latents": ({"class_labels": 0, "latents": torch.zeros(2, 3, 6, 10)}, r"latents have the shape \(2, 3, 6, 10\)"),
+    "output": ({"class_labels": 0, "output_type": "jpg"}, "output_type is 'jpg'; one of pil, np, pt, latent"),
+    "count": ({"class_labels": 0, "num_images_per_prompt": 0}, "num_images_per_prompt is 0"),
+    "crop": ({"class_labels": 0, "crop": 3}, r"crop has 3; needed is \(top, left\) in pixels"),
+    "negative crop": ({"class_labels": 0, "crop": (0, -1)}, r"crop has \(0, -1\)"),
+    "flip": ({"class_labels": 0, "flip": 2}, "flip has 2; needed is True or False"),
+    "ratio": ({"class_labels": 0, "aspect_ratio": 0}, "aspect_ratio has 0; needed is width over height"),
+    "a list for a pair": ({"class_labels": 0, "original_size": [64, 64]}, "original_size has 2 values for 1 pictures"),
+    "no numbers": ({"class_labels": 0, "original_size": (float("nan"), 4)}, "original_size has"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_explained(pipeline, case):
+    options, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        pipeline(num_inference_steps=1, **options)
+
+
+def test_more_wrong_input_is_explained(pipeline):
+    few = make_pipeline(control_alpha={"original_size": 8.0})
+    with pytest.raises(ValueError, match="This model has no control flip; it was trained with original_size"):
+        few(class_labels=0, flip=True, **FEW)
+    text = make_text_pipeline()
+    for options in ({"class_labels": 1}, {"prompt": "a hen", "negative_class_labels": 1}, {}):
+        with pytest.raises(ValueError, match="This is a text model: give prompt"):
+            text(**options, **FEW)
+    with pytest.raises(ValueError, match="The negative text has the shape"):
+        text(prompt=["a", "a", "a"], negative_prompt=["a", "a"], **FEW)
+    text.text_encoder = None
+    with pytest.raises(ValueError, match="no text_encoder and tokenizer"):
+        text(prompt="a hen", **FEW)
+    with pytest.raises(ValueError, match="text_padding is 'none'; one of zeros, replicate, noisy_replicate"):
+        make_text_pipeline(text_padding="none")
+    wide = make_text_pipeline()
+    wide.transformer.register_to_config(joint_attention_dim=7)
+    with pytest.raises(ValueError, match=r"have 8 numbers, and the transformer takes 7 \(joint_attention_dim\)"):
+        wide(prompt="a hen", **FEW)

@@ -1,0 +1,205 @@
+"""Every scheduler against the exact answer for Gaussian pictures, and schedulers that do not fit."""
+
+import inspect
+import itertools
+
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EDMEulerScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    HeunDiscreteScheduler,
+    PNDMScheduler,
+    UniPCMultistepScheduler,
+)
+from hf_ext.pipelines import DisentangledDiTPipeline
+
+from tests.disentangled_dit.dit_testing import generator
+from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, make_pipeline, quiet, record
+
+# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+EVEN = {"timestep_spacing": "trailing"}
+# Gaussian pictures have no range that they could be cut to.
+UNCUT = {DDIMScheduler: {"clip_sample": False}, DDPMScheduler: {"clip_sample": False}}
+
+
+def sample(scheduler, steps, latents=None, **fields):
+    pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(**fields), scheduler, None, None, None))
+    options = {"num_inference_steps": steps, "output_type": "latent", "generator": generator()}
+    return pipeline(class_labels=0, latents=latents, guidance_scale=1.0, **options).images
+
+
+def error(scheduler, steps, noise, **fields):
+    """Relative distance to the probability flow's end: it keeps every pixel's quantile."""
+    exact = 0.5 * noise
+    return float((sample(scheduler, steps, noise, **fields) - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        DDIMScheduler,
+        DPMSolverMultistepScheduler,
+        UniPCMultistepScheduler,
+        EulerDiscreteScheduler,
+        PNDMScheduler,
+    ],
+)
+def test_solvers_find_the_exact_picture(kind, prediction):
+    if (kind, prediction) == (PNDMScheduler, "sample"):
+        pytest.skip("diffusers' PNDM reads no predicted pictures")
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    scheduler = kind(prediction_type=prediction, **EVEN, **UNCUT.get(kind, {}))
+    coarse, fine = (error(scheduler, steps, noise, prediction=prediction) for steps in (25, 100))
+    assert fine < 0.03
+    assert fine < 0.7 * coarse or fine < 0.002
+
+
+@pytest.mark.parametrize("kind", [FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler])
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_flow_matching_finds_the_exact_picture(kind, shift):
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    coarse, fine = (error(kind(shift=shift), steps, noise, prediction="flow_prediction") for steps in (25, 100))
+    assert fine < 0.03 and fine < 0.5 * coarse
+
+
+def test_a_solver_for_flow_matching_finds_the_exact_picture():
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+    assert error(scheduler, 100, noise, prediction="flow_prediction") < 0.03
+
+
+def ancestral_spread(steps):
+    """Standard deviation that ancestral sampling of so many steps gives exactly: every step is a scaled sum."""
+    kept = torch.cat([torch.ones(1), DDIMScheduler().alphas_cumprod])[:: 1000 // steps].flip(0).tolist()
+    variance = 1.0
+    for now, then in itertools.pairwise(kept):
+        alpha = now / then
+        found = now**0.5 * 0.25 / (now * 0.25 + 1 - now)
+        scale = then**0.5 * (1 - alpha) / (1 - now) * found + alpha**0.5 * (1 - then) / (1 - now)
+        variance = scale**2 * variance + (1 - then) / (1 - now) * (1 - alpha)
+    return variance**0.5
+
+
+@pytest.mark.parametrize("kind", [DDPMScheduler, EulerAncestralDiscreteScheduler])
+def test_samplers_that_add_noise_have_the_exact_spread(kind):
+    scheduler = kind(**EVEN, **UNCUT.get(kind, {}))
+    images = sample(scheduler, 50)
+    # 2304 pixels: a standard error of 1.5 %
+    assert float(images.std()) == pytest.approx(ancestral_spread(50), rel=0.045)
+    # the generator reaches the steps
+    assert torch.equal(images, sample(scheduler, 50))
+    assert abs(ancestral_spread(1000) - 0.5) < 0.01
+
+
+def test_eta_reaches_ddim_and_is_refused_elsewhere():
+    scheduler = DDIMScheduler(**EVEN, clip_sample=False)
+    pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(), scheduler, None, None, None))
+    options = {"class_labels": 0, "num_inference_steps": 50, "output_type": "latent", "guidance_scale": 1.0}
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    even, noisy = (pipeline(eta=eta, latents=noise, generator=generator(1), **options).images for eta in (0.0, 1.0))
+    assert float(noisy.std()) == pytest.approx(ancestral_spread(50), rel=0.045)
+    assert float((even - noisy).std()) > 0.2
+    pipeline.scheduler = EulerDiscreteScheduler.from_config(pipeline.scheduler.config)
+    with pytest.raises(ValueError, match="eta=1.0 means nothing to EulerDiscreteScheduler"):
+        pipeline(eta=1.0, **options)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_learned_variance_goes_to_ddpm_and_nowhere_else(scale):
+    network = GaussianDenoiser(out_channels=2)
+    pipeline = quiet(DisentangledDiTPipeline(network, DDPMScheduler(variance_type="learned_range"), None, None, None))
+    options = {"class_labels": 0, "num_inference_steps": 20, "output_type": "latent", "guidance_scale": scale}
+    learned = pipeline(generator=generator(), **options).images
+    # the smallest variance of the range is what this scheduler calls small
+    pipeline.scheduler = DDPMScheduler(variance_type="fixed_small_log")
+    fixed = pipeline(generator=generator(), **options).images
+    torch.testing.assert_close(learned, fixed, rtol=1e-4, atol=1e-5)
+    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+    assert pipeline(generator=generator(), **options).images.shape == (1, 1, 48, 48)
+    with pytest.raises(ValueError, match="variance_type='learned_range'.*Make it with variance_type=None"):
+        DisentangledDiTPipeline(network, DPMSolverMultistepScheduler(variance_type="learned_range"), None, None, None)
+    with pytest.raises(ValueError, match="Make it with variance_type='fixed_small'"):
+        DisentangledDiTPipeline(GaussianDenoiser(), DDPMScheduler(variance_type="learned"), None, None, None)
+
+
+@pytest.mark.parametrize(
+    "kind", [DDIMScheduler, HeunDiscreteScheduler, PNDMScheduler, FlowMatchEulerDiscreteScheduler]
+)
+def test_the_progress_bar_counts_the_steps(kind, monkeypatch):
+    prediction = "flow_prediction" if kind is FlowMatchEulerDiscreteScheduler else "epsilon"
+    pipeline = DisentangledDiTPipeline(GaussianDenoiser(prediction), kind(), None, None, None)
+    bars = []
+    original = pipeline.progress_bar
+
+    def watch(**options):
+        bars.append(original(**options))
+        return bars[0]
+
+    pipeline.set_progress_bar_config(leave=False)
+    monkeypatch.setattr(pipeline, "progress_bar", watch)
+    pipeline(class_labels=0, num_inference_steps=5, guidance_scale=1.0, output_type="latent")
+    assert (bars[0].n, bars[0].total) == (5, 5)
+
+
+def test_the_scheduler_works_on_the_pictures_alone():
+    pipeline = make_pipeline(EulerDiscreteScheduler())
+    sizes = []
+    step = pipeline.scheduler.step
+
+    def watch(output, timestep, latents, **options):
+        sizes.append((len(output), len(latents)))
+        return step(output, timestep, latents, **options)
+
+    pipeline.scheduler.step = watch
+    watch.__signature__ = inspect.signature(step)
+    seen = record(pipeline)
+    pipeline(class_labels=[0, 1], num_inference_steps=2, control_guidance_scale=2.0, output_type="latent")
+    assert sizes == [(2, 2)] * 2
+    assert seen.images == [6, 6]
+
+
+REFUSED = {
+    "a change to flow matching": (FlowMatchEulerDiscreteScheduler(), "reads the network's output as flow_prediction"),
+    "another prediction": (DDIMScheduler(prediction_type="v_prediction"), "predicts epsilon; use a scheduler with"),
+    "fewer training timesteps": (
+        DDIMScheduler(num_train_timesteps=500),
+        "500 training timesteps, and the network 1000",
+    ),
+    "another family": (EDMEulerScheduler(), "EDMEulerScheduler is neither of the DDPM family"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_scheduler_that_does_not_fit_is_refused(case):
+    scheduler, message = REFUSED[case]
+    pipeline = make_pipeline()
+    pipeline.scheduler = scheduler
+    with pytest.raises(ValueError, match=message):
+        pipeline(class_labels=0, num_inference_steps=1)
+    # the same when it is loaded with a saved prediction
+    with pytest.raises(ValueError, match=message):
+        DisentangledDiTPipeline(pipeline.transformer, scheduler, None, None, None, prediction_type="epsilon")
+
+
+def test_a_copied_configuration_does_not_hide_that_flow_matching_is_another_prediction():
+    pipeline = make_pipeline()
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipeline.scheduler.config)
+    with pytest.raises(ValueError, match="flow_prediction, and this network predicts epsilon"):
+        pipeline(class_labels=0, num_inference_steps=1)
+
+
+def test_a_shift_for_every_call_is_refused():
+    network = GaussianDenoiser("flow_prediction")
+    with pytest.raises(ValueError, match="use_dynamic_shifting=True"):
+        scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+        DisentangledDiTPipeline(network, scheduler, None, None, None)
