@@ -1,0 +1,329 @@
+"""Sampling time of Disentangled DiT beside diffusers' own mmDiT and DiT.
+
+    OMP_NUM_THREADS=1 python examples/benchmarks/disentangled_dit_sampling.py
+    python examples/benchmarks/disentangled_dit_sampling.py --device cuda --dtype bfloat16 --compile
+
+Class-conditional latents, DDIM, guidance; random weights. Entries, each compared with the first:
+- ours: [`DisentangledDiTPipeline`], with all five controls;
+- ours, plain loop: the same network without what the pipeline computes once per call; it must give the same latents;
+- SD3: `SD3Transformer2DModel` of equal width, depth, patches and context length, its pooled input zero, in the plain
+  loop: both guidance branches in one batch, the scheduler on the images alone;
+- DiT, equal width: `DiTPipeline` of equal width and depth, which has one stream and no context;
+- DiT, equal parameters: the same of equal depth and heads, as wide as the number of parameters asks for.
+Decoding is left out. Within a round every entry runs once, in an order that turns from round to round; a ratio is the
+median over the rounds, of wall and of processor time: the latter is steadier on a busy machine. `--compile` compiles
+every network; the first calls, which compile, are not counted.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import ConfigMixin, DDIMScheduler, DiTPipeline, DiTTransformer2DModel, ModelMixin, SD3Transformer2DModel
+from diffusers.configuration_utils import register_to_config
+from diffusers.models.autoencoders.vae import DecoderOutput
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
+from torch import Tensor
+from tqdm import tqdm
+
+Entry = Callable[[], Tensor]
+# DiTPipeline has the null class of ImageNet built in.
+CLASSES, CHANNELS, PATCH, GUIDANCE = 1000, 4, 2, 4.0
+OURS = "ours"
+
+
+class NoDecoder(ModelMixin, ConfigMixin):
+    """In place of an autoencoder, which DiTPipeline always calls: returns the latents."""
+
+    @register_to_config
+    def __init__(self, scaling_factor: float = 1.0):
+        super().__init__()
+        # A pipeline asks its parts for their device.
+        self.nothing = torch.nn.Parameter(torch.zeros(1))
+
+    def decode(self, latents: Tensor) -> DecoderOutput:
+        """The latents as they are."""
+        return DecoderOutput(sample=latents)
+
+
+def make_scheduler() -> DDIMScheduler:
+    return DDIMScheduler(
+        beta_schedule="scaled_linear",
+        beta_start=0.00085,
+        beta_end=0.012,
+        clip_sample=False,
+        timestep_spacing="trailing",
+    )
+
+
+def ready(network: ModelMixin, words: argparse.Namespace) -> ModelMixin:
+    """Random weights, also where training starts from zero, on the device and in its type; compiled if asked for."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in network.parameters():
+            value += 0.02 * torch.randn(value.shape, generator=generator)
+    network = network.to(words.device, getattr(torch, words.dtype)).eval().requires_grad_(False)
+    if words.compile:
+        # In place; the entries call it with few kinds of input.
+        network.compile()
+    return network
+
+
+def make_sd3(sizes: dict[str, int], side: int) -> SD3Transformer2DModel:
+    width = sizes["num_attention_heads"] * sizes["attention_head_dim"]
+    return SD3Transformer2DModel(
+        sample_size=side,
+        in_channels=CHANNELS,
+        out_channels=CHANNELS,
+        joint_attention_dim=width,
+        caption_projection_dim=width,
+        pooled_projection_dim=width,
+        pos_embed_max_size=side // PATCH,
+        qk_norm="rms_norm",
+        **sizes,
+    )
+
+
+def make_dit(sizes: dict[str, int], side: int) -> DiTTransformer2DModel:
+    return DiTTransformer2DModel(
+        sample_size=side, in_channels=CHANNELS, out_channels=CHANNELS, num_embeds_ada_norm=CLASSES, **sizes
+    )
+
+
+def wider_dit(sizes: dict[str, int], parameters: int, side: int) -> dict[str, int]:
+    """Sizes of the DiT with the number of parameters nearest to a given one; depth and heads stay."""
+    counts = {}
+    for head_dim in range(16, 257, 4):
+        chosen = {**sizes, "attention_head_dim": head_dim}
+        with torch.device("meta"):
+            counts[head_dim] = make_dit(chosen, side).num_parameters()
+        if counts[head_dim] > parameters:
+            break
+    best = min(counts, key=lambda head_dim: abs(counts[head_dim] - parameters))
+    return {**sizes, "attention_head_dim": best}
+
+
+@torch.no_grad()
+def plain_loop(
+    predict: Callable[[Tensor, Tensor], Tensor], scheduler: DDIMScheduler, latents: Tensor, steps: int
+) -> Tensor:
+    """Guided sampling as one writes it by hand; `predict` gets both branches, the null branch first."""
+    scheduler.set_timesteps(steps, device=latents.device)
+    latents = latents.float()
+    for timestep in scheduler.timesteps:
+        inputs = scheduler.scale_model_input(torch.cat([latents, latents]), timestep)
+        null, given = predict(inputs, timestep.expand(len(inputs))).float().chunk(2)
+        guided = null + GUIDANCE * (given - null)
+        latents = scheduler.step(guided, timestep, latents).prev_sample
+    return latents
+
+
+def make_ours(network: ModelMixin, noise: Tensor, labels: list[int], steps: int) -> dict[str, Entry]:
+    """Our pipeline, and our network without it."""
+    pipeline = DisentangledDiTPipeline(network, make_scheduler(), None, None, None)
+    pipeline.set_progress_bar_config(disable=True)
+    both = torch.tensor([CLASSES] * len(labels) + labels, device=noise.device)
+    size = [float(noise.shape[-2]), float(noise.shape[-1])]
+    values = {"original_size": size, "crop": [0.0, 0.0], "target_size": size, "flip": [0.0], "aspect_ratio": [0.0]}
+    controls = {name: torch.tensor([value] * len(both), device=noise.device) for name, value in values.items()}
+    mask = both < CLASSES
+
+    def sample() -> Tensor:
+        return pipeline(
+            labels, num_inference_steps=steps, guidance_scale=GUIDANCE, latents=noise.float(), output_type="latent"
+        ).images
+
+    def predict(inputs: Tensor, timestep: Tensor) -> Tensor:
+        inputs = inputs.to(noise.dtype)
+        return network(inputs, timestep, class_labels=both, controls=controls, control_mask=mask).sample
+
+    return {OURS: sample, "ours, plain loop": lambda: plain_loop(predict, make_scheduler(), noise, steps)}
+
+
+def sd3_entry(network: ModelMixin, noise: Tensor, steps: int) -> Entry:
+    """One context token for each image, as ours."""
+    width, rows = network.config.caption_projection_dim, 2 * len(noise)
+    context = torch.randn(rows, 1, width, device=noise.device, dtype=noise.dtype)
+    pooled = torch.zeros(rows, width, device=noise.device, dtype=noise.dtype)
+
+    def predict(inputs: Tensor, timestep: Tensor) -> Tensor:
+        return network(inputs.to(noise.dtype), context, pooled, timestep).sample
+
+    return lambda: plain_loop(predict, make_scheduler(), noise, steps)
+
+
+def dit_entry(network: ModelMixin, labels: list[int], steps: int) -> Entry:
+    """DiTPipeline draws its own noise."""
+    pipeline = DiTPipeline(network, NoDecoder().to(network.device, network.dtype), make_scheduler())
+    pipeline.set_progress_bar_config(disable=True)
+    options = {"num_inference_steps": steps, "guidance_scale": GUIDANCE, "output_type": "pt"}
+    return lambda: pipeline(class_labels=labels, **options).images
+
+
+def make_networks(words: argparse.Namespace, side: int) -> dict[str, ModelMixin]:
+    """Ours first."""
+    sizes = dict(DisentangledDiTTransformer2DModel.PRESETS[words.preset])
+    torch.manual_seed(0)
+    ours = DisentangledDiTTransformer2DModel(sample_size=side, in_channels=CHANNELS, num_classes=CLASSES, **sizes)
+    networks = {
+        OURS: ours,
+        "SD3": make_sd3(sizes, side),
+        "DiT, equal width": make_dit(sizes, side),
+        "DiT, equal parameters": make_dit(wider_dit(sizes, ours.num_parameters(), side), side),
+    }
+    return {name: ready(network, words) for name, network in networks.items()}
+
+
+def make_entries(
+    networks: dict[str, ModelMixin], batch: int, side: int, words: argparse.Namespace
+) -> dict[str, Entry]:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(batch, CHANNELS, side, side, generator=generator)
+    noise = noise.to(words.device, getattr(torch, words.dtype))
+    labels = [(7 * index) % CLASSES for index in range(batch)]
+    entries = make_ours(networks[OURS], noise, labels, words.steps)
+    entries["SD3"] = sd3_entry(networks["SD3"], noise, words.steps)
+    for name, network in networks.items():
+        if name.startswith("DiT"):
+            entries[name] = dit_entry(network, labels, words.steps)
+    return entries
+
+
+def check_same(entries: dict[str, Entry], dtype: str) -> None:
+    """What the pipeline computes once must change nothing."""
+    ours, plain = (entries[name]().float() for name in (OURS, "ours, plain loop"))
+    tolerance = {"float32": 1e-3, "bfloat16": 0.1}[dtype]
+    error = float((ours - plain).abs().max() / plain.abs().max())
+    if not error < tolerance:
+        raise ValueError(f"the pipeline's latents differ from the plain loop's by {error:.2g} of their largest value.")
+
+
+def seconds(entry: Entry, device: str) -> tuple[float, float]:
+    """Wall and processor time of a call."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter(), time.process_time()
+    entry()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start[0], time.process_time() - start[1]
+
+
+def peak_memory(entry: Entry, device: str) -> int | None:
+    """Bytes on the GPU above what all networks take."""
+    if device != "cuda":
+        return None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    entry()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def measure(entries: dict[str, Entry], rounds: int, device: str) -> dict[str, dict[str, Any]]:
+    """Median seconds of each entry, and the median ratio to ours within a round."""
+    for entry in entries.values():
+        entry()
+    memory = {name: peak_memory(entry, device) for name, entry in entries.items()}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in entries}
+    names = list(entries)
+    for turn in tqdm(range(rounds), "rounds", leave=False):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            times[name].append(seconds(entries[name], device))
+    results: dict[str, dict[str, Any]] = {}
+    for name, taken in times.items():
+        ratios = [
+            [theirs[kind] / ours[kind] for theirs, ours in zip(taken, times[OURS], strict=True)] for kind in (0, 1)
+        ]
+        results[name] = {
+            "seconds": statistics.median(wall for wall, _ in taken),
+            "times_ours": statistics.median(ratios[0]),
+            "processor_times_ours": statistics.median(ratios[1]),
+            "peak_bytes": memory[name],
+        }
+    return results
+
+
+def markdown(results: list[dict[str, Any]], parameters: dict[str, int]) -> str:
+    """A row for each batch and number of tokens: milliseconds per image and step, and the multiple of our time."""
+    names = list(results[0]["entries"])
+    lines = ["| tokens, batch | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    counts = [parameters.get(name, parameters[OURS]) for name in names]
+    lines.append("| parameters | " + " | ".join(f"{count / 1e6:.1f} M" for count in counts) + " |")
+    for result in results:
+        scale = 1000 / result["batch"] / result["steps"]
+        cells = [f"{scale * row['seconds']:.2f} ({row['times_ours']:.2f})" for row in result["entries"].values()]
+        lines.append(f"| {result['tokens']}, {result['batch']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def run(words: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    results, parameters = [], {}
+    for tokens in words.tokens:
+        side = PATCH * round(tokens**0.5)
+        if (side // PATCH) ** 2 != tokens:
+            raise SystemExit(f"--tokens must be square numbers, got {tokens}")
+        networks = make_networks(words, side)
+        parameters = {name: network.num_parameters() for name, network in networks.items()}
+        for batch in words.batches:
+            entries = make_entries(networks, batch, side, words)
+            check_same(entries, words.dtype)
+            rows = measure(entries, words.rounds, words.device)
+            results.append({"tokens": tokens, "batch": batch, "steps": words.steps, "entries": rows})
+    return results, parameters
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--preset", default="S", choices=list(DisentangledDiTTransformer2DModel.PRESETS))
+    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1, help="on the CPU")
+    folder = Path(__file__).parent / "results"
+    parser.add_argument("--output", type=Path, default=folder / "disentangled_dit_sampling.json")
+    words = parser.parse_args()
+    if words.device == "cpu":
+        torch.set_num_threads(words.threads)
+    # Every `.to` of a model would say that it keeps nothing in float32.
+    diffusers.utils.logging.set_verbosity_error()
+    load_before = os.getloadavg()
+    results, parameters = run(words)
+    device = torch.cuda.get_device_name() if words.device == "cuda" else f"CPU ({platform.machine()})"
+    content = {
+        "results": results,
+        "parameters": parameters,
+        "sizes": {"preset": words.preset, "patch": PATCH, "channels": CHANNELS, "classes": CLASSES}
+        | {"context_tokens": 1, "guidance": GUIDANCE, "scheduler": "DDIM", "dtype": words.dtype},
+        "compiled": words.compile,
+        "rounds": words.rounds,
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "diffusers", "hf-ext")},
+    }
+    words.output.parent.mkdir(exist_ok=True)
+    words.output.write_text(json.dumps(content, indent=2) + "\n")
+    table = markdown(results, parameters)
+    words.output.with_suffix(".md").write_text(table)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
