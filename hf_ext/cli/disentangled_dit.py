@@ -65,6 +65,8 @@ def precompute(
       hf-ext dit precompute data/imagenet latents --vae org/autoencoder --size 256
       hf-ext dit precompute data/photos latents --vae vae --size 512 --max-ratio 2 --views 2
     """
+    import datasets
+
     from hf_ext.pipelines.disentangled_dit.precompute_disentangled_dit import Precompute
     from hf_ext.pipelines.disentangled_dit.precompute_disentangled_dit import precompute as encode
     from hf_ext.settings import build
@@ -82,6 +84,8 @@ def precompute(
         "shard_size": shard_size,
         "image_column": image_column,
     }
+    # One bar is enough: those of every shard would tear it.
+    datasets.disable_progress_bars()
     click.echo(encode(build(Precompute, values, "precompute"), out, device, progress))
 
 

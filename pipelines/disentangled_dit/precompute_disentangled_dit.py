@@ -111,15 +111,11 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
     work = _Work(settings, data, autoencoder)
     for leftover in partial.glob("*.tmp"):
         leftover.unlink()
-    with tqdm(total=work.rows, unit=" images", disable=not progress, smoothing=0.05) as bar:
-        for shard in range(work.shards):
-            path, numbers = partial / work.name(shard), work.numbers(shard)
-            if path.exists():
-                # Done before: the bar starts there.
-                bar.initial += len(numbers)
-                bar.update(len(numbers))
-                continue
-            _write_shard(path, work.table(numbers, bar))
+    missing = [shard for shard in range(work.shards) if not (partial / work.name(shard)).exists()]
+    done = work.rows - sum(len(work.numbers(shard)) for shard in missing)
+    with tqdm(total=work.rows, initial=done, unit=" images", disable=not progress, smoothing=0.05) as bar:
+        for shard in missing:
+            _write_shard(partial / work.name(shard), work.table(work.numbers(shard), bar))
     os.replace(partial, out)
     return out
 

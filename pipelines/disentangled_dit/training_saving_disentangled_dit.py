@@ -24,8 +24,9 @@ def save_pipeline(
         folder (`Path`): Where to.
     """
     if isinstance(model, PeftModel):
-        model.save_pretrained(str(folder), state_dict=state_dict)
-        layers = get_peft_model_state_dict(model, state_dict=state_dict)
+        # There is no vocabulary that may have grown.
+        model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
+        layers = get_peft_model_state_dict(model, state_dict=state_dict, save_embedding_layers=False)
         unwrapped = {name.removeprefix("base_model.model."): value for name, value in layers.items()}
         pipeline.save_lora_weights(folder, transformer_lora_layers=unwrapped)
         return

@@ -1,0 +1,97 @@
+"""hf-ext dit on real folders."""
+
+import datasets
+import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
+import pytest
+import torch
+from click.testing import CliRunner
+from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid
+from hf_ext_cli.main import main
+from PIL import Image
+
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
+from tests.disentangled_dit.training_testing import CLASSES, write_pictures
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, ["dit", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_latents_are_written_as_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    data = write_pictures(tmp_path / "pictures", 5)
+    make_vae().save_pretrained(tmp_path / "vae")
+    words = [data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--flip", 1, "--shard-size", 3]
+    result = run("precompute", *words, "--views", 2, "--device", "cpu")
+    assert result.stdout == f"{tmp_path / 'out'}\n"
+    # The bar is for whoever watches, not for whoever reads the output.
+    assert "10/10" in result.stderr
+    rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
+    assert len(rows) == 10 and rows.features["label"].names == CLASSES and set(rows["flip"]) == {1}
+    again = run("precompute", *words, code=2)
+    assert "exists: name another folder" in again.stderr
+    result = run("precompute", data, tmp_path / "b", "--vae", tmp_path / "vae", "--size", 8, "--flip", 2, code=2)
+    assert "crops.flip is a probability" in result.stderr and not (tmp_path / "b").exists()
+
+
+def test_classes_are_drawn_into_one_grid(tmp_path):
+    make_pipeline().save_pretrained(tmp_path / "model")
+    words = ["sample", tmp_path / "model", "--steps", 2, "--count", 3, "--device", "cpu"]
+    result = run(*words, "--class-labels", "goldfish,4", "--out", tmp_path / "new" / "grid.png")
+    assert result.stdout == f"{tmp_path / 'new' / 'grid.png'}\n" and "2/2" in result.stderr
+    with Image.open(tmp_path / "new" / "grid.png") as picture:
+        first = picture.convert("RGB")
+    # Two rows of three pictures of 6 x 10 pixels, each pixel enlarged 7 times.
+    assert first.height == 2 * (42 + 2)
+    run(*words, "--class-labels", "1,brambling", "--out", tmp_path / "same.png", "--no-progress")
+    with Image.open(tmp_path / "same.png") as picture:
+        assert picture.convert("RGB").tobytes() == first.tobytes()
+    run(*words, "--class-labels", "1,4", "--out", tmp_path / "other.png", "--seed", 1)
+    with Image.open(tmp_path / "other.png") as picture:
+        assert picture.convert("RGB").tobytes() != first.tobytes()
+    sizes = ["--size", "8,4", "--original-size", "64,32"]
+    run(*words, "--class-labels", "1", "--out", tmp_path / "sized.png", *sizes)
+    with Image.open(tmp_path / "sized.png") as picture:
+        assert picture.height == 64 + 2
+
+
+def test_texts_are_drawn(tmp_path):
+    make_text_pipeline().save_pretrained(tmp_path / "model")
+    words = ["sample", tmp_path / "model", "--steps", 1, "--count", 1, "--out", tmp_path / "grid.png"]
+    run(*words, "--prompt", "a red hen", "--prompt", "green fish")
+    with Image.open(tmp_path / "grid.png") as picture:
+        assert picture.format == "PNG"
+    assert "the model takes --prompt, and nothing else" in run(*words, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--class-labels", "goldfisch"], "There is no class 'goldfisch'"),
+        (["--prompt", "a hen"], "the model takes --class-labels, and nothing else"),
+        (["--size", "8x8"], "is no height and width such as 32,32"),
+        (["--out", "grid.jpg"], "does not end with .png"),
+    ],
+)
+def test_wrong_words_are_named(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_pipeline().save_pretrained("model")
+    out = [] if "--out" in words else ["--out", "grid.png"]
+    assert message in run("sample", "model", *out, *words, code=2).stderr
+    assert not list(tmp_path.glob("grid*"))
+
+
+def test_what_is_no_pipeline_is_refused(tmp_path):
+    result = run("sample", tmp_path, "--out", tmp_path / "grid.png", code=2)
+    assert "holds no diffusers pipeline" in result.stderr
+
+
+def test_a_grid_names_its_rows():
+    pictures = [[Image.new("RGB", (8, 8), color)] * 2 for color in ("red", "blue")]
+    grid = draw_grid(pictures, ["short", "a name that is far too long to be shown"])
+    assert grid.height == 2 * 66 and grid.getpixel((grid.width - 10, 10)) == (255, 0, 0)
+    assert grid.getpixel((grid.width - 10, 80)) == (0, 0, 255)
+    text = torch.tensor(list(grid.crop((0, 0, grid.width - 132, 66)).convert("L").tobytes()))
+    assert text.min() < 100

@@ -1,0 +1,144 @@
+"""Latents ahead of time: what is recorded, buckets, going on after a kill, training from them."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit import precompute_disentangled_dit as module
+from hf_ext.pipelines.disentangled_dit.data_disentangled_dit import Crops, cut_view
+from hf_ext.pipelines.disentangled_dit.data_latents_disentangled_dit import load_autoencoder, read_row, to_pixels
+from hf_ext.pipelines.disentangled_dit.precompute_disentangled_dit import Precompute, precompute
+
+from hf_ext.settings import build
+from hf_ext.training.data import TrainingLoader
+
+from .pipeline_testing import make_vae
+from .training_testing import CLASSES, MODEL, losses, make_arguments, reset, run, write_pictures
+
+# Tall, square and wide, several of each.
+SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    yield
+    reset()
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    return write_pictures(tmp_path / "pictures", side_column=SIZES)
+
+
+@pytest.fixture
+def vae(tmp_path):
+    make_vae().save_pretrained(tmp_path / "vae")
+    return tmp_path / "vae"
+
+
+def settings(pictures, vae, **changes):
+    values = {"data": {"path": str(pictures)}, "vae": str(vae), "image_size": 16, "shard_size": 4, "batch_size": 2}
+    return build(Precompute, {**values, **changes}, "precompute")
+
+
+def rows_of(folder):
+    return datasets.load_dataset(str(folder), split="train")
+
+
+def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae):
+    out = precompute(settings(pictures, vae, views=2), tmp_path / "out", progress=False)
+    assert sorted(path.name for path in out.glob("*.parquet")) == [
+        f"train-{shard:05d}-of-00004.parquet" for shard in range(4)
+    ]
+    rows, source, autoencoder = rows_of(out), rows_of(pictures), load_autoencoder(str(vae))
+    assert len(rows) == 14 and rows.features["label"].names == CLASSES
+    for number in (0, 5, 9, 13):
+        example = source[number % 7]
+        view = cut_view(example["image"], (16, 16), 3, Crops(), np.random.default_rng((0, 6, number)))
+        latent, controls = read_row(rows[number])
+        with torch.no_grad():
+            expected = DisentangledDiTPipeline.encode_image(autoencoder, to_pixels([view]))[0]
+        torch.testing.assert_close(latent, expected, atol=2e-3, rtol=2e-3)
+        assert all(np.array_equal(controls[name], value) for name, value in view.controls.items())
+        assert (rows[number]["label"], rows[number]["text"]) == (example["label"], example["text"])
+    assert 0 < sum(rows["flip"]) < 14
+
+
+def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictures, vae):
+    chosen = settings(pictures, vae, max_ratio=2.0, bucket_step=4)
+    out = precompute(chosen, tmp_path / "out", progress=False)
+    rows = rows_of(out)
+    for row, (height, width) in zip(rows, SIZES, strict=True):
+        assert np.sign(row["target_size"][0] - row["target_size"][1]) == np.sign(height - width)
+        assert row["original_size"] == [height, width]
+        assert row["latent_shape"] == [4, row["target_size"][0] // 2, row["target_size"][1] // 2]
+    task, metrics = run(make_arguments(tmp_path / "run", out, max_steps=4, task={"image_size": 16, "vae": str(vae)}))
+    assert np.isfinite(metrics["loss"]) and len(losses(tmp_path / "run")) == 4
+    groups = task.read_data(rows)
+    assert len(set(groups)) == 3
+    source = make_arguments(tmp_path / "run", out).data_arguments.train_source
+    loader = iter(TrainingLoader(rows, source, task.training_sample, 0, 2, 0, 0, 1, groups=groups))
+    shapes = {tuple(next(loader)["latents"].shape) for _ in range(12)}
+    assert {shape[0] for shape in shapes} == {2} and len(shapes) == 3
+
+
+class Killed(BaseException):
+    """Ends the work as a kill would: nothing catches it."""
+
+
+@pytest.mark.parametrize("moment", ["in a shard", "before a rename"])
+def test_work_goes_on_after_a_kill_and_ends_with_the_same_files(tmp_path, pictures, vae, monkeypatch, moment):
+    whole = precompute(settings(pictures, vae), tmp_path / "whole", progress=False)
+    calls = []
+
+    def killing(function, after):
+        def killed(*arguments, **options):
+            calls.append(arguments)
+            if len(calls) > after:
+                raise Killed
+            return function(*arguments, **options)
+
+        return killed
+
+    with monkeypatch.context() as patch:
+        if moment == "in a shard":
+            patch.setattr(module, "cut_view", killing(cut_view, 5))
+        else:
+            patch.setattr(module.os, "replace", killing(module.os.replace, 2))
+        with pytest.raises(Killed):
+            precompute(settings(pictures, vae), tmp_path / "killed", progress=False)
+    partial = tmp_path / "killed.partial"
+    assert not (tmp_path / "killed").exists() and len([*partial.glob("*.parquet")]) == 1
+    done = {path.name: path.stat().st_mtime_ns for path in partial.glob("*.parquet")}
+    with pytest.raises(ValueError, match=r"unfinished work with other settings \(seed: 0 → 1\)"):
+        precompute(settings(pictures, vae, seed=1), tmp_path / "killed", progress=False)
+    out = precompute(settings(pictures, vae), tmp_path / "killed", progress=False)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {
+        path.name: path.read_bytes() for path in whole.iterdir()
+    }
+    # What was there is not encoded again.
+    assert all((out / name).stat().st_mtime_ns == time for name, time in done.items())
+    assert not partial.exists()
+
+
+def test_a_whole_pipeline_lends_its_autoencoder(tmp_path, pictures, vae):
+    (tmp_path / "pipeline").mkdir()
+    vae.rename(tmp_path / "pipeline" / "vae")
+    assert load_autoencoder(str(tmp_path / "pipeline")).config.latent_channels == 4
+
+
+def test_what_does_not_fit_is_refused(tmp_path, pictures, vae):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ValueError, match="exists: name another folder"):
+        precompute(settings(pictures, vae), tmp_path / "there", progress=False)
+    with pytest.raises(ValueError, match="15 x 15 pixels do not fit the autoencoder, which needs multiples of 2"):
+        precompute(settings(pictures, vae, image_size=15), tmp_path / "a", progress=False)
+    with pytest.raises(ValueError, match="no column 'photo'; it has \\['image', 'label', 'text'\\]"):
+        precompute(settings(pictures, vae, image_column="photo"), tmp_path / "b", progress=False)
+    with pytest.raises(ValueError, match="views must be at least 1"):
+        settings(pictures, vae, views=0)
+    with pytest.raises(ValueError, match="latents of 4 channels, the model takes 3"):
+        out = precompute(settings(pictures, vae), tmp_path / "c", progress=False)
+        run(make_arguments(tmp_path / "run", out, task={"image_size": 16}, model=MODEL))

@@ -1,0 +1,298 @@
+"""The Disentangled DiT in the training loop: samples, dropped conditions, objectives, scores, snapshots, resuming."""
+
+import json
+
+import datasets
+import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
+from hf_ext.pipelines.disentangled_dit.training_noise_disentangled_dit import (
+    make_scheduler,
+    noisy_samples,
+    random_keep_mask,
+)
+from PIL import Image
+
+from hf_ext.settings import build
+from hf_ext.training import build_task, evaluate_checkpoint
+
+from .pipeline_testing import make_text_pipeline, make_vae
+from .training_testing import CLASSES, MODEL, contents, losses, make_arguments, reset, run, write_pictures
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    yield
+    reset()
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    return write_pictures(tmp_path / "pictures")
+
+
+SMALL = {"image_size": 8}
+
+
+def test_a_run_leaves_a_pipeline_that_scores_what_was_said(tmp_path, pictures):
+    task, metrics = run(make_arguments(tmp_path / "run", pictures, ema_decay=0.9, task=SMALL))
+    snapshot = tmp_path / "run" / "snapshot"
+    pipeline = DiffusionPipeline.from_pretrained(snapshot)
+    assert isinstance(pipeline, DisentangledDiTPipeline) and isinstance(pipeline.scheduler, DDIMScheduler)
+    assert [pipeline.config.id2label[str(index)] for index in range(3)] == CLASSES
+    assert pipeline.transformer.config.sample_size == [8, 8] and pipeline.transformer.config.num_classes == 3
+    # The published weights are the averaged ones, which were scored.
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps({"method": "disentangled-dit", "data": {"train": {"path": str(pictures)}}}))
+    words = [f"--data.eval.path={pictures}", "--task.image_size=8"]
+    results = evaluate_checkpoint(str(snapshot), config, words)["results"]
+    assert {row["metric"]: row["value"] for row in results} == pytest.approx(metrics, rel=1e-6)
+    saved = json.loads((snapshot / "eval.json").read_text())["results"]
+    assert {row["metric"]: row["value"] for row in saved} == metrics
+    assert saved[0]["name"] == "denoising loss (epsilon, 4 fixed timesteps and noises of each image)"
+    # A row for each class, enlarged so that it can be seen.
+    with Image.open(tmp_path / "run" / "samples" / "step-2.png") as picture:
+        assert picture.height == 3 * (64 + 2)
+    made = pipeline(class_labels="emu", num_inference_steps=1, generator=torch.Generator().manual_seed(0)).images[0]
+    assert made.size == (8, 8)
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process in the middle of a step."""
+
+
+class InterruptedTask(DisentangledDiTTask):
+    """Fails in its third step."""
+
+    def loss(self, model, batch, step):
+        if step == 3:
+            raise Interrupted
+        return super().loss(model, batch, step)
+
+
+@pytest.mark.parametrize("kind", ["class", "masked"])
+def test_an_interrupted_run_ends_as_the_whole_one(tmp_path, pictures, kind):
+    masked = {"mask_ratio": 0.5} if kind == "masked" else {}
+    model = {**MODEL, "num_decoder_layers": 1} if kind == "masked" else MODEL
+    options = {"task": {**SMALL, **masked}, "model": model, "ema_decay": 0.9, "save_steps": 2, "eval_steps": 3}
+    options |= {"gradient_accumulation_steps": 2, "max_steps": 4, "per_device_train_batch_size": 2}
+    _, metrics = run(make_arguments(tmp_path / "whole", pictures, **options))
+    with pytest.raises(Interrupted):
+        run(make_arguments(tmp_path / "pieces", pictures, **options), InterruptedTask)
+    assert run(make_arguments(tmp_path / "pieces", pictures, **options))[1] == metrics
+    whole = contents(tmp_path / "whole")
+    assert {"state/step-4/optimizer.bin", "snapshot/transformer/diffusion_pytorch_model.safetensors"} < {*whole}
+    assert contents(tmp_path / "pieces") == whole
+    other = make_arguments(tmp_path / "other", pictures, **options, seed=1)
+    run(other)
+    assert contents(tmp_path / "other")["metrics 0"] != whole["metrics 0"]
+
+
+class Recording(torch.nn.Module):
+    """Notes what it is given, and predicts nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.calls = []
+
+    def forward(self, noisy, timesteps, **conditions):
+        self.calls.append((noisy, timesteps, conditions))
+        return type("Output", (), {"sample": torch.zeros_like(noisy) + self.weight})
+
+
+def built(**options):
+    model = options.pop("model", MODEL)
+    task = build(DisentangledDiTTask, {**SMALL, **options}, "task")
+    task.build_model({"num_classes": 3, **model}, None)
+    return task
+
+
+def test_both_are_dropped_or_the_controls_alone():
+    task = built(model={**MODEL, "condition_dropout": 0.2, "control_dropout": 0.3})
+    count, recording = 4000, Recording()
+    controls = {"flip": torch.ones(count, 1)}
+    batch = {"pixels": torch.zeros(count, 3, 2, 2), "label": torch.ones(count, dtype=torch.long), "controls": controls}
+    torch.manual_seed(0)
+    task.loss(recording, batch, 0)
+    _, timesteps, conditions = recording.calls[0]
+    nothing = conditions["class_labels"] == 3
+    controlled = conditions["control_mask"]
+    # (c, 0) is never trained: guidance does not combine it.
+    assert not (nothing & controlled).any()
+    assert abs(nothing.float().mean() - 0.2) < 0.02
+    assert abs((~nothing & ~controlled).float().mean() - 0.8 * 0.3) < 0.02
+    assert set(conditions["class_labels"].tolist()) == {1, 3} and conditions["controls"] is controls
+    # Uniform over the schedule.
+    assert timesteps.min() < 5 and timesteps.max() > 994 and abs(timesteps.float().mean() - 499.5) < 15
+
+
+@pytest.mark.parametrize("objective", ["epsilon", "v_prediction"])
+def test_diffusion_targets_give_back_the_image(objective):
+    scheduler = make_scheduler(objective, {}, True)
+    clean, noise = torch.randn(5, 3, 4, 4), torch.randn(5, 3, 4, 4)
+    noisy, timesteps, target = noisy_samples(scheduler, clean, noise, torch.tensor([0.0, 0.2, 0.5, 0.8, 0.9999]))
+    assert timesteps.tolist() == [0, 200, 500, 800, 999]
+    kept = scheduler.alphas_cumprod[timesteps][:, None, None, None]
+    torch.testing.assert_close(noisy, kept.sqrt() * clean + (1 - kept).sqrt() * noise)
+    expected = (noisy - (1 - kept).sqrt() * target) / kept.sqrt()
+    if objective == "v_prediction":
+        expected = kept.sqrt() * noisy - (1 - kept).sqrt() * target
+    torch.testing.assert_close(expected, clean, atol=1e-4, rtol=1e-4)
+
+
+def test_flow_targets_follow_the_shift():
+    clean, noise, places = torch.randn(4, 1, 2, 2), torch.randn(4, 1, 2, 2), torch.tensor([0.0, 0.25, 0.5, 1.0])
+    for shift in (1.0, 3.0):
+        scheduler = make_scheduler("flow", {"shift": shift}, False)
+        assert isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
+        noisy, timesteps, target = noisy_samples(scheduler, clean, noise, places)
+        sigma = shift * places / (1 + (shift - 1) * places)
+        torch.testing.assert_close(timesteps, sigma * 1000)
+        torch.testing.assert_close(noisy - sigma[:, None, None, None] * target, clean)
+        # The sampler's own levels are among them.
+        third = scheduler.sigmas[500]
+        torch.testing.assert_close(third, shift * torch.tensor(0.5) / (1 + (shift - 1) * 0.5))
+
+
+def test_a_mask_keeps_equally_many_tokens_in_each_row():
+    masks = random_keep_mask(64, 10, 0.3, torch.device("cpu"))
+    assert masks.sum(1).tolist() == [7] * 64 and len({tuple(mask) for mask in masks.tolist()}) > 30
+    task, recording = built(mask_ratio=0.5, model={**MODEL, "num_decoder_layers": 1}), Recording()
+    batch = {"pixels": torch.zeros(2, 3, 8, 8), "label": torch.zeros(2, dtype=torch.long), "controls": {}}
+    task.loss(recording, batch, 0)
+    assert [("keep_mask" in conditions) for _, _, conditions in recording.calls] == [False, True]
+    assert recording.calls[1][2]["keep_mask"].sum(1).tolist() == [8, 8]
+
+
+def test_scores_depend_on_the_index_alone():
+    task, model = built(), Recording()
+    generator = np.random.default_rng(0)
+    examples = [
+        {"image": Image.fromarray(generator.integers(256, size=(8, 8, 3), dtype=np.uint8)), "label": label}
+        for label in (0, 2)
+    ]
+    both = task.evaluate_batch(model, examples, [4, 5])
+    assert task.evaluate_batch(model, examples[1:], [5]) == both[1:]
+    assert task.evaluate_batch(model, examples[1:], [6]) != both[1:]
+    # One timestep in each quarter, with the class and all controls.
+    for part, (_, timesteps, conditions) in enumerate(model.calls[:4]):
+        assert ((timesteps >= 250 * part) & (timesteps < 250 * (part + 1))).all()
+        assert conditions["class_labels"].tolist() == [0, 2] and conditions["control_mask"].all()
+        assert set(conditions["controls"]) == {"original_size", "crop", "target_size", "flip", "aspect_ratio"}
+    # What predicts zero is wrong by the noise.
+    assert abs(both[0]["loss"] - 1) < 0.2
+
+
+@pytest.mark.parametrize("objective", ["v_prediction", "flow"])
+def test_captions_train_through_a_frozen_encoder(tmp_path, pictures, objective):
+    made = make_text_pipeline()
+    encoder, tokenizer = made.text_encoder, made.tokenizer
+    encoder.save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    options = {"text_encoder": str(tmp_path / "encoder"), "max_text_length": 8, "objective": objective}
+    arguments = make_arguments(tmp_path / "run", pictures, task={**SMALL, **options})
+    task, metrics = run(arguments)
+    assert np.isfinite(metrics["loss"]) and task.pipeline_tag == "text-to-image"
+    pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run" / "snapshot")
+    saved = pipeline.text_encoder.state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in encoder.state_dict().items())
+    assert pipeline.config.max_text_length == 8 and pipeline.transformer.config.num_classes is None
+    # In training the padding's noise is fresh, in evaluation and in the pipeline it is not.
+    tokens = task.captions().tokens("a red hen")
+    batch = {name: value[None] for name, value in tokens.items()}
+    assert not torch.equal(task.captions().encode(batch), task.captions().encode(batch))
+    real = int(tokens["attention_mask"].sum())
+    ours, theirs = task.captions().encode(batch)[:, :real], pipeline.encode_prompt("a red hen")[:, :real]
+    torch.testing.assert_close(ours, theirs)
+    dropped = task.captions().drop(
+        {name: value.repeat(2, 1) for name, value in batch.items()}, torch.tensor([True, False])
+    )
+    assert dropped["input_ids"][0].tolist() == task.captions().tokens("")["input_ids"].tolist()
+    assert dropped["input_ids"][1].tolist() == tokens["input_ids"].tolist()
+    assert losses(tmp_path / "run")
+
+
+def test_pictures_are_encoded_in_the_step_where_latents_are_not_there(tmp_path, pictures):
+    vae = make_vae()
+    vae.save_pretrained(tmp_path / "vae")
+    task, _ = run(make_arguments(tmp_path / "run", pictures, task={"image_size": 8, "vae": str(tmp_path / "vae")}))
+    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+    assert task.config["sample_size"] == [8 // factor] * 2
+    assert task.config["in_channels"] == vae.config.latent_channels
+    pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run" / "snapshot")
+    assert pipeline(class_labels=1, num_inference_steps=1).images[0].size == (8, 8)
+
+
+def test_bf16_and_checkpointing_train_near_the_plain_run(tmp_path, pictures):
+    options = {"task": SMALL, "max_steps": 3}
+    run(make_arguments(tmp_path / "plain", pictures, **options))
+    run(make_arguments(tmp_path / "checkpointed", pictures, activation_checkpointing=True, **options))
+    assert losses(tmp_path / "checkpointed") == losses(tmp_path / "plain")
+    run(make_arguments(tmp_path / "halved", pictures, mixed_precision="bf16", **options))
+    assert losses(tmp_path / "halved") != losses(tmp_path / "plain")
+    np.testing.assert_allclose(losses(tmp_path / "halved"), losses(tmp_path / "plain"), rtol=0.02)
+
+
+def test_an_adapter_loads_into_the_pipeline(tmp_path, pictures):
+    run(make_arguments(tmp_path / "base", pictures, task=SMALL))
+    base = tmp_path / "base" / "snapshot"
+    section = {"peft_type": "LORA", "r": 2, "target_modules": ["to_q", "to_v", "add_k_proj"]}
+    arguments = make_arguments(
+        tmp_path / "run", pictures, task=SMALL, model={}, init_from=str(base), peft=section, learning_rate=0.3
+    )
+    run(arguments)
+    pipeline = DiffusionPipeline.from_pretrained(base)
+    pipeline.set_progress_bar_config(disable=True)
+
+    def picture():
+        generator = torch.Generator().manual_seed(0)
+        return pipeline(class_labels=1, num_inference_steps=2, output_type="pt", generator=generator).images
+
+    before = picture()
+    pipeline.load_lora_weights(tmp_path / "run" / "snapshot", adapter_name="ours")
+    assert pipeline.get_list_adapters() == {"transformer": ["ours"]}
+    assert not torch.equal(picture(), before)
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "words"),
+    [
+        ({"objective": "sample"}, {}, "objective"),
+        ({"noise_schedule": {"betas": 3}}, {}, r"unknown key\(s\) \['betas'\] in task.noise_schedule"),
+        ({"mask_ratio": 0.5}, {}, "needs both, other training neither"),
+        ({}, {"num_decoder_layers": 1}, "needs both, other training neither"),
+        ({}, {"preset": "XXL"}, "model.preset is 'XXL'.*tiny, S, B, L, XL"),
+        ({}, {"depth": 3}, r"unknown key\(s\) \['depth'\] in section 'model'"),
+        ({}, {"out_channels": 6}, "learned variance"),
+        ({"eval_timesteps": 0}, {}, "eval_timesteps must be at least 1"),
+        ({"image_size": [8, 8, 8]}, {}, "a side or \\[height, width\\]"),
+        ({"crops": {"flip": 2.0}}, {}, "crops.flip is a probability"),
+    ],
+)
+def test_wrong_settings_are_refused(task, model, words):
+    with pytest.raises(ValueError, match=words):
+        built(**task, model={**MODEL, **model})
+
+
+def test_the_data_must_fit():
+    task = built()
+    with pytest.raises(ValueError, match="no column 'image'; it has \\['label'\\]. Set task.image_column"):
+        task.training_sample({"label": 1}, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="column 'label' holds 3; allowed: 0 to 2"):
+        task.training_sample({"image": Image.new("RGB", (8, 8)), "label": 3}, np.random.default_rng(0))
+    unnamed = build(DisentangledDiTTask, SMALL, "task")
+    with pytest.raises(ValueError, match="does not name its classes: set model.num_classes"):
+        unnamed.build_model({}, None)
+    unnamed.id2label = {0: "a", 1: "b"}
+    with pytest.raises(ValueError, match="num_classes is 3, but the data has 2 classes"):
+        unnamed.build_model({"num_classes": 3}, None)
+
+
+def test_the_method_is_known(tmp_path, pictures):
+    assert isinstance(build_task(make_arguments(tmp_path / "run", pictures)), DisentangledDiTTask)

@@ -1,0 +1,139 @@
+"""From one resolution, or data set, to another: positions, schedule, crops, weights."""
+
+from pathlib import Path
+
+import datasets
+import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from hf_ext.pipelines.disentangled_dit.data_disentangled_dit import Crops
+from hf_ext.pipelines.disentangled_dit.training_noise_disentangled_dit import make_scheduler, noisy_samples
+from hf_ext.pipelines.disentangled_dit.training_transfer_disentangled_dit import (
+    Checkpoint,
+    Transfer,
+    open_pipeline,
+    transfer,
+)
+
+from .training_testing import losses, make_arguments, reset, run, write_pictures
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    yield
+    reset()
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A model of 8 x 8 pixels, trained on local crops."""
+    pictures = write_pictures(tmp_path / "pictures", size=(20, 18))
+    task = {"image_size": 8, "crops": {"local_prob": 1.0, "local_size": 16}}
+    run(make_arguments(tmp_path / "base", pictures, task=task))
+    return tmp_path / "base" / "snapshot"
+
+
+def test_everything_changes_in_one_place(tmp_path, base):
+    arguments = make_arguments(
+        tmp_path / "run",
+        tmp_path / "pictures",
+        model={},
+        init_from=str(base),
+        task={"image_size": 16, "crops": {"flip": 0.25, "local_prob": 1.0, "local_size": 16}},
+    )
+    task, _ = run(arguments)
+    assert task.config["sample_size"] == [16, 16] and task.config["pos_embed_base_size"] == [4, 4]
+    assert task.cut == Crops(flip=0.25)
+    before, after = (DiffusionPipeline.from_pretrained(path) for path in (base, tmp_path / "run" / "snapshot"))
+    kept = before.scheduler.alphas_cumprod.double()
+    expected = kept / (4 + kept * (1 - 4))
+    torch.testing.assert_close(after.scheduler.alphas_cumprod.double(), expected, atol=1e-6, rtol=1e-5)
+    assert after.config.id2label == before.config.id2label
+    # At equal positions of the picture the embedding is the same: even places of the finer grid.
+    fine = after.transformer.position_embedding(8, 8, after.transformer.config.pos_embed_base_size, 16)
+    coarse = before.transformer.position_embedding(4, 4, before.transformer.config.pos_embed_base_size, 16)
+    torch.testing.assert_close(fine.view(8, 8, 16)[::2, ::2], coarse.view(4, 4, 16))
+    # A run that goes on from here, at the same size, changes nothing again.
+    again = open_pipeline(str(tmp_path / "run" / "snapshot"))
+    config, scheduler, _ = transfer(again, (16, 16), Transfer(), Crops())
+    assert config["pos_embed_base_size"] == [4, 4]
+    assert torch.equal(scheduler.alphas_cumprod, after.scheduler.alphas_cumprod)
+
+
+def test_each_part_can_be_left_out(base):
+    checkpoint = open_pipeline(str(base))
+    config, scheduler, crops = transfer(checkpoint, (16, 24), Transfer(False, False, {"local_prob": 0.0}), Crops())
+    assert config["pos_embed_base_size"] == [8, 12] and scheduler is checkpoint.scheduler and crops == Crops()
+    config, _, _ = transfer(checkpoint, (16, 24), Transfer(), Crops())
+    assert config["pos_embed_base_size"] == [4, 4] and config["sample_size"] == [16, 24]
+
+
+@pytest.mark.parametrize(("objective", "changes"), [("epsilon", {}), ("v_prediction", {}), ("flow", {"shift": 1.5})])
+@pytest.mark.parametrize("factor", [2, 4])
+def test_at_equal_places_a_patch_is_as_uncertain_as_before(objective, changes, factor):
+    """
+    A picture, and the same picture at `factor` times the size. The mean over each patch that shows what one pixel
+    showed has, on the rescaled schedule, the signal-to-noise ratio that the pixel had; without rescaling it is
+    factor^2 times as high.
+    """
+    before = make_scheduler(objective, changes, False)
+    config = {"sample_size": 8, "patch_size": 2, "pos_embed_base_size": [4, 4]}
+    checkpoint = Checkpoint(Path(), config, before, None, "a checkpoint")
+    size = 8 * factor
+    _, after, _ = transfer(checkpoint, (size, size), Transfer(), Crops())
+    generator = torch.Generator().manual_seed(0)
+    count = 1000
+    clean = torch.randn(count, 1, 8, 8, generator=generator)
+    large = clean.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
+
+    def ratio(scheduler, images, place):
+        """Powers of picture and noise in the patches' means; the network's input is their sum."""
+        noise, places = torch.randn(images.shape, generator=generator), torch.full((count,), place)
+        nothing, window = torch.zeros_like(images), images.shape[-1] // 8
+        picture, timesteps, _ = noisy_samples(scheduler, images, nothing, places)
+        rest, _, _ = noisy_samples(scheduler, nothing, noise, places)
+        torch.testing.assert_close(picture + rest, noisy_samples(scheduler, images, noise, places)[0])
+        means = [torch.nn.functional.avg_pool2d(part, window).square().mean() for part in (picture, rest)]
+        return float(means[0] / means[1]), timesteps
+
+    for place in (0.2, 0.5, 0.8):
+        small, small_timesteps = ratio(before, clean, place)
+        rescaled, timesteps = ratio(after, large, place)
+        assert rescaled == pytest.approx(small, rel=0.03)
+        kept, _ = ratio(before, large, place)
+        assert kept == pytest.approx(factor**2 * small, rel=0.03)
+        if objective != "flow":
+            # The network is told the same timestep.
+            assert torch.equal(timesteps, small_timesteps)
+
+
+def test_another_data_set_brings_its_own_classes(tmp_path, base):
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["x", "y"])})
+    pictures = datasets.load_dataset(str(tmp_path / "pictures"), split="train")
+    columns = {"image": pictures["image"][:4], "label": [0, 1, 0, 1]}
+    (tmp_path / "other").mkdir()
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "other" / "train.parquet"))
+    arguments = make_arguments(
+        tmp_path / "run", tmp_path / "other", model={}, init_from=str(base), task={"image_size": 8}, max_steps=1
+    )
+    task, _ = run(arguments)
+    assert task.id2label == {0: "x", 1: "y"} and task.config["num_classes"] == 2
+    assert len(losses(tmp_path / "run")) == 1
+
+
+def test_what_does_not_fit_is_refused(tmp_path, base):
+    def start(**changes):
+        run(
+            make_arguments(tmp_path / "run", tmp_path / "pictures", **{"model": {}, "init_from": str(base), **changes})
+        )
+
+    with pytest.raises(ValueError, match="predicts epsilon, task.objective is flow: set it to epsilon"):
+        start(task={"image_size": 8, "objective": "flow"})
+    with pytest.raises(ValueError, match="none with init_from"):
+        start(model={"preset": "S"})
+    with pytest.raises(ValueError, match="is no diffusers pipeline"):
+        start(init_from=str(base / "transformer"))
+    with pytest.raises(ValueError, match="unknown key 'position' in section 'task.transfer'"):
+        start(task={"transfer": {"position": False}})

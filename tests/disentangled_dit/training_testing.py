@@ -1,0 +1,88 @@
+"""Tiny runs of the Disentangled DiT for its training tests."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
+from PIL import Image
+
+from hf_ext.training import TrainingArguments, train
+from hf_ext.training.arguments import build
+from tests.training.tiny import digest
+
+MODEL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 2}
+CLASSES = ["cat", "dog", "emu"]
+
+
+def write_pictures(folder: Path, count: int = 9, size=(12, 10), side_column=None) -> Path:
+    """A parquet file of colour pictures with classes and captions; `count` of them, all different."""
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    sizes = [size] * count if side_column is None else side_column
+    pictures = [Image.fromarray(generator.integers(256, size=(*side, 3), dtype=np.uint8)) for side in sizes]
+    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES), "text": datasets.Value("string")}
+    labels = [index % 3 for index in range(len(pictures))]
+    texts = ["a red hen", "green fish", "fish on grass"]
+    columns = {"image": pictures, "label": labels, "text": [texts[label] for label in labels]}
+    data = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    data.to_parquet(str(folder / "train.parquet"))
+    return folder
+
+
+def make_arguments(output: Path, data: Path, **changes) -> TrainingArguments:
+    """A run of a few steps."""
+    values = {
+        "method": "disentangled-dit",
+        "output_dir": str(output),
+        "data": {"train": {"path": str(data)}, "eval": {"path": str(data)}},
+        "task": {},
+        "model": MODEL,
+        "max_steps": 2,
+        "per_device_train_batch_size": 3,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "report_to": "none",
+    }
+    return build(TrainingArguments, {**values, **changes})
+
+
+def reset() -> None:
+    """Forgets what accelerate keeps for a whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def run(arguments: TrainingArguments, kind: type = DisentangledDiTTask, **options):
+    """Trains; the task and its metrics."""
+    reset()
+    task = build(kind, {"sample_steps": 1, "samples_per_class": 1, **arguments.task, **options}, "task")
+    return task, train(task, arguments)
+
+
+def losses(folder: Path) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """What a run left behind, without its times: rows of metrics, tensors, pictures."""
+    found = {}
+    for number, line in enumerate((folder / "metrics.jsonl").read_text().splitlines()):
+        row = {name: value for name, value in json.loads(line).items() if name != "samples_per_second"}
+        found[f"metrics {number}"] = repr(row)
+    for pattern in ("state/*/*.bin", "state/*/*.pkl"):
+        for path in folder.glob(pattern):
+            if not path.name.startswith("random_states"):
+                state = torch.load(path, weights_only=False)
+                known = {key: value for key, value in state.items() if key != "seconds"}
+                found[str(path.relative_to(folder))] = digest(known)
+    for pattern in ("**/*.safetensors", "snapshot/**/*.json", "snapshot/**/*.py", "samples/*.png"):
+        for path in folder.glob(pattern):
+            if path.name != "training.json":
+                found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
