@@ -46,7 +46,7 @@ def predict(
         if control_mask is not None and not control_mask[row]:
             chosen = {}
         e = adaln_vector(weights, config, timestep[row], label, chosen)
-        if label is None:
+        if encoder_hidden_states is not None:
             context = linear(weights, "context_embedder", encoder_hidden_states[row])
         else:
             context = class_tokens(weights, config, label)
@@ -87,7 +87,7 @@ def sinusoid(value: Tensor, channels: int = 256) -> Tensor:
     return torch.cat([angles.cos(), angles.sin()])
 
 
-def class_tokens(weights: Weights, config: Mapping[str, Any], label: int) -> Tensor:
+def class_tokens(weights: Weights, config: Mapping[str, Any], label: int | None) -> Tensor:
     """Tokens [L, D] of a class; those of the null class in the baseline."""
     row = config["num_classes"] if config["conditioning"] == "adaln" else label
     token = weights["class_embedder.weight"][row]

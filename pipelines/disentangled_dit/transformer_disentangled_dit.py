@@ -63,7 +63,9 @@ class DisentangledDiTAttnProcessor:
         ).flatten(2)
         if attn.to_add_out is None:
             return attn.to_out[0](attended), None
-        return attn.to_out[0](attended[:, :tokens]), attn.to_add_out(attended[:, tokens:])
+        # A linear layer adds its bias within the product if its input is contiguous, afterwards if it is not.
+        image, context = (part.contiguous() for part in attended.tensor_split([tokens], dim=1))
+        return attn.to_out[0](image), attn.to_add_out(context)
 
 
 class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
