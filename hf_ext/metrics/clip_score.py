@@ -64,7 +64,8 @@ class CLIPScore(evaluate.Metric):
 
     def __init__(self, *args, model: str, device: str = "cpu", batch_size: int = 64, **kwargs):
         super().__init__(*args, **kwargs)
-        self.model = CLIPModel.from_pretrained(model).to(device).eval()
+        network: Any = CLIPModel.from_pretrained(model)
+        self.model = network.to(device).eval()
         self.processor = CLIPProcessor.from_pretrained(model)
         self.batch_size = batch_size
 

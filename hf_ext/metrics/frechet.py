@@ -106,7 +106,7 @@ class FeatureStatistics:
         Args:
             path (`str` or `Path`): The file, which ends in `.npz`.
         """
-        known = {} if self.count is None else {"count": np.int64(self.count)}
+        known: dict[str, Any] = {} if self.count is None else {"count": np.int64(self.count)}
         handle, temporary = tempfile.mkstemp(suffix=".npz", dir=Path(path).parent)
         try:
             with os.fdopen(handle, "wb") as file:

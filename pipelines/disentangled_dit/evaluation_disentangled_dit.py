@@ -27,7 +27,7 @@ _SUBSET, _SUBSETS = 1000, 20
 
 def generate_images(
     pipeline: DisentangledDiTPipeline,
-    class_labels: Sequence[int],
+    conditions: Sequence[int] | Sequence[str],
     *,
     seed: int = 0,
     batch_size: int = 64,
@@ -35,12 +35,12 @@ def generate_images(
     **options: Any,
 ) -> np.ndarray:
     """
-    An image for each label. The noise of an image depends on `seed` and its place among the labels alone: not on
-    `batch_size`, and not on the class or the controls.
+    An image for each class or text. The noise of an image depends on `seed` and its place among them alone: not on
+    `batch_size`, and not on the class, the text or the controls.
 
     Args:
-        pipeline ([`DisentangledDiTPipeline`]): A class model.
-        class_labels (sequence of `int`): The classes.
+        pipeline ([`DisentangledDiTPipeline`]): Makes them.
+        conditions (sequence of `int`, or of `str`): Classes of a class model, texts of a text model.
         seed (`int`, *optional*, defaults to 0): Decides the noise.
         batch_size (`int`, *optional*, defaults to 64): Images at once.
         show_progress (`bool`, *optional*, defaults to `True`): A bar that counts images.
@@ -51,22 +51,23 @@ def generate_images(
         `numpy.ndarray` of shape `[images, height, width, channels]`, uint8.
 
     Raises:
-        ValueError: If there are no labels.
+        ValueError: If there are no conditions.
     """
-    labels = [int(label) for label in class_labels]
-    if not labels:
-        raise ValueError("class_labels is empty: give the class of each image.")
+    given = list(conditions)
+    if not given:
+        raise ValueError("conditions is empty: give the class or the text of each image.")
+    key = "class_labels" if pipeline.transformer.config.joint_attention_dim is None else "prompt"
     shown = dict(getattr(pipeline, "_progress_bar_config", {}))
     # One bar of all images, not one for each batch.
     pipeline.set_progress_bar_config(disable=True)
     made = []
     try:
-        with tqdm(total=len(labels), desc="images", disable=not show_progress, leave=False) as bar:
-            for start in range(0, len(labels), batch_size):
-                part = range(start, min(start + batch_size, len(labels)))
+        with tqdm(total=len(given), desc="images", disable=not show_progress, leave=False) as bar:
+            for start in range(0, len(given), batch_size):
+                part = range(start, min(start + batch_size, len(given)))
                 seeds = [int(np.random.SeedSequence((seed, index)).generate_state(1)[0]) for index in part]
                 images = pipeline(
-                    class_labels=[labels[index] for index in part],
+                    **{key: [given[index] for index in part]},
                     generator=[torch.Generator().manual_seed(number) for number in seeds],
                     output_type="np",
                     **options,
@@ -88,6 +89,39 @@ def _balanced(pipeline: DisentangledDiTPipeline, images_per_class: int) -> np.nd
     return np.tile(np.arange(count), images_per_class)
 
 
+def measure_images(
+    images: np.ndarray, labels: np.ndarray, classifier: ClassifierFeatures, reference: np.ndarray
+) -> dict[str, float]:
+    """
+    How near generated images are to real ones, and whether they show what they were to show.
+
+    Args:
+        images (`numpy.ndarray` of shape `[images, height, width, channels]`, uint8): From [`generate_images`].
+        labels (`numpy.ndarray` of shape `[images]`, integer): The class that each was to show.
+        classifier ([`~hf_ext.metrics.ClassifierFeatures`]): The network whose features are compared.
+        reference (`numpy.ndarray` of shape `[samples, dimensions]`, floating): Features of real images.
+
+    Returns:
+        `dict[str, float]`: `feature_distance`, the Fréchet distance; `kernel_distance`, its mean over subsets;
+        `accuracy`, the share of images in which the classifier sees the class that was asked for; `images`, their
+        number, on which the first depends.
+
+    Raises:
+        ValueError: If classifier and reference, or images and labels, do not fit.
+    """
+    if len(images) != len(labels):
+        raise ValueError(f"there are {len(images)} images and {len(labels)} labels: give the class of each image.")
+    features, seen = classifier.classify(images)
+    subset = min(_SUBSET, len(features), len(reference))
+    distance, _ = kernel_distance_of_subsets(features, reference, subset_size=subset, subsets=_SUBSETS)
+    return {
+        "feature_distance": frechet_distance(features, reference),
+        "kernel_distance": distance,
+        "accuracy": float(np.mean(seen == labels)),
+        "images": len(images),
+    }
+
+
 def evaluate_classes(
     pipeline: DisentangledDiTPipeline,
     classifier: ClassifierFeatures,
@@ -100,7 +134,7 @@ def evaluate_classes(
     **options: Any,
 ) -> dict[str, float]:
     """
-    How near generated images are to real ones, and whether they show their classes.
+    [`measure_images`] of equally many images of each class.
 
     Args:
         pipeline ([`DisentangledDiTPipeline`]): A class model whose classes are the classifier's.
@@ -110,9 +144,7 @@ def evaluate_classes(
         seed, batch_size, show_progress, **options: See [`generate_images`].
 
     Returns:
-        `dict[str, float]`: `feature_distance`, the Fréchet distance; `kernel_distance`, its mean over subsets;
-        `accuracy`, the share of images in which the classifier sees the class that was asked for; `images`, their
-        number, on which the first depends.
+        `dict[str, float]`: See [`measure_images`].
 
     Raises:
         ValueError: If it is no class model, or classifier and reference do not fit.
@@ -121,15 +153,7 @@ def evaluate_classes(
     images = generate_images(
         pipeline, labels.tolist(), seed=seed, batch_size=batch_size, show_progress=show_progress, **options
     )
-    features, seen = classifier.classify(images)
-    subset = min(_SUBSET, len(features), len(reference))
-    distance, _ = kernel_distance_of_subsets(features, reference, subset_size=subset, subsets=_SUBSETS)
-    return {
-        "feature_distance": frechet_distance(features, reference),
-        "kernel_distance": distance,
-        "accuracy": float(np.mean(seen == labels)),
-        "images": len(images),
-    }
+    return measure_images(images, labels, classifier, reference)
 
 
 def evaluate_size_control(

@@ -8,11 +8,13 @@ from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import (
     evaluate_classes,
     evaluate_size_control,
     generate_images,
+    measure_images,
 )
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 
 from hf_ext.metrics import content_drift, frechet_distance, high_frequency_energy, kernel_distance_of_subsets
 from tests.disentangled_dit.dit_testing import make_transformer
+from tests.disentangled_dit.pipeline_testing import make_text_pipeline
 
 STEPS = {"num_inference_steps": 2, "guidance_scale": 1.0, "show_progress": False}
 
@@ -51,7 +53,25 @@ def test_the_pipelines_own_bar_is_as_before(pipeline, capsys):
     pipeline.set_progress_bar_config(leave=False)
     generate_images(pipeline, [0, 1, 2], **{**STEPS, "show_progress": True}, batch_size=2)
     assert pipeline._progress_bar_config == {"leave": False}
-    assert "images: 100%" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    # It counts images; the pipeline's own would count two steps.
+    assert "images:" in shown and "| 0/3 [" in shown
+    assert "/2 [" not in shown
+
+
+def test_texts_are_measured_by_the_classes_that_they_name():
+    pipeline = make_text_pipeline()
+    texts = ["a red hen", "a fish", "a red hen"]
+    images = generate_images(pipeline, texts, batch_size=2, **STEPS)
+    assert images.shape == (3, 6, 10, 3)
+    # The same text, other noise; the same noise, another text.
+    assert np.abs(images[0].astype(int) - images[2]).max() > 20
+    assert np.abs(images[1].astype(int) - generate_images(pipeline, ["a fish", "a hen"], **STEPS)[1]).max() > 1
+    labels = Brightness().classify(images)[1]
+    reference = np.random.default_rng(0).uniform(0, 255, size=(40, 3)).astype(np.float32)
+    result = measure_images(images, np.append(labels[:2], labels[2] + 1), Brightness(), reference)
+    assert result["accuracy"] == pytest.approx(2 / 3)
+    assert result["images"] == 3
 
 
 def test_classes_are_measured_on_equally_many_images(pipeline):
@@ -94,14 +114,13 @@ def test_the_size_control_is_varied_alone(pipeline):
 
 
 def test_what_makes_no_sense_is_refused(pipeline):
-    with pytest.raises(ValueError, match="class_labels is empty"):
+    with pytest.raises(ValueError, match="conditions is empty"):
         generate_images(pipeline, [])
+    with pytest.raises(ValueError, match="2 images and 3 labels"):
+        measure_images(np.zeros((2, 8, 8, 3)), np.zeros(3), Brightness(), np.ones((3, 3)))
     with pytest.raises(ValueError, match="images_per_class must be at least 1"):
         evaluate_size_control(pipeline, Brightness(), [8, 16], images_per_class=0)
     with pytest.raises(ValueError, match="at least two different sides"):
         evaluate_size_control(pipeline, Brightness(), [8, 8])
-    text = DisentangledDiTPipeline(
-        make_transformer(num_classes=None, joint_attention_dim=7, num_layers=2), pipeline.scheduler, None, None, None
-    )
     with pytest.raises(ValueError, match="only class models"):
-        evaluate_classes(text, Brightness(), np.ones((3, 3)))
+        evaluate_classes(make_text_pipeline(), Brightness(), np.ones((3, 3)))
