@@ -10,7 +10,7 @@ import click
 from .output import print_json, print_rows, result_row
 
 # The small files beside the weights; fetched from a Hub together.
-DESCRIPTIONS = ["config.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
+DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
 
 
 def describe(source: str) -> dict[str, Any]:
@@ -32,11 +32,7 @@ def describe(source: str) -> dict[str, Any]:
     """
     from huggingface_hub import snapshot_download
 
-    from hf_ext.hub.checkpoints import open_checkpoint
-
-    with open_checkpoint(source) as checkpoint:
-        tensors = [checkpoint.info(name) for name in checkpoint]
-        commit = checkpoint.commit
+    tensors, commit = read_headers(source)
     path = Path(source).expanduser()
     if path.exists():
         folder = path if path.is_dir() else path.parent
@@ -44,6 +40,8 @@ def describe(source: str) -> dict[str, Any]:
         repo_id = source.partition("@")[0]
         folder = Path(snapshot_download(repo_id, revision=commit, allow_patterns=DESCRIPTIONS))
     config, adapter = read_json(folder / "config.json"), read_json(folder / "adapter_config.json")
+    if index := read_json(folder / "model_index.json"):
+        config = {"architectures": [index.get("_class_name")]}
     dtypes = Counter[str]()
     for tensor in tensors:
         dtypes[str(tensor.dtype).removeprefix("torch.")] += prod(tensor.shape)
@@ -63,6 +61,25 @@ def describe(source: str) -> dict[str, Any]:
         "results": read_json(folder / "eval.json").get("results") or [],
         "merge": read_merge(folder),
     }
+
+
+def read_headers(source: str) -> tuple[list[Any], str | None]:
+    """Every tensor of a checkpoint, or of all components of a diffusers pipeline, and the commit on a Hub."""
+    from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
+    from hf_ext.hub.pipeline_folders import is_pipeline, read_headers, read_remote_headers
+
+    path = Path(source).expanduser()
+    if is_pipeline(path):
+        return read_headers(path), None
+    try:
+        with open_checkpoint(source) as checkpoint:
+            return [checkpoint.info(name) for name in checkpoint], checkpoint.commit
+    except CheckpointError:
+        # the weights of a pipeline are in folders, where no checkpoint is looked for
+        found = None if path.exists() else read_remote_headers(source)
+        if found is None:
+            raise
+        return found
 
 
 def read_json(path: Path) -> dict[str, Any]:

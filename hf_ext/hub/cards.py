@@ -19,6 +19,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_res
 
 from .checkpoints import open_checkpoint
 from .load_check import installed_room
+from .pipeline_folders import is_pipeline, read_config, read_headers
 from .safetensors_headers import parse_json_object
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.
@@ -91,6 +92,8 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     if template_name == "adapter.md" and installed_room(method) is not None:
         # an adapter of ours does the task of its method, under the same licence
         fields = {**_template(f"{method}.md")[0], **fields}
+    if "pipeline_tag" in config:
+        fields = {**fields, "pipeline_tag": config["pipeline_tag"]}
     if merge is not None:
         fields = {**fields, **metadata(merge)}
     front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
@@ -134,6 +137,8 @@ def _environment() -> jinja2.Environment:
 
 def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
     """The configuration and the name of the template that describes it."""
+    if is_pipeline(folder):
+        return read_config(folder)
     if (folder / "adapter_config.json").is_file():
         return _read_optional(folder / "adapter_config.json"), "adapter.md"
     config = _read_optional(folder / "config.json")
@@ -273,8 +278,11 @@ def _training_rows(training: dict[str, Any], arguments: dict[str, Any]) -> dict[
 
 
 def _model_rows(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    with open_checkpoint(folder) as checkpoint:
-        tensors = [checkpoint.info(name) for name in checkpoint]
+    if is_pipeline(folder):
+        tensors = read_headers(folder)
+    else:
+        with open_checkpoint(folder) as checkpoint:
+            tensors = [checkpoint.info(name) for name in checkpoint]
     rows = {"class": ", ".join(config["architectures"])} if config.get("architectures") else {}
     return rows | {
         "parameters": f"{sum(math.prod(tensor.shape) for tensor in tensors):,}",

@@ -17,6 +17,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
+from .pipeline_folders import is_pipeline, pipeline_code
 from .safetensors_headers import parse_json_object
 
 # The roles whose files travel with a checkpoint; tests, training and references stay at home.
@@ -103,8 +104,11 @@ def verify_code(folder: Path) -> None:
     Raises:
         ValueError: A `.py` file that is not the installed package's, or a JSON file that names code elsewhere.
     """
-    room = room_of(folder)
-    allowed = {} if room is None else room_code(room)
+    if is_pipeline(folder):
+        allowed = pipeline_code(folder)
+    else:
+        room = room_of(folder)
+        allowed = {} if room is None else room_code(room)
     if (folder / "emr.json").is_file():
         allowed[_LOADER.name] = _LOADER
     shipped = set()
@@ -167,9 +171,9 @@ def check_loads(folder: str | Path, *, endpoint: str | None = None, token: str |
 
     The class that was saved and the base class are loaded, the other heads that `auto_map` names are imported (an
     adapter: its configuration and weights are loaded), then the image processor or feature extractor and the
-    tokenizer. The class that was saved must find all of its weights, and the file no others. Of an artifact of
-    EMR-Merging the merged model is loaded, and its first task restored by `emr_loader.py`: for that, a base on a Hub
-    is downloaded if it is not in the cache.
+    tokenizer. Of a pipeline all components are loaded. The class that was saved must find all of its weights, and the
+    file no others. Of an artifact of EMR-Merging the merged model is loaded, and its first task restored by
+    `emr_loader.py`: for that, a base on a Hub is downloaded if it is not in the cache.
 
     Args:
         folder (`str` or `Path`): A folder that [`stage`] wrote.

@@ -81,6 +81,17 @@ def _load_merged(folder: Path, base: str | None) -> None:
         raise SystemExit(f"the task {task} has no weights")
 
 
+def _load_pipeline(folder: Path) -> None:
+    """A diffusers pipeline by the code beside it, and then its networks once more, to see that they are complete."""
+    from diffusers import DiffusionPipeline
+
+    # load_check has verified that all code in the folder is that of the installed package
+    pipeline = DiffusionPipeline.from_pretrained(folder, custom_pipeline="pipeline", trust_remote_code=True)
+    for name, part in pipeline.components.items():
+        if hasattr(part, "state_dict"):
+            _load_model(type(part), folder / name, True)
+
+
 def _load_adapter(folder: Path) -> None:
     import peft
 
@@ -96,6 +107,8 @@ if __name__ == "__main__":
         _load_merged(directory, sys.argv[2] if len(sys.argv) > 2 else None)
     elif (directory / "adapter_config.json").exists():
         _load_adapter(directory)
+    elif (directory / "model_index.json").exists():
+        _load_pipeline(directory)
     else:
         _load_transformers(directory)
     _load_processors(directory)

@@ -13,7 +13,7 @@ import uuid
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 from urllib.parse import quote
 
 from huggingface_hub import (
@@ -35,11 +35,15 @@ from .cards import write_card
 from .checkpoints import open_checkpoint
 from .folders import replace_folder, sync_folder
 from .load_check import SHIPPED_ROLES, check_loads, installed_room, refuse_kernels, room_code, room_of, verify_code
+from .pipeline_folders import INDEX, is_pipeline, load_pipeline, save_pipeline
 from .safetensors_headers import parse_json_object
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 # Its presence makes a folder an artifact of EMR-Merging.
 MANIFEST = "emr.json"
-Source: TypeAlias = PreTrainedModel | PeftModel | str | Path
+Source: TypeAlias = Union[PreTrainedModel, PeftModel, "DiffusionPipeline", str, Path]
 Processor: TypeAlias = ImageProcessingMixin | FeatureExtractionMixin
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
@@ -51,6 +55,8 @@ _REPORTS = ("eval.json", "training.json", "report.json", "report.png")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 # What is also replaced where the earlier push was an artifact of EMR-Merging.
 _OF_ARTIFACTS = ("tasks/", "base/", "sums.safetensors")
+# The same, of a diffusers pipeline.
+_OF_PIPELINES = (INDEX, "pipeline.py", "transformer/", "scheduler/", "vae/", "text_encoder/", "tokenizer/")
 # Files of an earlier push that would be wrong beside the new ones. Other files in the repository are left alone.
 _REPLACED = re.compile(
     r"(model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
@@ -80,7 +86,8 @@ def stage(
     of EMR-Merging go along the tasks, the report and the installed loader, if its base is on a Hub or inside it.
 
     Args:
-        source (`PreTrainedModel`, `PeftModel`, `str` or `Path`): A model in memory, or a local folder.
+        source (`PreTrainedModel`, `PeftModel`, `DiffusionPipeline`, `str` or `Path`):
+            A model, or a pipeline of ours, in memory, or a local folder.
         out (`str` or `Path`): The folder to write. It appears complete, or not at all.
         processor (`ImageProcessingMixin` or `FeatureExtractionMixin`, *optional*):
             Image processor or feature extractor to write beside a model in memory.
@@ -178,9 +185,12 @@ def _write(source: Source, out: Path, processor: Processor | None) -> None:
         if processor is not None:
             raise ValueError("processor belongs to a model in memory; put its files into the folder instead")
         _write_folder(Path(source), out)
+    elif type(source).__module__.startswith("hf_ext.pipelines."):
+        pipeline: Any = source
+        save_pipeline(pipeline, out)
     elif type(source).__module__.startswith("hf_ext."):
         _save(source, processor, out)
-    elif type(source).__module__.startswith("transformers_modules."):
+    elif type(source).__module__.startswith(("transformers_modules.", "diffusers_modules.")):
         raise ValueError(
             f"{type(source).__name__} was loaded as remote code, which is not published again; "
             "import hf_ext and load the checkpoint without trust_remote_code"
@@ -191,7 +201,8 @@ def _write(source: Source, out: Path, processor: Processor | None) -> None:
             _write_folder(Path(saved), out)
     else:
         raise TypeError(
-            f"cannot stage a {type(source).__name__}; give a transformers model, a peft model or a local folder"
+            f"cannot stage a {type(source).__name__}; give a transformers model, a peft model, a pipeline of "
+            "hf_ext.pipelines or a local folder"
         )
 
 
@@ -226,6 +237,12 @@ def _add_code(out: Path, room: ModuleType) -> None:
 def _write_folder(folder: Path, out: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; give a local folder, or load the model first")
+    if is_pipeline(folder):
+        for path in folder.glob("*/config.json"):
+            refuse_kernels(parse_json_object(path.read_bytes(), str(path)), path)
+        save_pipeline(load_pipeline(folder), out)
+        _copy_files(folder, out, (*_REPORTS, "README.md"))
+        return
     # refuses pickles, and verifies every header
     with open_checkpoint(folder):
         pass
@@ -245,9 +262,7 @@ def _write_folder(folder: Path, out: Path) -> None:
     elif room is not None:
         model, processor = _load(folder, vars(room))
         _save(model, processor, out)
-        for name in (*_REPORTS, *_TOKENIZER, "README.md"):
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, out / name)
+        _copy_files(folder, out, (*_REPORTS, *_TOKENIZER, "README.md"))
     else:
         raise ValueError(f"{folder}: neither config.json nor adapter_config.json in it; is it a checkpoint?")
 
@@ -312,6 +327,12 @@ def _copy(folder: Path, out: Path) -> None:
                 shutil.copyfile(path, out / path.name)
 
 
+def _copy_files(folder: Path, out: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
+
+
 def _refuse_files(folder: Path, patterns: tuple[str, ...], what: str) -> None:
     found = sorted(path.name for pattern in patterns for path in folder.glob(pattern))
     if found:
@@ -323,7 +344,7 @@ def _require_free(out: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise FileExistsError(f"{out} exists and is not empty; choose another place, or pass overwrite=True")
-    if not any((out / name).is_file() for name in ("config.json", "adapter_config.json")):
+    if not any((out / name).is_file() for name in ("config.json", "adapter_config.json", INDEX)):
         raise FileExistsError(f"{out} exists and is no checkpoint, so it is not replaced; choose another place")
 
 
@@ -341,7 +362,7 @@ def _commit(api: HfApi, folder: Path, repo_id: str, branch: str, create_pr: bool
     parent = api.repo_info(repo_id, revision=branch).sha
     present = api.list_repo_tree(repo_id, revision=parent, recursive=True)
     files = [item.path for item in present if isinstance(item, RepoFile)]
-    others = _OF_ARTIFACTS if MANIFEST in files else ()
+    others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
     stale = [name for name in files if _REPLACED.fullmatch(name) or name.startswith(others)]
     with ExitStack() as stack:
         as_files = _lacks_xet(api, repo_id, branch)

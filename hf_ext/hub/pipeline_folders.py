@@ -1,0 +1,235 @@
+"""Folders of diffusers pipelines of ours: what they may name and hold, loading them without running code, their files.
+
+`hf_ext.pipelines`, and with it diffusers, is imported only when there is such a folder.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, SafetensorsParsingError
+
+from .checkpoints import open_checkpoint
+from .safetensors_headers import DTYPE_NAMES, CheckpointError, TensorInfo, parse_json_object
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+INDEX = "model_index.json"
+_PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
+
+
+def is_pipeline(folder: Path) -> bool:
+    """
+    Whether a folder is one of a diffusers pipeline.
+
+    Args:
+        folder (`Path`): Any folder.
+
+    Returns:
+        `bool`: It has a `model_index.json`.
+    """
+    return (folder / INDEX).is_file()
+
+
+def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
+    """
+    Reads what a pipeline consists of, and refuses what would make a loader run code.
+
+    Args:
+        folder (`Path`): The folder.
+
+    Returns:
+        `tuple[str, dict[str, tuple[str, str]]]`: Name of the class, one of ours, and of every component that there is
+        the library and the class.
+
+    Raises:
+        ValueError: The class is not ours, or a component is neither of diffusers or transformers nor ours.
+    """
+    import hf_ext.pipelines
+
+    path = folder / INDEX
+    index = parse_json_object(path.read_bytes(), str(path))
+    name = index.get("_class_name")
+    if name not in hf_ext.pipelines.__all__:
+        raise ValueError(f"{path}: _class_name is {name!r}; one of {hf_ext.pipelines.__all__} is allowed")
+    pairs = {
+        key: tuple(value)
+        for key, value in index.items()
+        if isinstance(value, list) and not key.startswith("_") and value != [None, None]
+    }
+    ours = room_name(name)
+    for key, pair in pairs.items():
+        if len(pair) != 2 or pair[0] not in ("diffusers", "transformers", ours) or not isinstance(pair[1], str):
+            raise ValueError(
+                f"{path}: the component {key} is {list(pair)}, which names code that is not shipped; components are "
+                f"of diffusers, transformers or {ours}"
+            )
+    return name, pairs
+
+
+def room_name(class_name: str) -> str:
+    """
+    The room of a pipeline's class, as diffusers and the card templates call it.
+
+    Args:
+        class_name (`str`): One of `hf_ext.pipelines.__all__`.
+
+    Returns:
+        `str`: For instance `"disentangled_dit"`.
+    """
+    import hf_ext.pipelines
+
+    return str(getattr(hf_ext.pipelines, class_name).__module__.split(".")[-2])
+
+
+def pipeline_code(folder: Path) -> dict[str, Path]:
+    """
+    The code that travels with a pipeline.
+
+    Args:
+        folder (`Path`): The folder.
+
+    Returns:
+        `dict[str, Path]`: The installed files, by their places in the folder.
+
+    Raises:
+        ValueError: As in [`read_index`].
+    """
+    import hf_ext.pipelines
+
+    name, pairs = read_index(folder)
+    room = getattr(hf_ext.pipelines, room_name(name))
+    components = {
+        f"{key}/{library}.py": Path(inspect.getfile(getattr(room, kind)))
+        for key, (library, kind) in pairs.items()
+        if library == room_name(name)
+    }
+    return {"pipeline.py": Path(inspect.getfile(getattr(hf_ext.pipelines, name))), **components}
+
+
+def load_pipeline(folder: Path) -> DiffusionPipeline:
+    """
+    Loads a pipeline by the classes of the installed packages; code in the folder is not run.
+
+    Args:
+        folder (`Path`): The folder.
+
+    Returns:
+        `DiffusionPipeline`: The pipeline.
+
+    Raises:
+        ValueError: As in [`read_index`]; or there is a pickle, or a component does not fit its weights.
+    """
+    import hf_ext.pipelines
+
+    name, _ = read_index(folder)
+    if found := sorted(path.name for path in folder.rglob("*") if path.suffix in _PICKLES):
+        raise ValueError(f"{folder}: {found[0]} is a pickle, which is not published; take it out of the folder first")
+    try:
+        pipeline: DiffusionPipeline = getattr(hf_ext.pipelines, name).from_pretrained(
+            folder, use_safetensors=True, local_files_only=True
+        )
+    except (OSError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{folder}: does not load as a {name}: {error}; fetch or save the folder again") from error
+    return pipeline
+
+
+def save_pipeline(pipeline: DiffusionPipeline, out: Path) -> None:
+    """
+    Saves a pipeline with its code, and without the paths that it was loaded from.
+
+    Args:
+        pipeline (`DiffusionPipeline`): One of ours.
+        out (`Path`): The folder.
+    """
+    pipeline.save_pretrained(out)
+    for path in (out / INDEX, *out.glob("*/*config.json")):
+        content = parse_json_object(path.read_bytes(), str(path))
+        if content.pop("_name_or_path", None) is not None:
+            path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_headers(folder: Path) -> list[TensorInfo]:
+    """
+    Describes all tensors of a pipeline without reading them.
+
+    Args:
+        folder (`Path`): A folder of a pipeline.
+
+    Returns:
+        `list[TensorInfo]`: Those of every component that has weights.
+
+    Raises:
+        CheckpointError: A file is malformed.
+    """
+    tensors = []
+    for part in sorted({path.parent for path in folder.glob("*/*.safetensors")}):
+        with open_checkpoint(part) as checkpoint:
+            tensors += [checkpoint.info(name) for name in checkpoint]
+    return tensors
+
+
+def read_remote_headers(source: str) -> tuple[list[TensorInfo], str | None] | None:
+    """
+    The same of a pipeline on a Hub; only headers are downloaded.
+
+    Args:
+        source (`str`): `org/name` or `org/name@revision`.
+
+    Returns:
+        `tuple[list[TensorInfo], str]` or `None`: The tensors and the commit; `None` if there is no such pipeline.
+
+    Raises:
+        CheckpointError: A file is malformed.
+    """
+    repo_id, _, revision = source.partition("@")
+    api = HfApi()
+    try:
+        info = api.model_info(repo_id, revision=revision or None)
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.TransportError):
+        return None
+    names = [item.rfilename for item in info.siblings or []]
+    if INDEX not in names:
+        return None
+    tensors = []
+    for name in sorted(name for name in names if fnmatch(name, "*/*.safetensors")):
+        try:
+            header = api.parse_safetensors_file_metadata(repo_id, name, revision=info.sha)
+        except SafetensorsParsingError as error:
+            raise CheckpointError(f"{source}/{name}: {error}; save it again.") from error
+        for tensor in header.tensors.values():
+            start, stop = tensor.data_offsets
+            dtype = next(kind for kind, text in DTYPE_NAMES.items() if text == tensor.dtype)
+            tensors.append(TensorInfo(dtype, tuple(tensor.shape), stop - start, name, start))
+    return tensors, info.sha
+
+
+def read_config(folder: Path) -> tuple[dict[str, Any], str]:
+    """
+    What a card says of a pipeline.
+
+    Args:
+        folder (`Path`): A folder of a pipeline.
+
+    Returns:
+        `tuple[dict[str, Any], str]`: Its configuration, with those of its components under their names, and the name
+        of its template.
+
+    Raises:
+        ValueError: As in [`read_index`].
+    """
+    name, pairs = read_index(folder)
+    config = parse_json_object((folder / INDEX).read_bytes(), str(folder / INDEX)) | {"architectures": [name]}
+    for key in pairs:
+        for path in sorted((folder / key).glob("*config.json")):
+            config[key] = parse_json_object(path.read_bytes(), str(path))
+    reads_text = config["transformer"].get("joint_attention_dim") is not None
+    config["pipeline_tag"] = "text-to-image" if reads_text else "unconditional-image-generation"
+    return config, f"{room_name(name)}.md"

@@ -1,0 +1,202 @@
+"""Pipelines are staged, checked, described and pushed like models."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from diffusers import DDIMScheduler
+from hf_ext.pipelines import DisentangledDiTPipeline
+from hf_ext_cli.information import describe
+from hf_ext_cli.main import main
+from huggingface_hub import HfApi, close_session, snapshot_download
+from PIL import Image
+
+from hf_ext.hub.cards import write_card
+from hf_ext.hub.load_check import check_loads, verify_code
+from hf_ext.hub.publish import push, stage
+from tests.disentangled_dit.dit_testing import make_transformer
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
+from tests.hub.published import EVALUATION
+from tests.hub.test_cards import assert_finished
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+
+CODE = ["pipeline.py", "transformer/disentangled_dit.py"]
+STAGED = sorted(
+    [*CODE, "README.md", "model_index.json", "scheduler/scheduler_config.json", "transformer/config.json"]
+    + ["transformer/diffusion_pytorch_model.safetensors"]
+)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def snapshot(tmp_path) -> Path:
+    """What a training leaves: a pipeline, its reports, and things that are not published."""
+    folder = tmp_path / "snapshot"
+    make_pipeline().save_pretrained(folder)
+    (folder / "eval.json").write_text(json.dumps(EVALUATION))
+    (folder / "notes.txt").write_text("private")
+    (folder / "transformer" / "log.txt").write_text("private")
+    return folder
+
+
+def test_stage_writes_a_clean_copy_that_loads_anywhere(tmp_path, snapshot):
+    out = stage(snapshot, tmp_path / "staged", repo_id="org/pictures")
+    assert files(out) == sorted([*STAGED, "eval.json", ".eval_results/hf_ext.yaml"])
+    assert str(tmp_path) not in "".join(path.read_text() for path in out.rglob("*.json"))
+    check_loads(out)
+    loaded, before = (DisentangledDiTPipeline.from_pretrained(folder) for folder in (out, snapshot))
+    for name, value in before.transformer.state_dict().items():
+        assert torch.equal(loaded.transformer.state_dict()[name], value), name
+    assert stage(out, out, overwrite=True) == out
+
+
+def test_the_check_finds_missing_weights(tmp_path, snapshot):
+    out = stage(snapshot, tmp_path / "staged")
+    config = out / "transformer" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_layers": 4}))
+    with pytest.raises(ValueError, match="does not load where hf_ext is not installed"):
+        check_loads(out)
+
+
+def test_a_pipeline_in_memory_is_pushed_described_and_pulled(tmp_path, hub, monkeypatch):
+    pipeline = make_pipeline(vae=make_vae())
+    push(pipeline, "org/pictures", endpoint=hub.url, token=False, check=False)
+    api = HfApi(endpoint=hub.url, token=False)
+    first = api.list_repo_files("org/pictures")
+    assert {*STAGED, "vae/config.json", "vae/diffusion_pytorch_model.safetensors"} < set(first)
+    # a later push without an autoencoder leaves no part of the earlier one behind
+    push(make_pipeline(), "org/pictures", endpoint=hub.url, token=False, check=False)
+    assert not [name for name in api.list_repo_files("org/pictures") if name.startswith("vae/")]
+    pulled = snapshot_download("org/pictures", endpoint=hub.url, token=False, local_dir=tmp_path / "pulled")
+    verify_code(Path(pulled))
+    close_session()
+
+
+def test_info_counts_all_components(tmp_path):
+    pipeline = make_pipeline(vae=make_vae())
+    pipeline.save_pretrained(tmp_path)
+    found = describe(str(tmp_path))
+    parameters = sum(value.numel() for part in (pipeline.transformer, pipeline.vae) for value in part.parameters())
+    assert found["architectures"] == ["DisentangledDiTPipeline"] and found["parameters"] == parameters
+    assert found["files"] >= 1 and found["dtypes"] == {"float32": parameters}
+    shown = CliRunner().invoke(main, ["info", str(tmp_path)])
+    assert shown.exit_code == 0 and "DisentangledDiTPipeline" in shown.output and f"{parameters:,}" in shown.output
+
+
+def test_info_reads_a_pipeline_on_a_hub(hub, run_client):
+    push(make_pipeline(), "org/pictures", endpoint=hub.url, token=False, check=False)
+    close_session()
+    shown = run_client(
+        "import sys; from hf_ext_cli.main import main; sys.argv = ['hf-ext', 'info', 'org/pictures', '--json']; main()"
+    )
+    found = json.loads(shown)
+    assert found["architectures"] == ["DisentangledDiTPipeline"] and len(found["commit"]) == 40
+    assert found["parameters"] == sum(value.numel() for value in make_transformer().parameters())
+    assert found["card"]["library_name"] == "diffusers"
+
+
+PIPELINES = {
+    "classes": (make_pipeline, "pictures of a class, in pixels", "unconditional-image-generation"),
+    "latents": (lambda: make_pipeline(vae=make_vae()), "in the latents of an autoencoder", "unconditional-image-gen"),
+    "text": (make_text_pipeline, "pictures of a text, in pixels", "text-to-image"),
+    "baseline": (lambda: make_pipeline(conditioning="adaln"), "It is the baseline of the method", "unconditional"),
+    "without dropout": (lambda: make_pipeline(condition_dropout=0.0), "trained without dropping", "unconditional"),
+    "without controls": (lambda: make_pipeline(control_alpha={}), "| controls | none |", "unconditional"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_card_says_what_the_pipeline_takes_and_its_snippet_runs(name, tmp_path, monkeypatch):
+    make, phrase, tag = PIPELINES[name]
+    pipeline = make()
+    pipeline.save_pretrained(tmp_path / "pipeline")
+    card = write_card(tmp_path / "pipeline", repo_id=str(tmp_path / "pipeline")).read_text()
+    assert_finished(card)
+    assert phrase in " ".join(card.split()) and f"pipeline_tag: {tag}" in card and "library_name: diffusers" in card
+    assert f"| parameters | {sum(p.numel() for p in pipeline.transformer.parameters()):,} |" in card or pipeline.vae
+    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(DDIMScheduler, "set_timesteps", short(DDIMScheduler.set_timesteps))
+    scope: dict = {}
+    exec(snippet, scope)
+    assert type(scope["pipeline"]).__module__.startswith("diffusers_modules.local")
+    with Image.open("sample.png") as image:
+        assert image.size == ((20, 12) if pipeline.vae is not None else (10, 6))
+
+
+def short(set_timesteps):
+    """Two steps instead of fifty."""
+    return lambda self, steps, device=None: set_timesteps(self, 2, device)
+
+
+def refuse_code(folder: Path) -> None:
+    (folder / "pipeline.py").write_text("raise SystemExit('this ran')\n")
+
+
+def refuse_component_code(folder: Path) -> None:
+    (folder / "vae").mkdir()
+    (folder / "vae" / "other.py").write_text("raise SystemExit('this ran')\n")
+
+
+TAMPERED = {
+    "another pipeline.py": (refuse_code, "pipeline.py: not a file of the installed hf_ext"),
+    "code of another component": (refuse_component_code, "other.py: not a file of the installed hf_ext"),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_code_that_is_not_ours_is_neither_run_nor_uploaded(case, tmp_path, snapshot):
+    tamper, message = TAMPERED[case]
+    out = stage(snapshot, tmp_path / "staged")
+    tamper(out)
+    with pytest.raises(ValueError, match=message):
+        check_loads(out)
+    # staging writes the installed code, whatever lay beside the weights
+    assert set(files(stage(out, tmp_path / "again"))) >= set(STAGED)
+    verify_code(tmp_path / "again")
+
+
+INDEXES = {
+    "a list": ({"_class_name": ["pipeline", "DisentangledDiTPipeline"]}, "_class_name is .* is allowed"),
+    "another class": ({"_class_name": "StableDiffusionPipeline"}, "_class_name is 'StableDiffusionPipeline'"),
+    "another library": ({"vae": ["other", "VAE"]}, "the component vae is .* names code that is not shipped"),
+}
+
+
+@pytest.mark.parametrize("case", INDEXES)
+def test_an_index_that_names_other_code_is_refused(case, tmp_path, snapshot):
+    fields, message = INDEXES[case]
+    path = snapshot / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(ValueError, match=message):
+        stage(snapshot, tmp_path / "staged")
+    with pytest.raises(ValueError, match=message):
+        verify_code(snapshot)
+
+
+def test_pickles_kernels_and_remote_pipelines_are_refused(tmp_path, snapshot):
+    (snapshot / "transformer" / "diffusion_pytorch_model.bin").write_bytes(pickle.dumps({}))
+    with pytest.raises(ValueError, match=r"diffusion_pytorch_model.bin is a pickle"):
+        stage(snapshot, tmp_path / "staged")
+    text = tmp_path / "text"
+    pipeline = make_text_pipeline()
+    pipeline.save_pretrained(text)
+    config = text / "text_encoder" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"attn_implementation": "org/kernel"}))
+    with pytest.raises(ValueError, match="names a kernel on the Hub"):
+        stage(text, tmp_path / "staged")
+    remote = type("Remote", (), {"__module__": "diffusers_modules.local.pipeline"})()
+    with pytest.raises(ValueError, match="Remote was loaded as remote code"):
+        stage(remote, tmp_path / "staged")
+    assert not (tmp_path / "staged").exists()
