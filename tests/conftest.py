@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from subprocess import TimeoutExpired
+from types import SimpleNamespace
 
 import pytest
 
 from hf_ext.embedded_hub.server import EmbeddedHub
+from tests import warm_python
 from tests.hub_testing import CONTENT, ask, commit_body, create_repository, run_python
 
 
@@ -31,6 +34,13 @@ def url(hub: EmbeddedHub) -> str:
 def run_client(hub: EmbeddedHub, tmp_path: Path) -> Callable[..., str]:
     """`run_client(script, *arguments)`: run a Python script in a process whose Hugging Face libraries use `hub`."""
     return partial(_run, hub.url, tmp_path / "home")
+
+
+@pytest.fixture
+def warm_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load check of what is published runs in processes that start with torch imported."""
+    replaced = SimpleNamespace(run=warm_python.run, TimeoutExpired=TimeoutExpired)
+    monkeypatch.setattr("hf_ext.hub.load_check.subprocess", replaced)
 
 
 def _run(url: str, home: Path, script: str, *arguments: str) -> str:

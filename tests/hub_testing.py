@@ -8,7 +8,6 @@ import http.client
 import json
 import os
 import socket
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -16,6 +15,8 @@ from email.message import Message
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from tests import warm_python
 
 
 def client_environment(url: str, home: str | Path, token: str | None = None) -> dict[str, str]:
@@ -68,14 +69,8 @@ def run_python(script: str, url: str, home: str | Path, *arguments: str, token: 
         AssertionError: When it failed; with everything that it printed.
     """
     Path(home).mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *arguments],
-        env=client_environment(url, home, token),
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
+    done = warm_python.run(command, env=client_environment(url, home, token), cwd=home)
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -16,7 +16,7 @@ from PIL import Image
 from hf_ext.hub import cards
 from hf_ext.hub.cards import MARKER, write_card
 from hf_ext.hub.publish import push, stage
-from hf_ext.semanir import SemanIRImageProcessor
+from hf_ext.semanir import SemanIRImageProcessor, ops_semanir
 
 from .published import EVALUATION, TRAINING, save_bert, save_snapshot, tiny_adapter, tiny_model
 
@@ -216,7 +216,7 @@ def test_an_undefined_name_in_a_template_is_an_error():
         template.render(config={"top_k": 3})
 
 
-def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_path, run_client):
+def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_path, run_client, monkeypatch):
     model = tiny_model()
     with torch.no_grad():
         # as initialised, the model hardly changes a picture
@@ -229,7 +229,9 @@ def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_pat
     home.mkdir()
     degraded = Image.effect_noise((10, 6), 60).convert("RGB")
     degraded.save(home / "degraded.png")
-    run_client("import sys\nsys.modules['hf_ext'] = None\n" + snippet)
+    # Nor is numba, whose compilation of the kernels would take ten seconds.
+    run_client("import sys\nsys.modules['hf_ext'] = sys.modules['numba'] = None\n" + snippet)
+    monkeypatch.setattr(ops_semanir, "_native", lambda: None)
     with torch.no_grad():
         outputs = model(**SemanIRImageProcessor()(degraded, return_tensors="pt"))
     expected = SemanIRImageProcessor().post_process_image_restoration(outputs)[0]

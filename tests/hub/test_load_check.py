@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from hf_ext.hub import load_check
 from hf_ext.hub.load_check import check_loads, installed_room, verify_code
 from hf_ext.hub.publish import stage
+from tests import warm_python
 
 from .published import save_bert, save_snapshot, tiny_adapter
 
@@ -35,20 +36,22 @@ def never_run(monkeypatch):
     monkeypatch.setattr(load_check.subprocess, "run", fail)
 
 
-def test_what_stage_writes_loads_without_hf_ext(tmp_path, staged):
-    adapter = stage(tiny_adapter(), tmp_path / "adapter")
-    foreign = stage(save_bert(tmp_path / "bert"), tmp_path / "foreign")
-    with ThreadPoolExecutor() as pool:
-        assert list(pool.map(check_loads, [staged, str(adapter), foreign])) == [None] * 3
+def test_what_stage_writes_loads_without_hf_ext(staged):
+    check_loads(staged)
+
+
+def test_adapters_and_models_of_transformers_load_too(tmp_path, warm_checks):
+    check_loads(str(stage(tiny_adapter(), tmp_path / "adapter")))
+    check_loads(stage(save_bert(tmp_path / "bert"), tmp_path / "foreign"))
 
 
 def test_hf_ext_cannot_be_imported_in_the_process_of_the_check(tmp_path):
     probe = Path(load_check.__file__).with_name("load_probe.py").read_text()
     tiny_adapter().save_pretrained(tmp_path / "adapter")
+    root = Path(load_check.__file__).parents[2]
     for module in ("hf_ext", "hf_ext_cli"):
-        script = f"{probe}\nimport {module}"
-        command = [sys.executable, "-c", script, str(tmp_path / "adapter")]
-        result = subprocess.run(command, capture_output=True, text=True, cwd=Path(load_check.__file__).parents[2])
+        command = [sys.executable, "-c", f"{probe}\nimport {module}", str(tmp_path / "adapter")]
+        result = warm_python.run(command, env=os.environ, cwd=root)
         assert result.returncode == 1
         assert f"ModuleNotFoundError: {module}: a checkpoint must load where hf_ext is not installed" in result.stderr
 
@@ -69,13 +72,13 @@ def test_the_check_has_no_network_no_token_and_no_cache(staged, monkeypatch):
     assert all(seen[name].startswith(seen["cwd"]) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE"))
 
 
-def test_a_folder_that_does_not_load_is_refused_with_what_the_process_said(staged):
+def test_a_folder_that_does_not_load_is_refused_with_what_the_process_said(staged, warm_checks):
     (staged / "ops_semanir.py").unlink()
     with pytest.raises(ValueError, match=r"(?s)does not load where hf_ext is not installed.*ops_semanir"):
         check_loads(staged)
 
 
-def test_every_weight_must_be_there(staged):
+def test_every_weight_must_be_there(staged, warm_checks):
     weights = load_file(staged / "model.safetensors")
     del weights["model.extractor.weight"]
     save_file(weights | {"stranger": torch.zeros(1)}, staged / "model.safetensors", metadata={"format": "pt"})

@@ -206,7 +206,7 @@ def test_an_adapter_is_staged_and_loads_with_peft(tmp_path, in_memory):
         assert loaded(pixels).reconstruction.equal(adapter.eval()(pixels).reconstruction)
 
 
-def test_an_adapter_of_ours_travels_with_its_image_processor_and_our_code(tmp_path):
+def test_an_adapter_of_ours_travels_with_its_image_processor_and_our_code(tmp_path, warm_checks):
     adapter = tmp_path / "adapter"
     tiny_adapter().save_pretrained(adapter)
     SemanIRImageProcessor(do_convert_rgb=False).save_pretrained(adapter)

@@ -25,8 +25,9 @@ from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir, tiny_une
 from .published import CODE, contents, save_bert
 
 pytestmark = [
+    pytest.mark.usefixtures("warm_checks"),
     # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning"),
 ]
 SHARED = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 LOADER = Path(load_check.__file__).parents[1] / "emr" / "emr_loader.py"

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests import warm_python
+
 from .merging import assert_same_files, merge, short_segments_and_no_picture, write_set
 
 __all__ = ["short_segments_and_no_picture"]
@@ -79,7 +81,8 @@ LAUNCHED = PREPARE + "    merge_checkpoints(config, out, progress=False)\n"
 def run(script: str, *arguments: str, command: tuple[str, ...] = (sys.executable, "-c"), **environment: str) -> Any:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
     if command[-1] == "-c":
-        command = (*command, textwrap.dedent(script))
+        command = (*command, textwrap.dedent(script), *arguments)
+        return warm_python.run(command, env=environment, cwd=ROOT)
     return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=200)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from hf_ext.emr.manifest_emr import Manifest
 from hf_ext.merging import updating
 from hf_ext.merging.updating import add_task, add_task_frozen, remove_task
+from tests import warm_python
 from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
 from tests.merging.updating_sources import (
@@ -109,7 +109,7 @@ def test_after_a_kill_the_artifact_is_as_it_was_and_the_next_addition_succeeds(s
         updating.add_task(*sys.argv[1:])
     """
     command = [sys.executable, "-c", textwrap.dedent(script), str(artifact), "c", str(sources / "c")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = warm_python.run(command, env=os.environ, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert contents(artifact) == before
     assert {path.name for path in tmp_path.iterdir()} == {"artifact", ".artifact.update"}

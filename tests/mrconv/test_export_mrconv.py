@@ -2,7 +2,6 @@
 
 import copy
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -21,6 +20,7 @@ from hf_ext.mrconv import (
     MRConvNextForImageClassification,
     MRConvNextImageProcessor,
 )
+from tests import warm_python
 from tests.testing import LoraTesterMixin, TrainerTesterMixin
 
 LENGTH = 24
@@ -315,7 +315,7 @@ def test_folders_load_and_save_again_without_the_package(tmp_path):
     places = [str(tmp_path / name) for name in ("first", "second", "inputs", "outputs")]
     environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", WITHOUT_PACKAGE, *places]
-    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    result = warm_python.run(command, env=environment, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     batch = extractor(inputs["audio"], sampling_rate=8000, return_tensors="pt")
     pixels = processor(inputs["picture"], return_tensors="pt")

@@ -1,7 +1,6 @@
 """What MRConv's operators promise beside their values: memory, precision, chunks, compilation, export, processes."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from hf_ext.mrconv import kernels_sums_mrconv as sums
 from hf_ext.mrconv import ops_mrconv as ops
+from tests import warm_python
 from tests.mrconv.operator_cases import batch_norm_branches, layer, layer_case, leaves, random, shared_case
 
 
@@ -181,12 +181,12 @@ def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", PROCESSES, str(tmp_path)]
-    processes = subprocess.Popen(command, cwd=root, env=environment)
+    done = warm_python.run(command, cwd=root, env=environment)
+    assert done.returncode == 0, done.stderr
     case = shared_case(None)
     results = layer(case)
     cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
     gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
-    assert processes.wait(timeout=120) == 0
     (first, first_gradients), (second, second_gradients) = (
         torch.load(tmp_path / f"result{rank}") for rank in range(2)
     )

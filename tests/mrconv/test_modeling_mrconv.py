@@ -1,7 +1,6 @@
 """MRConv models: inputs, losses, saving, training, adapters, change of rate, loading anywhere."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -22,6 +21,7 @@ from hf_ext.mrconv import (
     MRConvModel,
 )
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
+from tests import warm_python
 from tests.mrconv.mrconv_testing import SIZES, TOKENS, make_model, make_signal, make_tokens
 from tests.testing import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
 
@@ -307,7 +307,7 @@ def test_folders_load_through_auto_classes_with_and_without_hf_ext(tmp_path):
     arguments = (json.dumps(folders), str(tmp_path / "tokens.safetensors"), str(tmp_path / "out.safetensors"))
     command = [sys.executable, "-c", LOAD_ABSENT, *arguments]
     environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": ""}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = warm_python.run(command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     results = load_file(tmp_path / "out.safetensors")
     for kind, value in expected.items():

@@ -64,7 +64,7 @@ def save_task(task, folder: Path) -> Path:
     return folder
 
 
-def test_models_are_pushed_and_pulled_with_and_without_hf_ext(hub, tmp_path):
+def test_models_are_pushed_and_pulled_with_and_without_hf_ext(hub, tmp_path, warm_checks):
     folders = {
         "org/sounds": save_task(AudioTask(sampling_rate=8000, max_length=64), tmp_path / "sounds"),
         "org/words": save_task(LanguageModelTask(max_length=64), tmp_path / "words"),

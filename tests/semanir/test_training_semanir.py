@@ -2,7 +2,6 @@
 
 import json
 import logging
-import subprocess
 import sys
 
 import datasets
@@ -19,6 +18,7 @@ from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext.semanir.training_semanir import SemanIRTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.models import initialize_from
+from tests import warm_python
 from tests.training.launching import ROOT, environment
 
 MODEL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
@@ -211,11 +211,6 @@ assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), local.parameters
             "HF_HOME": str(tmp_path / "home"),
             "HF_TOKEN": "x",
         }
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path / "base" / "snapshot")],
-            cwd=ROOT,
-            env=environment(**places),
-            capture_output=True,
-            text=True,
-        )
+        command = [sys.executable, "-c", script, str(tmp_path / "base" / "snapshot")]
+        done = warm_python.run(command, cwd=ROOT, env=environment(**places))
     assert done.returncode == 0, done.stderr
