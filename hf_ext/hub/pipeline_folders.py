@@ -226,7 +226,8 @@ def read_config(folder: Path) -> tuple[dict[str, Any], str]:
         ValueError: As in [`read_index`].
     """
     name, pairs = read_index(folder)
-    config = parse_json_object((folder / INDEX).read_bytes(), str(folder / INDEX)) | {"architectures": [name]}
+    index = parse_json_object((folder / INDEX).read_bytes(), str(folder / INDEX))
+    config = {key: value for key, value in index.items() if value != [None, None]} | {"architectures": [name]}
     for key in pairs:
         for path in sorted((folder / key).glob("*config.json")):
             config[key] = parse_json_object(path.read_bytes(), str(path))
