@@ -157,6 +157,7 @@ class DisentangledDiTTask:
         """
         settings, changes = read_model_section(self.model_class, config, init_from)
         settings |= self._shape(changes)
+        changes.pop("sample_size", None)
         checkpoint = None if init_from is None else open_pipeline(init_from)
         if checkpoint is not None:
             found = objective_of(checkpoint.scheduler)

@@ -16,6 +16,9 @@ from hf_ext.pipelines.disentangled_dit.training_transfer_disentangled_dit import
     transfer,
 )
 
+from hf_ext.embedded_hub.server import EmbeddedHub
+from tests.hub_testing import run_python
+
 from .training_testing import losses, make_arguments, reset, run, write_pictures
 
 
@@ -121,6 +124,28 @@ def test_another_data_set_brings_its_own_classes(tmp_path, base):
     task, _ = run(arguments)
     assert task.id2label == {0: "x", 1: "y"} and task.config["num_classes"] == 2
     assert len(losses(tmp_path / "run")) == 1
+
+
+# Runs in its own process, as libraries read the Hub's address when they are imported.
+FROM_A_HUB = """
+import sys, torch
+from huggingface_hub import HfApi
+from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
+from hf_ext.training.models import pin_revision
+
+HfApi().create_repo("me/base")
+commit = HfApi().upload_folder(repo_id="me/base", folder_path=sys.argv[1])
+pinned = pin_revision("me/base")
+assert pinned == f"me/base@{commit.oid}", pinned
+models = [DisentangledDiTTask(image_size=8).build_model({}, source) for source in (pinned, sys.argv[1])]
+pairs = zip(*(model.parameters() for model in models), strict=True)
+assert all(torch.equal(first, second) for first, second in pairs)
+"""
+
+
+def test_weights_come_from_a_hub(tmp_path, base):
+    with EmbeddedHub(tmp_path / "hub") as hub:
+        run_python(FROM_A_HUB, hub.url, tmp_path / "home", str(base), token="x")
 
 
 def test_what_does_not_fit_is_refused(tmp_path, base):
