@@ -18,8 +18,8 @@ import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 
 from .checkpoints import open_checkpoint
+from .diffusers_folders import is_pipeline, read_config, read_headers
 from .load_check import installed_room
-from .pipeline_folders import is_pipeline, read_config, read_headers
 from .safetensors_headers import parse_json_object
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.

@@ -17,7 +17,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from .pipeline_folders import is_pipeline, pipeline_code
+from .diffusers_folders import is_pipeline, pipeline_code
 from .safetensors_headers import parse_json_object
 
 # The roles whose files travel with a checkpoint; tests, training and references stay at home.

@@ -33,9 +33,9 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from .cards import write_card
 from .checkpoints import open_checkpoint
+from .diffusers_folders import INDEX, is_pipeline, load_pipeline, save_pipeline
 from .folders import replace_folder, sync_folder
 from .load_check import SHIPPED_ROLES, check_loads, installed_room, refuse_kernels, room_code, room_of, verify_code
-from .pipeline_folders import INDEX, is_pipeline, load_pipeline, save_pipeline
 from .safetensors_headers import parse_json_object
 
 if TYPE_CHECKING:
