@@ -230,10 +230,14 @@ def peak_memory(entry: Entry, device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(entries: dict[str, Entry], rounds: int, device: str) -> dict[str, dict[str, Any]]:
-    """Median seconds of each entry, and the median ratio to ours within a round."""
-    for entry in entries.values():
-        entry()
+def measure(entries: dict[str, Entry], words: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], int]:
+    """Median seconds of each entry, and the median ratio to ours within a round; and the number of rounds."""
+    device = words.device
+    if words.compile:
+        for entry in entries.values():
+            entry()
+    taken_once = sum(seconds(entry, device)[0] for entry in entries.values())
+    rounds = min(words.rounds, max(3, int(words.budget / taken_once)))
     memory = {name: peak_memory(entry, device) for name, entry in entries.items()}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in entries}
     names = list(entries)
@@ -252,7 +256,7 @@ def measure(entries: dict[str, Entry], rounds: int, device: str) -> dict[str, di
             "processor_times_ours": statistics.median(ratios[1]),
             "peak_bytes": memory[name],
         }
-    return results
+    return results, rounds
 
 
 def markdown(results: list[dict[str, Any]], parameters: dict[str, int]) -> str:
@@ -279,8 +283,9 @@ def run(words: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, int]
         for batch in words.batches:
             entries = make_entries(networks, batch, side, words)
             check_same(entries, words.dtype)
-            rows = measure(entries, words.rounds, words.device)
-            results.append({"tokens": tokens, "batch": batch, "steps": words.steps, "entries": rows})
+            rows, rounds = measure(entries, words)
+            case = {"tokens": tokens, "batch": batch, "steps": words.steps, "rounds": rounds}
+            results.append({**case, "entries": rows})
     return results, parameters
 
 
@@ -294,6 +299,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds for a case; 3 rounds at least")
     parser.add_argument("--threads", type=int, default=1, help="on the CPU")
     folder = Path(__file__).parent / "results"
     parser.add_argument("--output", type=Path, default=folder / "disentangled_dit_sampling.json")
@@ -311,7 +317,6 @@ def main() -> None:
         "sizes": {"preset": words.preset, "patch": PATCH, "channels": CHANNELS, "classes": CLASSES}
         | {"context_tokens": 1, "guidance": GUIDANCE, "scheduler": "DDIM", "dtype": words.dtype},
         "compiled": words.compile,
-        "rounds": words.rounds,
         "device": device,
         "threads": torch.get_num_threads(),
         "load_average": {"before": load_before, "after": os.getloadavg()},
