@@ -55,11 +55,11 @@ def photos(tmp_path, monkeypatch) -> dict[str, dict[str, str]]:
 def every_setting(study) -> dict[str, dict]:
     """Networks and tasks of all runs."""
     made = study.Study(Path("data"), Path("work"), 1.0)
-    denoising = [made.values(made.source("set12"), **changes) for changes in study.CANDIDATES.values()]
+    denoising = [made.values(made.source("set12", "train"), **changes) for changes in study.CANDIDATES.values()]
     mixed = {"task.degradation": [study.NOISE, study.JPEG], "task.eval_degradation": [study.NOISE, study.JPEG]}
     named = {f"candidate {index}": values for index, values in enumerate(denoising)}
     return named | {
-        "resolution": made.values(made.source("set5"), **study.RESOLUTION),
+        "resolution": made.values(made.source("set5", "train"), **study.RESOLUTION),
         "mixed": {**denoising[0], **mixed},
         "random": {**denoising[0], "model.train_top_k": [4, 8]},
     }
@@ -74,7 +74,7 @@ def test_every_run_has_valid_settings_and_peers_are_of_equal_size(load):
             arguments = runs.run_arguments(changed)
             task = study.make_task(arguments, peer)
             counts[model] = sum(value.numel() for value in task.build_model(arguments.model, None).parameters())
-        assert counts["dense"] == counts["semanir"] > 100_000, name
+        assert counts["dense"] == counts["semanir"] > 50_000, name
         assert 0.9 < counts["swin2sr"] / counts["semanir"] < 1.1, name
 
 
@@ -207,7 +207,7 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     names = ["candidate-0", "headline", *(f"denoising-{model}-time" for model in study.MODELS), "random-k", "jpeg"]
     names += ["mixed", "mixed-long", *(f"resolution-{model}-time" for model in study.MODELS)]
     assert trained == [(name, 2) for name in names]
-    assert [row["top_k"] for row in result["sweep"]["curves"]["random"]] == [1, 2, 4, 6, 8, 12, 16]
+    assert [row["top_k"] for row in result["sweep"]["curves"]["random"]] == [1, 2, 4, 8, 16]
     assert result["total_variation"]["weight"] in measuring.WEIGHTS
     text = tables.blocks({**result, "device": "CPU", "seed": 0, "seconds": 1, "versions": {}})
     assert set(text) == set(tables.blocks(made_up_result(load)))
