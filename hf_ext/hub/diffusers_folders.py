@@ -56,10 +56,10 @@ def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
 
     path = folder / INDEX
     index = parse_json_object(path.read_bytes(), str(path))
-    name = index.get("_class_name")
+    name: Any = index.get("_class_name")
     if name not in hf_ext.pipelines.__all__:
         raise ValueError(f"{path}: _class_name is {name!r}; one of {hf_ext.pipelines.__all__} is allowed")
-    pairs = {
+    pairs: dict[str, Any] = {
         key: tuple(value)
         for key, value in index.items()
         if isinstance(value, list) and not key.startswith("_") and value != [None, None]
@@ -149,7 +149,8 @@ def save_pipeline(pipeline: DiffusionPipeline, out: Path) -> None:
         pipeline (`DiffusionPipeline`): One of ours.
         out (`Path`): The folder.
     """
-    pipeline.save_pretrained(out)
+    saveable: Any = pipeline
+    saveable.save_pretrained(out)
     for path in (out / INDEX, *out.glob("*/*config.json")):
         content = parse_json_object(path.read_bytes(), str(path))
         if content.pop("_name_or_path", None) is not None:

@@ -206,7 +206,7 @@ def _write(source: Source, out: Path, processor: Processor | None) -> None:
         )
 
 
-def _save(model: PreTrainedModel | PeftModel, processor: Processor | None, out: Path) -> None:
+def _save(model: Any, processor: Processor | None, out: Path) -> None:
     room = installed_room(model.config.model_type) if isinstance(model, PreTrainedModel) else None
     if processor is None and room is not None:
         wanted = [item.__name__ for item in vars(room).values() if _is_class(item, ImageProcessingMixin)]
