@@ -92,7 +92,9 @@ def stays_inside(folder: Path, path: Path) -> bool:
     """
     folder = folder.resolve()
     allowed = [folder]
-    # in the cache of huggingface_hub, models--org--name/snapshots/<commit>/ links to blobs/, and that to shared blobs
-    if folder.parent.name == "snapshots":
-        allowed += [folder.parents[1] / "blobs", folder.parents[2] / "blobs"]
+    # in the cache of huggingface_hub, models--org--name/snapshots/<commit>/ links to blobs/, and that to shared blobs;
+    # a pipeline's components lie in folders of the commit's
+    for commit in (folder, folder.parent):
+        if commit.parent.name == "snapshots":
+            allowed += [commit.parents[1] / "blobs", commit.parents[2] / "blobs"]
     return any(path.resolve().is_relative_to(root) for root in allowed)

@@ -266,6 +266,11 @@ def test_the_snapshot_folder_of_the_hub_cache_is_a_folder_of_links(tmp_path):
     (snapshot / "model.safetensors").symlink_to("../../blobs/abc")
     with open_checkpoint(snapshot) as checkpoint:
         assert checkpoint["w"].item() == 1
+    # A pipeline's component.
+    (snapshot / "transformer").mkdir()
+    (snapshot / "transformer" / "model.safetensors").symlink_to("../../../blobs/abc")
+    with open_checkpoint(snapshot / "transformer") as checkpoint:
+        assert checkpoint["w"].item() == 1
 
 
 @pytest.mark.parametrize(
