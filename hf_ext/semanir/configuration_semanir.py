@@ -21,12 +21,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "columnar-b":    {"architecture": "columnar", "embed_dim": 180, "depths": (8,) * 8, "num_heads": (6,) * 8,
                       "mlp_ratio": 2.0, "window_size": 32, "top_k": 512, "train_top_k": (64, 128, 192, 256, 384, 512)},
     "columnar-tiny": {"architecture": "columnar", "embed_dim": 48,  "depths": (4,) * 3, "num_heads": (4,) * 3,
-                      "mlp_ratio": 2.0, "window_size": 8,  "top_k": 32,  "train_top_k": ()},
+                      "mlp_ratio": 2.0, "window_size": 8,  "top_k": 32,  "train_top_k": (4, 8, 12, 16, 24, 32)},
     "u-shaped":      {"architecture": "u-shaped", "embed_dim": 48,  "depths": (6,) * 4, "num_heads": (1, 3, 6, 12),
                       "mlp_ratio": 4.0, "window_size": 32, "top_k": 512, "train_top_k": (64, 128, 192, 256, 384, 512),
                       "refinement_depth": 6, "downsampling": "strided", "reduce_top_skip": False},
     "u-shaped-small": {"architecture": "u-shaped", "embed_dim": 48, "depths": (4,) * 3, "num_heads": (3, 6, 12),
-                      "mlp_ratio": 2.0, "window_size": 8,  "top_k": 32,  "train_top_k": (),
+                      "mlp_ratio": 2.0, "window_size": 8,  "top_k": 32,  "train_top_k": (4, 8, 12, 16, 24, 32),
                       "refinement_depth": 4, "downsampling": "unshuffle", "reduce_top_skip": True},
 }
 # fmt: on
