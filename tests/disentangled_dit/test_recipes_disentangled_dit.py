@@ -22,6 +22,7 @@ SLICES = {
     "cifar10": ["--task.image_size=8", "--model.preset=tiny", "--model.num_layers=2", "--model.num_classes=3"],
     "cifar10_16": ["--task.image_size=8", "--model.num_layers=2", "--model.num_classes=3"],
     "cifar10_masked": ["--task.image_size=8", "--model.num_layers=3", "--model.num_classes=3"],
+    "study": ["--task.image_size=8", "--model.num_layers=2", "--model.num_classes=3"],
     "transfer_16_to_32": ["--task.image_size=16"],
     "digits": ["--model.num_classes=3", "--model.num_layers=2"],
     "imagenet_256": ["--model.preset=tiny", "--model.sample_size=8", "--model.num_classes=3"],

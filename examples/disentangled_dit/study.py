@@ -1,0 +1,335 @@
+"""The study of Disentangled DiT on real images: classes, the size control, another resolution, texts, other networks.
+
+python examples/disentangled_dit/study.py DATA WORK
+DATA holds the folders cifar10 and bsds500. Each step leaves its result in WORK/results and is skipped when it is there
+with the same settings, so an interrupted study continues. At the end examples/disentangled_dit/results/study.json, the
+curves, pictures and tables in README.md are written.
+DIT_BUDGET_SCALE=0.003 makes every run that much shorter, to try the machinery; its results stay in WORK/report.
+"""
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import datasets
+import diffusers
+import torch
+from measuring import (
+    SAMPLING,
+    Judge,
+    copy_minilm,
+    draw_classes,
+    draw_sizes,
+    draw_texts,
+    measure_classes,
+    measure_control,
+    measure_samples,
+    measure_texts,
+    real_sizes,
+)
+from peers import equal_sizes
+from runs import CLASSIFIER, EXAMPLES, OURS, make_task, run_arguments, train
+from sets import prepare
+from tables import draw_convergence, draw_curves, write_tables
+from transformers.utils import logging
+
+from hf_ext.training.data import TrainingLoader, open_source
+
+# Seconds of one core for each run.
+CLASSIFIER_SECONDS, HEADLINE_SECONDS = 300, 2400
+CLAIM_SECONDS, TRANSFER_SECONDS, TEXT_SECONDS, PEER_SECONDS = 210, 210, 210, 210
+SEEDS = (0, 1, 2)
+# Generated images of each class: of a finished model, at each size of the size control, at each point of a curve.
+MEASURED, PER_SIZE, PER_POINT = 50, 5, 20
+# Points of a curve.
+POINTS = 4
+# Sides of the originals that the size control asks for. What is generated has 16: larger ones had no more detail.
+SIZES = [6, 8, 12, 16]
+HEADLINE: dict[str, Any] = {
+    "task.image_size": 32,
+    "model.attention_head_dim": 48,
+    "per_device_train_batch_size": 32,
+    "learning_rate": 7.0e-4,
+    "ema_decay": 0.998,
+}
+# The paper's conditioning, and the usual one: the class is added to the adaLN vector, controls have a constant weight.
+CONSTANT = dict.fromkeys(("original_size", "crop", "target_size", "flip", "aspect_ratio"), 0.0)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "disentangled": {"model.num_classes": 11},
+    "adaln": {"model.num_classes": 11, "model.conditioning": "adaln", "model.control_alpha": CONSTANT},
+}
+TRANSFERS = {
+    "positions and schedule": {"positions": True, "schedule": True},
+    "positions only": {"positions": True, "schedule": False},
+    "schedule only": {"positions": False, "schedule": True},
+    "neither": {"positions": False, "schedule": False},
+}
+PADDINGS = ("zeros", "replicate", "noisy_replicate")
+PEERS = ("unet", "dit", "pixart", "sd3")
+MASKED = {"model.num_decoder_layers": 2, "task.mask_ratio": 0.3}
+SHOWN = [
+    "a dark photo of a ship",
+    "a bright photo of an airplane in front of something blue",
+    "a horse",
+    "a red truck",
+]
+
+
+class Study:
+    """
+    Steps with their results in files.
+
+    Args:
+        data (`Path`): Folder of the data sets.
+        work (`Path`): Everything but the final tables is written here.
+        scale (`float`): Share of every budget.
+    """
+
+    def __init__(self, data: Path, work: Path, scale: float):
+        self.work, self.scale = work, scale
+        self.sets = prepare(data, work, None if scale >= 0.1 else 60)
+        self.judge = cache(self._judge)
+        # What measured: its settings belong to those of every measurement.
+        self.classifier: dict[str, Any] = {}
+
+    def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
+        """The result of a step: read where it was computed with the same settings, otherwise computed and kept."""
+        path = self.work / "results" / f"{name}.json"
+        settings = json.loads(json.dumps({**settings, "scale": self.scale}, default=str))
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["settings"] == settings:
+                return content["result"]
+        print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+        started = time.perf_counter()
+        content = {"settings": settings, "result": compute(), "seconds": round(time.perf_counter() - started, 2)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        path.with_suffix(".tmp").rename(path)
+        return json.loads(path.read_text(encoding="utf-8"))["result"]
+
+    def count(self, number: int) -> int:
+        """Images to generate; one where the machinery is tried."""
+        return number if self.scale >= 0.1 else 1
+
+    def values(self, name: str, **changes: Any) -> dict[str, Any]:
+        """Settings of a run: a set, 250 of its test pictures for the loss, and what differs from the recipe."""
+        path = str(self.sets[name])
+        test = "test[:250]" if self.scale >= 0.1 else "test[:4]"
+        return {"data": {"train": {"path": path}, "eval": {"path": path, "split": test}}, "seed": 0, **changes}
+
+    def speed(self, name: str, values: dict[str, Any], kind: str = OURS) -> dict[str, Any]:
+        """Seconds of a training step on this machine, and the parameters."""
+        settings = {"values": values, "kind": kind}
+        return self.step(f"speed-{name}", settings, lambda: measure_speed(values, kind, self.scale))
+
+    def run(
+        self, name: str, values: dict[str, Any], seconds: float, speed: dict[str, Any], kind: str = OURS
+    ) -> dict[str, Any]:
+        """A training of so many seconds, its warm-up a twentieth of its steps."""
+        steps = max(2, int(seconds * self.scale / speed["seconds_per_step"]))
+        values = {**values, "max_steps": steps, "warmup_steps": steps // 20}
+        if "task.samples_per_class" in values:
+            values["eval_steps"] = -(-steps // POINTS)
+        settings = {"values": values, "kind": kind}
+        row = self.step(f"run-{name}", settings, lambda: train(self.work / "runs" / name, values, kind))
+        return {**row, **speed}
+
+    def measure(self, name: str, row: dict[str, Any], compute: Callable[[], Any], **settings: Any) -> Any:
+        """What is measured of a finished run."""
+        settings = {"run": row["arguments"], "classifier": self.classifier, "sampling": SAMPLING, **settings}
+        return self.step(f"measure-{name}", settings, compute)
+
+    def snapshot(self, name: str) -> Path:
+        """The model that a run left."""
+        return self.work / "runs" / name / "snapshot"
+
+    def _judge(self, name: str) -> Judge:
+        return Judge(self.snapshot(CLASSIFIER), self.sets[name], 10 * self.count(MEASURED))
+
+    def classes(self, name: str, row: dict[str, Any], data: str, kind: str = OURS) -> dict[str, float]:
+        """The images of a finished class model."""
+        number = self.count(MEASURED)
+        compute = partial(measure_classes, self.snapshot(name), self.judge(data), number, kind)
+        return self.measure(name, row, compute, per_class=number)
+
+    def curve(self, name: str, row: dict[str, Any]) -> list[dict[str, float]]:
+        """The pictures that a run at 32 pixels drew on its way."""
+        number, batch_size = self.count(PER_POINT), row["arguments"]["per_device_train_batch_size"]
+        compute = partial(measure_samples, self.work / "runs" / name, self.judge("32"), 32, number, batch_size)
+        return self.measure(f"{name}-curve", row, compute, per_class=number)
+
+
+def measure_speed(values: dict[str, Any], kind: str, scale: float) -> dict[str, Any]:
+    """The median of some steps, forward, backward and AdamW, on real batches."""
+    arguments = run_arguments(values, kind)
+    task = make_task(arguments, kind)
+    torch.manual_seed(0)
+    source, batch_size = arguments.data_arguments.train_source, arguments.per_device_train_batch_size
+    model = task.build_model(arguments.model, arguments.init_from).train()
+    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=1e-4)
+    loader = TrainingLoader(open_source(source), source, task.training_sample, 0, batch_size, 0, 0, 1)
+    times, batches = [], iter(loader)
+    for step in range(15 if scale >= 0.1 else 3):
+        started = time.perf_counter()
+        task.loss(model, next(batches), step).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter() - started)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"seconds_per_step": sorted(times)[len(times) // 2], "parameters": parameters}
+
+
+def classify(study: Study) -> dict[str, Any]:
+    """The classifier, and what it says of real images."""
+    values = study.values("32")
+    row = study.run(CLASSIFIER, values, CLASSIFIER_SECONDS, study.speed(CLASSIFIER, values, CLASSIFIER), CLASSIFIER)
+    study.classifier = row["arguments"]
+    real = {
+        name: study.measure(f"real-{name}", row, lambda name=name: study.judge(name).real()) for name in ("32", "16")
+    }
+    return {**row, "real": real}
+
+
+def headline(study: Study) -> dict[str, Any]:
+    """CIFAR-10 in pixels, with a curve of what it draws on its way."""
+    values = study.values("32", **HEADLINE, **{"task.samples_per_class": study.count(PER_POINT)})
+    row = study.run("headline", values, HEADLINE_SECONDS, study.speed("headline", values))
+    return {**row, "measured": study.classes("headline", row, "32"), "curve": study.curve("headline", row)}
+
+
+def claim(study: Study) -> dict[str, Any]:
+    """The paper's conditioning beside the usual one, on pictures of many original sizes."""
+    judge, rows = study.judge("varied"), {}
+    number = study.count(PER_SIZE)
+    for variant, changes in VARIANTS.items():
+        speed, rows[variant] = study.speed(f"claim-{variant}", study.values("varied", **changes)), []
+        for seed in SEEDS:
+            name = f"claim-{variant}-{seed}"
+            values = {**study.values("varied", **changes), "seed": seed}
+            row = study.run(name, values, CLAIM_SECONDS, speed)
+            compute = partial(measure_control, study.snapshot(name), judge, SIZES, number)
+            control = study.measure(f"{name}-control", row, compute, per_class=number, sizes=SIZES)
+            rows[variant].append({**row, "measured": study.classes(name, row, "varied"), "control": control})
+    settings = {"classifier": study.classifier, "sizes": SIZES, "images": len(judge.others)}
+    return {"rows": rows, "real": study.step("real-sizes", settings, partial(real_sizes, judge, SIZES))}
+
+
+def transfer(study: Study) -> dict[str, Any]:
+    """From 16 to 32 pixels, with and without what should help."""
+    values = study.values("16")
+    before = study.run("pretraining", values, TRANSFER_SECONDS, study.speed("pretraining", values))
+    changes = {"init_from": str(study.snapshot("pretraining")), "task.image_size": 32}
+    after = study.values("32", **changes, **{"task.samples_per_class": study.count(PER_POINT)})
+    # One speed for the four, so that all have the same number of steps.
+    speed, rows = study.speed("transfer", after), {}
+    for index, (name, how) in enumerate(TRANSFERS.items()):
+        row = study.run(f"transfer-{index}", {**after, "task.transfer": how}, TRANSFER_SECONDS, speed)
+        rows[name] = {**row, "curve": study.curve(f"transfer-{index}", row)}
+    return {"pretraining": {**before, "measured": study.classes("pretraining", before, "16")}, "rows": rows}
+
+
+def text_values(study: Study, padding: str) -> dict[str, Any]:
+    """Settings of a run on captions."""
+    return study.values(
+        "captioned",
+        **{
+            "task.text_encoder": str(copy_minilm(study.work / "base" / "all-MiniLM-L6-v2")),
+            "task.text_padding": padding,
+            "task.max_text_length": 20,
+            "model.num_classes": None,
+            "model.joint_attention_dim": 384,
+        },
+    )
+
+
+def texts(study: Study) -> dict[str, Any]:
+    """Captions, with three kinds of padding."""
+    rows, speed = {}, study.speed("text", text_values(study, PADDINGS[0]))
+    data, number = study.sets["captioned"], 10 * study.count(MEASURED)
+    for padding in PADDINGS:
+        row = study.run(f"text-{padding}", text_values(study, padding), TEXT_SECONDS, speed)
+        compute = partial(measure_texts, study.snapshot(f"text-{padding}"), study.judge("16"), data, number)
+        rows[padding] = {**row, "measured": study.measure(f"text-{padding}", row, compute, images=number)}
+    return rows
+
+
+def peer_values(study: Study, name: str, parameters: int) -> dict[str, Any]:
+    """Settings of a peer of our network's depth, at the width at which it is as large."""
+    model = run_arguments({}).model
+    sizes = equal_sizes(name, {**model, "sample_size": [16, 16], "in_channels": 3}, parameters)
+    return study.values("16", **{"model.attention_head_dim": sizes["attention_head_dim"]})
+
+
+def compare(study: Study) -> dict[str, Any]:
+    """The paper's comparison: one recipe, one budget, diffusers' networks beside ours."""
+    values = {OURS: study.values("16"), "masked": study.values("16", **MASKED)}
+    parameters = study.speed("peer-ours", values[OURS])["parameters"]
+    values |= {name: peer_values(study, name, parameters) for name in PEERS}
+    rows = {}
+    for name, own in values.items():
+        kind = name if name in PEERS else OURS
+        row = study.run(f"peer-{name}", own, PEER_SECONDS, study.speed(f"peer-{name}", own, kind), kind)
+        rows[name] = {**row, "measured": study.classes(f"peer-{name}", row, "16", kind)}
+    return rows
+
+
+def compute(study: Study) -> dict[str, Any]:
+    """All steps."""
+    return {
+        "classifier": classify(study),
+        "headline": headline(study),
+        "claim": claim(study),
+        "transfer": transfer(study),
+        "text": texts(study),
+        "peers": compare(study),
+    }
+
+
+def draw(study: Study, result: dict[str, Any], report: Path) -> None:
+    """Curves and pictures."""
+    draw_curves(result, report / "curves.png")
+    draw_convergence(result, report / "transfer.png")
+    draw_classes(study.snapshot("headline"), 8 if study.scale == 1 else 2, report / "classes.png")
+    first = {variant: study.snapshot(f"claim-{variant}-{SEEDS[0]}") for variant in VARIANTS}
+    draw_sizes(first, SIZES, report / "sizes.png")
+    draw_texts(study.snapshot(f"text-{PADDINGS[-1]}"), SHOWN, 8 if study.scale == 1 else 2, report / "texts.png")
+
+
+def main(data: Path, work: Path) -> None:
+    """All steps, then the tables."""
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    diffusers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    scale = float(os.environ.get("DIT_BUDGET_SCALE", "1"))
+    study = Study(data, work, scale)
+    result = {
+        "what": "The last weight average is measured; nothing was chosen on test images.",
+        "device": f"CPU ({platform.machine()}), 1 of {os.cpu_count()} cores",
+        "versions": {name: version(name) for name in ("hf-ext", "torch", "diffusers", "transformers", "accelerate")},
+        **compute(study),
+    }
+    steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((work / "results").glob("*.json"))]
+    result["seconds"] = round(sum(step["seconds"] for step in steps))
+    report = EXAMPLES / "results" if scale == 1 else work / "report"
+    report.mkdir(exist_ok=True)
+    (report / "study.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    draw(study, result, report)
+    if scale == 1:
+        write_tables(result, EXAMPLES / "README.md")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(*(Path(word).resolve() for word in sys.argv[1:]))
