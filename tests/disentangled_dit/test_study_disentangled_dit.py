@@ -1,0 +1,282 @@
+"""The study's parts: its settings are valid, sets and captions are what they say, steps and tables fit each other."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid
+from PIL import Image
+from transformers import BertConfig, BertModel
+
+from hf_ext.training import evaluate
+from hf_ext.training.arguments import DataSource, read_yaml
+from hf_ext.training.data import open_source
+
+from .pipeline_testing import make_tokenizer
+
+STUDY = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
+NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Modules of the study, which find each other by their bare names."""
+    monkeypatch.syspath_prepend(STUDY)
+    names = {path.stem for path in STUDY.glob("*.py")}
+    kept = {name: sys.modules.pop(name) for name in names & set(sys.modules)}
+    yield importlib.import_module
+    for name in names & set(sys.modules):
+        del sys.modules[name]
+    sys.modules.update(kept)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch) -> Path:
+    """The data folder, with forty pictures sorted by class in each split, and two photographs."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    generator = np.random.default_rng(0)
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)})
+    folder = tmp_path / "data"
+    (folder / "cifar10").mkdir(parents=True)
+    for split in ("train", "test"):
+        pictures = [Image.fromarray(generator.integers(256, size=(32, 32, 3), dtype=np.uint8)) for _ in range(40)]
+        columns = {"image": pictures, "label": np.repeat(np.arange(10), 4)}
+        datasets.Dataset.from_dict(columns, features=kinds).to_parquet(str(folder / "cifar10" / f"{split}.parquet"))
+        (folder / "bsds500" / split).mkdir(parents=True)
+        pixels = generator.integers(256, size=(40, 60, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "bsds500" / split / "photo.png")
+    return folder
+
+
+def test_sets_are_mixed_and_say_their_original_sizes(load, data, tmp_path):
+    sets, captions = load("sets"), load("captions")
+    folders = sets.prepare(data, tmp_path / "work", None)
+    read = {name: datasets.load_dataset(str(folder)) for name, folder in folders.items()}
+    for name, side in (("32", 32), ("16", 16), ("captioned", 16)):
+        for split in ("train", "test"):
+            rows = read[name][split]
+            assert {picture.size for picture in rows["image"]} == {(side, side)}
+            assert sorted(rows["label"]) == sorted(list(range(10)) * 4) and len(set(rows["label"][:8])) > 3
+    whole = datasets.load_dataset(str(data / "cifar10"), split="test")
+    first = np.asarray(read["32"]["test"][0]["image"])
+    assert any(np.array_equal(first, np.asarray(picture)) for picture in whole["image"])
+    varied = read["varied"]["train"]
+    sides = np.array([picture.size for picture in varied["image"]])
+    labels = np.array(varied["label"])
+    assert (sides[:, 0] == sides[:, 1]).all() and sides.min() >= sets.SMALLEST and sides[labels < 10].max() <= 32
+    assert len(set(sides[:, 0])) > 8 and (labels == 10).sum() == 4 and sides[labels == 10].max() <= 40
+    assert varied.features["label"].names == [*NAMES, "photograph"]
+    for row in read["captioned"]["train"]:
+        pixels = np.asarray(row["image"])
+        assert row["text"] in [captions.caption(NAMES[row["label"]], pixels, form) for form in range(3)]
+    before = (folders["16"] / "train.parquet").stat().st_mtime_ns
+    sets.prepare(data, tmp_path / "work", None)
+    assert (folders["16"] / "train.parquet").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match="must hold the folders train and test"):
+        list(sets.photograph_rows(tmp_path / "nothing", 1, 10))
+    captions.main(data / "cifar10", tmp_path / "texts")
+    assert datasets.load_dataset(str(tmp_path / "texts"), split="test")[0]["image"].size == (32, 32)
+
+
+def test_captions_say_what_the_pixels_show(load):
+    captions = load("captions")
+    blue = np.full((8, 8, 3), (40, 60, 200), dtype=np.uint8)
+    assert captions.caption("ship", blue, 0) == "a ship" and captions.caption("airplane", blue, 0) == "an airplane"
+    text = captions.caption("ship", blue // 2, 2)
+    assert text == "a dark photo of a ship in front of something blue"
+    # The border decides about the colour, not what it surrounds.
+    blue[1:-1, 1:-1] = (255, 255, 80)
+    assert captions.border_colour(blue) == "blue"
+    assert captions.caption("cat", np.full_like(blue, 240), 1) == "a bright photo of a cat"
+    found = {(200, 40, 40): "red", (40, 200, 90): "green", (200, 190, 60): "yellow", (120, 125, 130): "grey"}
+    for colour, name in found.items():
+        assert captions.border_colour(np.full((4, 4, 3), colour, dtype=np.uint8)) == name
+
+
+def test_every_run_has_valid_settings_and_equal_parameters(load, data, tmp_path):
+    study, runs = load("study"), load("runs")
+    made = study.Study(data, tmp_path / "work", 1e-3)
+
+    def count(values, kind=study.OURS):
+        arguments = runs.run_arguments(values, kind)
+        with torch.device("meta"):
+            model = runs.make_task(arguments, kind).build_model(arguments.model, None)
+        return sum(value.numel() for value in model.parameters())
+
+    claims = {name: count(made.values("varied", **changes)) for name, changes in study.VARIANTS.items()}
+    assert claims["adaln"] == pytest.approx(claims["disentangled"], rel=0.03)
+    ours = count(made.values("16"))
+    for name in study.PEERS:
+        assert 0.9 < count(study.peer_values(made, name), name) / ours < 1.1, name
+    assert count(made.values("32", **study.HEADLINE)) > ours
+    assert count(made.values("16", **study.MASKED)) > 500_000
+    assert count(made.values("32"), study.CLASSIFIER) > 100_000
+    assert runs.run_arguments(study.text_values(made, "zeros")).model["num_classes"] is None
+
+
+def test_images_are_cut_out_of_a_sheet_to_the_bit(load, tmp_path):
+    measuring = load("measuring")
+    images = np.random.default_rng(0).integers(256, size=(3, 4, 32, 32, 3), dtype=np.uint8)
+    rows = [[Image.fromarray(image) for image in line] for line in images]
+    draw_grid(rows, ["a", "long name", "b"]).save(tmp_path / "step-5.png")
+    assert np.array_equal(measuring.cut_grid(tmp_path / "step-5.png", 32, 4), images)
+
+
+def test_a_step_is_computed_again_only_with_other_settings(load, data, tmp_path):
+    study, calls = load("study"), []
+    made = study.Study(data, tmp_path, 1e-3)
+    for seed in (0, 0, 1):
+        made.step("a", {"seed": seed}, lambda seed=seed: calls.append(seed) or {"seed": seed})
+    assert calls == [0, 1]
+
+
+def shrink(study, runs, measuring, monkeypatch, folder: Path) -> None:
+    """Networks, sampling and a text encoder that cost nothing."""
+    recipe = read_yaml(STUDY / "study.yaml")
+    recipe["model"] |= {"num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 24}
+    (folder / "study.yaml").write_text(json.dumps(recipe))
+    known = runs.recipe
+    monkeypatch.setattr(
+        runs, "recipe", lambda kind: known(kind) if kind == study.CLASSIFIER else folder / "study.yaml"
+    )
+    monkeypatch.setattr(study, "HEADLINE", {**study.HEADLINE, "model.attention_head_dim": 24})
+    monkeypatch.setattr(study, "PEERS", dict.fromkeys(study.PEERS, 24))
+    monkeypatch.setattr(study, "copy_minilm", tiny_text_encoder)
+    for name, value in (("num_inference_steps", 1), ("guidance_scale", 1.0)):
+        monkeypatch.setitem(measuring.SAMPLING, name, value)
+
+
+def trained_without_training(study, runs):
+    """A run whose model is saved as it is initialised, with the picture that the loop would draw."""
+    names = []
+
+    def train(run, values, kind=study.OURS):
+        names.append(run.name)
+        arguments = runs.run_arguments(values, kind)
+        task = runs.make_task(arguments, kind)
+        train_data = open_source(arguments.data_arguments.train_source)
+        if kind != study.CLASSIFIER:
+            task.read_data(train_data)
+        torch.manual_seed(0)
+        model = task.build_model(arguments.model, arguments.init_from).eval()
+        task.save_model(model, model.state_dict(), run / "snapshot")
+        rows = open_source(DataSource(**values["data"]["eval"]))
+        if "task.samples_per_class" in values:
+            (run / "samples").mkdir()
+            for step in (1, values["max_steps"]):
+                task.sample_picture(model, [rows[0]]).save(run / "samples" / f"step-{step}.png")
+        row = made_up_run(values["max_steps"], arguments.per_device_train_batch_size)
+        return {**row, "scores": evaluate(task, model, rows)}
+
+    return train, names
+
+
+@pytest.mark.slow
+def test_all_steps_fit_each_other(load, data, tmp_path, monkeypatch):
+    """The whole study on tiny networks, with models that are saved as they are initialised."""
+    study, runs, measuring, tables = (load(name) for name in ("study", "runs", "measuring", "tables"))
+    made = study.Study(data, tmp_path / "work", 1e-6)
+    shrink(study, runs, measuring, monkeypatch, tmp_path)
+    train, trained = trained_without_training(study, runs)
+    monkeypatch.setattr(study, "train", train)
+    result = study.compute(made)
+    expected = ["classifier", "headline", *(f"claim-{name}-{seed}" for name in study.VARIANTS for seed in study.SEEDS)]
+    expected += ["pretraining", *(f"transfer-{index}" for index in range(4))]
+    expected += [f"text-{padding}" for padding in study.PADDINGS]
+    expected += [f"peer-{name}" for name in ("ours", "masked", *study.PEERS)]
+    assert trained == expected
+    assert list(tables.VARIANTS) == list(study.VARIANTS) and set(tables.PEERS) == {"ours", "masked", *study.PEERS}
+    whole = {**result, "device": "CPU", "seconds": 1, "versions": {}}
+    assert set(tables.blocks(whole)) == set(tables.blocks(made_up_result(load)))
+    assert len(tables.all_runs(result)) == len(trained)
+    (tmp_path / "report").mkdir()
+    study.draw(made, result, tmp_path / "report")
+    drawn = {path.name for path in (tmp_path / "report").iterdir()}
+    assert drawn == {"curves.png", "transfer.png", "classes.png", "sizes.png", "texts.png"}
+    # Nothing is computed twice.
+    study.compute(made)
+    assert trained == expected
+
+
+def tiny_text_encoder(folder: Path) -> Path:
+    """A BERT of MiniLM's width that knows nothing."""
+    if not (folder / "config.json").is_file():
+        tokenizer = make_tokenizer()
+        shape = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=32, **shape)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def made_up_run(steps: int = 10, batch_size: int = 64) -> dict:
+    """What is said of a training."""
+    return {
+        "steps": steps,
+        "samples": 4000,
+        "seconds": 12.3,
+        "scores": {"loss": 0.25},
+        "losses": [[8, 2.0], [80, 1.0]],
+        "arguments": {"learning_rate": 0.001, "seed": 0, "per_device_train_batch_size": batch_size},
+        "parameters": 123456,
+        "seconds_per_step": 0.1,
+    }
+
+
+def made_up_result(load) -> dict:
+    """A result with all parts that the study writes."""
+    study = load("study")
+    measured = {"feature_distance": 12.345, "kernel_distance": 0.5, "accuracy": 0.4, "images": 500}
+    run = {**made_up_run(), "measured": measured}
+    curve = [{"samples": samples, **measured} for samples in (2000, 4000)]
+    control = {"content_distance": 0.01, "detail_distance": 0.02, "agreement": 0.75}
+    by_size = {"high_frequency_energy": [0.001, 0.002], "accuracy": [0.5, 0.75]}
+    rows = [{**run, "control": {**control, **by_size}} for _ in study.SEEDS]
+    text = {**run, "measured": {**measured, "lightness": 0.5, "colour": 0.25}}
+    return {
+        "device": "CPU",
+        "seconds": 600,
+        "versions": {"torch": "2"},
+        "classifier": {**run, "real": {"32": measured, "16": measured}},
+        "headline": {**run, "curve": curve},
+        "claim": {"rows": dict.fromkeys(study.VARIANTS, rows), "real": {"sizes": [6, 16], **by_size}},
+        "transfer": {"pretraining": run, "rows": dict.fromkeys(study.TRANSFERS, {**run, "curve": curve})},
+        "text": dict.fromkeys(study.PADDINGS, text),
+        "peers": dict.fromkeys(("ours", "masked", *study.PEERS), run),
+    }
+
+
+def test_tables_and_curves_of_a_result(load, tmp_path):
+    tables, result = load("tables"), made_up_result(load)
+    readme = tmp_path / "README.md"
+    readme.write_text((STUDY / "README.md").read_text())
+    tables.write_tables(result, readme)
+    text = readme.read_text()
+    assert "| generated, 500 images | 12.35 | 0.500 | 40.0 % | 123,456 | 10 | 4,000 | 12 |" in text
+    assert "| class and controls in adaLN | 123,456 | 12.35 ± 0.00 | 40.0 ± 0.0 | 0.0100 ± 0.0000 |" in text
+    assert "| real pictures made so small | 1.00 / 50 % | 2.00 / 75 % |" in text
+    assert "| positions only | 12.35 | 12.35 | 40.0 % | 12 |" in text and "after 2,000" in text
+    assert "| `replicate` | 12.35 | 0.500 | 40.0 % | 50.0 % | 25.0 % | 10 | 12 |" in text
+    assert "Not run yet" not in text
+    tables.write_tables(result, readme)
+    assert readme.read_text() == text
+    for draw in (tables.draw_curves, tables.draw_convergence):
+        draw(result, tmp_path / "curves.png")
+        assert (tmp_path / "curves.png").stat().st_size > 10_000
+    readme.write_text("no places")
+    with pytest.raises(ValueError, match="no place for the table"):
+        tables.write_tables(result, readme)
+
+
+def test_readme_holds_the_committed_results(load, tmp_path):
+    results = STUDY / "results" / "study.json"
+    if not results.is_file():
+        pytest.skip("the study has not been run")
+    copy = tmp_path / "README.md"
+    copy.write_text((STUDY / "README.md").read_text())
+    load("tables").write_tables(json.loads(results.read_text()), copy)
+    assert copy.read_text() == (STUDY / "README.md").read_text()
