@@ -144,7 +144,7 @@ def measure_samples(run: Path, judge: Judge, side: int, columns: int, batch_size
 def draw_classes(snapshot: Path, columns: int, path: Path) -> None:
     """A row of samples for each class."""
     pipeline = load(snapshot)
-    names = [pipeline.id2label[label] for label in range(CLASSES)]
+    names = [pipeline.config["id2label"][str(label)] for label in range(CLASSES)]
     write_picture(draw_grid(sample_rows(pipeline, list(range(CLASSES)), columns, 0, **SAMPLING), names), path)
 
 

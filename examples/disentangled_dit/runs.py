@@ -69,7 +69,8 @@ def train(run: Path, values: dict[str, Any], kind: str = OURS) -> dict[str, Any]
     """Trains or continues a run; its budget, scores and losses. Of a finished one snapshot, curves, samples stay."""
     values = {**values, "output_dir": run}
     if not is_complete(run, run_arguments(values, kind)):
-        shutil.rmtree(run / "snapshot", ignore_errors=True)
+        # What another run, of other settings, left here; a run that was interrupted has a state.
+        shutil.rmtree(run / "snapshot" if any(run.glob("state/step-*")) else run, ignore_errors=True)
         command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH, "--num_cpu_threads_per_process", "1"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         subprocess.run([*command, *script(kind), str(recipe(kind)), *flags(values)], check=True, env=environment)
