@@ -215,8 +215,6 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
 
 def test_readme_holds_the_committed_results(load, tmp_path):
     results = STUDY / "results" / "study.json"
-    if not results.is_file():
-        pytest.skip("the study has not been run")
     copy = tmp_path / "README.md"
     copy.write_text((STUDY / "README.md").read_text())
     load("tables").write_tables(json.loads(results.read_text()), copy)
