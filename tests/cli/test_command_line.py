@@ -15,7 +15,7 @@ from hf_ext_cli.main import COMMANDS, main
 from hf_ext_cli.output import finite
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = ("hub", "emr", "mrconv", "semanir")
+GROUPS = ("hub", "emr", "mrconv", "semanir", "dit")
 
 
 def run(*arguments: str | Path) -> Result:
@@ -38,7 +38,8 @@ def test_the_commands_are_those_that_are_promised():
     emr = {f"emr {name}" for name in ("add", "remove", "export", "compare", "pack", "unpack")}
     mrconv = {"mrconv make-listops", "mrconv plot"}
     semanir = {"restore", "semanir", "semanir explain"}
-    groups = {"emr", *emr, "mrconv", *mrconv, *semanir, "hub", "hub serve"}
+    dit = {"dit", "dit precompute", "dit sample"}
+    groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
     expected = {"train", "evaluate", "merge", *groups, "push", "card", "info"}
     assert set(all_commands()) == expected
     listing = run("--help").output

@@ -177,6 +177,7 @@ def test_automatic_mixed_precision_trains():
 
 # Dynamo looks at the gradient of tensors that it meets.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.slow
 def test_repeated_blocks_compile_as_one_graph_for_all_timesteps():
     model = make_transformer(num_layers=2)
     inputs = make_inputs(model)

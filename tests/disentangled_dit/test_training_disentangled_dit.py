@@ -75,7 +75,7 @@ class InterruptedTask(DisentangledDiTTask):
         return super().loss(model, batch, step)
 
 
-@pytest.mark.parametrize("kind", ["class", "masked"])
+@pytest.mark.parametrize("kind", ["class", pytest.param("masked", marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_as_the_whole_one(tmp_path, pictures, kind):
     masked = {"mask_ratio": 0.5} if kind == "masked" else {}
     model = {**MODEL, "num_decoder_layers": 1} if kind == "masked" else MODEL

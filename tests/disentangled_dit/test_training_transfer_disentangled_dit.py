@@ -143,6 +143,7 @@ assert all(torch.equal(first, second) for first, second in pairs)
 """
 
 
+@pytest.mark.slow
 def test_weights_come_from_a_hub(tmp_path, base):
     with EmbeddedHub(tmp_path / "hub") as hub:
         run_python(FROM_A_HUB, hub.url, tmp_path / "home", str(base), token="x")

@@ -221,6 +221,7 @@ print(json.dumps([*result, *score]))
 """
 
 
+@pytest.mark.slow
 def test_evaluate_loads_the_scripts_without_a_network_and_without_the_package(classifier, inception, clip, tmp_path):
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
     names = map(metric_path, ("feature_distance", "fid", "kid", "clip_score"))

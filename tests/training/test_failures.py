@@ -65,7 +65,7 @@ def test_help_and_missing_words(capsys):
         (["--data.train.paht", "x"], "unknown key 'paht' in section 'data.train'"),
         (["--task.noize", "1"], "unknown key 'noize' in section 'task'"),
         (["--task.noise", "loud"], "section 'task'"),
-        (["--method", "none"], "unknown method 'none'; allowed: mrconv-audio, "),
+        (["--method", "none"], "unknown method 'none'; allowed: disentangled-dit, "),
         (["--lr_scheduler_type", "greedy"], "lr_scheduler_type must be one of constant,"),
         (["--ema_decay", "1"], "ema_decay must be in [0, 1)"),
         (["--peft.peft_type", "LORA"], "set init_from"),
