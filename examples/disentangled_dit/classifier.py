@@ -37,11 +37,14 @@ class ClassifierTask(ClassificationTask):
     Args:
         image_size (`int`, defaults to 32): Side of the square that the network sees, in pixels.
         shift (`int`, defaults to 4): Training moves images by up to so many pixels, and mirrors every other one.
+        smallest (`int`, defaults to 8): Training makes every other image smaller, down to this side, and enlarges it
+            again: what is generated lacks detail too.
         image_column (`str`, defaults to `"image"`): Column of the images.
     """
 
     image_size: int = 32
     shift: int = 4
+    smallest: int = 8
     image_column: str = "image"
 
     config_class: ClassVar[type[PreTrainedConfig]] = RegNetConfig
@@ -54,6 +57,8 @@ class ClassifierTask(ClassificationTask):
             raise ValueError(
                 f"image_size must be at least 8 and shift less than it; got {self.image_size}, {self.shift}."
             )
+        if not 1 <= self.smallest <= self.image_size:
+            raise ValueError(f"smallest must be from 1 to image_size, {self.image_size}; got {self.smallest}.")
 
     def model_fields(self) -> dict[str, Any]:
         """Nothing: the network takes any size."""
@@ -73,9 +78,14 @@ class ClassifierTask(ClassificationTask):
         return {"pixel_values": _scale(self._square(example)), "labels": self.label(example)}
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
-        """Moved and mirrored; what comes in from outside is the image's mirror image."""
+        """Blurred, moved and mirrored; what comes in from outside is the image's mirror image."""
+        pixels = self._square(example)
+        if generator.integers(2):
+            side = int(generator.integers(self.smallest, self.image_size + 1))
+            small = Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC)
+            pixels = np.asarray(small.resize((self.image_size, self.image_size), Image.Resampling.BICUBIC))
         top, left = generator.integers(2 * self.shift + 1, size=2)
-        around = np.pad(self._square(example), ((self.shift,) * 2, (self.shift,) * 2, (0, 0)), mode="reflect")
+        around = np.pad(pixels, ((self.shift,) * 2, (self.shift,) * 2, (0, 0)), mode="reflect")
         part = around[top : top + self.image_size, left : left + self.image_size]
         if generator.integers(2):
             part = part[:, ::-1]

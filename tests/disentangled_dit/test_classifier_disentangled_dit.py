@@ -62,7 +62,7 @@ def test_it_trains_and_its_snapshot_tells_classes_apart(classifier, tmp_path):
 
 
 def test_what_it_sees_in_training_is_what_its_processor_makes(classifier, tmp_path):
-    task = classifier.ClassifierTask(image_size=16, shift=3, num_labels=2)
+    task = classifier.ClassifierTask(image_size=16, shift=3, smallest=16, num_labels=2)
     task.processor().save_pretrained(tmp_path)
     processor = AutoImageProcessor.from_pretrained(tmp_path)
     for size in (16, 20):
@@ -82,6 +82,13 @@ def test_what_it_sees_in_training_is_what_its_processor_makes(classifier, tmp_pa
     assert sum(np.allclose(seen, place) for place in places) == 1
     batch = default_collate([task.training_sample(example, np.random.default_rng(index)) for index in range(8)])
     assert batch["pixel_values"].std(0).max() > 0.1
+    # Every other image has lost detail on its way through a smaller one.
+    task = classifier.ClassifierTask(image_size=16, shift=0, smallest=4, num_labels=2)
+    seen = [task.training_sample(example, np.random.default_rng(index))["pixel_values"] for index in range(20)]
+    sharp = task.encode(example)["pixel_values"]
+    assert 4 < sum(torch.equal(image, sharp) or torch.equal(image.flip(-1), sharp) for image in seen) < 16
+    with pytest.raises(ValueError, match="smallest must be from 1 to image_size, 16; got 17"):
+        build(classifier.ClassifierTask, {"image_size": 16, "smallest": 17}, "task")
 
 
 def test_the_recipe_builds_a_network_that_transformers_loads(classifier, tmp_path):
