@@ -66,13 +66,10 @@ def generate_images(
             for start in range(0, len(given), batch_size):
                 part = range(start, min(start + batch_size, len(given)))
                 seeds = [int(np.random.SeedSequence((seed, index)).generate_state(1)[0]) for index in part]
-                images = pipeline(
-                    **{key: [given[index] for index in part]},
-                    generator=[torch.Generator().manual_seed(number) for number in seeds],
-                    output_type="np",
-                    **options,
-                ).images
-                made.append(np.rint(images * 255).astype(np.uint8))
+                inputs: dict[str, Any] = {**options, key: [given[index] for index in part]}
+                generators = [torch.Generator().manual_seed(number) for number in seeds]
+                output: Any = pipeline(generator=generators, output_type="np", **inputs)
+                made.append(np.rint(output.images * 255).astype(np.uint8))
                 bar.update(len(part))
     finally:
         pipeline.set_progress_bar_config(**shown)

@@ -65,7 +65,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         ValueError: `text_padding` is none of the modes, or the scheduler does not fit.
     """
 
-    model_cpu_offload_seq = "text_encoder->transformer->vae"
+    # Any: of these diffusers' types know a dictionary without attributes, and None.
+    config: Any
+    model_cpu_offload_seq: Any = "text_encoder->transformer->vae"
     _optional_components = ["vae", "text_encoder", "tokenizer"]
     _callback_tensor_inputs = ["latents", "noise_pred", "prompt_embeds"]
 
@@ -321,7 +323,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
 
     @staticmethod
     @contextlib.contextmanager
-    def _upcast(vae: ModelMixin) -> Iterator[None]:
+    def _upcast(vae: Any) -> Iterator[None]:
         """Full precision for an autoencoder whose values are too large for float16."""
         dtype = vae.dtype
         if dtype == torch.float16 and vae.config.get("force_upcast"):
@@ -400,7 +402,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         return isinstance(scheduler, FlowMatchEulerDiscreteScheduler | FlowMatchHeunDiscreteScheduler)
 
     @classmethod
-    def _prediction_of(cls, scheduler: SchedulerMixin) -> str:
+    def _prediction_of(cls, scheduler: Any) -> str:
         """What a scheduler reads the network's output as."""
         if cls._is_flow_match(scheduler):
             return "flow_prediction"
@@ -675,8 +677,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         prompt_embeds: Tensor,
         states: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, list[int]]],
         step_options: dict[str, Any],
-        callback: Callable[..., dict[str, Any]] | None,
-        callback_inputs: list[str],
+        callback: Callable[..., dict[str, Any]] | PipelineCallback | MultiPipelineCallbacks | None,
+        callback_inputs: list[str] | tuple[str, ...],
     ) -> Tensor:
         """All steps of the scheduler, on the latents of the pictures alone."""
         self._num_timesteps = len(timesteps)
@@ -801,7 +803,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         )
         count = len(labels)
         size = self._check_size(height, width, latents)
-        controls = {"original_size": original_size, "crop": crop, "target_size": target_size}
+        controls: dict[str, Any] = {"original_size": original_size, "crop": crop, "target_size": target_size}
         controls |= {"flip": flip, "aspect_ratio": aspect_ratio}
         states = self._plan_states(self._read_controls(controls, size, count, num_images_per_prompt), labels)
         timesteps, steps = self._start(num_inference_steps, None if image is None else strength)
@@ -856,6 +858,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         variant: str | None = None,
         max_shard_size: int | str | None = None,
         push_to_hub: bool = False,
+        use_flashpack: bool = False,
         **kwargs: Any,
     ) -> None:
         """
@@ -866,31 +869,30 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
 
         Args:
             save_directory (`str` or `os.PathLike`): The folder.
-            safe_serialization, variant, max_shard_size, push_to_hub, **kwargs: As in
+            safe_serialization, variant, max_shard_size, push_to_hub, use_flashpack, **kwargs: As in
                 [`~diffusers.DiffusionPipeline.save_pretrained`].
 
         Raises:
             TypeError: The transformer is of another class.
         """
-        folder = Path(save_directory)
         if not hasattr(self.transformer, "_CODE"):
             raise TypeError(
                 f"The transformer is a {type(self.transformer).__name__}; only a pipeline of a "
                 f"{self._COMPONENT[1]} is saved."
             )
-        super().save_pretrained(folder, safe_serialization, variant, max_shard_size)
-        # Of remote code diffusers records the name of a module that exists in this process only.
-        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-        index |= {"_class_name": "DisentangledDiTPipeline", "transformer": self._COMPONENT}
-        self._write(folder / "pipeline.py", self._CODE)
-        self._write(folder / "transformer" / f"{self._COMPONENT[0]}.py", self.transformer._CODE)
-        self._write(folder / "model_index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
-        if push_to_hub:
-            self.push_to_hub(kwargs.pop("repo_id", folder.name), **kwargs)
+        # The code first: diffusers uploads what lies in the folder when it has written the rest.
+        folder, file = Path(save_directory), f"transformer/{self._COMPONENT[0]}.py"
+        for path, code in ((folder / "pipeline.py", self._CODE), (folder / file, self.transformer._CODE)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.tmp")
+            temporary.write_text(code, encoding="utf-8")
+            os.replace(temporary, path)
+        options = (safe_serialization, variant, max_shard_size, push_to_hub, use_flashpack)
+        super().save_pretrained(str(folder), *options, **kwargs)
 
-    @staticmethod
-    def _write(path: Path, text: str) -> None:
-        """Whole or not at all."""
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+    def to_json_string(self) -> str:
+        """The content of `model_index.json`."""
+        # Of remote code diffusers records the name of a module that exists in this process only.
+        index = json.loads(super().to_json_string())
+        index |= {"_class_name": "DisentangledDiTPipeline", "transformer": self._COMPONENT}
+        return json.dumps(index, indent=2, sort_keys=True) + "\n"

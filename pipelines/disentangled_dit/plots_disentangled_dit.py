@@ -66,9 +66,9 @@ def sample_rows(
     """
     key = "prompt" if pipeline.transformer.config.num_classes is None else "class_labels"
     noise = [torch.Generator().manual_seed(seed * 100_003 + column) for _ in conditions for column in range(columns)]
-    repeated = [condition for condition in conditions for _ in range(columns)]
-    pictures = pipeline(**{key: repeated}, generator=noise, **options).images
-    return [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
+    options |= {key: [condition for condition in conditions for _ in range(columns)]}
+    output: Any = pipeline(generator=noise, **options)
+    return [output.images[start : start + columns] for start in range(0, len(noise), columns)]
 
 
 def write_picture(picture: Image.Image, path: Path) -> Path:

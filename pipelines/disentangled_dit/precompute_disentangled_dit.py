@@ -106,7 +106,8 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
         raise ValueError(f"the data has no column {settings.image_column!r}; it has {sorted(data.features)}.")
     partial.mkdir(parents=True, exist_ok=True)
     _check_settings(partial / SETTINGS, settings, len(data))
-    autoencoder = load_autoencoder(settings.vae).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    autoencoder: Any = load_autoencoder(settings.vae)
+    autoencoder.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     _check_sizes(settings, DisentangledDiTPipeline._scale_factor(autoencoder))
     work = _Work(settings, data, autoencoder)
     for leftover in partial.glob("*.tmp"):

@@ -62,29 +62,30 @@ def rescale_noise_schedule(
     ```
     """
     ratio = math.sqrt(_area(to_size, "to_size") / _area(from_size, "from_size"))
-    config: Any = scheduler.config  # type: ignore[attr-defined]
+    # Of a scheduler diffusers' types know neither its configuration nor its numbers.
+    given: Any = scheduler
+    kind, config = type(given), given.config
     if isinstance(scheduler, FlowMatchEulerDiscreteScheduler | FlowMatchHeunDiscreteScheduler):
         if found := [name for name in _FLOW_SPACINGS if config.get(name)]:
             raise ValueError(
-                f"{type(scheduler).__name__} has {found[0]}={config[found[0]]!r}, so its noise levels do not follow "
+                f"{kind.__name__} has {found[0]}={config[found[0]]!r}, so its noise levels do not follow "
                 "`shift`; make it without that option, with a constant shift."
             )
-        return type(scheduler).from_config(config, shift=ratio * config.shift)
-    if "trained_betas" not in inspect.signature(type(scheduler).__init__).parameters:
+        return kind.from_config(config, shift=ratio * config.shift)
+    if "trained_betas" not in inspect.signature(kind.__init__).parameters:
         raise TypeError(
-            f"{type(scheduler).__name__} has neither betas nor a constant flow shift to rescale; use a scheduler of "
+            f"{kind.__name__} has neither betas nor a constant flow shift to rescale; use a scheduler of "
             "the DDPM family (DDIM, DPM++, UniPC, Euler ...), FlowMatchEulerDiscreteScheduler or "
             "FlowMatchHeunDiscreteScheduler."
         )
     if config.get("use_flow_sigmas"):
         if config.get("use_dynamic_shifting"):
             raise ValueError(
-                f"{type(scheduler).__name__} has use_dynamic_shifting=True, so its noise levels do not follow "
+                f"{kind.__name__} has use_dynamic_shifting=True, so its noise levels do not follow "
                 "`flow_shift`; make it without that option."
             )
-        return type(scheduler).from_config(config, flow_shift=ratio * config.flow_shift)
-    betas = _rescale_betas(scheduler.betas, ratio)  # type: ignore[attr-defined]
-    return type(scheduler).from_config(config, trained_betas=betas.tolist())
+        return kind.from_config(config, flow_shift=ratio * config.flow_shift)
+    return kind.from_config(config, trained_betas=_rescale_betas(given.betas, ratio).tolist())
 
 
 def _area(size: int | tuple[int, int], name: str) -> int:

@@ -8,7 +8,7 @@ strengths combines.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import datasets
 import numpy as np
@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from diffusers import ModelMixin
-from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 from torch import Tensor
@@ -26,7 +25,7 @@ from torch.utils.data import default_collate
 from hf_ext.settings import build
 from hf_ext.training.models import initialize_from
 
-from .data_disentangled_dit import Crops, cut_view
+from .data_disentangled_dit import Crops, Size, cut_view
 from .data_latents_disentangled_dit import load_autoencoder, read_row, to_pixels
 from .pipeline import DisentangledDiTPipeline
 from .plots_disentangled_dit import draw_grid, sample_rows
@@ -97,9 +96,11 @@ class DisentangledDiTTask:
     eval_batch_size: ClassVar[int] = 32
 
     def __post_init__(self) -> None:
-        self.size = (self.image_size,) * 2 if isinstance(self.image_size, int) else tuple(self.image_size)
+        sides = [self.image_size] * 2 if isinstance(self.image_size, int) else self.image_size
+        self.size = cast(Size, tuple(sides))
         self.cut = build(Crops, self.crops, "task.crops")
-        self.scheduler: SchedulerMixin = make_scheduler(self.objective, self.noise_schedule, self.vae is None)
+        # Any: diffusers' types do not know that schedulers have a configuration.
+        self.scheduler: Any = make_scheduler(self.objective, self.noise_schedule, self.vae is None)
         self.id2label: dict[int, str] | None = None
         self.config: Any = None
         self._transfer = build(Transfer, self.transfer, "task.transfer")
@@ -107,8 +108,7 @@ class DisentangledDiTTask:
         self._captions: Captions | None = None
 
     def validate_numbers(self) -> None:
-        sizes = [self.image_size] if isinstance(self.image_size, int) else self.image_size
-        if len(sizes) > 2 or min(sizes, default=0) < 1:
+        if len(self.size) != 2 or min(self.size) < 1:
             raise ValueError(f"image_size must be a side or [height, width] in pixels, got {self.image_size}.")
         for name in ("max_text_length", "eval_timesteps", "sample_steps", "samples_per_class"):
             if getattr(self, name) < 1:
@@ -181,8 +181,8 @@ class DisentangledDiTTask:
     def _shape(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Size and channels of what the network is given, from the autoencoder where the section leaves them out."""
         shape: dict[str, Any] = {"sample_size": list(self.size), "in_channels": 3}
-        if self.vae is not None and not shape.keys() <= changes.keys():
-            autoencoder = self.autoencoder()
+        autoencoder = None if shape.keys() <= changes.keys() else self.autoencoder()
+        if autoencoder is not None:
             factor = DisentangledDiTPipeline._scale_factor(autoencoder)
             if any(side % factor for side in self.size):
                 raise ValueError(f"image_size is {self.image_size}; the autoencoder needs multiples of {factor}.")

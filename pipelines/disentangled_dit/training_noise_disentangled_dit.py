@@ -39,9 +39,11 @@ def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -
     if objective not in OBJECTIVES:
         raise ValueError(f"objective is {objective!r}; allowed: {', '.join(OBJECTIVES)}.")
     if objective == "flow":
-        kind, settings = FlowMatchEulerDiscreteScheduler, {}
+        kind: Any = FlowMatchEulerDiscreteScheduler
+        settings: dict[str, Any] = {}
     else:
-        kind, settings = DDIMScheduler, {**_DIFFUSION, "clip_sample": clip_sample, "prediction_type": objective}
+        kind = DDIMScheduler
+        settings = {**_DIFFUSION, "clip_sample": clip_sample, "prediction_type": objective}
     allowed = set(inspect.signature(kind).parameters) - {"prediction_type", "use_dynamic_shifting"}
     unknown = sorted(set(changes) - allowed)
     if unknown:
@@ -50,9 +52,10 @@ def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -
             f"{', '.join(sorted(allowed))}."
         )
     try:
-        return kind(**{**settings, **changes})
+        scheduler: SchedulerMixin = kind(**{**settings, **changes})
     except NotImplementedError as error:
         raise ValueError(f"task.noise_schedule: {error}.") from error
+    return scheduler
 
 
 def objective_of(scheduler: SchedulerMixin) -> str:
@@ -67,7 +70,8 @@ def objective_of(scheduler: SchedulerMixin) -> str:
     """
     if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
         return "flow"
-    prediction: str = scheduler.config.prediction_type
+    schedule: Any = scheduler
+    prediction: str = schedule.config.prediction_type
     return prediction
 
 
@@ -87,15 +91,17 @@ def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, place
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: The noisy samples, the timesteps of shape `(batch,)` that
         the network is given, and what it is to predict.
     """
-    count = scheduler.config.num_train_timesteps
+    # Any: of a scheduler diffusers' types know neither its configuration nor its methods.
+    schedule: Any = scheduler
+    count = schedule.config.num_train_timesteps
     if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
         sigma = scheduler.shift * places / (1 + (scheduler.shift - 1) * places)
         share = sigma[:, None, None, None]
         return (1 - share) * clean + share * noise, sigma * count, noise - clean
     timesteps = (places * count).long()
-    noisy = scheduler.add_noise(clean, noise, timesteps)
-    if scheduler.config.prediction_type == "v_prediction":
-        return noisy, timesteps, scheduler.get_velocity(clean, noise, timesteps)
+    noisy = schedule.add_noise(clean, noise, timesteps)
+    if schedule.config.prediction_type == "v_prediction":
+        return noisy, timesteps, schedule.get_velocity(clean, noise, timesteps)
     return noisy, timesteps, noise
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForTextEncoding, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForTextEncoding, AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_ext.training.models import pipeline_index, split_revision
 
@@ -26,9 +26,8 @@ class Captions:
     def __init__(self, source: str, max_length: int, padding: str, noise: float):
         name, revision = split_revision(source)
         folders = ("text_encoder", "tokenizer") if pipeline_index(source) else ("", "")
-        self.encoder: PreTrainedModel = AutoModelForTextEncoding.from_pretrained(
-            name, revision=revision, subfolder=folders[0]
-        )
+        # A PreTrainedModel; mypy does not see that its `to`, which transformers wraps, is a method.
+        self.encoder: Any = AutoModelForTextEncoding.from_pretrained(name, revision=revision, subfolder=folders[0])
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             name, revision=revision, subfolder=folders[1]
         )

@@ -30,7 +30,9 @@ try:
     # Private: the table in which diffusers' block caches look up what a block returns.
     from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockRegistry
 except ImportError:
-    TransformerBlockRegistry = None
+    HAS_BLOCK_CACHES = False
+else:
+    HAS_BLOCK_CACHES = True
 
 
 class DisentangledDiTRMSNorm(nn.RMSNorm):
@@ -71,7 +73,9 @@ class DisentangledDiTAttnProcessor:
 class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
     """Projections of both streams, with RMSNorm of queries and keys in each head (equation of the block, below)."""
 
-    _default_processor_cls = DisentangledDiTAttnProcessor
+    # Any: diffusers' types know its own processors only.
+    processor: Any
+    _default_processor_cls: Any = DisentangledDiTAttnProcessor
     _available_processors = [DisentangledDiTAttnProcessor]
     _norm_class = DisentangledDiTRMSNorm
 
@@ -170,7 +174,7 @@ class DisentangledDiTBlock(nn.Module):
         return encoder_hidden_states, hidden_states
 
 
-if TransformerBlockRegistry is not None:
+if HAS_BLOCK_CACHES:
     TransformerBlockRegistry.register(
         DisentangledDiTBlock,
         TransformerBlockMetadata(return_hidden_states_index=1, return_encoder_hidden_states_index=0),
@@ -228,10 +232,13 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     # Features of a scalar; sizes whose position embedding is kept.
     SINUSOIDS, GRIDS = 256, 16
 
-    _supports_gradient_checkpointing = True
-    _no_split_modules = ["DisentangledDiTBlock"]
+    # Any: of these diffusers' types know a dictionary without attributes, two names, and None.
+    config: Any
+    config_name: Any
+    _no_split_modules: Any = ["DisentangledDiTBlock"]
+    _skip_layerwise_casting_patterns: Any = ["patch_embed", "norm", "modulation"]
     _repeated_blocks = ["DisentangledDiTBlock"]
-    _skip_layerwise_casting_patterns = ["patch_embed", "norm", "modulation"]
+    _supports_gradient_checkpointing = True
     _block_class = DisentangledDiTBlock
     # The pipeline saves it beside the weights. Read now: a later version of this file would take its place.
     _CODE = Path(__file__).read_text(encoding="utf-8")
@@ -573,25 +580,25 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             modulation = numbers + self.modulation_offset
         if return_conditioning:
             return context, modulation
+        if hidden_states is None or modulation is None or context is None:
+            raise ValueError(
+                "`forward` needs `hidden_states`; `timestep` or `modulation`; and `class_labels`, "
+                "`encoder_hidden_states` or `context`."
+            )
         self._check_inputs(hidden_states, modulation, context, keep_mask, embedding)
         sample = self._denoise(hidden_states, context, modulation, keep_mask, embedding)
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
     def _check_inputs(
         self,
-        hidden_states: Tensor | None,
-        modulation: Tensor | None,
-        context: Tensor | None,
+        hidden_states: Tensor,
+        modulation: Tensor,
+        context: Tensor,
         keep_mask: Tensor | None,
         embedding: Tensor | None,
     ) -> None:
         """Raise a ValueError for inputs that the blocks could not take; looks at shapes only."""
         patch, channels = self.config.patch_size, self.config.in_channels
-        if hidden_states is None or modulation is None or context is None:
-            raise ValueError(
-                "`forward` needs `hidden_states`; `timestep` or `modulation`; and `class_labels`, "
-                "`encoder_hidden_states` or `context`."
-            )
         shape = tuple(hidden_states.shape)
         if len(shape) != 4 or shape[1] != channels or shape[2] % patch or shape[3] % patch or 0 in shape:
             raise ValueError(
@@ -639,7 +646,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if keep_mask is not None:
             tokens = tokens[keep_mask].unflatten(0, (tokens.shape[0], -1))
         for index, (block, numbers) in enumerate(zip(self.transformer_blocks, blocks, strict=True)):
-            if keep_mask is not None and index == filled_at:
+            if keep_mask is not None and embedding is not None and index == filled_at:
                 tokens = self._fill(tokens, context, position, keep_mask, embedding)
             if torch.is_grad_enabled() and self.gradient_checkpointing:
                 context, tokens = self._gradient_checkpointing_func(block, tokens, context, numbers)
