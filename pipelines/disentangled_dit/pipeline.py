@@ -702,13 +702,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         return latents
 
     def _step_options(self, eta: float, generator: Any) -> dict[str, Any]:
-        """What the scheduler's step takes of these."""
+        """What the scheduler's step takes of these; where it clips the picture, its noise has to follow."""
         accepted = inspect.signature(self.scheduler.step).parameters
+        clips = any(self.scheduler.config.get(name, False) for name in ("clip_sample", "thresholding"))
         if eta != 0 and "eta" not in accepted:
             raise ValueError(
                 f"eta={eta} means nothing to {type(self.scheduler).__name__}; leave it at 0, or use DDIM."
             )
-        return {name: value for name, value in (("eta", eta), ("generator", generator)) if name in accepted}
+        offered = {"eta": eta, "generator": generator, "use_clipped_model_output": clips}
+        return {name: value for name, value in offered.items() if name in accepted}
 
     @torch.no_grad()
     def __call__(
