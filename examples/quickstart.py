@@ -7,6 +7,7 @@
 5. quickstart/before_after.png compares it with total-variation denoising tuned on the training photographs.
 6. Three short fine-tunes of it (σ = 15, σ = 50, JPEG) are merged into one artifact that switches between them.
 7. A small MRConv learns handwritten digits pixel by pixel; its branches are merged, it is pushed, pulled and used.
+8. A tiny Disentangled DiT learns to draw digits of a class; pushed and pulled, it draws the same bytes.
 
 Running it again continues where it stopped; delete the folder `quickstart` to start anew.
 """
@@ -190,7 +191,7 @@ def main() -> None:
     (folder / "result.json").write_text(json.dumps({"psnr": scores, "mean": means, "margin": margin}, indent=2) + "\n")
     print(f"SemanIR is {margin:+.2f} dB from total variation (weight {weight:.3f}); trained for {seconds:.0f} s.")
     print(f"picture: {folder / 'before_after.png'}")
-    for script in ("emr/quickstart_merge.py", "mrconv/quickstart_digits.py"):
+    for script in ("emr/quickstart_merge.py", "mrconv/quickstart_digits.py", "disentangled_dit/quickstart_samples.py"):
         run([sys.executable, str(EXAMPLES / script), str(folder)], dict(os.environ))
     print(f"{time.monotonic() - started:.0f} s in all")
     if margin < 0.3:

@@ -19,39 +19,21 @@ import datasets
 import numpy as np
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 from transformers import AutoImageProcessor
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import quickstart  # noqa: E402  found through the line above
+from digits import TEST, digits, write_digits  # noqa: E402
 
 from hf_ext import MRConvForSequenceClassification  # noqa: E402
 from hf_ext.embedded_hub.server import EmbeddedHub  # noqa: E402
 from hf_ext.hub.publish import push  # noqa: E402
 
-# The digits lie in the order of their writers, so that the last ones were written by others than the first.
-TEST = 500
 REPEATS = 15
 REPOSITORY = "quickstart/mrconv-digits"
 WANTED = 0.9
-
-
-def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Pictures [number, 8, 8], uint8, and what they show."""
-    data = load_digits()
-    return (data.images * (255 / 16)).round().astype(np.uint8), data.target
-
-
-def write_digits(folder: Path) -> None:
-    """One parquet file for each split."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pictures, classes = digits()
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    for part, wanted in (("train", slice(0, -TEST)), ("test", slice(-TEST, None))):
-        columns = {"image": [Image.fromarray(picture) for picture in pictures[wanted]], "label": classes[wanted]}
-        datasets.Dataset.from_dict(columns, features=features).to_parquet(str(folder / f"{part}.parquet"))
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ SLICES = {
     "cifar10_masked": ["--task.image_size=8", "--model.num_layers=3", "--model.num_classes=3"],
     "study": ["--task.image_size=8", "--model.num_layers=2", "--model.num_classes=3"],
     "transfer_16_to_32": ["--task.image_size=16"],
-    "digits": ["--model.num_classes=3", "--model.num_layers=2"],
+    "quickstart": ["--model.num_classes=3", "--model.num_layers=2"],
     "imagenet_256": ["--model.preset=tiny", "--model.sample_size=8", "--model.num_classes=3"],
     "imagenet_512": ["--model={sample_size: 8, in_channels: 4, num_classes: 3}"],
     "text_to_image": ["--task.image_size=8", "--model.num_layers=2", "--model.joint_attention_dim=8"],

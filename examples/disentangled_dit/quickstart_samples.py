@@ -1,0 +1,91 @@
+"""The quickstart's step with Disentangled DiT: handwritten digits drawn by class, before and after the Hub.
+
+python examples/disentangled_dit/quickstart_samples.py [FOLDER]     (FOLDER: that of examples/quickstart.py)
+1. The digits that ship inside scikit-learn are written to FOLDER/digits/data.
+2. `accelerate launch` trains a tiny class-conditional diffusion transformer on them.
+3. It draws a row for each class, FOLDER/samples.png.
+4. The pipeline is pushed to the Hub on this machine; a process that cannot import hf_ext pulls it and draws the same
+   picture: no byte may differ.
+5. The nearest of the real digits says which digit each drawing shows.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import datasets
+import numpy as np
+from diffusers import DiffusionPipeline
+from diffusers.utils.logging import disable_progress_bar
+from PIL import Image
+from sklearn.neighbors import KNeighborsClassifier
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import quickstart  # noqa: E402  found through the line above
+from digits import NAMES, TEST, digits, write_digits  # noqa: E402
+from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid, write_picture  # noqa: E402
+from pull_and_sample import draw  # noqa: E402
+
+from hf_ext.embedded_hub.server import EmbeddedHub  # noqa: E402
+from hf_ext.hub.publish import push  # noqa: E402
+
+COLUMNS = 10
+REPOSITORY = "quickstart/dit-digits"
+WANTED = 0.8
+
+
+def pull_and_sample(folder: Path, endpoint: str, commit: str) -> np.ndarray:
+    """Pictures drawn by a process that knows the Hub's address and nothing of hf_ext."""
+    # Its caches are its own: it has never seen the model.
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder.resolve() / "hf-home")}
+    script, out = quickstart.EXAMPLES / "pull_and_sample.py", folder / "pulled.npy"
+    quickstart.run([sys.executable, str(script), REPOSITORY, commit, str(COLUMNS), str(out)], environment)
+    return np.load(out)
+
+
+def recognised(pictures: np.ndarray, classes: np.ndarray) -> float:
+    """The share of pictures whose nearest real digit, of those that were learned from, is of the class asked for."""
+    known, shown = (values[:-TEST] for values in digits())
+    judge = KNeighborsClassifier(n_neighbors=1).fit(known.reshape(len(known), -1), shown)
+    return float(judge.score(pictures.reshape(len(pictures), -1), classes))
+
+
+def main(work: Path) -> None:
+    """Trains, draws, pushes, pulls, draws again, and prints what came of it."""
+    started = time.monotonic()
+    datasets.disable_progress_bars()
+    disable_progress_bar()
+    data, folder = write_digits(work / "digits" / "data"), work / "samples"
+    source = {"data.train.path": data, "data.eval.path": data}
+    quickstart.train("disentangled_dit", {**source, "output_dir": folder / "run"})
+    pictures = draw(DiffusionPipeline.from_pretrained(folder / "run" / "snapshot"), COLUMNS)
+    rows = [[Image.fromarray(picture) for picture in row] for row in np.split(pictures, len(NAMES))]
+    write_picture(draw_grid(rows, NAMES), work / "samples.png")
+    with EmbeddedHub(work / "hub") as hub:
+        # Loading it in a process without hf_ext, which is what the check would do, comes next.
+        commit = push(folder / "run" / "snapshot", REPOSITORY, endpoint=hub.url, check=False)
+        pulled = pull_and_sample(folder, hub.url, commit.oid)
+    result = {
+        "recognised": recognised(pictures, np.repeat(np.arange(len(NAMES)), COLUMNS)),
+        "real": recognised(*(values[-TEST:] for values in digits())),
+        "identical": bool(np.array_equal(pulled, pictures)),
+    }
+    (work / "samples.json").write_text(json.dumps(result, indent=2) + "\n")
+
+    print(
+        f"\n{len(pictures)} digits drawn: {100 * result['recognised']:.0f} % show the class that was asked for (real "
+        f"digits of other writers: {100 * result['real']:.0f} %); {time.monotonic() - started:.0f} s"
+    )
+    print(f"pulled and drawn again without hf_ext, byte for byte the same: {result['identical']}")
+    print(f"picture: {work / 'samples.png'}")
+    if not result["identical"] or result["recognised"] < WANTED:
+        sys.exit(
+            f"the same bytes, and {100 * WANTED:.0f} % at least, were expected: something is wrong with this run."
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "quickstart"))
