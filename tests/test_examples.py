@@ -19,6 +19,7 @@ from hf_ext.merging.configuration import MergeConfig
 from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
 from tests.emr.emr_testing import tiny_bert
+from tests.study_testing import write_tweets
 
 ROOT = Path(__file__).resolve().parents[1]
 EMR = ROOT / "examples" / "emr"
@@ -86,17 +87,6 @@ def test_scripts_train_evaluate_and_restore(
     assert picture_size(folder / "curves.png")[0] > 300
 
 
-def write_tweets(folder: Path) -> Path:
-    """A task of TweetEval's layout with two classes of letters."""
-    folder.mkdir(parents=True)
-    (folder / "mapping.txt").write_text("0\tcalm\n1\tloud", encoding="utf-8")
-    for part, count in (("train", 8), ("val", 4), ("test", 4)):
-        texts = [" ".join("ab" if index % 2 else "xy") for index in range(count)]
-        (folder / f"{part}_text.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
-        (folder / f"{part}_labels.txt").write_text("\n".join(str(index % 2) for index in range(count)))
-    return folder
-
-
 def test_fine_tunes_are_trained_merged_and_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,14 +121,6 @@ def test_merge_example_is_valid() -> None:
     config = MergeConfig.from_yaml(EMR / "merge.yaml")
     assert set(config.tasks) < set(load_example("tweets").TASKS)
     assert config.method == "emr"
-
-
-def test_readme_of_the_study_holds_the_committed_results(tmp_path: Path) -> None:
-    result = json.loads((EMR / "results" / "study.json").read_text())
-    copy = tmp_path / "README.md"
-    copy.write_text((EMR / "README.md").read_text())
-    load_example("tables").write_tables(result, copy)
-    assert copy.read_text() == (EMR / "README.md").read_text()
 
 
 def load_example(name: str) -> ModuleType:

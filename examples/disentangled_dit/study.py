@@ -7,24 +7,17 @@ curves, pictures and tables in README.md are written.
 DIT_BUDGET_SCALE=0.003 makes every run that much shorter, to try the machinery; its results stay in WORK/report.
 """
 
-import json
 import os
-import platform
 import sys
-import time
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import datasets
 import diffusers
-import torch
 from measuring import (
     SAMPLING,
     Judge,
-    copy_minilm,
     draw_classes,
     draw_sizes,
     draw_texts,
@@ -36,10 +29,18 @@ from measuring import (
 )
 from runs import CLASSIFIER, EXAMPLES, OURS, make_task, run_arguments, train
 from sets import prepare
-from tables import draw_convergence, draw_curves, write_tables
-from transformers.utils import logging
+from tables import blocks, draw_convergence, draw_curves
 
-from hf_ext.training.data import TrainingLoader, open_source
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import (  # noqa: E402  found through the line above
+    Steps,
+    copy_minilm,
+    machine,
+    measure_speed,
+    prepare_process,
+    write_blocks,
+)
 
 # Seconds of one core for each run.
 CLASSIFIER_SECONDS, HEADLINE_SECONDS = 600, 1500
@@ -80,7 +81,7 @@ SHOWN = [
 ]
 
 
-class Study:
+class Study(Steps):
     """
     Steps with their results in files.
 
@@ -91,27 +92,11 @@ class Study:
     """
 
     def __init__(self, data: Path, work: Path, scale: float):
-        self.work, self.scale = work, scale
+        super().__init__(work, scale)
         self.sets = prepare(data, work, None if scale >= 0.1 else 60)
         self.judge = cache(self._judge)
         # What measured: its settings belong to those of every measurement.
         self.classifier: dict[str, Any] = {}
-
-    def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
-        """The result of a step: read where it was computed with the same settings, otherwise computed and kept."""
-        path = self.work / "results" / f"{name}.json"
-        settings = json.loads(json.dumps({**settings, "scale": self.scale}, default=str))
-        if path.is_file():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["settings"] == settings:
-                return content["result"]
-        print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-        started = time.perf_counter()
-        content = {"settings": settings, "result": compute(), "seconds": round(time.perf_counter() - started, 2)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        path.with_suffix(".tmp").rename(path)
-        return json.loads(path.read_text(encoding="utf-8"))["result"]
 
     def count(self, number: int) -> int:
         """Images to generate; one where the machinery is tried."""
@@ -125,14 +110,18 @@ class Study:
 
     def speed(self, name: str, values: dict[str, Any], kind: str = OURS) -> dict[str, Any]:
         """Seconds of a training step on this machine, and the parameters."""
-        settings = {"values": values, "kind": kind}
-        return self.step(f"speed-{name}", settings, lambda: measure_speed(values, kind, self.scale))
+
+        def compute() -> dict[str, Any]:
+            arguments = run_arguments(values, kind)
+            return measure_speed(make_task(arguments, kind), arguments, 15 if self.scale >= 0.1 else 3)
+
+        return self.step(f"speed-{name}", {"values": values, "kind": kind}, compute)
 
     def run(
         self, name: str, values: dict[str, Any], seconds: float, speed: dict[str, Any], kind: str = OURS
     ) -> dict[str, Any]:
         """A training of so many seconds, its warm-up a twentieth of its steps."""
-        steps = max(2, int(seconds * self.scale / speed["seconds_per_step"]))
+        steps = self.steps(seconds, speed)
         values = {**values, "max_steps": steps, "warmup_steps": steps // 20}
         if "task.samples_per_class" in values:
             values["eval_steps"] = -(-steps // POINTS)
@@ -144,10 +133,6 @@ class Study:
         """What is measured of a finished run."""
         settings = {"run": row["arguments"], "classifier": self.classifier, "sampling": SAMPLING, **settings}
         return self.step(f"measure-{name}", settings, compute)
-
-    def snapshot(self, name: str) -> Path:
-        """The model that a run left."""
-        return self.work / "runs" / name / "snapshot"
 
     def _judge(self, name: str) -> Judge:
         return Judge(self.snapshot(CLASSIFIER), self.sets[name], 10 * self.count(MEASURED))
@@ -163,27 +148,6 @@ class Study:
         number, batch_size = self.count(PER_POINT), row["arguments"]["per_device_train_batch_size"]
         compute = partial(measure_samples, self.work / "runs" / name, self.judge("32"), 32, number, batch_size)
         return self.measure(f"{name}-curve", row, compute, per_class=number)
-
-
-def measure_speed(values: dict[str, Any], kind: str, scale: float) -> dict[str, Any]:
-    """The median of some steps, forward, backward and AdamW, on real batches."""
-    arguments = run_arguments(values, kind)
-    task = make_task(arguments, kind)
-    torch.manual_seed(0)
-    source, batch_size = arguments.data_arguments.train_source, arguments.per_device_train_batch_size
-    model = task.build_model(arguments.model, arguments.init_from).train()
-    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=1e-4)
-    loader = TrainingLoader(open_source(source), source, task.training_sample, 0, batch_size, 0, 0, 1)
-    times, batches = [], iter(loader)
-    for step in range(15 if scale >= 0.1 else 3):
-        started = time.perf_counter()
-        task.loss(model, next(batches), step).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append(time.perf_counter() - started)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"seconds_per_step": sorted(times)[len(times) // 2], "parameters": parameters}
 
 
 def classify(study: Study) -> dict[str, Any]:
@@ -302,27 +266,20 @@ def draw(study: Study, result: dict[str, Any], report: Path) -> None:
 
 def main(data: Path, work: Path) -> None:
     """All steps, then the tables."""
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    prepare_process()
     diffusers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
     scale = float(os.environ.get("DIT_BUDGET_SCALE", "1"))
     study = Study(data, work, scale)
     result = {
         "what": "The last weight average is measured; nothing was chosen on test images.",
-        "device": f"CPU ({platform.machine()}), 1 of {os.cpu_count()} cores",
-        "versions": {name: version(name) for name in ("hf-ext", "torch", "diffusers", "transformers", "accelerate")},
+        **machine("hf-ext", "torch", "diffusers", "transformers", "accelerate"),
         **compute(study),
     }
-    steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((work / "results").glob("*.json"))]
-    result["seconds"] = round(sum(step["seconds"] for step in steps))
-    report = EXAMPLES / "results" if scale == 1 else work / "report"
-    report.mkdir(exist_ok=True)
-    (report / "study.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result["seconds"] = study.seconds()
+    report = study.write_report(result, EXAMPLES / "results")
     draw(study, result, report)
     if scale == 1:
-        write_tables(result, EXAMPLES / "README.md")
+        write_blocks(blocks(result), EXAMPLES / "README.md")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,14 @@ python examples/disentangled_dit/tables.py     writes tables and curves again
 """
 
 import json
-import re
+import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 VARIANTS = {"disentangled": "class as a token, controls weighted by γ(t)", "adaln": "class and controls in adaLN"}
@@ -20,12 +24,6 @@ PEERS = {
     "sd3": "mmDiT of Stable Diffusion 3",
 }
 MEASURES = ["feature distance", "kernel distance", "accuracy"]
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; numbers to the right."""
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def measured(values: dict[str, float]) -> list[str]:
@@ -168,7 +166,7 @@ def draw_curves(result: dict[str, Any], path: Path) -> None:
         others.plot(*zip(*row["losses"], strict=True), linewidth=1, label=PEERS[name])
     others.set(title="One recipe, equal time", xlabel="pictures", ylabel="training loss", yscale="log")
     others.legend(fontsize=7)
-    _write(figure, path)
+    save_figure(figure, path)
 
 
 def draw_convergence(result: dict[str, Any], path: Path) -> None:
@@ -183,24 +181,13 @@ def draw_convergence(result: dict[str, Any], path: Path) -> None:
     for axis, key in zip(axes, ("feature distance", "accuracy"), strict=True):
         axis.set(title="16 → 32", xlabel="pictures at 32 × 32", ylabel=key)
         axis.legend(fontsize=8)
-    _write(figure, path)
-
-
-def _write(figure: Any, path: Path) -> None:
-    from matplotlib import pyplot
-
-    for axis in figure.axes:
-        axis.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def blocks(result: dict[str, Any]) -> dict[str, str]:
     """The README's tables by the name of their place."""
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     return {
-        "budget": f"{result['device']}; {result['seconds'] / 60:.0f} min in all; {versions}.",
+        "budget": f"{result['device']}; {result['seconds'] / 60:.0f} min in all; {version_list(result)}.",
         "headline": headline_table(result),
         "claim": claim_table(result["claim"]),
         "control": control_table(result["claim"]),
@@ -211,21 +198,8 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def write_tables(result: dict[str, Any], readme: Path) -> None:
-    """Puts each table between its two markers in the README."""
-    text = readme.read_text(encoding="utf-8")
-    for name, block in blocks(result).items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(
-                f"{readme} has no place for the table {name!r}: add <!-- {name} --> and <!-- /{name} -->."
-            )
-        text = pattern.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)
-    readme.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
     content = json.loads((EXAMPLES / "results" / "study.json").read_text(encoding="utf-8"))
     draw_curves(content, EXAMPLES / "results" / "curves.png")
     draw_convergence(content, EXAMPLES / "results" / "transfer.png")
-    write_tables(content, EXAMPLES / "README.md")
+    write_blocks(blocks(content), EXAMPLES / "README.md")

@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from finetunes import EXAMPLES, train
+from finetunes import EXAMPLES
 from PIL import Image
 from tweets import SEED
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import launch  # noqa: E402  found through the line above
 
 TILE, TRAIN_TILES, TEST_PHOTOS, TEST_SIDE = 128, 400, 16, 256
 JPEG_QUALITY = 10
@@ -78,8 +82,9 @@ def train_restorer(name: str | None, work: Path) -> Path:
     else:
         base = work / "runs" / "restorer-base" / "snapshot"
         values |= {"init_from": base, "max_steps": STEPS, "learning_rate": 5e-4, "warmup_steps": 20}
-    words = [word for flag, value in values.items() for word in (f"--{flag}", str(value))]
-    return train(SCRIPT, CONFIG, work / "runs" / f"restorer-{name or 'base'}", words, work)
+    run = work / "runs" / f"restorer-{name or 'base'}"
+    launch(run, [SCRIPT], CONFIG, values)
+    return run / "snapshot"
 
 
 if __name__ == "__main__":

@@ -9,13 +9,10 @@ examples/emr/reproduce.sh sets what the study wants: one thread, and caches insi
 import functools
 import hashlib
 import json
-import os
-import platform
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +23,16 @@ from measuring import Measurement
 from restoring import study_restorers
 from routing import SAMPLES, score_router
 from safetensors.torch import load_file
-from tables import draw_curve, draw_features, write_tables
-from transformers.utils import logging
+from tables import blocks, draw_curve, draw_features
 from tweets import SEED, TASKS, TEST_LIMIT, TRAIN_LIMIT, VALIDATION_LIMIT
 
 from hf_ext import EMRModel, merge_checkpoints
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub.publish import push
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import Steps, machine, prepare_process, write_blocks  # noqa: E402  found through the line above
 
 MODES = ("global", "official", "tensor", "l2", "tensor_l2", "none")
 # Chosen on the validation tweets, which favours these methods: EMR has nothing to choose.
@@ -48,7 +48,7 @@ GRIDS: dict[str, list[dict[str, Any]]] = {
 FEATURES_OF, FEATURES = "emotion", 600
 
 
-class Study:
+class Study(Steps):
     """
     Steps with their results in files, on one embedded Hub.
 
@@ -58,26 +58,10 @@ class Study:
     """
 
     def __init__(self, work: Path, url: str):
-        self.work, self.url = work, url
-        self.base = copy_base(work)
+        super().__init__(work)
+        self.url, self.base = url, copy_base(work)
         self.measurement = Measurement(work, self.base)
         self.commits: dict[str, str] = {}
-
-    def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
-        """The result of a step: read where it was computed with the same settings, otherwise computed and kept."""
-        path = self.work / "results" / f"{name}.json"
-        settings = json.loads(json.dumps(settings))
-        if path.is_file():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["settings"] == settings:
-                return content["result"]
-        print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-        started = time.perf_counter()
-        content = {"settings": settings, "result": compute(), "seconds": round(time.perf_counter() - started, 2)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        path.with_suffix(".tmp").rename(path)
-        return json.loads(path.read_text(encoding="utf-8"))["result"]
 
     def publish(self, name: str, folder: Path) -> None:
         """Pushes a checkpoint, unless exactly these weights were pushed before."""
@@ -252,7 +236,7 @@ def study_tweets(study: Study) -> dict[str, Any]:
     tasks = list(TASKS)
     study.publish(BASE, study.base)
     for task in tasks:
-        study.publish(task, study.work / "runs" / task / "snapshot")
+        study.publish(task, study.snapshot(task))
     individual = study.step(
         "individual",
         {"commits": [study.commits[task] for task in tasks]},
@@ -296,7 +280,7 @@ def study_tweets(study: Study) -> dict[str, Any]:
         "router": router,
         "validation_grids": grids,
         "curve": {"individual": individual_means, "merged": curve},
-        "checkpoint_bytes": {task: weight_bytes(study.work / "runs" / task / "snapshot") for task in tasks},
+        "checkpoint_bytes": {task: weight_bytes(study.snapshot(task)) for task in tasks},
         "base_bytes": weight_bytes(study.base),
     }
 
@@ -321,36 +305,29 @@ def training_runs(snapshots: Mapping[str, Path]) -> dict[str, Any]:
 
 def main(tweeteval: Path, bsds: Path, work: Path) -> None:
     """All steps, then the tables."""
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    prepare_process()
     snapshots = {task: fine_tune(task, tweeteval, work) for task in TASKS}
     with EmbeddedHub(work / "hub") as hub:
         print(f"Hub: {hub.url}", flush=True)
         study = Study(work, hub.url)
         tweets = study_tweets(study)
         restorers, more = study_restorers(study, bsds)
-    steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((work / "results").glob("*.json"))]
     runs = training_runs({**snapshots, **more})
     result = {
         "what": "Macro F1 on TweetEval's test tweets; PSNR (RGB, dB) of restorers. All merges are made from a Hub.",
-        "device": f"CPU ({platform.machine()}), 1 of {os.cpu_count()} cores",
-        "versions": {
-            name: version(name) for name in ("hf-ext", "torch", "transformers", "accelerate", "scikit-learn")
-        },
+        **machine("hf-ext", "torch", "transformers", "accelerate", "scikit-learn"),
         "seed": SEED,
         "limits": {"train": TRAIN_LIMIT, "validation": VALIDATION_LIMIT, "test": TEST_LIMIT},
         "seconds": {
             "training": round(sum(run["seconds"] for run in runs.values())),
-            "merging_and_scoring": round(sum(step["seconds"] for step in steps)),
+            "merging_and_scoring": study.seconds(),
         },
         "runs": runs,
         "tweets": tweets,
         "restorers": restorers,
     }
-    text = json.dumps(result, indent=1)
-    (EXAMPLES / "results" / "study.json").write_text(text + "\n", encoding="utf-8")
-    write_tables(result, EXAMPLES / "README.md")
+    study.write_report(result, EXAMPLES / "results")
+    write_blocks(blocks(result), EXAMPLES / "README.md")
 
 
 if __name__ == "__main__":

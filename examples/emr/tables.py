@@ -4,9 +4,13 @@ python examples/emr/tables.py     writes the tables again
 """
 
 import json
-import re
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 NAMES = {
@@ -31,11 +35,7 @@ def draw_curve(curve: dict[str, Any], individual: dict[str, float], path: Path) 
         axis.plot(counts, [curve[str(count)][name] for count in counts], marker="o", label=label)
     axis.set(xlabel="tasks merged (smallest first)", ylabel="mean macro F1 of these tasks", ylim=(0, None))
     axis.legend()
-    axis.grid(alpha=0.3)
-    figure.tight_layout()
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save_figure(figure, path, dpi=110)
 
 
 def draw_features(features: dict[str, Any], path: Path) -> None:
@@ -48,16 +48,7 @@ def draw_features(features: dict[str, Any], path: Path) -> None:
         axis.scatter(*zip(*points, strict=True), c=labels, cmap="tab10", vmin=0, vmax=9, s=6)
         axis.set_title(f"{features['task']}: {name}", fontsize=10)
         axis.axis("off")
-    figure.tight_layout()
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; numbers to the right."""
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    save_figure(figure, path, dpi=110)
 
 
 def percent(value: float) -> str:
@@ -198,7 +189,6 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
     """The README's tables by the name of their place."""
     tweets = result["tweets"]
     minutes = {name: f"{seconds / 60:.0f} min" for name, seconds in result["seconds"].items()}
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     return {
         "scores": main_table(tweets),
         "sizes": size_table(tweets),
@@ -209,23 +199,10 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
         "restorers": restorer_table(result["restorers"]),
         "runs": run_table(result["runs"]),
         "budget": f"{result['device']}; training {minutes['training']}, merging and scoring "
-        f"{minutes['merging_and_scoring']}; seed {result['seed']}; {versions}.",
+        f"{minutes['merging_and_scoring']}; seed {result['seed']}; {version_list(result)}.",
     }
-
-
-def write_tables(result: dict[str, Any], readme: Path) -> None:
-    """Puts each table between its two markers in the README."""
-    text = readme.read_text(encoding="utf-8")
-    for name, block in blocks(result).items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(
-                f"{readme} has no place for the table {name!r}: add <!-- {name} --> and <!-- /{name} -->."
-            )
-        text = pattern.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)
-    readme.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
     content = json.loads((EXAMPLES / "results" / "study.json").read_text(encoding="utf-8"))
-    write_tables(content, EXAMPLES / "README.md")
+    write_blocks(blocks(content), EXAMPLES / "README.md")

@@ -1,17 +1,21 @@
 """What the study measures of trained models: at half the rate, merged, and generating text."""
 
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from runs import EXAMPLES, flags, run_arguments
+from runs import EXAMPLES, run_arguments
 from transformers import AutoTokenizer
 
 from hf_ext.mrconv import MRConvForAudioClassification, MRConvForCausalLM
 from hf_ext.training import build_task, evaluate, evaluate_checkpoint
 from hf_ext.training.data import open_source
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import flags, median_seconds  # noqa: E402  found through the line above
 
 PROMPTS = ("The interpreter ", "A function definition ", "If the expression ")
 NEW_TOKENS = 200
@@ -25,17 +29,6 @@ def decimated(snapshot: Path, values: dict[str, Any]) -> dict[str, float]:
     return {row["metric"]: row["value"] for row in results}
 
 
-def median_seconds(function: Callable[[], Any], repeats: int = 9) -> float:
-    """The median time of a call, after one that warms up."""
-    function()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - started)
-    return sorted(times)[repeats // 2]
-
-
 @torch.no_grad()
 def merged_times(snapshot: Path, values: dict[str, Any]) -> dict[str, Any]:
     """Scores, outputs and times of a model with branches and of the same one merged."""
@@ -44,9 +37,9 @@ def merged_times(snapshot: Path, values: dict[str, Any]) -> dict[str, Any]:
     data = open_source(arguments.data_arguments.eval_source)
     model = MRConvForAudioClassification.from_pretrained(snapshot).eval()
     inputs, one = (task.batch(model, [data[index] for index in range(count)]) for count in (8, 1))
-    before, branches = model(**inputs).logits, median_seconds(lambda: model(**one))
+    before, branches = model(**inputs).logits, median_seconds(lambda: model(**one), 9)
     model.reparameterize()
-    after, merged = model(**inputs).logits, median_seconds(lambda: model(**one))
+    after, merged = model(**inputs).logits, median_seconds(lambda: model(**one), 9)
     return {
         "difference": float((after - before).abs().max() / before.abs().max()),
         "seconds_per_recording": {"branches": branches, "merged": merged},

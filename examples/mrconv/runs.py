@@ -1,9 +1,6 @@
 """Data and training runs of the study, each run through `accelerate launch` on one thread and skipped where done."""
 
-import json
-import os
 import shutil
-import subprocess
 import sys
 import wave
 from collections.abc import Callable
@@ -16,13 +13,14 @@ from pyarrow import parquet
 
 from hf_ext.mrconv.listops_mrconv import ListOps, write_listops
 from hf_ext.training import TrainingArguments
-from hf_ext.training.arguments import apply_overrides, build, read_yaml
-from hf_ext.training.provenance import public_arguments
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import launch, read_arguments, summary  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 UNSEEN = "theo"
 LISTOPS = {"train": 8000, "validation": 100, "test": 1000}
-LAUNCH = ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 
 
 def read_digit(path: Path) -> dict[str, Any]:
@@ -87,7 +85,6 @@ def write_parquet(path: Path, rows: list[dict[str, Any]], features: datasets.Fea
 
 def prepare(fsdd: Path, cifar10: Path, work: Path) -> dict[str, Path]:
     """Writes the data that are not there yet; the folder of each."""
-    datasets.disable_progress_bars()
     data = work / "data"
     if not (data / "fsdd" / "unseen" / "test.parquet").is_file():
         write_digits(fsdd, data / "fsdd")
@@ -106,51 +103,13 @@ def prepare(fsdd: Path, cifar10: Path, work: Path) -> dict[str, Path]:
     }
 
 
-def flags(values: dict[str, Any]) -> list[str]:
-    """`--field=value` words; mappings as JSON, which is YAML."""
-    return [f"--{name}={json.dumps(value) if isinstance(value, dict) else value}" for name, value in values.items()]
-
-
 def run_arguments(recipe: str, values: dict[str, Any]) -> TrainingArguments:
-    """What a recipe with these values says; its run folder has no meaning."""
-    words = flags({"output_dir": "unused", **values})
-    return build(TrainingArguments, apply_overrides(read_yaml(EXAMPLES / f"{recipe}.yaml"), words))
-
-
-def is_complete(run: Path, arguments: TrainingArguments) -> bool:
-    """Whether the run's snapshot is the end of exactly this training."""
-    report = run / "snapshot" / "training.json"
-    if not report.is_file():
-        return False
-    content = json.loads(report.read_text(encoding="utf-8"))
-    return content["arguments"] == public_arguments(arguments) and content["steps"] == arguments.max_steps
+    """What a recipe with these values says."""
+    return read_arguments(EXAMPLES / f"{recipe}.yaml", values)
 
 
 def train(recipe: str, run: Path, values: dict[str, Any], peer: str | None = None) -> dict[str, Any]:
     """Trains or continues a run; its budget, scores and losses. Of a finished one only snapshot and curves stay."""
-    config = EXAMPLES / f"{recipe}.yaml"
-    values = {**values, "output_dir": run}
-    if not is_complete(run, run_arguments(recipe, values)):
-        shutil.rmtree(run / "snapshot", ignore_errors=True)
-        script = [str(EXAMPLES / "train.py")] if peer is None else [str(EXAMPLES / "peers.py"), peer]
-        command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH, "--num_cpu_threads_per_process", "1"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        subprocess.run([*command, *script, str(config), *flags(values)], check=True, env=environment)
-    for name in ("state", "best"):
-        shutil.rmtree(run / name, ignore_errors=True)
+    script = ["train.py"] if peer is None else ["peers.py", peer]
+    launch(run, [EXAMPLES / script[0], *script[1:]], EXAMPLES / f"{recipe}.yaml", values)
     return summary(run)
-
-
-def summary(run: Path) -> dict[str, Any]:
-    """What the tables say of a finished run."""
-    report = json.loads((run / "snapshot" / "training.json").read_text(encoding="utf-8"))
-    scores = json.loads((run / "snapshot" / "eval.json").read_text(encoding="utf-8"))["results"]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    losses = [[row["samples"], round(row["loss"], 4)] for row in rows if "loss" in row]
-    # At most a hundred points, the last among them.
-    kept = losses[:: -max(1, len(losses) // 100)][::-1]
-    return {
-        **{key: report[key] for key in ("steps", "samples", "seconds", "hardware", "commit", "versions", "arguments")},
-        "scores": {row["metric"]: row["value"] for row in scores},
-        "losses": kept,
-    }

@@ -7,25 +7,21 @@ MRCONV_BUDGET_SCALE=0.01 makes every run a hundredth as long, to try the machine
 """
 
 import functools
-import json
 import os
-import platform
 import sys
-import time
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from measuring import compare_generation, decimated, merged_times
 from peers import PEERS, equal_kernel_size, equal_sizes, trained_parameters, use_peer
 from runs import EXAMPLES, LISTOPS, prepare, run_arguments, train
-from tables import draw_curves, write_tables
-from transformers.utils import logging
+from tables import blocks, draw_curves
 
 from hf_ext.training import build_task
-from hf_ext.training.data import TrainingLoader, open_source
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import Steps, machine, measure_speed, prepare_process, write_blocks  # noqa: E402  found through the line above
 
 SEED = 0
 # Seconds of one core. A comparison gives every model the same seconds, and once the same samples: as many as the
@@ -72,7 +68,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Study:
+class Study(Steps):
     """
     Steps with their results in files.
 
@@ -83,23 +79,8 @@ class Study:
     """
 
     def __init__(self, work: Path, data: dict[str, Path], scale: float):
-        self.work, self.data, self.scale = work, data, scale
-
-    def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
-        """The result of a step: read where it was computed with the same settings, otherwise computed and kept."""
-        path = self.work / "results" / f"{name}.json"
-        settings = json.loads(json.dumps({**settings, "scale": self.scale}, default=str))
-        if path.is_file():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["settings"] == settings:
-                return content["result"]
-        print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-        started = time.perf_counter()
-        content = {"settings": settings, "result": compute(), "seconds": round(time.perf_counter() - started, 2)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        path.with_suffix(".tmp").rename(path)
-        return json.loads(path.read_text(encoding="utf-8"))["result"]
+        super().__init__(work, scale)
+        self.data = data
 
     def sources(self, data: str, test: int) -> dict[str, Any]:
         """The `data` section: all training examples and the first test examples."""
@@ -108,8 +89,15 @@ class Study:
 
     def speed(self, name: str, recipe: str, values: dict[str, Any], peer: str | None = None) -> dict[str, Any]:
         """Seconds of a training step on this machine, and the parameters."""
-        settings = {"recipe": recipe, "values": values, "peer": peer}
-        return self.step(f"speed-{name}", settings, lambda: measure_speed(recipe, values, peer, self.scale))
+
+        def compute() -> dict[str, Any]:
+            arguments = run_arguments(recipe, values)
+            task = build_task(arguments)
+            if peer is not None:
+                use_peer(task, peer)
+            return measure_speed(task, arguments, 7 if self.scale >= 0.1 else 3)
+
+        return self.step(f"speed-{name}", {"recipe": recipe, "values": values, "peer": peer}, compute)
 
     def run(
         self, name: str, recipe: str, values: dict[str, Any], steps: int, peer: str | None = None
@@ -118,36 +106,6 @@ class Study:
         values = {**SHORT, **values, "seed": SEED, "max_steps": steps, "warmup_steps": steps // 10}
         settings = {"recipe": recipe, "values": values, "peer": peer}
         return self.step(f"run-{name}", settings, lambda: train(recipe, self.work / "runs" / name, values, peer))
-
-    def steps(self, seconds: float, speed: dict[str, Any]) -> int:
-        """How many steps fit into a budget."""
-        return max(2, int(seconds * self.scale / speed["seconds_per_step"]))
-
-    def snapshot(self, name: str) -> Path:
-        """The model that a run left."""
-        return self.work / "runs" / name / "snapshot"
-
-
-def measure_speed(recipe: str, values: dict[str, Any], peer: str | None, scale: float) -> dict[str, Any]:
-    """The median of some steps, forward, backward and AdamW, on real batches."""
-    arguments = run_arguments(recipe, values)
-    task = build_task(arguments)
-    if peer is not None:
-        use_peer(task, peer)
-    torch.manual_seed(SEED)
-    model = task.build_model(arguments.model, None).train()
-    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=1e-4)
-    source, batch_size = arguments.data_arguments.train_source, arguments.per_device_train_batch_size
-    loader = TrainingLoader(open_source(source), source, task.training_sample, SEED, batch_size, 0, 0, 1)
-    times, batches = [], iter(loader)
-    for _ in range(7 if scale >= 0.1 else 3):
-        started = time.perf_counter()
-        task.loss(model, next(batches), 0).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append(time.perf_counter() - started)
-    return {"seconds_per_step": sorted(times)[len(times) // 2], "parameters": trained_parameters(model)}
 
 
 def comparison_values(study: Study, name: str, model: str) -> tuple[dict[str, Any], str | None]:
@@ -242,15 +200,12 @@ def language_model(study: Study) -> dict[str, Any]:
 
 def main(fsdd: Path, cifar10: Path, work: Path) -> None:
     """All steps, then the tables."""
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    prepare_process()
     scale = float(os.environ.get("MRCONV_BUDGET_SCALE", "1"))
     study = Study(work, prepare(fsdd, cifar10, work), scale)
     result = {
         "what": "Accuracy on test examples; one seed. The last state is scored, nothing was chosen on test data.",
-        "device": f"CPU ({platform.machine()}), 1 of {os.cpu_count()} cores",
-        "versions": {name: version(name) for name in ("hf-ext", "torch", "transformers", "accelerate")},
+        **machine("hf-ext", "torch", "transformers", "accelerate"),
         "seed": SEED,
         "listops": LISTOPS,
         "headline": headline(study),
@@ -258,14 +213,11 @@ def main(fsdd: Path, cifar10: Path, work: Path) -> None:
         "ablation": ablate(study),
         "language_model": language_model(study),
     }
-    steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((work / "results").glob("*.json"))]
-    result["seconds"] = round(sum(step["seconds"] for step in steps))
-    report = EXAMPLES / "results" if scale == 1 else work / "report"
-    report.mkdir(exist_ok=True)
-    (report / "study.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result["seconds"] = study.seconds()
+    report = study.write_report(result, EXAMPLES / "results")
     draw_curves(result, report / "curves.png")
     if scale == 1:
-        write_tables(result, EXAMPLES / "README.md")
+        write_blocks(blocks(result), EXAMPLES / "README.md")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,13 @@ python examples/mrconv/tables.py     writes tables and curves again
 """
 
 import json
-import re
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 NAMES = {
@@ -25,12 +29,6 @@ TITLES = {
     "listops": "ListOps",
 }
 SPLITS = {"fsdd": "official (recordings 0-4)", "unseen": "unseen speaker (theo)"}
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; numbers to the right."""
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def percent(scores: dict[str, float]) -> str:
@@ -155,16 +153,13 @@ def draw_curves(result: dict[str, Any], path: Path) -> None:
             samples, losses = zip(*run["losses"], strict=True)
             axis.plot(samples, losses, label=label, linewidth=1)
         axis.set(title=title, xlabel="samples", ylabel="training loss", xscale="log")
-        axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def blocks(result: dict[str, Any]) -> dict[str, str]:
     """The README's tables by the name of their place."""
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    versions = version_list(result)
     return {
         "budget": f"{result['device']}; {result['seconds'] / 60:.0f} min in all; seed {result['seed']}; {versions}.",
         "headline": headline_table(result["headline"]),
@@ -175,20 +170,7 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def write_tables(result: dict[str, Any], readme: Path) -> None:
-    """Puts each table between its two markers in the README."""
-    text = readme.read_text(encoding="utf-8")
-    for name, block in blocks(result).items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(
-                f"{readme} has no place for the table {name!r}: add <!-- {name} --> and <!-- /{name} -->."
-            )
-        text = pattern.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)
-    readme.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
     content = json.loads((EXAMPLES / "results" / "study.json").read_text(encoding="utf-8"))
     draw_curves(content, EXAMPLES / "results" / "curves.png")
-    write_tables(content, EXAMPLES / "README.md")
+    write_blocks(blocks(content), EXAMPLES / "README.md")

@@ -1,6 +1,7 @@
 """What the study measures of finished models: scores on other data, scores and times against k, total variation."""
 
-import time
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from hf_ext.semanir.training_semanir import SemanIRTask
 from hf_ext.training import build_task, evaluate
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import open_source
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import median_seconds, save_figure  # noqa: E402  found through the line above
 
 # Weights of total variation among which the training photographs choose, and how many of them do.
 WEIGHTS = np.geomspace(0.04, 0.4, 12).round(4).tolist()
@@ -44,13 +49,7 @@ def sweep(snapshot: Path, values: dict[str, Any], keys: list[int], repeats: int 
     rows = []
     for top_k in keys:
         task.top_k = top_k
-        times = []
-        for _ in range(repeats + 1):
-            started = time.perf_counter()
-            task.restore(model, degraded, top_k)
-            times.append(time.perf_counter() - started)
-        # The first call warms up.
-        seconds = sorted(times[1:])[repeats // 2]
+        seconds = median_seconds(partial(task.restore, model, degraded, top_k), repeats)
         rows.append({"top_k": top_k, "psnr": evaluate(task, model, data)["psnr"], "seconds": seconds})
     return rows
 
@@ -126,6 +125,4 @@ def draw_pictures(snapshot: Path, values: dict[str, Any], weight: float, indices
             axis.imshow(np.clip(picture[top : top + 200, left : left + 200, 0], 0, 1), cmap="gray", vmin=0, vmax=1)
             axis.set_title(name if name == "clean" else f"{name}, {gray_psnr(picture, clean):.2f} dB", fontsize=10)
             axis.axis("off")
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    pyplot.close(figure)
+    save_figure(figure, path, dpi=80)

@@ -1,68 +1,27 @@
 """Training runs of the study, each through `accelerate launch` on one thread and skipped where done."""
 
-import json
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from hf_ext.training import TrainingArguments
-from hf_ext.training.arguments import apply_overrides, build, read_yaml
-from hf_ext.training.provenance import public_arguments
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import launch, read_arguments, read_metrics, summary  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 RECIPE = EXAMPLES / "study.yaml"
-LAUNCH = ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-
-
-def flags(values: dict[str, Any]) -> list[str]:
-    """`--field=value` words; mappings and lists as JSON, which is YAML."""
-    return [
-        f"--{name}={json.dumps(value) if isinstance(value, (dict, list)) else value}" for name, value in values.items()
-    ]
 
 
 def run_arguments(values: dict[str, Any]) -> TrainingArguments:
-    """What the recipe with these values says; its run folder has no meaning."""
-    return build(TrainingArguments, apply_overrides(read_yaml(RECIPE), flags({"output_dir": "unused", **values})))
-
-
-def is_complete(run: Path, arguments: TrainingArguments) -> bool:
-    """Whether the run's snapshot is the end of exactly this training."""
-    report = run / "snapshot" / "training.json"
-    if not report.is_file():
-        return False
-    content = json.loads(report.read_text(encoding="utf-8"))
-    return content["arguments"] == public_arguments(arguments) and content["steps"] == arguments.max_steps
+    """What the recipe with these values says."""
+    return read_arguments(RECIPE, values)
 
 
 def train(run: Path, values: dict[str, Any], peer: str | None = None) -> dict[str, Any]:
     """Trains or continues a run; its budget, scores and losses. Of a finished one only snapshot and curves stay."""
-    values = {**values, "output_dir": run}
-    if not is_complete(run, run_arguments(values)):
-        shutil.rmtree(run / "snapshot", ignore_errors=True)
-        script = [str(EXAMPLES / "train.py")] if peer is None else [str(EXAMPLES / "peers.py"), peer]
-        command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH, "--num_cpu_threads_per_process", "1"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        subprocess.run([*command, *script, str(RECIPE), *flags(values)], check=True, env=environment)
-    for name in ("state", "best"):
-        shutil.rmtree(run / name, ignore_errors=True)
-    return summary(run)
-
-
-def summary(run: Path) -> dict[str, Any]:
-    """What the tables say of a finished run."""
-    report = json.loads((run / "snapshot" / "training.json").read_text(encoding="utf-8"))
-    scores = json.loads((run / "snapshot" / "eval.json").read_text(encoding="utf-8"))["results"]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    losses = [[row["samples"], round(row["loss"], 5)] for row in rows if "loss" in row]
-    # At most a hundred points, the last among them.
-    kept = losses[:: -max(1, len(losses) // 100)][::-1]
-    return {
-        **{key: report[key] for key in ("steps", "samples", "seconds", "hardware", "commit", "versions", "arguments")},
-        "scores": {row["metric"]: row["value"] for row in scores},
-        "losses": kept,
-        "psnr": [[row["samples"], round(row["eval_psnr"], 3)] for row in rows if "eval_psnr" in row],
-    }
+    script = ["train.py"] if peer is None else ["peers.py", peer]
+    launch(run, [EXAMPLES / script[0], *script[1:]], RECIPE, values)
+    psnr = [[row["samples"], round(row["eval_psnr"], 3)] for row in read_metrics(run) if "eval_psnr" in row]
+    return {**summary(run), "psnr": psnr}

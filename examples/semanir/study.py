@@ -7,26 +7,21 @@ examples/semanir/results/study.json, the curves, pictures and tables in README.m
 SEMANIR_BUDGET_SCALE=0.003 makes every run that much shorter, to try the machinery; its results stay in WORK/report.
 """
 
-import json
 import os
-import platform
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import datasets
-import torch
 from measuring import draw_pictures, input_psnr, score, sweep, total_variation
 from peers import make_task
 from runs import EXAMPLES, run_arguments, train
-from tables import draw_curves, draw_sweep, write_tables
-from transformers.utils import logging
+from tables import blocks, draw_curves, draw_sweep
 
-from hf_ext.training.data import TrainingLoader, open_source
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import Steps, machine, measure_speed, prepare_process, write_blocks  # noqa: E402  found through the line above
 
 SEED = 0
 # Seconds of one core for each run. The samples of a comparison are what SemanIR does in its seconds; a peer that would
@@ -75,7 +70,7 @@ MODELS = ("semanir", "dense", "swin2sr")
 SHOWN = [1, 6, 8]
 
 
-class Study:
+class Study(Steps):
     """
     Steps with their results in files.
 
@@ -86,23 +81,8 @@ class Study:
     """
 
     def __init__(self, data: Path, work: Path, scale: float):
-        self.data, self.work, self.scale = data, work, scale
-
-    def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
-        """The result of a step: read where it was computed with the same settings, otherwise computed and kept."""
-        path = self.work / "results" / f"{name}.json"
-        settings = json.loads(json.dumps({**settings, "scale": self.scale}, default=str))
-        if path.is_file():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["settings"] == settings:
-                return content["result"]
-        print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-        started = time.perf_counter()
-        content = {"settings": settings, "result": compute(), "seconds": round(time.perf_counter() - started, 2)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        path.with_suffix(".tmp").rename(path)
-        return json.loads(path.read_text(encoding="utf-8"))["result"]
+        super().__init__(work, scale)
+        self.data = data
 
     def source(self, name: str, split: str | None = None) -> dict[str, Any]:
         """A data set; two images of it where the machinery is tried."""
@@ -119,43 +99,18 @@ class Study:
 
     def speed(self, name: str, values: dict[str, Any], peer: str | None = None) -> dict[str, Any]:
         """Seconds of a training step on this machine, and the parameters."""
-        settings = {"values": values, "peer": peer}
-        return self.step(f"speed-{name}", settings, lambda: measure_speed(values, peer, self.scale))
+
+        def compute() -> dict[str, Any]:
+            arguments = run_arguments(values)
+            return measure_speed(make_task(arguments, peer), arguments, 15 if self.scale >= 0.1 else 3)
+
+        return self.step(f"speed-{name}", {"values": values, "peer": peer}, compute)
 
     def run(self, name: str, values: dict[str, Any], steps: int, peer: str | None = None) -> dict[str, Any]:
         """A training of so many steps, its warm-up a twentieth of them."""
         values = {**values, "max_steps": steps, "warmup_steps": steps // 20}
         settings = {"values": values, "peer": peer}
         return self.step(f"run-{name}", settings, lambda: train(self.work / "runs" / name, values, peer))
-
-    def steps(self, seconds: float, speed: dict[str, Any]) -> int:
-        """How many steps fit into a budget."""
-        return max(2, int(seconds * self.scale / speed["seconds_per_step"]))
-
-    def snapshot(self, name: str) -> Path:
-        """The model that a run left."""
-        return self.work / "runs" / name / "snapshot"
-
-
-def measure_speed(values: dict[str, Any], peer: str | None, scale: float) -> dict[str, Any]:
-    """The median of some steps, forward, backward and AdamW, on real batches."""
-    arguments = run_arguments(values)
-    task = make_task(arguments, peer)
-    torch.manual_seed(SEED)
-    model = task.build_model(arguments.model, None).train()
-    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=1e-4)
-    source, batch_size = arguments.data_arguments.train_source, arguments.per_device_train_batch_size
-    loader = TrainingLoader(open_source(source), source, task.training_sample, SEED, batch_size, 0, 0, 1)
-    times, batches = [], iter(loader)
-    for step in range(15 if scale >= 0.1 else 3):
-        started = time.perf_counter()
-        task.loss(model, next(batches), step).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append(time.perf_counter() - started)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"seconds_per_step": sorted(times)[len(times) // 2], "parameters": parameters}
 
 
 def choose(study: Study) -> dict[str, Any]:
@@ -262,31 +217,24 @@ def compute(study: Study) -> dict[str, Any]:
 
 def main(data: Path, work: Path) -> None:
     """All steps, then the tables."""
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    prepare_process()
     scale = float(os.environ.get("SEMANIR_BUDGET_SCALE", "1"))
     study = Study(data, work, scale)
     result = {
         "what": "One seed. The last weight average is scored; nothing was chosen on test images.",
-        "device": f"CPU ({platform.machine()}), 1 of {os.cpu_count()} cores",
-        "versions": {name: version(name) for name in ("hf-ext", "torch", "transformers", "accelerate")},
+        **machine("hf-ext", "torch", "transformers", "accelerate"),
         "seed": SEED,
         **compute(study),
     }
-    steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((work / "results").glob("*.json"))]
-    result["seconds"] = round(sum(step["seconds"] for step in steps))
-    report = EXAMPLES / "results" if scale == 1 else work / "report"
-    report.mkdir(exist_ok=True)
-    (report / "study.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result["seconds"] = study.seconds()
+    report = study.write_report(result, EXAMPLES / "results")
     draw_curves(result, report / "curves.png")
     draw_sweep(result, report / "top_k.png")
     values = study.values(study.source("set12"), **CANDIDATES[result["candidates"]["chosen"]])
     weight = result["total_variation"]["weight"]
     draw_pictures(study.snapshot("headline"), values, weight, SHOWN if scale == 1 else [0], report / "set12.png")
     if scale == 1:
-        write_tables(result, EXAMPLES / "README.md")
+        write_blocks(blocks(result), EXAMPLES / "README.md")
 
 
 if __name__ == "__main__":

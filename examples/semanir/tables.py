@@ -4,9 +4,13 @@ python examples/semanir/tables.py     writes tables and curves again
 """
 
 import json
-import re
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 NAMES = {"semanir": "SemanIR, k = N/2", "dense": "the same, dense windows (k = N)", "swin2sr": "blocks of Swin2SR"}
@@ -14,12 +18,6 @@ NAMES = {"semanir": "SemanIR, k = N/2", "dense": "the same, dense windows (k = N
 YARDSTICKS = {"BM3D": (29.97, 28.57), "DnCNN": (30.43, 29.23), "SwinIR": (31.01, 29.50)}
 COLUMNS = ["", "parameters", "same time: PSNR, dB", "SSIM", "samples", "s"]
 COLUMNS += ["same samples: PSNR, dB", "SSIM", "samples", "s"]
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; numbers to the right."""
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def candidate_table(candidates: dict[str, Any]) -> str:
@@ -133,11 +131,8 @@ def draw_curves(result: dict[str, Any], path: Path) -> None:
             axis.plot(samples, losses, label=NAMES[model], linewidth=1)
         axis.set(title=f"{name}, equal time", xlabel="patches", ylabel="training loss", yscale="log")
     for axis in axes:
-        axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def draw_sweep(result: dict[str, Any], path: Path) -> None:
@@ -153,16 +148,13 @@ def draw_sweep(result: dict[str, Any], path: Path) -> None:
     left.set(xlabel=f"k of {result['sweep']['tokens']} tokens", ylabel="PSNR on Set12, dB")
     right.set(xlabel=f"k of {result['sweep']['tokens']} tokens", ylabel="ms for the first image", ylim=(0, None))
     for axis in (left, right):
-        axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def blocks(result: dict[str, Any]) -> dict[str, str]:
     """The README's tables by the name of their place."""
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    versions = version_list(result)
     bicubic = f"\n\nBicubic: {result['inputs']['resolution']:.2f} dB."
     return {
         "budget": f"{result['device']}; {result['seconds'] / 60:.0f} min in all; seed {result['seed']}; {versions}.",
@@ -176,21 +168,8 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def write_tables(result: dict[str, Any], readme: Path) -> None:
-    """Puts each table between its two markers in the README."""
-    text = readme.read_text(encoding="utf-8")
-    for name, block in blocks(result).items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(
-                f"{readme} has no place for the table {name!r}: add <!-- {name} --> and <!-- /{name} -->."
-            )
-        text = pattern.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)
-    readme.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
     content = json.loads((EXAMPLES / "results" / "study.json").read_text(encoding="utf-8"))
     draw_curves(content, EXAMPLES / "results" / "curves.png")
     draw_sweep(content, EXAMPLES / "results" / "top_k.png")
-    write_tables(content, EXAMPLES / "README.md")
+    write_blocks(blocks(content), EXAMPLES / "README.md")

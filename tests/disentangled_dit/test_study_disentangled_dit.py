@@ -1,8 +1,6 @@
 """The study's parts: its settings are valid, sets and captions are what they say, steps and tables fit each other."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import datasets
@@ -16,23 +14,13 @@ from transformers import BertConfig, BertModel
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource, read_yaml
 from hf_ext.training.data import open_source
+from tests.study_testing import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader
 
 from .pipeline_testing import make_tokenizer
 
-STUDY = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
+STUDY = EXAMPLES / "disentangled_dit"
+load = module_loader(STUDY)
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Modules of the study, which find each other by their bare names."""
-    monkeypatch.syspath_prepend(STUDY)
-    names = {path.stem for path in STUDY.glob("*.py")}
-    kept = {name: sys.modules.pop(name) for name in names & set(sys.modules)}
-    yield importlib.import_module
-    for name in names & set(sys.modules):
-        del sys.modules[name]
-    sys.modules.update(kept)
 
 
 @pytest.fixture
@@ -129,14 +117,6 @@ def test_images_are_cut_out_of_a_sheet_to_the_bit(load, tmp_path):
     assert np.array_equal(measuring.cut_grid(tmp_path / "step-5.png", 32, 4), images)
 
 
-def test_a_step_is_computed_again_only_with_other_settings(load, data, tmp_path):
-    study, calls = load("study"), []
-    made = study.Study(data, tmp_path, 1e-3)
-    for seed in (0, 0, 1):
-        made.step("a", {"seed": seed}, lambda seed=seed: calls.append(seed) or {"seed": seed})
-    assert calls == [0, 1]
-
-
 def shrink(study, runs, measuring, monkeypatch, folder: Path) -> None:
     """Networks, sampling and a text encoder that cost nothing."""
     recipe = read_yaml(STUDY / "study.yaml")
@@ -172,7 +152,7 @@ def trained_without_training(study, runs):
             (run / "samples").mkdir()
             for step in (1, values["max_steps"]):
                 task.sample_picture(model, [rows[0]]).save(run / "samples" / f"step-{step}.png")
-        row = made_up_run(values["max_steps"], arguments.per_device_train_batch_size)
+        row = made_up_training(values["max_steps"], arguments.per_device_train_batch_size)
         return {**row, "scores": evaluate(task, model, rows)}
 
     return train, names
@@ -193,8 +173,7 @@ def test_all_steps_fit_each_other(load, data, tmp_path, monkeypatch):
     expected += [*(f"peer-{name}" for name in ("ours", "masked", *study.PEERS)), "headline"]
     assert trained == expected
     assert list(tables.VARIANTS) == list(study.VARIANTS) and set(tables.PEERS) == {"ours", "masked", *study.PEERS}
-    whole = {**result, "device": "CPU", "seconds": 1, "versions": {}}
-    assert set(tables.blocks(whole)) == set(tables.blocks(made_up_result(load)))
+    assert set(tables.blocks({**result, **FACTS})) == set(tables.blocks(made_up_result(load)))
     assert len(tables.all_runs(result)) == len(trained)
     (tmp_path / "report").mkdir()
     study.draw(made, result, tmp_path / "report")
@@ -215,34 +194,24 @@ def tiny_text_encoder(folder: Path) -> Path:
     return folder
 
 
-def made_up_run(steps: int = 10, batch_size: int = 64) -> dict:
+def made_up_training(steps: int = 10, batch_size: int = 64, **more) -> dict:
     """What is said of a training."""
-    return {
-        "steps": steps,
-        "samples": 4000,
-        "seconds": 12.3,
-        "scores": {"loss": 0.25},
-        "losses": [[8, 2.0], [80, 1.0]],
-        "arguments": {"learning_rate": 0.001, "seed": 0, "per_device_train_batch_size": batch_size},
-        "parameters": 123456,
-        "seconds_per_step": 0.1,
-    }
+    arguments = {"learning_rate": 0.001, "seed": 0, "per_device_train_batch_size": batch_size}
+    return made_up_run(steps=steps, scores={"loss": 0.25}, arguments=arguments, **more)
 
 
 def made_up_result(load) -> dict:
     """A result with all parts that the study writes."""
     study = load("study")
     measured = {"feature_distance": 12.345, "kernel_distance": 0.5, "accuracy": 0.4, "images": 500}
-    run = {**made_up_run(), "measured": measured}
+    run = made_up_training(measured=measured)
     curve = [{"samples": samples, **measured} for samples in (2000, 4000)]
     control = {"content_distance": 0.01, "detail_distance": 0.02, "agreement": 0.75}
     by_size = {"high_frequency_energy": [0.001, 0.002], "accuracy": [0.5, 0.75]}
     rows = [{**run, "control": {**control, **by_size}} for _ in study.SEEDS]
     text = {**run, "measured": {**measured, "lightness": 0.5, "colour": 0.25}}
     return {
-        "device": "CPU",
-        "seconds": 600,
-        "versions": {"torch": "2"},
+        **FACTS,
         "classifier": {**run, "real": {"32": measured, "16": measured}},
         "headline": {**run, "curve": curve},
         "claim": {"rows": dict.fromkeys(study.VARIANTS, rows), "real": {"sizes": [6, 16], **by_size}},
@@ -254,31 +223,21 @@ def made_up_result(load) -> dict:
 
 def test_tables_and_curves_of_a_result(load, tmp_path):
     tables, result = load("tables"), made_up_result(load)
-    readme = tmp_path / "README.md"
-    readme.write_text((STUDY / "README.md").read_text())
-    tables.write_tables(result, readme)
-    text = readme.read_text()
+    text = fill_readme(tables, result, tmp_path)
     assert "| generated, 500 images | 12.35 | 0.500 | 40.0 % | 123,456 | 10 | 4,000 | 12 |" in text
     assert "| class and controls in adaLN | 123,456 | 12.35 ± 0.00 | 40.0 ± 0.0 | 0.0100 ± 0.0000 |" in text
     assert "| real pictures made so small | 1.00 / 50 % | 2.00 / 75 % |" in text
     assert "| positions only | 12.35 | 12.35 | 40.0 % | 12 |" in text and "after 2,000" in text
     assert "| `replicate` | 12.35 | 0.500 | 40.0 % | 50.0 % | 25.0 % | 10 | 12 |" in text
     assert "Not run yet" not in text
-    tables.write_tables(result, readme)
-    assert readme.read_text() == text
     for draw in (tables.draw_curves, tables.draw_convergence):
         draw(result, tmp_path / "curves.png")
         assert (tmp_path / "curves.png").stat().st_size > 10_000
-    readme.write_text("no places")
-    with pytest.raises(ValueError, match="no place for the table"):
-        tables.write_tables(result, readme)
 
 
 def test_readme_holds_the_committed_results(load, tmp_path):
     results = STUDY / "results" / "study.json"
     if not results.is_file():
         pytest.skip("the study has not been run")
-    copy = tmp_path / "README.md"
-    copy.write_text((STUDY / "README.md").read_text())
-    load("tables").write_tables(json.loads(results.read_text()), copy)
-    assert copy.read_text() == (STUDY / "README.md").read_text()
+    result = json.loads(results.read_text())
+    assert fill_readme(load("tables"), result, tmp_path) == (STUDY / "README.md").read_text()

@@ -1,11 +1,9 @@
 """The study's parts: peers of equal size, splits of the data, tables that fit the README, scripts."""
 
-import importlib
 import json
 import runpy
 import sys
 import wave
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -14,26 +12,16 @@ import torch
 
 from hf_ext.mrconv.training_signals_mrconv import AudioTask, PixelTask
 from hf_ext.mrconv.training_text_mrconv import ListOpsTask
+from tests.study_testing import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader
 
-STUDY = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
+STUDY = EXAMPLES / "mrconv"
+load = module_loader(STUDY)
 # transformers says once that Mamba 2 runs without its CUDA kernels, by its logger.
 TASKS = {
     "pixels": (lambda: PixelTask(image_size=8), True),
     "tokens": (lambda: ListOpsTask(max_length=32), False),
     "audio": (lambda: AudioTask(sampling_rate=8000, max_length=64), True),
 }
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Modules of the study, which find each other by their bare names."""
-    monkeypatch.syspath_prepend(STUDY)
-    names = {path.stem for path in STUDY.glob("*.py")}
-    kept = {name: sys.modules.pop(name) for name in names & set(sys.modules)}
-    yield importlib.import_module
-    for name in names & set(sys.modules):
-        del sys.modules[name]
-    sys.modules.update(kept)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -100,15 +88,7 @@ def test_digits_are_split_by_recording_and_by_speaker(load, tmp_path):
 def made_up_result(load):
     """A result with all parts that the study writes."""
     study, tables = load("study"), load("tables")
-    run = {
-        "steps": 10,
-        "samples": 80,
-        "seconds": 12.3,
-        "scores": {"accuracy": 0.625, "loss": 1.5, "bits_per_byte": 2.25},
-        "parameters": 12345,
-        "losses": [[8, 2.0], [80, 1.0]],
-        "arguments": {"learning_rate": 0.004, "seed": 0},
-    }
+    run = made_up_run(scores={"accuracy": 0.625, "loss": 1.5, "bits_per_byte": 2.25})
     merged = {
         "difference": 1e-7,
         "seconds_per_recording": {"branches": 0.02, "merged": 0.01},
@@ -124,10 +104,7 @@ def made_up_result(load):
     }
     assert set(study.COMPARISONS) == set(tables.TITLES) and set(study.MODELS) == set(tables.NAMES)
     return {
-        "device": "CPU",
-        "seed": 0,
-        "seconds": 600,
-        "versions": {"torch": "2"},
+        **FACTS,
         "headline": dict.fromkeys(tables.SPLITS, first),
         "comparisons": {
             name: {
@@ -143,28 +120,18 @@ def made_up_result(load):
 
 def test_tables_and_curves_of_a_result(load, tmp_path):
     tables, result = load("tables"), made_up_result(load)
-    readme = tmp_path / "README.md"
-    readme.write_text((STUDY / "README.md").read_text())
-    tables.write_tables(result, readme)
-    text = readme.read_text()
-    assert "| official (recordings 0-4) | 62.5 | 37.5 | 50.0 | 20.0 | 10.0 | 1.0e-07 | 80 | 0.2 |" in text
-    assert "| MRConv, Fourier | 777 | 62.5 | 87.5 | 80 | 12 | 62.5 | 80 | 12 |" in text
+    text = fill_readme(tables, result, tmp_path)
+    assert "| official (recordings 0-4) | 62.5 | 37.5 | 50.0 | 20.0 | 10.0 | 1.0e-07 | 4,000 | 0.2 |" in text
+    assert "| MRConv, Fourier | 777 | 62.5 | 87.5 | 4,000 | 12 | 62.5 | 4,000 | 12 |" in text
     assert "> that was made" in text and "2.250 bits per byte" in text
     assert len(tables.all_runs(result)) == 2 + 2 * 4 * 7 + len(result["ablation"]) + 1
-    tables.write_tables(result, readme)
-    assert readme.read_text() == text
     tables.draw_curves(result, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_readme_holds_the_committed_results(load, tmp_path):
-    results = STUDY / "results" / "study.json"
-    if not results.is_file():
-        pytest.skip("the study has not been run")
-    copy = tmp_path / "README.md"
-    copy.write_text((STUDY / "README.md").read_text())
-    load("tables").write_tables(json.loads(results.read_text()), copy)
-    assert copy.read_text() == (STUDY / "README.md").read_text()
+    result = json.loads((STUDY / "results" / "study.json").read_text())
+    assert fill_readme(load("tables"), result, tmp_path) == (STUDY / "README.md").read_text()
 
 
 def test_a_recording_is_classified(tmp_path, monkeypatch, capsys):

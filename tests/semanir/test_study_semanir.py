@@ -1,8 +1,6 @@
 """The study's parts: its settings are valid, the peer is of equal size and trains, tables fit the README."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,10 @@ from PIL import Image
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import open_source
+from tests.study_testing import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader
 
-STUDY = Path(__file__).resolve().parents[2] / "examples" / "semanir"
+STUDY = EXAMPLES / "semanir"
+load = module_loader(STUDY)
 TINY = {
     "model.embed_dim": 8,
     "model.depths": [1, 2],
@@ -23,18 +23,6 @@ TINY = {
     "model.top_k": 8,
     "task.patch_size": 16,
 }
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Modules of the study, which find each other by their bare names."""
-    monkeypatch.syspath_prepend(STUDY)
-    names = {path.stem for path in STUDY.glob("*.py")}
-    kept = {name: sys.modules.pop(name) for name in names & set(sys.modules)}
-    yield importlib.import_module
-    for name in names & set(sys.modules):
-        del sys.modules[name]
-    sys.modules.update(kept)
 
 
 @pytest.fixture
@@ -79,10 +67,10 @@ def test_every_run_has_valid_settings_and_peers_are_of_equal_size(load):
 
 
 @pytest.mark.parametrize("model", ["semanir", "dense", "swin2sr"])
-def test_blocks_train_on_the_same_task(load, photos, model):
+def test_blocks_train_on_the_same_task(load, photos, tmp_path, model):
     study, runs = load("study"), load("runs")
     values, peer = study.block_values({"data": photos, **TINY, "model.depths": [2, 2]}, model)
-    speed = study.measure_speed(values, peer, 0.0)
+    speed = study.Study(tmp_path, tmp_path, 1e-6).speed(model, values, peer)
     assert speed["seconds_per_step"] > 0
     arguments = runs.run_arguments(values)
     task = study.make_task(arguments, peer)
@@ -92,6 +80,7 @@ def test_blocks_train_on_the_same_task(load, photos, model):
     sample = task.training_sample(open_source(DataSource(**photos["train"]))[0], rng)
     task.loss(network, {name: value[None] for name, value in sample.items()}, 0).backward()
     assert all(value.grad is not None and value.grad.isfinite().all() for value in network.parameters())
+    assert speed["parameters"] == sum(value.numel() for value in network.parameters())
     noisy = {"psnr": 20.2}
     found = evaluate(task, network, open_source(DataSource(**photos["eval"])))
     # At first the correction is small: nearly the noisy input comes out.
@@ -118,37 +107,16 @@ def test_scores_against_k_and_classical_results(load, photos, tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
-def test_a_step_is_computed_again_only_with_other_settings(load, tmp_path):
-    study, calls = load("study"), []
-    made = study.Study(tmp_path, tmp_path, 1.0)
-    for seed in (0, 0, 1):
-        made.step("a", {"seed": seed}, lambda seed=seed: calls.append(seed) or {"seed": seed})
-    assert calls == [0, 1]
-
-
 def made_up_result(load) -> dict:
     """A result with all parts that the study writes."""
     study, tables = load("study"), load("tables")
     scores = {"psnr": 29.25, "ssim": 0.8125, "psnr_gaussian_noise_25": 28.5, "psnr_jpeg_10": 27.25}
-    run = {
-        "steps": 10,
-        "samples": 4000,
-        "seconds": 12.3,
-        "scores": scores,
-        "losses": [[8, 2.0], [80, 1.0]],
-        "psnr": [[40, 28.0], [80, 29.25]],
-        "arguments": {"learning_rate": 0.001, "seed": 0},
-        "parameters": 123456,
-        "seconds_per_step": 0.1,
-    }
+    run = made_up_run(scores=scores, psnr=[[40, 28.0], [80, 29.25]])
     blocks = {model: {"parameters": 777, "time": run, "samples": run} for model in study.MODELS}
     curve = [{"top_k": key, "psnr": 29.0, "seconds": 0.25} for key in (8, 16)]
     assert list(tables.NAMES) == list(study.MODELS)
     return {
-        "device": "CPU",
-        "seed": 0,
-        "seconds": 600,
-        "versions": {"torch": "2"},
+        **FACTS,
         "candidates": {"rows": dict.fromkeys(study.CANDIDATES, run), "chosen": next(iter(study.CANDIDATES))},
         "total_variation": {"weight": 0.1, "set12": 28.0, "bsd68": 27.0},
         "headline": {**run, "bsd68": scores},
@@ -162,17 +130,12 @@ def made_up_result(load) -> dict:
 
 def test_tables_and_curves_of_a_result(load, tmp_path):
     tables, result = load("tables"), made_up_result(load)
-    readme = tmp_path / "README.md"
-    readme.write_text((STUDY / "README.md").read_text())
-    tables.write_tables(result, readme)
-    text = readme.read_text()
+    text = fill_readme(tables, result, tmp_path)
     assert "| SemanIR, 0.12 M, 0 min of one core | **29.25** / 0.8125 | **29.25** / 0.8125 |" in text
     assert "-0.72 and +0.68 dB from BM3D, +1.25 dB from total variation on Set12; 4,000 patches." in text
     assert "| SemanIR, k = N/2 | 777 | 29.25 | 0.8125 | 4,000 | 12 | 29.25 | 0.8125 | 4,000 | 12 |" in text
     assert "| model for both, twice the time | 28.50 | 27.25 | 12 |" in text and "Bicubic: 28.42 dB." in text
     assert len(tables.all_runs(result)) == len(result["candidates"]["rows"]) + 1 + 12 + 1 + 3
-    tables.write_tables(result, readme)
-    assert readme.read_text() == text
     for draw in (tables.draw_curves, tables.draw_sweep):
         draw(result, tmp_path / "curves.png")
         assert (tmp_path / "curves.png").stat().st_size > 10_000
@@ -209,13 +172,10 @@ def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     assert trained == [(name, 2) for name in names]
     assert [row["top_k"] for row in result["sweep"]["curves"]["random"]] == [1, 2, 4, 8, 16]
     assert result["total_variation"]["weight"] in measuring.WEIGHTS
-    text = tables.blocks({**result, "device": "CPU", "seed": 0, "seconds": 1, "versions": {}})
+    text = tables.blocks({**result, **FACTS})
     assert set(text) == set(tables.blocks(made_up_result(load)))
 
 
 def test_readme_holds_the_committed_results(load, tmp_path):
-    results = STUDY / "results" / "study.json"
-    copy = tmp_path / "README.md"
-    copy.write_text((STUDY / "README.md").read_text())
-    load("tables").write_tables(json.loads(results.read_text()), copy)
-    assert copy.read_text() == (STUDY / "README.md").read_text()
+    result = json.loads((STUDY / "results" / "study.json").read_text())
+    assert fill_readme(load("tables"), result, tmp_path) == (STUDY / "README.md").read_text()
