@@ -48,8 +48,8 @@ CLAIM_SECONDS, TRANSFER_SECONDS, TEXT_SECONDS, PEER_SECONDS = 150, 150, 150, 150
 SEEDS = (0, 1, 2)
 # Generated images of each class: of a finished model, at each size of the size control, at each point of a curve.
 MEASURED, PER_SIZE, PER_POINT = 50, 5, 20
-# Points of a curve.
-POINTS = 4
+# Points of a curve, and steps of DDIM for their pictures, which the training waits for.
+POINTS, POINT_STEPS = 4, 10
 # Sides of the originals that the size control asks for. What is generated has 16: larger ones had no more detail.
 SIZES = [6, 8, 12, 16]
 HEADLINE: dict[str, Any] = {
@@ -101,6 +101,10 @@ class Study(Steps):
     def count(self, number: int) -> int:
         """Images to generate; one where the machinery is tried."""
         return number if self.scale >= 0.1 else 1
+
+    def pictures(self) -> dict[str, int]:
+        """Settings of a run that draws for a curve."""
+        return {"task.samples_per_class": self.count(PER_POINT), "task.sample_steps": POINT_STEPS}
 
     def values(self, name: str, **changes: Any) -> dict[str, Any]:
         """Settings of a run: a set, 250 of its test pictures for the loss, and what differs from the recipe."""
@@ -163,7 +167,7 @@ def classify(study: Study) -> dict[str, Any]:
 
 def headline(study: Study) -> dict[str, Any]:
     """CIFAR-10 in pixels, with a curve of what it draws on its way."""
-    values = study.values("32", **HEADLINE, **{"task.samples_per_class": study.count(PER_POINT)})
+    values = study.values("32", **HEADLINE, **study.pictures())
     row = study.run("headline", values, HEADLINE_SECONDS, study.speed("headline", values))
     return {**row, "measured": study.classes("headline", row, "32"), "curve": study.curve("headline", row)}
 
@@ -172,8 +176,11 @@ def claim(study: Study) -> dict[str, Any]:
     """The paper's conditioning beside the usual one, on pictures of many original sizes."""
     judge, rows = study.judge("varied"), {}
     number = study.count(PER_SIZE)
+    speeds = {name: study.speed(f"claim-{name}", study.values("varied", **own)) for name, own in VARIANTS.items()}
+    # One speed for both, so that they have the same number of steps: what they compute is equal.
+    planned = {"seconds_per_step": next(iter(speeds.values()))["seconds_per_step"]}
     for variant, changes in VARIANTS.items():
-        speed, rows[variant] = study.speed(f"claim-{variant}", study.values("varied", **changes)), []
+        speed, rows[variant] = {**speeds[variant], **planned}, []
         for seed in SEEDS:
             name = f"claim-{variant}-{seed}"
             values = {**study.values("varied", **changes), "seed": seed}
@@ -190,7 +197,7 @@ def transfer(study: Study) -> dict[str, Any]:
     values = study.values("16")
     before = study.run("pretraining", values, TRANSFER_SECONDS, study.speed("pretraining", values))
     changes = {"init_from": str(study.snapshot("pretraining")), "task.image_size": 32}
-    after = study.values("32", **changes, **{"task.samples_per_class": study.count(PER_POINT)})
+    after = study.values("32", **changes, **study.pictures())
     # One speed for the four, so that all have the same number of steps.
     speed, rows = study.speed("transfer", after), {}
     for index, (name, how) in enumerate(TRANSFERS.items()):
