@@ -1,4 +1,4 @@
-"""Fixtures of the Hub tests."""
+"""Fixtures of all tests, and those of the Hub tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ import pytest
 from hf_ext.embedded_hub.server import EmbeddedHub
 from tests import warm_python
 from tests.hub_testing import CONTENT, ask, commit_body, create_repository, run_python
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_pictures() -> Iterator[None]:
+    """Curves of runs and reports of merges have tests of their own, and drawing takes longer than all else there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_ext.training.loop.plot_curves", lambda run: None)
+        patch.setattr("hf_ext.emr.pictures_emr.draw_report", lambda report, path: path.write_bytes(b"picture"))
+        yield
 
 
 @pytest.fixture

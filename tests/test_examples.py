@@ -15,9 +15,11 @@ import torch
 from PIL import Image
 
 from hf_ext import merge_checkpoints
+from hf_ext.emr.pictures_emr import draw_report
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
+from tests import warm_python
 from tests.emr.emr_testing import tiny_bert
 from tests.study_testing import write_tweets
 
@@ -40,10 +42,19 @@ def test_experiment_file_is_valid(path: Path) -> None:
         assert parameters > 10_000
 
 
+# As `python SCRIPT WORDS…`.
+SCRIPT = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def run_example(*words: str | Path) -> str:
     """Runs a script as a user would, in a process of its own, and returns what it printed."""
-    command = [sys.executable, *map(str, words)]
-    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", SCRIPT, *map(str, words)]
+    result = warm_python.run(command, env=ENVIRONMENT, cwd=ROOT)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 
@@ -105,11 +116,13 @@ def test_fine_tunes_are_trained_merged_and_used(
     results = json.loads((snapshot / "eval.json").read_text())["results"]
     assert [row["metric"] for row in results] == ["f1", "accuracy"]
     other = tiny_bert(tmp_path / "other", 1, base=base, num_labels=3)
+    monkeypatch.setattr("hf_ext.emr.pictures_emr.draw_report", draw_report)
     merge_checkpoints(
         {"base": str(base), "tasks": {"irony": str(snapshot), "other": str(other)}},
         tmp_path / "merged",
         progress=False,
     )
+    assert picture_size(tmp_path / "merged" / "report.png")[0] > 300
     capsys.readouterr()
     run_here(monkeypatch, EMR / "infer.py", tmp_path / "merged", "irony", "a b", "x y")
     printed = capsys.readouterr().out.split()
@@ -151,3 +164,6 @@ def test_quickstart_beats_total_variation(tmp_path: Path) -> None:
     digits = json.loads((tmp_path / "quickstart" / "digits.json").read_text())
     assert digits["accuracy"] >= 0.9 and digits["difference"] < 1e-5
     assert digits["merged_milliseconds"] < digits["milliseconds"]
+    samples = json.loads((tmp_path / "quickstart" / "samples.json").read_text())
+    assert samples["identical"] and samples["recognised"] >= 0.8
+    assert picture_size(tmp_path / "quickstart" / "samples.png")[0] > 600

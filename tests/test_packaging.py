@@ -1,6 +1,7 @@
 """What is installed: the package list, the contents of wheel, sdist and editable installs, the public names."""
 
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -86,12 +89,6 @@ def test_the_public_names_of_the_package_are_few():
     assert hf_ext.__version__ == PROJECT["project"]["version"]
 
 
-def run_python(program: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_command_line_imports_neither_the_package_nor_the_libraries(tmp_path):
     # Help asks every command for its text, so every module of the command line is imported.
     program = """
@@ -104,7 +101,9 @@ except SystemExit as done:
 heavy = {"hf_ext", "torch", "transformers", "diffusers", "datasets", "huggingface_hub", "numpy", "httpx2"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
-    assert "Usage: " in run_python(program, tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: " in done.stdout
 
 
 def test_the_installed_modules_are_importable_outside_the_repository_and_the_package_without_diffusers(tmp_path):
@@ -117,7 +116,8 @@ import hf_ext.hub, hf_ext.model_cards, hf_ext.pipelines, hf_ext.training, hf_ext
 print(Path(hf_ext.__file__).with_name("py.typed").is_file())
 print(len(list(Path(hf_ext.model_cards.__file__).parent.glob("*.md"))) > 0)
 """
-    assert run_python(program, tmp_path) == "[]\nTrue\nTrue\n"
+    done = warm_python.run([sys.executable, "-c", program], env=os.environ, cwd=tmp_path)
+    assert done.stdout == "[]\nTrue\nTrue\n", done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,9 @@
 """
 Processes of Python that start with torch imported: forks of a process that waits with it.
 
-The import of torch takes more processor time than all else that most tests do in processes of their own. Nothing that
-the waiting process has imported reads the environment of the Hugging Face libraries, and none of these is among it.
+The import of torch takes more processor time than all else that most tests do in processes of their own; what the
+Hugging Face libraries import beside it takes a third of the rest. Nothing that the waiting process has imported reads
+the environment of the Hugging Face libraries, and none of these is among it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Any
 
 _WAITING = """
 import json, os, signal, sys
-import scipy.optimize, torch, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp
+import scipy.stats, torch, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp
 import torch.distributed.tensor, torch.export, torch.nn.attention.flex_attention
+import filelock, fsspec, httpx2, jinja2.ext, jinja2.sandbox, pandas, PIL.Image, psutil, pyarrow.dataset, regex
+import requests, safetensors.torch, xml.etree.ElementTree, yaml
 early = {"accelerate", "datasets", "diffusers", "hf_ext", "huggingface_hub", "peft", "transformers"} & set(sys.modules)
 assert not early, f"{early} were imported before the environment of the process is known"
 

@@ -1,7 +1,6 @@
 """Each command with real folders and a real Hub on loopback."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -22,6 +21,9 @@ from tests.hub_testing import run_python
 
 # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+
+
+MAIN = "import sys; from hf_ext_cli.main import main; main(sys.argv[1:])"
 
 
 def run(*arguments: str | Path, code: int = 0) -> Result:
@@ -123,11 +125,7 @@ def test_push_then_info_by_range_reads(snapshot, hub, tmp_path):
     assert api.repo_info("me/tiny").private
     assert pushed["pull_request"] is None
     # HF_ENDPOINT is read when huggingface_hub is imported, so info runs in a process of its own.
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    command = [Path(sys.executable).with_name("hf-ext"), "info", "me/tiny", "--json"]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stderr
-    found = json.loads(shown.stdout)
+    found = json.loads(run_python(MAIN, hub.url, tmp_path / "home", "info", "me/tiny", "--json"))
     assert found["commit"] == pushed["commit"]
     assert found["architectures"] == ["SemanIRForImageRestoration"]
     assert found["card"]["library_name"] == "transformers"
@@ -199,9 +197,8 @@ def test_evaluate_pins_the_commit_of_a_model_on_a_hub(snapshot, configuration, h
     commit = json.loads(run("push", snapshot, "me/tiny", "--endpoint", hub.url, "--no-check", "--json").stdout)[
         "commit"
     ]
-    script = "import sys; from hf_ext_cli.main import main; main(sys.argv[1:])"
     arguments = ["evaluate", "me/tiny", "--config", str(configuration), "--json"]
-    report = json.loads(run_python(script, hub.url, tmp_path / "home", *arguments))
+    report = json.loads(run_python(MAIN, hub.url, tmp_path / "home", *arguments))
     assert report["revision"] == commit
     assert {result["metric"] for result in report["results"]} == {"psnr", "ssim"}
 

@@ -25,14 +25,6 @@ from tests.hub.published import contents
 from tests.hub_testing import client_environment, run_python
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _without_pictures():
-    """Pictures have tests of their own, and take longer than all the rest of a merge."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_ext.emr.pictures_emr.draw_report", lambda report, path: path.write_bytes(b"picture"))
-        yield
-
-
 def run(*arguments: str | Path, code: int = 0) -> Result:
     result = CliRunner().invoke(main, [str(argument) for argument in arguments])
     assert result.exit_code == code, result.output

@@ -16,15 +16,19 @@ from safetensors.torch import load_file, save_file
 from hf_ext.emr import EMRModel, emr_loader
 from hf_ext.emr.weights_emr import TaskWeights
 from hf_ext.merging import merge_checkpoints
+from tests import warm_python
 from tests.emr.emr_testing import tiny_bert
 
 # A process in which everything that the loader must do without cannot be imported.
 ALONE = """
 import runpy, sys
 
+refused = {"hf_ext", "transformers", "huggingface_hub", "numba", "diffusers"}
+assert not refused & {name.split(".")[0] for name in sys.modules}
+
 class Refused:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("hf_ext", "transformers", "huggingface_hub", "numba", "diffusers"):
+        if name.split(".")[0] in refused:
             raise ModuleNotFoundError("refused: " + name)
 
 sys.meta_path.insert(0, Refused())
@@ -66,8 +70,8 @@ def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 
 def run_alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    command = [sys.executable, "-W", "ignore", "-c", ALONE, str(folder / "emr_loader.py"), *arguments]
-    return subprocess.run(command, cwd=folder.parent, env=environment, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", ALONE, str(folder / "emr_loader.py"), *arguments]
+    return warm_python.run(command, cwd=folder.parent, env=environment)
 
 
 def test_the_shipped_loader_needs_torch_and_safetensors_only(merged: Path, tmp_path: Path):

@@ -33,14 +33,6 @@ SHARED = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 LOADER = Path(load_check.__file__).parents[1] / "emr" / "emr_loader.py"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _without_pictures():
-    """Pictures have tests of their own, and take longer than all the rest of a merge."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_ext.emr.pictures_emr.draw_report", lambda report, path: path.write_bytes(b"picture"))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _quiet_clean_client(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -36,6 +35,7 @@ from hf_ext.metrics import (
 )
 from hf_ext.metrics.clip_score import clip_score
 from hf_ext.metrics.features import as_rgb
+from tests import warm_python
 
 TESTS = Path(__file__).parent
 
@@ -223,10 +223,10 @@ print(json.dumps([*result, *score]))
 
 @pytest.mark.slow
 def test_evaluate_loads_the_scripts_without_a_network_and_without_the_package(classifier, inception, clip, tmp_path):
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
     names = map(metric_path, ("feature_distance", "fid", "kid", "clip_score"))
     command = [sys.executable, "-c", LOAD_PROGRAM, *names, classifier, inception, clip]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = warm_python.run(command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     expected = ["feature_distance", "fid", "kid", "kid_standard_deviation", "clip_score", "clip_score_per_image"]
     assert json.loads(done.stdout) == expected

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from hf_ext.metrics.images import luma
 from hf_ext.metrics.psnr import psnr
 from hf_ext.metrics.psnr_b import psnr_b
 from hf_ext.metrics.ssim import ssim
+from tests import warm_python
 
 
 def photograph_and_noisy(shape: tuple[int, int] = (61, 47)) -> tuple[np.ndarray, np.ndarray]:
@@ -248,9 +248,9 @@ print(json.dumps([result["psnr"], result["ssim"], result["psnr_b"]]))
 
 
 def test_evaluate_loads_the_scripts_without_a_network_and_without_the_package(tmp_path):
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-c", LOAD_PROGRAM, *map(metric_path, ("psnr", "ssim", "psnr_b"))]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = warm_python.run(command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     clean = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
     noisy = clean[::-1].copy()

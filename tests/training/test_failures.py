@@ -1,11 +1,13 @@
 """What goes wrong is said in one clear line, and the last good state stays."""
 
 import json
+import os
 import resource
 import signal
-import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import yaml
 from hf_ext.training import launch
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
+from tests import warm_python
 
 from .launching import ROOT, environment, launch_two
 from .tiny import TinyTask, contents, make_arguments, reset, run, run_interrupted, write_images
@@ -187,16 +190,20 @@ def test_a_cut_off_row_of_metrics_is_survived(tmp_path, examples):
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
-def run_script(config, *words):
-    script = (
-        "import sys, resource; from hf_ext.training import launch; "
-        'launch.TASKS["tiny"] = ("tests.training.tiny", "TinyTask"); sys.exit(launch.main(sys.argv[1:]))'
-    )
-    return [sys.executable, "-c", script, config, *words]
-
-
-def test_a_full_disk_keeps_the_last_good_state(tmp_path, examples, tiny):
+@contextmanager
+def small_files(size):
     """Files may not grow beyond a limit, which is what a full disk looks like to the writer."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples, tiny):
     data = {"train": {"path": str(examples)}}
     config = write_config(tmp_path, data)
     reset()
@@ -205,17 +212,9 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, examples, tiny):
     saved = json.loads((tmp_path / "run" / "args.json").read_text())
     saved["arguments"]["max_steps"] = 4
     (tmp_path / "run" / "args.json").write_text(json.dumps(saved))
-
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-
-    done = subprocess.run(
-        run_script(config), cwd=ROOT, env=environment(), preexec_fn=limit, capture_output=True, text=True
-    )
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "error: cannot write" in done.stderr and "the last good state is step 2" in done.stderr
+    with small_files(2000):
+        message = fails(capsys, 1, config)
+    assert message.startswith("error: cannot write") and "the last good state is step 2" in message
     assert RunFolder(tmp_path / "run").saved_steps() == [2]
     reset()
     assert main([config]) == 0
@@ -223,22 +222,32 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, examples, tiny):
     assert not [*(tmp_path / "run").glob("**/*.tmp")]
 
 
+# A shell starts background jobs with the signal ignored, which processes hand on to those that they start.
+INTERRUPTIBLE = """
+import os, signal, sys
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Path(sys.argv[1]).write_text(str(os.getpid()))
+from hf_ext.training import launch
+launch.TASKS["tiny"] = ("tests.training.tiny", "TinyTask")
+sys.exit(launch.main(sys.argv[2:]))
+"""
+
+
 def test_interrupting_by_hand_leaves_one_line(tmp_path, examples):
     config = write_config(tmp_path, {"train": {"path": str(examples)}, "num_workers": 2}, max_steps=100000)
-    # A shell starts background jobs with the signal ignored, which processes hand on to those that they start.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        run_script(config), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    signal.signal(signal.SIGINT, before)
-    while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
-        time.sleep(0.05)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 1, error
-    assert "error: interrupted; the same command continues from the last saved state." in error
-    assert "Traceback" not in error
+    command = [sys.executable, "-c", INTERRUPTIBLE, str(tmp_path / "number"), config]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(warm_python.run, command, cwd=ROOT, env=environment())
+        while not (tmp_path / "run" / "metrics.jsonl").exists() and not running.done():
+            time.sleep(0.05)
+        time.sleep(0.3)
+        assert not running.done(), running.result()
+        os.kill(int((tmp_path / "number").read_text()), signal.SIGINT)
+    done = running.result()
+    assert done.returncode == 1, done.stderr
+    assert "error: interrupted; the same command continues from the last saved state." in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

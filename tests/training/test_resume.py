@@ -26,8 +26,18 @@ def assert_exact(tmp_path, kind, workers, **changes):
     assert contents(pieces) == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        ("map", 2),
+        ("stream", 0),
+        ("buffer", 2),
+        # The settings below run the first of these, the two processes the first and the second.
+        pytest.param("map", 0, marks=pytest.mark.slow),
+        pytest.param("stream", 2, marks=pytest.mark.slow),
+        pytest.param("buffer", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_one_process(tmp_path, examples, shards, kind, workers):
     assert_exact(tmp_path, kind, workers)
 

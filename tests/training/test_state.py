@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_ext.training.plots import plot_curves
 from hf_ext.training.state import RunFolder, WeightAverage
 
 from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, run
@@ -92,7 +93,8 @@ def test_the_best_and_the_last_states_are_kept(tmp_path, examples):
     assert json.loads((folder.snapshot / "training.json").read_text())["steps"] == 10
 
 
-def test_a_run_leaves_rows_curves_pictures_and_tracks(tmp_path, examples):
+def test_a_run_leaves_rows_curves_pictures_and_tracks(tmp_path, examples, monkeypatch):
+    monkeypatch.setattr("hf_ext.training.loop.plot_curves", plot_curves)
     data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
     run(TinyTask(), make_arguments(tmp_path / "run", data, report_to="tensorboard"))
     folder = RunFolder(tmp_path / "run")
