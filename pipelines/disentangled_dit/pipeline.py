@@ -118,12 +118,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         self._check_scheduler()
         self.labels = {name.strip(): int(number) for number, text in (names or {}).items() for name in text.split(",")}
         self.vae_scale_factor = 1 if vae is None else self._scale_factor(vae)
-        self.image_processor = VaeImageProcessor(
-            # sizes are checked here, not rounded there
-            vae_scale_factor=1,
-            do_convert_rgb=self._image_channels() == 3,
-            do_convert_grayscale=self._image_channels() == 1,
-        )
+        colour, grey = (self._image_channels() == channels for channels in (3, 1))
+        # sizes are checked here, not rounded there
+        self.image_processor = VaeImageProcessor(vae_scale_factor=1, do_convert_rgb=colour, do_convert_grayscale=grey)
 
     @property
     def guidance_scale(self) -> float:
@@ -144,6 +141,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
     def num_timesteps(self) -> int:
         """Steps of the schedule of the last call."""
         return self._num_timesteps
+
+    @property
+    def current_timestep(self) -> Tensor:
+        """Timestep of the step that is computed, for caches."""
+        return self._current_timestep
 
     @property
     def interrupt(self) -> bool:
@@ -197,7 +199,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         """
         if self.text_encoder is None or self.tokenizer is None:
             raise ValueError(
-                "This pipeline has no text_encoder and tokenizer; load it with them, or give prompt_embeds."
+                "There is no text_encoder and tokenizer; load the pipeline with them or give prompt_embeds."
             )
         texts = [prompt] if isinstance(prompt, str) else list(prompt)
         length = self.config.max_text_length
@@ -296,7 +298,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         with cls._upcast(vae):
             encoded = vae.encode(image.to(vae.dtype), return_dict=False)[0]
         latents = (encoded if isinstance(encoded, Tensor) else encoded.mode()).float()
-        shift, scale = cls._latent_statistics(vae)
+        shift, scale = cls._latent_statistics(vae, latents)
         return (latents - shift) * scale
 
     @classmethod
@@ -312,14 +314,19 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         Returns:
             `torch.Tensor` of shape `(images, channels, factor * height, factor * width)`, about [-1, 1], float32.
         """
-        shift, scale = cls._latent_statistics(vae)
+        shift, scale = cls._latent_statistics(vae, latents)
         with cls._upcast(vae):
             return vae.decode((latents / scale + shift).to(vae.dtype), return_dict=False)[0].float()
 
     @staticmethod
-    def _latent_statistics(vae: ModelMixin) -> tuple[float, float]:
-        """(shift, scale) with latents = (encoded - shift) scale."""
-        return vae.config.get("shift_factor") or 0.0, vae.config.get("scaling_factor") or 1.0
+    def _latent_statistics(vae: ModelMixin, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """(shift, scale) with latents = (encoded - shift) scale, of all channels or of each."""
+        config = vae.config
+        shift, scale = config.get("shift_factor") or 0.0, config.get("scaling_factor") or 1.0
+        if not config.get("latents_mean") or not config.get("latents_std"):
+            return shift, scale
+        mean, deviation = (like.new_tensor(config[name])[:, None, None] for name in ("latents_mean", "latents_std"))
+        return mean, scale / deviation
 
     @staticmethod
     @contextlib.contextmanager
@@ -338,9 +345,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
 
     def _prepare_image(self, image: PipelineImageInput | Tensor, size: tuple[int, int], count: int) -> Tensor:
         """Clean latents [count, channels, height, width] to start from, of pictures or latents, one or `count`."""
-        channels = self.transformer.config.in_channels
-        factor = self.vae_scale_factor
-        device = self._execution_device
+        channels, factor, device = self.transformer.config.in_channels, self.vae_scale_factor, self._execution_device
         if isinstance(image, Tensor) and self.vae is not None and image.shape[1] == channels != self._image_channels():
             latents = image.to(device, torch.float32)
         else:
@@ -554,9 +559,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         known = self.transformer.config.control_alpha
         for name in given:
             if given[name] is not None and name not in known:
-                raise ValueError(
-                    f"This model has no control {name}; it was trained with {', '.join(known) or 'none'}."
-                )
+                raise ValueError(f"The model has no control {name}; it was trained with {', '.join(known) or 'none'}.")
         usual: dict[str, Any] = {"original_size": size, "crop": (0, 0), "target_size": size, "flip": 0}
         usual |= {name: value for name, value in given.items() if value is not None}
         values = {name: self._read_control(name, value, count, images) for name, value in usual.items()}
@@ -687,7 +690,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             for index, (table, idle) in enumerate(self._modulations(timesteps, *states)):
                 if self._interrupt:
                     break
-                timestep = timesteps[index]
+                self._current_timestep = timestep = timesteps[index]
                 noise_pred = self._predict(latents, timestep, self._branches(idle), table, states[-1], prompt_embeds)
                 latents = self.scheduler.step(noise_pred, timestep, latents, return_dict=False, **step_options)[0]
                 if callback is not None:
@@ -706,9 +709,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         accepted = inspect.signature(self.scheduler.step).parameters
         clips = any(self.scheduler.config.get(name, False) for name in ("clip_sample", "thresholding"))
         if eta != 0 and "eta" not in accepted:
-            raise ValueError(
-                f"eta={eta} means nothing to {type(self.scheduler).__name__}; leave it at 0, or use DDIM."
-            )
+            raise ValueError(f"eta={eta} means nothing to {type(self.scheduler).__name__}; leave it at 0 or use DDIM.")
         offered = {"eta": eta, "generator": generator, "use_clipped_model_output": clips}
         return {name: value for name, value in offered.items() if name in accepted}
 
@@ -878,10 +879,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             TypeError: The transformer is of another class.
         """
         if not hasattr(self.transformer, "_CODE"):
-            raise TypeError(
-                f"The transformer is a {type(self.transformer).__name__}; only a pipeline of a "
-                f"{self._COMPONENT[1]} is saved."
-            )
+            kind = type(self.transformer).__name__
+            raise TypeError(f"The transformer is a {kind}; only a pipeline of a {self._COMPONENT[1]} is saved.")
         # The code first: diffusers uploads what lies in the folder when it has written the rest.
         folder, file = Path(save_directory), f"transformer/{self._COMPONENT[0]}.py"
         for path, code in ((folder / "pipeline.py", self._CODE), (folder / file, self.transformer._CODE)):

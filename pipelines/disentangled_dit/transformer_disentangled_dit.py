@@ -50,7 +50,7 @@ class DisentangledDiTAttnProcessor:
 
     def __call__(
         self, attn: "DisentangledDiTAttention", hidden_states: Tensor, encoder_hidden_states: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor]:
         tokens = hidden_states.shape[1]
         query, key, value = attn.project(hidden_states)
         added_query, added_key, added_value = attn.project_context(encoder_hidden_states)
@@ -64,7 +64,8 @@ class DisentangledDiTAttnProcessor:
             parallel_config=self._parallel_config,
         ).flatten(2)
         if attn.to_add_out is None:
-            return attn.to_out[0](attended), None
+            # No context tokens, and not None: caches keep tensors.
+            return attn.to_out[0](attended), attended[:, :0]
         # A linear layer adds its bias within the product if its input is contiguous, afterwards if it is not.
         image, context = (part.contiguous() for part in attended.tensor_split([tokens], dim=1))
         return attn.to_out[0](image), attn.to_add_out(context)
@@ -121,7 +122,7 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
             )
         return self.norm_added_q(query), self.norm_added_k(key), value
 
-    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         return self.processor(self, hidden_states, encoder_hidden_states)
 
 
@@ -186,6 +187,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     Diffusion transformer whose class or text acts through attention, and whose controls fade in with the timestep
     (arXiv 2411.03177).
 
+    Of the caches of diffusers `enable_cache` takes those that leave out blocks or attention, all of them
+    approximations: `FirstBlockCacheConfig`, `MagCacheConfig`, `TaylorSeerCacheConfig`, and, while no callback changes
+    the guidance, `PyramidAttentionBroadcastConfig` with the pipeline's `current_timestep`.
+
     Args:
         sample_size (`int` or `list[int]`, defaults to 32): Height and width of the latents (or pixels) that the
             model is meant for; any size divisible by `patch_size` can be given.
@@ -229,6 +234,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     # Numbers of each control: (height, width), (top, left), (height, width), 0 or 1, log(width / height).
     CONTROL_SIZES = {"original_size": 2, "crop": 2, "target_size": 2, "flip": 1, "aspect_ratio": 1}
     CONTROL_ALPHA = {"original_size": 8.0, "crop": 0.0, "target_size": 8.0, "flip": 0.0, "aspect_ratio": 0.0}
+    CACHES = ("FirstBlockCache", "MagCache", "TaylorSeerCache", "PyramidAttentionBroadcast")
     # Features of a scalar; sizes whose position embedding is kept.
     SINUSOIDS, GRIDS = 256, 16
 
@@ -399,6 +405,35 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 "Fused projections would leave the adapter out: fuse it (`fuse_lora`, `unload_lora`) or delete it."
             )
         super().fuse_qkv_projections()
+
+    def add_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """As `add_adapter` of diffusers; a `ValueError` while projections are fused."""
+        self._check_unfused()
+        super().add_adapter(*args, **kwargs)
+
+    def load_lora_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """As `load_lora_adapter` of diffusers; a `ValueError` while projections are fused."""
+        self._check_unfused()
+        super().load_lora_adapter(*args, **kwargs)
+
+    def _check_unfused(self) -> None:
+        if any(getattr(module, "fused_projections", False) for module in self.modules()):
+            raise ValueError("Fused projections would leave the adapter out: call `unfuse_qkv_projections` first.")
+
+    def enable_cache(self, config: Any) -> None:
+        """
+        Leave out computations that are much like those of an earlier step, until `disable_cache`.
+
+        Args:
+            config: Configuration of one of diffusers' caches, of those that the class names.
+
+        Raises:
+            `ValueError`: If it is of another cache: the others are made for videos, for text that attends to nothing,
+                or for guidance branches that share no `context`.
+        """
+        if (name := type(config).__name__).removesuffix("Config") not in self.CACHES:
+            raise ValueError(f"{name} does not fit this model; of {', '.join(self.CACHES)} is allowed.")
+        super().enable_cache(config)
 
     def control_weight(self, timestep: Tensor, alpha: float) -> Tensor:
         """

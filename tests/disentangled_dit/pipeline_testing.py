@@ -118,6 +118,8 @@ def sample_plainly(pipeline, latents, labels, controls, scale=1.0, control_scale
         mask = torch.full((count,), controlled)
         return transformer(sample, timestep.expand(count), names, controls=controls, control_mask=mask).sample
 
+    # it clips the pictures
+    options = {"use_clipped_model_output": True} if isinstance(scheduler, DDIMScheduler) else {}
     scheduler.set_timesteps(steps)
     latents = latents * scheduler.init_noise_sigma
     for timestep in scheduler.timesteps:
@@ -125,7 +127,7 @@ def sample_plainly(pipeline, latents, labels, controls, scale=1.0, control_scale
         full, bare = ask(sample, timestep, positive, True), ask(sample, timestep, positive, False)
         nothing = ask(sample, timestep, negative, keep)
         guided = scale * (control_scale * full + (1 - control_scale) * bare) + (1 - scale) * nothing
-        latents = scheduler.step(guided, timestep, latents).prev_sample
+        latents = scheduler.step(guided, timestep, latents, **options).prev_sample
     return latents
 
 

@@ -71,9 +71,23 @@ def test_lora_is_saved_and_loaded(tmp_path):
     torch.testing.assert_close(predict(loaded), predict(make_transformer()), atol=1e-5, rtol=0)
 
 
-def test_projections_with_an_adapter_are_not_fused():
-    with pytest.raises(ValueError, match="leave the adapter out"):
-        with_lora().fuse_qkv_projections()
+def test_projections_with_an_adapter_are_not_fused(tmp_path):
+    adapted = with_lora()
+    with pytest.raises(ValueError, match="leave the adapter out: fuse it"):
+        adapted.fuse_qkv_projections()
+    adapted.save_lora_adapter(tmp_path)
+    model = make_transformer()
+    model.fuse_qkv_projections()
+    weights = {"prefix": None, "weight_name": "pytorch_lora_weights.safetensors"}
+    for attempt in (
+        lambda: model.load_lora_adapter(tmp_path, **weights),
+        lambda: model.add_adapter(LoraConfig(target_modules=TARGETS)),
+    ):
+        with pytest.raises(ValueError, match="call `unfuse_qkv_projections` first"):
+            attempt()
+    model.unfuse_qkv_projections()
+    model.load_lora_adapter(tmp_path, **weights)
+    torch.testing.assert_close(predict(model), predict(adapted), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("backend", ["native", "_native_math"])
@@ -94,7 +108,7 @@ def test_attention_processor_can_be_replaced():
     class Silent(DisentangledDiTAttnProcessor):
         def __call__(self, attn, hidden_states, encoder_hidden_states):
             image, context = super().__call__(attn, hidden_states, encoder_hidden_states)
-            return 0 * image, None if context is None else 0 * context
+            return 0 * image, 0 * context
 
     model = make_transformer()
     expected = predict(model)

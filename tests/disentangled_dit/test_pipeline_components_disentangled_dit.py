@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import (
+    AutoencoderKL,
     AutoencoderTiny,
     DDIMScheduler,
     DiffusionPipeline,
@@ -58,6 +59,22 @@ def test_latents_pass_through_the_autoencoder_shifted_and_scaled():
     torch.testing.assert_close(images, expected.detach())
     with pytest.raises(ValueError, match="height is 10; it must be a positive multiple of 4 pixels"):
         pipeline(class_labels=0, height=10, **FEW)
+
+
+def test_latents_of_an_autoencoder_that_knows_each_channel():
+    """As Stable Diffusion XL's pipelines use `latents_mean` and `latents_std`."""
+    plain = make_vae()
+    mean, deviation = [0.1, -0.2, 0.3, -0.4], [0.5, 1.0, 2.0, 4.0]
+    vae = AutoencoderKL(**{**plain.config, "latents_mean": mean, "latents_std": deviation}).eval()
+    vae.load_state_dict(plain.state_dict())
+    image = torch.rand(2, 3, 12, 20, generator=generator()) * 2 - 1
+    mean, deviation = (torch.tensor(values)[None, :, None, None] for values in (mean, deviation))
+    with torch.no_grad():
+        latents = DisentangledDiTPipeline.encode_image(vae, image)
+        torch.testing.assert_close(latents, (plain.encode(image).latent_dist.mode() - mean) * 0.7 / deviation)
+        decoded = DisentangledDiTPipeline.decode_latents(vae, latents)
+        torch.testing.assert_close(decoded, plain.decode(latents * deviation / 0.7 + mean).sample)
+        torch.testing.assert_close(decoded, plain.decode(plain.encode(image).latent_dist.mode()).sample)
 
 
 def test_an_autoencoder_without_a_distribution():
@@ -157,7 +174,8 @@ def test_a_text_pipeline_equals_plain_sampling():
                 latents, time, encoder_hidden_states=embeds, controls=controls, control_mask=torch.tensor([True] * 2)
             ).sample
             nothing = pipeline.transformer(latents, time, encoder_hidden_states=negative.expand(2, -1, -1)).sample
-            latents = scheduler.step(nothing + 3 * (full - nothing), time, latents).prev_sample
+            guided = nothing + 3 * (full - nothing)
+            latents = scheduler.step(guided, time, latents, use_clipped_model_output=True).prev_sample
     torch.testing.assert_close(images, latents, rtol=1e-4, atol=1e-4)
 
 

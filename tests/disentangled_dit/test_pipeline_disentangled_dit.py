@@ -289,7 +289,7 @@ def test_wrong_input_is_explained(pipeline, case):
 
 def test_more_wrong_input_is_explained(pipeline):
     few = make_pipeline(control_alpha={"original_size": 8.0})
-    with pytest.raises(ValueError, match="This model has no control flip; it was trained with original_size"):
+    with pytest.raises(ValueError, match="The model has no control flip; it was trained with original_size"):
         few(class_labels=0, flip=True, **FEW)
     text = make_text_pipeline()
     for options in ({"class_labels": 1}, {"prompt": "a hen", "negative_class_labels": 1}, {}):

@@ -1,0 +1,174 @@
+"""What diffusers offers to make a pipeline faster or smaller: caches, offloading, compiled blocks, one upload."""
+
+import itertools
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate.hooks import CpuOffload
+from diffusers import (
+    FasterCacheConfig,
+    MagCacheConfig,
+    PyramidAttentionBroadcastConfig,
+    SeaCacheConfig,
+    TaylorSeerCacheConfig,
+)
+from diffusers.hooks import TextKVCacheConfig
+from diffusers.pipelines import pipeline_utils
+from hf_ext.pipelines import DisentangledDiTPipeline
+from huggingface_hub import ModelCard
+
+from tests.disentangled_dit.dit_testing import generator, make_inputs, make_transformer
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, quiet
+
+# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+STEPS = 8
+
+
+def pyramid(pipeline: DisentangledDiTPipeline, last: int):
+    return PyramidAttentionBroadcastConfig(
+        spatial_attention_block_skip_range=2,
+        spatial_attention_timestep_skip_range=(-1, last),
+        current_timestep_callback=lambda: pipeline.current_timestep,
+    )
+
+
+# Made so that a cache leaves out nothing, and so that it leaves out what it can; steps that are left then.
+CACHES = {
+    "pyramid": (lambda pipeline: pyramid(pipeline, -1), lambda pipeline: pyramid(pipeline, 1000), 4),
+    "pyramid, in later steps": (lambda pipeline: pyramid(pipeline, -1), lambda pipeline: pyramid(pipeline, 500), 6),
+    "taylor": (
+        lambda _: TaylorSeerCacheConfig(disable_cache_before_step=STEPS),
+        lambda _: TaylorSeerCacheConfig(cache_interval=3, disable_cache_before_step=2),
+        4,
+    ),
+    "taylor, lite": (
+        lambda _: TaylorSeerCacheConfig(disable_cache_before_step=STEPS, use_lite_mode=True),
+        lambda _: TaylorSeerCacheConfig(cache_interval=3, disable_cache_before_step=2, use_lite_mode=True),
+        4,
+    ),
+    "magnitudes": (
+        lambda _: MagCacheConfig(mag_ratios=[0.5] * STEPS, num_inference_steps=STEPS, threshold=0.0),
+        lambda _: MagCacheConfig(mag_ratios=[1.0] * STEPS, num_inference_steps=STEPS),
+        3,
+    ),
+}
+
+
+def count_attention(pipeline: DisentangledDiTPipeline) -> list[int]:
+    """How often each block attends from now on."""
+    counts = [0] * len(pipeline.transformer.transformer_blocks)
+
+    def count(index: int) -> None:
+        counts[index] += 1
+
+    for index, block in enumerate(pipeline.transformer.transformer_blocks):
+        block.attn.to_q.register_forward_hook(lambda *_, index=index: count(index))
+    return counts
+
+
+@pytest.mark.parametrize("guidance", [{}, {"control_guidance_scale": 2.0}], ids=["two branches", "three branches"])
+@pytest.mark.parametrize("name", CACHES)
+def test_caches_leave_out_steps(name, guidance):
+    pipeline = make_pipeline()
+    exact, approximate, left = CACHES[name]
+    options = {"class_labels": [1, 2], "num_inference_steps": STEPS, "output_type": "latent", **guidance}
+
+    def sample():
+        return pipeline(generator=generator(), **options).images
+
+    expected = sample()
+    pipeline.transformer.enable_cache(exact(pipeline))
+    assert torch.equal(sample(), expected)
+    pipeline.transformer.disable_cache()
+    pipeline.transformer.enable_cache(approximate(pipeline))
+    counts = count_attention(pipeline)
+    found = sample()
+    assert counts == [left] * 3 and found.isfinite().all() and not torch.equal(found, expected)
+    # a call leaves nothing behind for the next one
+    assert torch.equal(sample(), found)
+    pipeline.transformer.disable_cache()
+    assert torch.equal(sample(), expected)
+
+
+@pytest.mark.parametrize("config", [FasterCacheConfig(), SeaCacheConfig(), TextKVCacheConfig()])
+def test_caches_of_other_models_are_refused(config):
+    model = make_transformer()
+    with pytest.raises(ValueError, match=f"{type(config).__name__} does not fit this model; of FirstBlockCache, Mag"):
+        model.enable_cache(config)
+    assert not model.is_cache_enabled
+
+
+def test_whole_models_move_to_the_accelerator_in_the_order_of_their_use(monkeypatch):
+    """The processor stands for the accelerator: hooks are called, and nothing needs to be moved."""
+    parts = make_text_pipeline().components | {"vae": make_vae()}
+    parts["transformer"] = make_transformer(num_classes=None, joint_attention_dim=8, in_channels=4)
+    pipeline = quiet(DisentangledDiTPipeline(**parts, max_text_length=9))
+    names = {id(part): name for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    options = {"prompt": "a red hen", "num_inference_steps": 2, "output_type": "pt"}
+    expected = pipeline(generator=generator(), **options).images
+    called, plain = [], CpuOffload.pre_forward
+
+    def note(hook, module, *arguments, **inputs):
+        called.append(names[id(module)])
+        return plain(hook, module, *arguments, **inputs)
+
+    monkeypatch.setattr(CpuOffload, "pre_forward", note)
+    pipeline.enable_model_cpu_offload(device="cpu")
+    assert len(pipeline._all_hooks) == len(names)
+    for _ in range(2):
+        called.clear()
+        assert torch.equal(pipeline(generator=generator(), **options).images, expected)
+        assert list(dict.fromkeys(called)) == pipeline.model_cpu_offload_seq.split("->")
+        assert set(called) == set(names.values())
+    called.clear()
+    # a picture to start from passes through the autoencoder, whose hook hears of that too
+    pipeline(generator=generator(), image=expected, **options)
+    order = [name for name, _ in itertools.groupby(called)]
+    assert order == ["text_encoder", "transformer", "vae", "transformer", "vae"]
+
+
+def test_a_pipeline_that_is_saved_for_a_hub_is_saved_once(tmp_path, monkeypatch):
+    pipeline = make_pipeline(vae=make_vae())
+    saved, uploaded = [], []
+    for name in ("transformer", "vae"):
+        part = getattr(pipeline, name)
+        plain = part.save_pretrained
+
+        def save(folder, name=name, plain=plain, **options):
+            saved.append(name)
+            plain(folder, **options)
+
+        monkeypatch.setattr(part, "save_pretrained", save)
+
+    def upload(folder, repo_id, **options):
+        uploaded.append((repo_id, options["commit_message"]))
+        shutil.copytree(folder, tmp_path / "hub")
+
+    monkeypatch.setattr(pipeline, "_upload_folder", upload)
+    monkeypatch.setattr(pipeline_utils, "create_repo", lambda name, **_: SimpleNamespace(repo_id=f"me/{name}"))
+    monkeypatch.setattr(pipeline_utils, "load_or_create_model_card", lambda *_, **__: ModelCard("---\n---\n"))
+    pipeline.save_pretrained(tmp_path / "pictures", push_to_hub=True, commit_message="First")
+    assert sorted(saved) == ["transformer", "vae"] and uploaded == [("me/pictures", "First")]
+    files = {path.relative_to(tmp_path / "hub").as_posix() for path in (tmp_path / "hub").rglob("*")}
+    assert {"README.md", "model_index.json", "pipeline.py", "transformer/disentangled_dit.py"} < files
+    again = DisentangledDiTPipeline.from_pretrained(tmp_path / "hub")
+    assert torch.equal(again.transformer.proj_out.weight, pipeline.transformer.proj_out.weight)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="inductor needs a compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_blocks_compiled_by_inductor_equal_eager_ones():
+    model = make_transformer(num_layers=2)
+    inputs = make_inputs(model)
+    with torch.no_grad():
+        expected = model(**inputs).sample
+    torch._dynamo.reset()
+    model.compile_repeated_blocks(fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).sample, expected, atol=1e-5, rtol=1e-5)
+    torch._dynamo.reset()
