@@ -25,7 +25,11 @@ from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pip
 from tests.hub.published import EVALUATION
 from tests.hub.test_cards import assert_finished
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("warm_checks"),
+    # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning"),
+]
 
 CODE = ["pipeline.py", "transformer/disentangled_dit.py"]
 STAGED = sorted(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from hf_ext.training import train
+from hf_ext.training import loop, train
 
 from .tiny import TinyTask, contents, make_arguments, reset, run_interrupted
 
@@ -48,6 +48,8 @@ def compare(root: Path, case: str, **changes: Any) -> dict[str, Any]:
 
 def main() -> None:
     root = Path(sys.argv[1])
+    # To draw would take longer than all else.
+    loop.plot_curves = lambda run: None
     # A second group in the same processes would find the addresses of the first at the launcher's store.
     PartialState.destroy_process_group = lambda self, group=None: None
     results = {case: compare(root, case) for case in sys.argv[2:]}
