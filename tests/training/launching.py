@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import warm_python
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -14,19 +16,46 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", **changes}
 
 
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+# Words: a port; a module, whose `main` both processes call; its words.
+_FORKS = """
+import importlib, os, sys
+port, name = sys.argv[1:3]
+del sys.argv[1:3]
+module, children = importlib.import_module(name), []
+for rank in ("0", "1"):
+    children.append(os.fork())
+    if not children[-1]:
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        module.main()
+        sys.exit()
+assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+"""
+
+
+def fork_two(module: str, *words: str) -> None:
+    """Calls a module's `main` in two processes that find each other as launched ones do, but import only once."""
+    command = [sys.executable, "-c", _FORKS, _free_port(), module, *words]
+    done = warm_python.run(command, cwd=ROOT, env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def launch_two(module: str, *words: str, code: int = 0) -> str:
     """
     Runs a module in two processes, as `examples/accelerate/ddp_2_cpu.yaml` says; their output.
 
     `accelerate launch --cpu --num_processes 2` would start a single one without saying so.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     config = ROOT / "examples" / "accelerate" / "ddp_2_cpu.yaml"
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
     done = subprocess.run(
-        [*launcher, "--main_process_port", str(port), "-m", module, *words],
+        [*launcher, "--main_process_port", _free_port(), "-m", module, *words],
         cwd=ROOT,
         env=environment(),
         text=True,

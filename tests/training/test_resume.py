@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from .launching import launch_two
+from .launching import fork_two, launch_two
 from .tiny import TinyTask, contents, make_arguments, run, run_interrupted
 from .two_processes import STOPS, sources
 
@@ -54,8 +54,8 @@ def test_one_process_with_other_settings(tmp_path, examples, changes):
     assert_exact(tmp_path, "map", 0, **changes)
 
 
-def check_two_processes(tmp_path, cases):
-    launch_two("tests.training.two_processes", str(tmp_path), *cases)
+def check_two_processes(tmp_path, cases, start):
+    start("tests.training.two_processes", str(tmp_path), *cases)
     results = json.loads((tmp_path / "results.json").read_text())
     assert [*results] == cases
     for case, result in results.items():
@@ -67,12 +67,12 @@ def check_two_processes(tmp_path, cases):
 
 
 def test_two_processes(tmp_path, examples, shards):
-    check_two_processes(tmp_path, ["map-0", "stream-2"])
+    check_two_processes(tmp_path, ["map-0", "stream-2"], fork_two)
 
 
 @pytest.mark.slow
 def test_two_processes_with_all_data_and_workers(tmp_path, examples, shards):
-    check_two_processes(tmp_path, [f"{kind}-{workers}" for kind in KINDS for workers in (0, 2)])
+    check_two_processes(tmp_path, [f"{kind}-{workers}" for kind in KINDS for workers in (0, 2)], launch_two)
 
 
 def test_the_comparison_notices_a_difference(tmp_path, examples):
