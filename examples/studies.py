@@ -239,12 +239,12 @@ def write_blocks(blocks: dict[str, str], readme: Path) -> None:
     """
     text = readme.read_text(encoding="utf-8")
     for name, block in blocks.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not pattern.search(text):
+        place = re.search(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", text, re.DOTALL)
+        if place is None:
             raise ValueError(
                 f"{readme} has no place for the table {name!r}: add <!-- {name} --> and <!-- /{name} -->."
             )
-        text = pattern.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)
+        text = f"{text[: place.start()]}{block}\n{text[place.end() :]}"
     readme.write_text(text, encoding="utf-8")
 
 

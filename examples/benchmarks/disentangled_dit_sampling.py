@@ -22,7 +22,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from diffusers.models.autoencoders.vae import DecoderOutput
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from torch import Tensor
 from tqdm import tqdm
+from versions import installed_versions
 
 Entry = Callable[[], Tensor]
 # DiTPipeline has the null class of ImageNet built in.
@@ -320,8 +320,7 @@ def main() -> None:
         "device": device,
         "threads": torch.get_num_threads(),
         "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "diffusers", "hf-ext")},
+        "versions": installed_versions("torch", "diffusers", "hf-ext"),
     }
     words.output.parent.mkdir(exist_ok=True)
     words.output.write_text(json.dumps(content, indent=2) + "\n")

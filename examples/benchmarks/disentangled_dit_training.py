@@ -16,7 +16,6 @@ import platform
 import statistics
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 from training_overhead import step_seconds
 from transformers import get_scheduler
+from versions import installed_versions
 
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.data import IndexedSamples
@@ -191,8 +191,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU ({platform.machine()})",
         "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "accelerate", "diffusers", "datasets", "hf-ext")},
+        "versions": installed_versions("torch", "accelerate", "diffusers", "datasets", "hf-ext"),
     }
     words.output.parent.mkdir(exist_ok=True)
     words.output.write_text(json.dumps(content, indent=2) + "\n")

@@ -2,14 +2,13 @@
 
 import json
 import os
-import platform
 import statistics
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from emr_measuring import RunLog
+from versions import installed_versions
 
 LABELS = {
     "merge": "hf-ext merge (EMR)",
@@ -97,13 +96,12 @@ def use_summary(row: dict[str, Any]) -> dict[str, Any]:
 
 def machine(cores: list[int]) -> dict[str, Any]:
     model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
-    names = ("torch", "numpy", "numba", "safetensors", "transformers", "hf-ext")
     return {
         "processor": model.partition(": ")[2],
         "cores_used": len(cores),
         "cores": os.cpu_count(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in names}},
+        "versions": installed_versions("torch", "numpy", "numba", "safetensors", "transformers", "hf-ext"),
     }
 
 

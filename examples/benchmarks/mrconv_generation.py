@@ -23,13 +23,13 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM
+from versions import installed_versions
 
 from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
@@ -229,8 +229,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
         "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "transformers", "hf-ext")},
+        "versions": installed_versions("torch", "transformers", "hf-ext"),
     }
     words.output.parent.mkdir(exist_ok=True)
     words.output.write_text(json.dumps(content, indent=2) + "\n")

@@ -19,7 +19,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from versions import installed_versions
 
 from hf_ext.mrconv import MRConvConfig, MRConvLayer
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBlock
@@ -216,13 +216,6 @@ def plot(results: dict[str, dict[int, dict[str, dict[str, Any]]]], path: Path, t
     figure.savefig(path, dpi=120)
 
 
-def installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -250,8 +243,7 @@ def main() -> None:
         "device": device,
         "threads": torch.get_num_threads(),
         "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": {"python": platform.python_version()}
-        | {name: installed(name) for name in ("torch", "transformers", "fla-core", "nvsubquadratic", "mamba-ssm")},
+        "versions": installed_versions("torch", "transformers", "fla-core", "nvsubquadratic", "mamba-ssm"),
     }
     words.output.parent.mkdir(exist_ok=True)
     words.output.write_text(json.dumps(content, indent=2) + "\n")

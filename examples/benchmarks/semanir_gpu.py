@@ -13,16 +13,15 @@ dictionary is built once, outside; its own time has a column. `difference` is th
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from versions import installed_versions
 
 from hf_ext.semanir.ops_semanir import (
     Dictionary,
@@ -169,13 +168,6 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -204,7 +196,7 @@ def main() -> None:
         "sizes": {"tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM, "dtype": words.dtype},
         "rounds": words.rounds,
         "device": torch.cuda.get_device_name(),
-        "versions": {"python": platform.python_version()} | {name: installed(name) for name in ("torch", "triton")},
+        "versions": installed_versions("torch", "triton"),
     }
     words.output.parent.mkdir(exist_ok=True)
     temporary = words.output.with_suffix(".tmp")

@@ -24,7 +24,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import nn
 from transformers import Swin2SRConfig, Swin2SRForImageSuperResolution
+from versions import installed_versions
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.configuration_semanir import PRESETS
@@ -238,13 +238,6 @@ def plot(content: dict[str, Any], path: Path, title: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-def installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", type=int, default=128, help="of the input, a multiple of every window")
@@ -266,8 +259,7 @@ def main() -> None:
         "dtype": "float32",
         "threads": words.threads,
         "device": f"CPU ({platform.machine()})",
-        "versions": {"python": platform.python_version()}
-        | {name: installed(name) for name in ("torch", "transformers", "numba")},
+        "versions": installed_versions("torch", "transformers", "numba"),
     }
     name = "semanir_peers.json" if words.side == 128 else f"semanir_peers_{words.side}.json"
     record = Record(words.output or Path(__file__).parent / "results" / name, setting)

@@ -19,7 +19,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from tqdm import tqdm
+from versions import installed_versions
 
 from hf_ext.semanir import SemanIRConfig, SemanIRModel
 from hf_ext.semanir.modeling_layers_semanir import SemanIRAttention, SemanIRStage
@@ -199,13 +199,6 @@ def plot(results: dict[str, dict[str, dict[str, float]]], path: Path, title: str
     figure.savefig(path, dpi=120)
 
 
-def installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
@@ -231,8 +224,7 @@ def main() -> None:
         "device": device,
         "threads": torch.get_num_threads(),
         "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": {"python": platform.python_version()}
-        | {name: installed(name) for name in ("torch", "numba", "transformers")},
+        "versions": installed_versions("torch", "numba", "transformers"),
     }
     words.output.parent.mkdir(exist_ok=True)
     words.output.write_text(json.dumps(content, indent=2) + "\n")

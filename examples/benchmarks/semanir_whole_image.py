@@ -18,11 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from versions import installed_versions
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.configuration_semanir import PRESETS
@@ -73,8 +73,7 @@ def save(path: Path, rows: list[dict[str, Any]]) -> None:
         "rows": rows,
         "dtype": "float32",
         "device": f"CPU ({platform.machine()}), {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "transformers", "hf-ext")},
+        "versions": installed_versions("torch", "transformers", "hf-ext"),
     }
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -14,7 +14,6 @@ import platform
 import statistics
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import get_scheduler
+from versions import installed_versions
 
 from hf_ext.semanir.training_semanir import SemanIRTask
 from hf_ext.training import TrainingArguments, train
@@ -135,8 +135,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "device": f"CPU ({platform.machine()}), {os.cpu_count()} cores",
         "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "accelerate", "transformers", "datasets", "hf-ext")},
+        "versions": installed_versions("torch", "accelerate", "transformers", "datasets", "hf-ext"),
     }
     words.output.parent.mkdir(exist_ok=True)
     words.output.write_text(json.dumps(content, indent=2) + "\n")
