@@ -48,7 +48,8 @@ class DisentangledDiTTask:
     Rows have an image, or what `hf-ext dit precompute` made of it, with a class or a caption.
 
     Args:
-        image_size (`int` or `list[int]`, defaults to 32): Side, or height and width, that the model sees, in pixels.
+        image_size (`int` or `list[int]`, defaults to 32): Side, or height and width, that the model sees, in pixels;
+            pictures of all shapes are cut to it. Buckets of aspect ratios are made by `hf-ext dit precompute` alone.
         objective (`"epsilon"`, `"v_prediction"` or `"flow"`, defaults to `"epsilon"`): What is predicted.
         noise_schedule (`dict`):
             Settings of diffusers' `DDIMScheduler` or, for flow, `FlowMatchEulerDiscreteScheduler`; those of latent
@@ -103,6 +104,7 @@ class DisentangledDiTTask:
         self.scheduler: Any = make_scheduler(self.objective, self.noise_schedule, self.vae is None)
         self.id2label: dict[int, str] | None = None
         self.config: Any = None
+        self._streams = False
         self._transfer = build(Transfer, self.transfer, "task.transfer")
         self._autoencoder: ModelMixin | None = None
         self._captions: Captions | None = None
@@ -133,6 +135,7 @@ class DisentangledDiTTask:
         label = features.get(self.label_column)
         if isinstance(label, datasets.ClassLabel) and self.text_encoder is None:
             self.id2label = dict(enumerate(label.names))
+        self._streams = isinstance(data, datasets.IterableDataset)
         if "latent_shape" not in features or isinstance(data, datasets.IterableDataset):
             return None
         shapes = np.array(data.select_columns(["latent_shape"])[:]["latent_shape"])
@@ -160,11 +163,9 @@ class DisentangledDiTTask:
         changes.pop("sample_size", None)
         checkpoint = None if init_from is None else open_pipeline(init_from)
         if checkpoint is not None:
-            found = objective_of(checkpoint.scheduler)
-            if found != self.objective:
-                raise ValueError(
-                    f"{init_from} predicts {found}, task.objective is {self.objective}: set it to {found}."
-                )
+            found, wanted = objective_of(checkpoint.scheduler), self.objective
+            if found != wanted:
+                raise ValueError(f"{init_from} predicts {found}, task.objective is {wanted}: set it to {found}.")
             height, width = settings.pop("sample_size")
             before, self.scheduler, self.cut = transfer(checkpoint, (height, width), self._transfer, self.cut)
             settings = {**settings_of(self.model_class, before), **settings}
@@ -232,12 +233,9 @@ class DisentangledDiTTask:
         """Matrices decay, where anything does. Betas are (0.9, 0.95)."""
         trained = [value for value in model.parameters() if value.requires_grad]
         groups = {True: weight_decay, False: 0.0}
+        betas: dict[str, Any] = {"betas": (0.9, 0.95)}
         return [
-            {
-                "params": [value for value in trained if (value.ndim > 1) is large],
-                "weight_decay": decay,
-                "betas": (0.9, 0.95),
-            }
+            {"params": [value for value in trained if (value.ndim > 1) is large], "weight_decay": decay, **betas}
             for large, decay in groups.items()
         ]
 
@@ -249,6 +247,11 @@ class DisentangledDiTTask:
                 raise ValueError(
                     f"the data has latents of {latents.shape[0]} channels, the model takes "
                     f"{self.config['in_channels']}: precompute with the autoencoder that task.vae names."
+                )
+            if self._streams and generator is not None and list(latents.shape[1:]) != self.config["sample_size"]:
+                raise ValueError(
+                    f"a latent of {list(latents.shape[1:])}, in a stream, whose sizes cannot be kept apart; the model "
+                    f"has {self.config['sample_size']}: set data.train.streaming to false, or precompute one size."
                 )
             sample: dict[str, Any] = {"latents": latents}
         else:
@@ -345,8 +348,7 @@ class DisentangledDiTTask:
             )
             prediction = model(noisy, timesteps, **conditions).sample.float()
             errors += (prediction - target).square().mean((1, 2, 3)) / count
-        losses: list[float] = errors.tolist()
-        return losses
+        return [float(error) for error in errors.tolist()]
 
     def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
         """The mean loss."""

@@ -2,7 +2,8 @@
 
 Positions: the coordinates of the larger grid are those of the pre-training's, sampled more finely.
 Schedule: with s'/s times the size, noise variances grow so that a patch, averaged over the (s'/s)^2 pixels that show
-what one pixel showed, is as uncertain at the same t as it was.
+what one pixel showed, is as uncertain at the same t as it was. With flow matching t = s T is the share of noise,
+as diffusers' samplers tell it: there a patch is as uncertain at the same place u of the schedule, and t moves.
 Crops: whole pictures again, where the pre-training saw parts of larger ones.
 """
 

@@ -272,6 +272,7 @@ def test_an_adapter_loads_into_the_pipeline(tmp_path, pictures):
         ({}, {"out_channels": 6}, "learned variance"),
         ({"eval_timesteps": 0}, {}, "eval_timesteps must be at least 1"),
         ({"image_size": [8, 8, 8]}, {}, "a side or \\[height, width\\]"),
+        ({"image_size": [8]}, {}, "a side or \\[height, width\\]"),
         ({"crops": {"flip": 2.0}}, {}, "crops.flip is a probability"),
     ],
 )

@@ -112,6 +112,31 @@ def test_at_equal_places_a_patch_is_as_uncertain_as_before(objective, changes, f
             assert torch.equal(timesteps, small_timesteps)
 
 
+@pytest.mark.parametrize(("shift", "size"), [(1.0, (16, 16)), (1.5, (12, 8)), (3.0, (4, 4))])
+def test_flow_matching_moves_the_timestep_with_the_noise(shift, size):
+    """
+    Exactly: the squared ratio of picture to noise falls by the ratio of the areas at each place, and the network's t
+    is the share of noise in its input, in training as in sampling: at an equal t the input is what it was.
+    """
+    before = make_scheduler("flow", {"shift": shift}, False)
+    checkpoint = Checkpoint(Path(), {"sample_size": 8, "patch_size": 2}, before, None, "a checkpoint")
+    _, after, _ = transfer(checkpoint, size, Transfer(), Crops())
+    places = torch.linspace(0.01, 0.99, 50, dtype=torch.float64)
+    ones = torch.ones(50, 1, 1, 1, dtype=torch.float64)
+    shares = {}
+    for name, scheduler in (("before", before), ("after", after)):
+        picture, timesteps, _ = noisy_samples(scheduler, ones, 0 * ones, places)
+        noise, _, target = noisy_samples(scheduler, 0 * ones, ones, places)
+        shares[name] = noise.flatten()
+        torch.testing.assert_close(picture + noise, ones)
+        torch.testing.assert_close(timesteps, 1000 * shares[name])
+        assert torch.equal(target, ones)
+    ratios = {name: ((1 - share) / share) ** 2 for name, share in shares.items()}
+    torch.testing.assert_close(ratios["before"] / ratios["after"], torch.full_like(places, size[0] * size[1] / 64))
+    after.set_timesteps(10)
+    torch.testing.assert_close(after.timesteps, 1000 * after.sigmas[:-1])
+
+
 def test_another_data_set_brings_its_own_classes(tmp_path, base):
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["x", "y"])})
     pictures = datasets.load_dataset(str(tmp_path / "pictures"), split="train")

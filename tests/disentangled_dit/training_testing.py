@@ -34,12 +34,12 @@ def write_pictures(folder: Path, count: int = 9, size=(12, 10), side_column=None
     return folder
 
 
-def make_arguments(output: Path, data: Path, **changes) -> TrainingArguments:
+def make_arguments(output: Path, data: Path, streaming: bool = False, **changes) -> TrainingArguments:
     """A run of a few steps."""
     values = {
         "method": "disentangled-dit",
         "output_dir": str(output),
-        "data": {"train": {"path": str(data)}, "eval": {"path": str(data)}},
+        "data": {"train": {"path": str(data), "streaming": streaming}, "eval": {"path": str(data)}},
         "task": {},
         "model": MODEL,
         "max_steps": 2,

@@ -1,0 +1,61 @@
+"""A run in one or two processes whose noise depends on the pictures alone: `python -m … DATA OUT BATCH`."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from hf_ext.pipelines.disentangled_dit import training_disentangled_dit
+
+from hf_ext.training import loop
+
+from .training_testing import MODEL, make_arguments, run
+
+STEPS = 4
+
+
+class Watched(training_disentangled_dit.DisentangledDiTTask):
+    """Keeps the network that it trains."""
+
+    def loss(self, model, batch, step):
+        self.network = model
+        return super().loss(model, batch, step)
+
+
+def train_on(data: Path, out: Path, batch: int) -> str:
+    """Trains on all that is random by rank made a function of each picture; a digest of the network's weights."""
+    plain = training_disentangled_dit.noisy_samples
+
+    def noisy_samples(scheduler, clean, noise, places):
+        noise = (clean.flip(-1) * 1e3).sin() * 2**0.5
+        return plain(scheduler, clean, noise, clean.mean((1, 2, 3)).mul(1e3).sin().abs() * 0.99)
+
+    training_disentangled_dit.noisy_samples = noisy_samples
+    try:
+        changes = {"max_steps": STEPS, "per_device_train_batch_size": batch, "learning_rate": 1e-3}
+        arguments = make_arguments(
+            out,
+            data,
+            task={"image_size": 8},
+            model={**MODEL, "condition_dropout": 0.0, "control_dropout": 0.0},
+            **changes,
+        )
+        task, _ = run(arguments, Watched)
+    finally:
+        training_disentangled_dit.noisy_samples = plain
+    weights = torch.cat([value.detach().flatten() for value in task.network.parameters()])
+    return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+
+
+def main() -> None:
+    data, out, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    # To draw would take longer than all else.
+    loop.plot_curves = lambda run: None
+    digest = train_on(data, out, batch)
+    state = PartialState()
+    out.with_name(f"{out.name}-{state.process_index}-of-{state.num_processes}").write_text(digest)
+
+
+if __name__ == "__main__":
+    main()
