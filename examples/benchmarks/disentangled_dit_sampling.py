@@ -30,10 +30,11 @@ import torch
 from diffusers import ConfigMixin, DDIMScheduler, DiTPipeline, DiTTransformer2DModel, ModelMixin, SD3Transformer2DModel
 from diffusers.configuration_utils import register_to_config
 from diffusers.models.autoencoders.vae import DecoderOutput
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from torch import Tensor
 from tqdm import tqdm
 from versions import installed_versions
+
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 
 Entry = Callable[[], Tensor]
 # DiTPipeline has the null class of ImageNet built in.

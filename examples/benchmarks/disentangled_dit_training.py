@@ -23,8 +23,6 @@ import datasets
 import numpy as np
 import torch
 import torch.nn.functional as F
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
-from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -32,6 +30,8 @@ from training_overhead import step_seconds
 from transformers import get_scheduler
 from versions import installed_versions
 
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
+from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.data import IndexedSamples
 

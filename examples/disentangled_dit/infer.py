@@ -2,8 +2,9 @@
 
 import sys
 
-import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from diffusers import DiffusionPipeline
+
+import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 
 
 def sample(model_id: str, condition: str, picture: str) -> None:

@@ -7,6 +7,11 @@ import datasets
 import numpy as np
 import peers
 from captions import border_colour, lightness
+from PIL import Image
+from runs import OURS
+from sets import resized
+
+from hf_ext.metrics import ClassifierFeatures, high_frequency_energy
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import (
     evaluate_size_control,
@@ -14,11 +19,6 @@ from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import (
     measure_images,
 )
 from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import GAP, LEAST, draw_grid, sample_rows, write_picture
-from PIL import Image
-from runs import OURS
-from sets import resized
-
-from hf_ext.metrics import ClassifierFeatures, high_frequency_energy
 
 CLASSES = 10
 # Generated images: steps of DDIM and guidance.

@@ -25,12 +25,12 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.models.cache_utils import CacheMixin
 from diffusers.models.embeddings import LabelEmbedding, get_timestep_embedding
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
-from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
+from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
 from hf_ext.training import TrainingArguments
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from hf_ext.training.loop import train

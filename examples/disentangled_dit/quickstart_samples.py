@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import quickstart  # noqa: E402  found through the line above
 from digits import NAMES, TEST, digits, write_digits  # noqa: E402
-from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid, write_picture  # noqa: E402
 from pull_and_sample import draw  # noqa: E402
 
 from hf_ext.embedded_hub.server import EmbeddedHub  # noqa: E402
 from hf_ext.hub.publish import push  # noqa: E402
+from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid, write_picture  # noqa: E402
 
 COLUMNS = 10
 REPOSITORY = "quickstart/dit-digits"

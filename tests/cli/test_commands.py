@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hf_ext_cli.main import main
 from huggingface_hub import HfApi, close_session
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from PIL import Image
 from skimage import data
 
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext_cli.main import main
 from tests.hub.published import CODE, EVALUATION, STAGED, save_snapshot
 from tests.hub_testing import run_python
 

@@ -1,14 +1,14 @@
 """hf-ext dit on real folders."""
 
 import datasets
-import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 import pytest
 import torch
 from click.testing import CliRunner
-from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid
-from hf_ext_cli.main import main
 from PIL import Image
 
+import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
+from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid
+from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.disentangled_dit.training_testing import CLASSES, write_pictures
 

@@ -14,12 +14,12 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from hf_ext_cli.emr import FIELDS
-from hf_ext_cli.main import main
 from transformers import BertForSequenceClassification
 
 from hf_ext.emr.manifest_emr import Manifest
 from hf_ext.merging import MergeConfig
+from hf_ext_cli.emr import FIELDS
+from hf_ext_cli.main import main
 from tests.emr.emr_testing import push_folder, tiny_bert
 from tests.hub.published import contents
 from tests.hub_testing import client_environment, run_python

@@ -3,11 +3,11 @@
 import datasets
 import pytest
 from click.testing import CliRunner
-from hf_ext_cli.main import main
 from PIL import Image
 
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
 from hf_ext.mrconv.listops_mrconv import ListOps
+from hf_ext_cli.main import main
 
 
 def run(*arguments, code=0):

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from hf_ext_cli.main import main
 from PIL import Image
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.image_processing_files_semanir import Picture, read_image, write_image
 from hf_ext.semanir.restoring_semanir import restore_pixels
+from hf_ext_cli.main import main
 
 SIZES = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
 

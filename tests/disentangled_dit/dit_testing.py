@@ -3,8 +3,9 @@
 import itertools
 
 import torch
-from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from torch import Tensor
+
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 
 # Rectangular, and no two numbers equal.
 SIZES = {

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import torch
 from diffusers import AutoencoderKL, CacheMixin, ConfigMixin, DDIMScheduler, ModelMixin
 from diffusers.configuration_utils import register_to_config
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from tests.disentangled_dit.dit_testing import generator, make_transformer
 
 LABELS = {0: "tench, Tinca tinca", 1: "goldfish", 2: "hen", 3: "ostrich", 4: "brambling"}

@@ -10,13 +10,13 @@ import torch
 from diffusers import FirstBlockCacheConfig
 from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend
+from peft import LoraConfig
+
 from hf_ext.pipelines.disentangled_dit import transformer_disentangled_dit
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
     DisentangledDiTAttnProcessor,
     DisentangledDiTTransformer2DModel,
 )
-from peft import LoraConfig
-
 from tests.disentangled_dit.dit_testing import make_inputs, make_transformer
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from tests.disentangled_dit.dit_testing import SIZES, make_controls, make_inputs, make_transformer
 
 CONTROLS = list(DisentangledDiTTransformer2DModel.CONTROL_SIZES)

@@ -13,13 +13,13 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.pipelines.pipeline_loading_utils import _fetch_class_library_tuple
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from huggingface_hub import close_session
 from safetensors.torch import load_file
 
 from hf_ext import pipelines
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub.publish import push, stage
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from tests.disentangled_dit.dit_testing import generator
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.hub_testing import run_python

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler
-from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import generate_images
-from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from PIL import Image
 
+from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import generate_images
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"

@@ -12,11 +12,11 @@ from diffusers import (
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
 )
-from hf_ext.pipelines import DisentangledDiTPipeline
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from PIL import Image
 
+from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator, make_transformer
 from tests.disentangled_dit.pipeline_testing import (
     GaussianDenoiser,

@@ -8,8 +8,8 @@ from diffusers import (
     EulerDiscreteScheduler,
 )
 from diffusers.callbacks import SDCFGCutoffCallback
-from hf_ext.pipelines import DisentangledDiTPipeline
 
+from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator
 from tests.disentangled_dit.pipeline_testing import (
     make_pipeline,

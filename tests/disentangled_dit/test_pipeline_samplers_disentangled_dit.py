@@ -18,8 +18,8 @@ from diffusers import (
     PNDMScheduler,
     UniPCMultistepScheduler,
 )
-from hf_ext.pipelines import DisentangledDiTPipeline
 
+from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator
 from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, make_pipeline, quiet, record
 

@@ -16,9 +16,9 @@ from diffusers import (
 )
 from diffusers.hooks import TextKVCacheConfig
 from diffusers.pipelines import pipeline_utils
-from hf_ext.pipelines import DisentangledDiTPipeline
 from huggingface_hub import ModelCard
 
+from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator, make_inputs, make_transformer
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, quiet
 

@@ -4,12 +4,12 @@ import datasets
 import numpy as np
 import pytest
 import torch
+
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.pipelines.disentangled_dit import precompute_disentangled_dit as module
 from hf_ext.pipelines.disentangled_dit.data_disentangled_dit import Crops, cut_view
 from hf_ext.pipelines.disentangled_dit.data_latents_disentangled_dit import load_autoencoder, read_row, to_pixels
 from hf_ext.pipelines.disentangled_dit.precompute_disentangled_dit import Precompute, precompute
-
 from hf_ext.settings import build
 from hf_ext.training.data import TrainingLoader
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 from diffusers import DDIMScheduler
-from hf_ext.pipelines import DisentangledDiTPipeline
-from hf_ext_cli.information import describe
-from hf_ext_cli.main import main
 from huggingface_hub import HfApi, close_session, snapshot_download
 from PIL import Image
 
 from hf_ext.hub.cards import write_card
 from hf_ext.hub.load_check import check_loads, verify_code
 from hf_ext.hub.publish import push, stage
+from hf_ext.pipelines import DisentangledDiTPipeline
+from hf_ext_cli.information import describe
+from hf_ext_cli.main import main
 from tests.disentangled_dit.dit_testing import make_transformer
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.hub.published import EVALUATION

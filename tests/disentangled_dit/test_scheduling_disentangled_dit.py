@@ -13,6 +13,7 @@ from diffusers import (
     PNDMScheduler,
     UniPCMultistepScheduler,
 )
+
 from hf_ext.pipelines.disentangled_dit import rescale_noise_schedule
 
 FAMILY = [

@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+
 from hf_ext.pipelines.disentangled_dit.data_disentangled_dit import (
     Crops,
     bucket_sizes,
@@ -12,8 +14,6 @@ from hf_ext.pipelines.disentangled_dit.data_disentangled_dit import (
     nearest_bucket,
 )
 from hf_ext.pipelines.disentangled_dit.data_latents_disentangled_dit import read_row, to_pixels, write_row
-from PIL import Image
-
 from hf_ext.settings import build
 from hf_ext.training.data import IndexedSamples
 

@@ -3,11 +3,13 @@
 import json
 
 import datasets
-import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from PIL import Image
+
+import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
 from hf_ext.pipelines.disentangled_dit.training_noise_disentangled_dit import (
@@ -15,8 +17,6 @@ from hf_ext.pipelines.disentangled_dit.training_noise_disentangled_dit import (
     noisy_samples,
     random_keep_mask,
 )
-from PIL import Image
-
 from hf_ext.settings import build
 from hf_ext.training import build_task, evaluate_checkpoint
 

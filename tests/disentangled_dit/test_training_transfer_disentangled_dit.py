@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import datasets
-import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+
+import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
+from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.pipelines.disentangled_dit.data_disentangled_dit import Crops
 from hf_ext.pipelines.disentangled_dit.training_noise_disentangled_dit import make_scheduler, noisy_samples
 from hf_ext.pipelines.disentangled_dit.training_transfer_disentangled_dit import (
@@ -15,8 +17,6 @@ from hf_ext.pipelines.disentangled_dit.training_transfer_disentangled_dit import
     open_pipeline,
     transfer,
 )
-
-from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.hub_testing import run_python
 
 from .training_testing import losses, make_arguments, reset, run, write_pictures

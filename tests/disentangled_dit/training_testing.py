@@ -8,9 +8,9 @@ import datasets
 import numpy as np
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
 from PIL import Image
 
+from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from tests.training.tiny import digest

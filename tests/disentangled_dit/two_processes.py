@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from hf_ext.pipelines.disentangled_dit import training_disentangled_dit
 
+from hf_ext.pipelines.disentangled_dit import training_disentangled_dit
 from hf_ext.training import loop
 
 from .training_testing import MODEL, make_arguments, run
