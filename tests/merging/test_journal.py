@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hf_ext.merging.journal import Journal
+from tests import warm_python
 
 
 def values(journal: Journal, units: int) -> list[list[float]]:
@@ -99,26 +99,32 @@ def test_after_another_boot_only_what_was_flushed_counts(tmp_path):
 
 
 KILLED = """
-    import sys
+    import os, signal, sys, threading
     from pathlib import Path
     import numpy as np
     from hf_ext.merging.journal import Journal
-    journal = Journal(Path(sys.argv[1]))
+    journal, enough = Journal(Path(sys.argv[1])), threading.Event()
+
+    def kill():
+        enough.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
     for unit in range(10**9):
         journal.add(unit, np.full(5, unit))
         print(unit, flush=True)
+        if unit == 50:
+            enough.set()
 """
 
 
 def test_all_that_was_added_survives_a_kill(tmp_path: Path):
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
-    assert process.stdout is not None
-    told = [int(process.stdout.readline()) for _ in range(50)]
-    os.kill(process.pid, signal.SIGKILL)
-    told += [int(line) for line in process.stdout]
-    process.wait()
-    process.stdout.close()
+    done = warm_python.run(command, env=os.environ, cwd=Path(__file__).parents[2])
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    # The last line may have been cut off.
+    told = [int(line) for line in done.stdout.splitlines(keepends=True) if line.endswith("\n")]
+    assert len(told) > 50
     journal = Journal(tmp_path)
     assert journal.finished >= set(told)
     assert values(journal, len(told)) == [[unit] * 5 for unit in told]
