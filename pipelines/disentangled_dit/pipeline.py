@@ -202,10 +202,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
                 "There is no text_encoder and tokenizer; load the pipeline with them or give prompt_embeds."
             )
         texts = [prompt] if isinstance(prompt, str) else list(prompt)
-        length = self.config.max_text_length
-        tokens = self.tokenizer(
-            texts, padding="max_length", padding_side="right", max_length=length, truncation=True, return_tensors="pt"
-        )
+        padding = {"padding": "max_length", "padding_side": "right", "max_length": self.config.max_text_length}
+        tokens = self.tokenizer(texts, truncation=True, return_tensors="pt", **padding)
         tokens = tokens.to(device or self._execution_device)
         states = self.text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
         if states.shape[-1] != self.transformer.config.joint_attention_dim:
@@ -453,8 +451,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
     def _check_labels(self, labels: Any, name: str) -> list[int]:
         """Numbers of classes from numbers, names, a tensor of numbers, or a list."""
         classes = self.transformer.config.num_classes
-        if isinstance(labels, Tensor):
-            labels = labels.tolist()
+        labels = labels.tolist() if isinstance(labels, Tensor) else labels
         numbers = []
         for label in labels if isinstance(labels, list | tuple) else [labels]:
             number = self.get_label_ids(label)[0] if isinstance(label, str) else label
@@ -510,8 +507,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             labels = self._encode_classes(*classes)
             numbers = torch.tensor(labels, device=self._execution_device)
             context, _ = self.transformer(class_labels=numbers, **options)
-            half = len(labels) // 2
-            pairs = list(zip(labels[:half], labels[half:], strict=True))
+            pairs = list(zip(labels[: len(labels) // 2], labels[len(labels) // 2 :], strict=True))
         else:
             tokens, count = self._encode_texts(*texts)
             tokens = tokens.to(self._execution_device, self.transformer.dtype)
@@ -686,12 +682,17 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         """All steps of the scheduler, on the latents of the pictures alone."""
         self._num_timesteps = len(timesteps)
         order = self.scheduler.order
+        weights: dict[str, float] = {}
         with self.progress_bar(total=steps) as progress:
             for index, (table, idle) in enumerate(self._modulations(timesteps, *states)):
                 if self._interrupt:
                     break
                 self._current_timestep = timestep = timesteps[index]
-                noise_pred = self._predict(latents, timestep, self._branches(idle), table, states[-1], prompt_embeds)
+                before, weights = weights, self._branches(idle)
+                if before.keys() != weights.keys():
+                    # a cache may keep a row for each branch that there was
+                    self.transformer._reset_stateful_cache()
+                noise_pred = self._predict(latents, timestep, weights, table, states[-1], prompt_embeds)
                 latents = self.scheduler.step(noise_pred, timestep, latents, return_dict=False, **step_options)[0]
                 if callback is not None:
                     tensors = {"latents": latents, "noise_pred": noise_pred, "prompt_embeds": prompt_embeds}

@@ -188,8 +188,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     (arXiv 2411.03177).
 
     Of the caches of diffusers `enable_cache` takes those that leave out blocks or attention, all of them
-    approximations: `FirstBlockCacheConfig`, `MagCacheConfig`, `TaylorSeerCacheConfig`, and, while no callback changes
-    the guidance, `PyramidAttentionBroadcastConfig` with the pipeline's `current_timestep`.
+    approximations: `FirstBlockCacheConfig`, `MagCacheConfig`, `TaylorSeerCacheConfig`, and
+    `PyramidAttentionBroadcastConfig` with the pipeline's `current_timestep`.
 
     Args:
         sample_size (`int` or `list[int]`, defaults to 32): Height and width of the latents (or pixels) that the

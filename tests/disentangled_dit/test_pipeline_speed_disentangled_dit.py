@@ -20,7 +20,7 @@ from huggingface_hub import ModelCard
 
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator, make_inputs, make_transformer
-from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, quiet
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, quiet, record
 
 # diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
@@ -92,6 +92,20 @@ def test_caches_leave_out_steps(name, guidance):
     assert torch.equal(sample(), found)
     pipeline.transformer.disable_cache()
     assert torch.equal(sample(), expected)
+
+
+def test_a_cache_forgets_where_other_branches_are_computed():
+    """One picture: what one branch kept could be added to the tokens of two without an error."""
+    pipeline = make_pipeline(control_alpha={"original_size": 8.0}, control_cutoff=0.05)
+    pipeline.transformer.enable_cache(pyramid(pipeline, 1000))
+    asked, attended = record(pipeline).images, []
+    layer = pipeline.transformer.transformer_blocks[0].attn.to_q
+    layer.register_forward_pre_hook(lambda _, inputs: attended.append((len(asked) - 1, len(inputs[0]))))
+    pipeline(class_labels=1, guidance_scale=1.0, control_guidance_scale=2.0, num_inference_steps=12)
+    # the controls weigh something in the last steps only, which have a second branch
+    first = asked.index(2)
+    assert asked == [1] * first + [2] * (12 - first) and first % 2 == 1
+    assert attended == [(step, asked[step]) for step in [*range(0, first, 2), *range(first, 12, 2)]]
 
 
 @pytest.mark.parametrize("config", [FasterCacheConfig(), SeaCacheConfig(), TextKVCacheConfig()])
