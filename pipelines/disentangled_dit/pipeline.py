@@ -389,9 +389,9 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         if strength is None:
             return self.scheduler.timesteps, num_inference_steps
         steps = min(int(num_inference_steps * strength), num_inference_steps)
-        if steps < 1:
+        if steps < 1 or strength > 1:
             raise ValueError(
-                f"strength={strength} leaves none of {num_inference_steps} steps; make one of them larger."
+                f"strength is {strength} for {num_inference_steps} steps; it must be at most 1, and leave one of them."
             )
         begin = (num_inference_steps - steps) * self.scheduler.order
         if hasattr(self.scheduler, "set_begin_index"):

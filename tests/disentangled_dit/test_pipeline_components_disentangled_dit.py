@@ -124,8 +124,9 @@ def test_image_to_image_starts_where_the_strength_says(kind):
 
     near, half, far = map(distance, (0.1, 0.5, 1.0))
     assert near < half < far
-    with pytest.raises(ValueError, match="strength=0.001 leaves none of 100 steps"):
-        pipeline(image=image / 2 + 0.5, strength=0.001, **options)
+    for wrong in (0.001, 1.5, -0.5):
+        with pytest.raises(ValueError, match=f"strength is {wrong} for 100 steps; it must be at most 1, and leave"):
+            pipeline(image=image / 2 + 0.5, strength=wrong, **options)
 
 
 def test_image_to_image_takes_pictures_of_any_size_and_latents():
