@@ -94,12 +94,14 @@ def test_projections_with_an_adapter_are_not_fused(tmp_path):
 def test_attention_backend_is_set_and_used(backend):
     model = make_transformer()
     expected = predict(model)
-    model.set_attention_backend(backend)
-    processors = model.attn_processors
-    assert len(processors) == 3
-    assert {processor._attention_backend for processor in processors.values()} == {AttentionBackendName(backend)}
-    torch.testing.assert_close(predict(model), expected, atol=1e-5, rtol=1e-5)
-    model.reset_attention_backend()
+    # diffusers sets it for all models that follow, and puts it back only after `with`.
+    with attention_backend("native"):
+        model.set_attention_backend(backend)
+        processors = model.attn_processors
+        assert len(processors) == 3
+        assert {processor._attention_backend for processor in processors.values()} == {AttentionBackendName(backend)}
+        torch.testing.assert_close(predict(model), expected, atol=1e-5, rtol=1e-5)
+        model.reset_attention_backend()
     with attention_backend(backend):
         torch.testing.assert_close(predict(model), expected, atol=1e-5, rtol=1e-5)
 
