@@ -74,6 +74,9 @@ def public_arguments(arguments: TrainingArguments) -> dict[str, Any]:
             source["path"] = published_name(source["path"])
     if content["init_from"] is not None:
         content["init_from"] = published_name(content["init_from"])
+    # An autoencoder, a text encoder.
+    words = {name: value for name, value in content["task"].items() if isinstance(value, str) and value}
+    content["task"] |= {name: published_name(value) for name, value in words.items()}
     return content
 
 

@@ -1,5 +1,6 @@
 """Each setting of a run does what it says."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
+from hf_ext.training import TrainingArguments
 from hf_ext.training.arguments import SCHEDULES
+from hf_ext.training.provenance import public_arguments
 from hf_ext.training.state import RunFolder
 
 from .launching import ROOT
@@ -67,3 +70,20 @@ def test_accelerate_reads_the_launch_configurations(path):
     config = load_config_from_file(str(path))
     assert config.num_processes == 2
     assert path.read_text().startswith("# ")
+
+
+def test_what_is_published_names_no_folder_of_this_machine(tmp_path):
+    for name in ("photos", "vae", "start"):
+        (tmp_path / name).mkdir()
+    arguments = TrainingArguments(
+        method="disentangled-dit",
+        output_dir=str(tmp_path / "run"),
+        data={"train": {"path": str(tmp_path / "photos")}},
+        task={"vae": str(tmp_path / "vae"), "text_encoder": "org/encoder", "text_column": "", "image_size": 8},
+        init_from=str(tmp_path / "start"),
+    )
+    published = public_arguments(arguments)
+    assert str(tmp_path) not in json.dumps(published)
+    assert published["task"] == {"vae": "vae", "text_encoder": "org/encoder", "text_column": "", "image_size": 8}
+    assert published["init_from"] == "start" and published["data"]["train"]["path"] == "photos"
+    assert arguments.task["vae"] == str(tmp_path / "vae")
