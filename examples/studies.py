@@ -179,7 +179,7 @@ def measure_speed(task: Task, arguments: TrainingArguments, repeats: int) -> dic
     torch.manual_seed(0)
     source, batch_size = arguments.data_arguments.train_source, arguments.per_device_train_batch_size
     model = task.build_model(arguments.model, arguments.init_from).train()
-    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=1e-4)
+    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=1e-4, fused=True)
     loader = TrainingLoader(open_source(source), source, task.training_sample, 0, batch_size, 0, 0, 1)
     times, batches = [], iter(loader)
     for step in range(repeats):

@@ -55,7 +55,7 @@ def bare_loop(task: TimedTask, data: datasets.Dataset, model_section: dict[str, 
     """What one would write by hand."""
     torch.manual_seed(0)
     model = task.build_model(model_section, None).train()
-    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=2e-4)
+    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=2e-4, fused=True)
     scheduler = get_scheduler("cosine", optimizer, num_warmup_steps=0, num_training_steps=steps)
     samples = IndexedSamples(data, task.training_sample, 0)
     loader = DataLoader(samples, batch_size=SIZES["batch_size"], sampler=range(steps * SIZES["batch_size"]))

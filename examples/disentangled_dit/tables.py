@@ -44,11 +44,13 @@ def spread(values: list[float], digits: int) -> str:
 
 def headline_table(result: dict[str, Any]) -> str:
     """CIFAR-10 in pixels beside real images."""
-    row, real = result["headline"], result["classifier"]["real"]["32"]
-    images = row["measured"]["images"]
-    rows = [[f"generated, {images} images", *measured(row["measured"]), *budget(row)]]
-    rows.append([f"real, {real['images']} test images", *measured(real), "", "", "", ""])
-    return table(["32 × 32", *MEASURES, "parameters", "steps", "pictures", "s"], rows)
+    rows = []
+    for size, name in (("16", "pretraining"), ("32", "headline")):
+        row, real = result[name], result["classifier"]["real"][size]
+        images = row["measured"]["images"]
+        rows.append([f"{size} × {size}, {images} generated", *measured(row["measured"]), *budget(row)])
+        rows.append([f"{size} × {size}, {real['images']} real test images", *measured(real), "", "", "", ""])
+    return table(["images", *MEASURES, "parameters", "steps", "pictures", "s"], rows)
 
 
 def claim_table(claim: dict[str, Any]) -> str:
@@ -82,19 +84,16 @@ def control_table(claim: dict[str, Any]) -> str:
     return table(["1000 × high-frequency energy / accuracy", *header], lines)
 
 
-def transfer_table(transfer: dict[str, Any]) -> str:
+def transfer_table(rows: dict[str, Any]) -> str:
     """Feature distances on the way."""
     lines = []
-    for name, row in transfer["rows"].items():
+    for name, row in rows.items():
         points = [f"{point['feature_distance']:.2f}" for point in row["curve"]]
         lines.append([name, *points, f"{100 * row['curve'][-1]['accuracy']:.1f} %", f"{row['seconds']:.0f}"])
-    points = [f"after {point['samples']:,}" for point in next(iter(transfer["rows"].values()))["curve"]]
-    before = transfer["pretraining"]
-    facts = f"{before['samples']:,} pictures, {before['seconds']:.0f} s"
-    facts += f", feature distance {before['measured']['feature_distance']:.2f} at 16 × 16"
-    images = next(iter(transfer["rows"].values()))["curve"][-1]["images"]
+    curve = next(iter(rows.values()))["curve"]
+    points = [f"after {point['samples']:,}" for point in curve]
     text = table(["16 → 32: feature distance", *points, "accuracy", "s"], lines)
-    return f"{text}\n\nPre-training: {facts}. Each point: {images} images."
+    return f"{text}\n\nEach point: {curve[-1]['images']} images."
 
 
 def text_table(rows: dict[str, Any]) -> str:
@@ -126,11 +125,11 @@ def peer_table(result: dict[str, Any]) -> str:
 
 def all_runs(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Every training by its name."""
-    runs = {"classifier": result["classifier"], "headline": result["headline"]}
+    runs = {"classifier": result["classifier"], "pre-training, 16 × 16": result["pretraining"]}
+    runs["headline"] = result["headline"]
     for variant, rows in result["claim"]["rows"].items():
         runs |= {f"{variant}, seed {index}": row for index, row in enumerate(rows)}
-    runs["pre-training, 16 × 16"] = result["transfer"]["pretraining"]
-    runs |= {f"transfer, {name}": row for name, row in result["transfer"]["rows"].items()}
+    runs |= {f"transfer, {name}": row for name, row in result["transfer"].items()}
     runs |= {f"text, {name}": row for name, row in result["text"].items()}
     return runs | {f"comparison, {name}": row for name, row in result["peers"].items()}
 
@@ -174,7 +173,7 @@ def draw_convergence(result: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
-    for name, row in result["transfer"]["rows"].items():
+    for name, row in result["transfer"].items():
         samples = [point["samples"] for point in row["curve"]]
         for axis, key in zip(axes, ("feature_distance", "accuracy"), strict=True):
             axis.plot(samples, [point[key] for point in row["curve"]], marker="o", label=name)

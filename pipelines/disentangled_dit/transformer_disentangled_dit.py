@@ -382,10 +382,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-        for layer in (self.timestep_embedder.linear_1, self.timestep_embedder.linear_2):
-            nn.init.normal_(layer.weight, std=0.02)
+        # Labels keep PyTorch's deviation of 1: with 0.02 they are lost beside the timestep where both are added.
         zero = [*self.modulations, self.proj_out, *(embedder.linear_2 for embedder in self.control_embedders.values())]
         if self.config.num_decoder_layers > 0:
             zero.append(self.side_modulation)

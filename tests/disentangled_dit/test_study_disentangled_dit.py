@@ -103,7 +103,6 @@ def test_every_run_has_valid_settings_and_equal_parameters(load, data, tmp_path,
     ours = count(made.values("16"))
     for name in study.PEERS:
         assert 0.9 < count(study.peer_values(made, name), name) / ours < 1.1, name
-    assert count(made.values("32", **study.HEADLINE)) > ours
     assert count(made.values("16", **study.MASKED)) > 500_000
     assert count(made.values("32"), study.CLASSIFIER) > 100_000
     assert runs.run_arguments(study.text_values(made, "zeros")).model["num_classes"] is None
@@ -126,7 +125,6 @@ def shrink(study, runs, measuring, monkeypatch, folder: Path) -> None:
     monkeypatch.setattr(
         runs, "recipe", lambda kind: known(kind) if kind == study.CLASSIFIER else folder / "study.yaml"
     )
-    monkeypatch.setattr(study, "HEADLINE", {**study.HEADLINE, "model.attention_head_dim": 24})
     monkeypatch.setattr(study, "PEERS", dict.fromkeys(study.PEERS, 24))
     monkeypatch.setattr(study, "copy_minilm", tiny_text_encoder)
     for name, value in (("num_inference_steps", 1), ("guidance_scale", 1.0)):
@@ -167,8 +165,9 @@ def test_all_steps_fit_each_other(load, data, tmp_path, monkeypatch):
     train, trained = trained_without_training(study, runs)
     monkeypatch.setattr(study, "train", train)
     result = study.compute(made)
-    expected = ["classifier", *(f"claim-{name}-{seed}" for name in study.VARIANTS for seed in study.SEEDS)]
-    expected += ["pretraining", *(f"transfer-{index}" for index in range(4))]
+    expected = ["classifier", "pretraining"]
+    expected += [f"claim-{name}-{seed}" for name in study.VARIANTS for seed in study.SEEDS]
+    expected += [f"transfer-{index}" for index in range(4)]
     expected += [f"text-{padding}" for padding in study.PADDINGS]
     expected += [*(f"peer-{name}" for name in ("ours", "masked", *study.PEERS)), "headline"]
     assert trained == expected
@@ -213,9 +212,10 @@ def made_up_result(load) -> dict:
     return {
         **FACTS,
         "classifier": {**run, "real": {"32": measured, "16": measured}},
+        "pretraining": run,
         "headline": {**run, "curve": curve},
         "claim": {"rows": dict.fromkeys(study.VARIANTS, rows), "real": {"sizes": [6, 16], **by_size}},
-        "transfer": {"pretraining": run, "rows": dict.fromkeys(study.TRANSFERS, {**run, "curve": curve})},
+        "transfer": dict.fromkeys(study.TRANSFERS, {**run, "curve": curve}),
         "text": dict.fromkeys(study.PADDINGS, text),
         "peers": dict.fromkeys(("ours", "masked", *study.PEERS), run),
     }
@@ -224,7 +224,7 @@ def made_up_result(load) -> dict:
 def test_tables_and_curves_of_a_result(load, tmp_path):
     tables, result = load("tables"), made_up_result(load)
     text = fill_readme(tables, result, tmp_path)
-    assert "| generated, 500 images | 12.35 | 0.500 | 40.0 % | 123,456 | 10 | 4,000 | 12 |" in text
+    assert "| 32 × 32, 500 generated | 12.35 | 0.500 | 40.0 % | 123,456 | 10 | 4,000 | 12 |" in text
     assert "| class and controls in adaLN | 123,456 | 12.35 ± 0.00 | 40.0 ± 0.0 | 0.0100 ± 0.0000 |" in text
     assert "| real pictures made so small | 1.00 / 50 % | 2.00 / 75 % |" in text
     assert "| positions only | 12.35 | 12.35 | 40.0 % | 12 |" in text and "after 2,000" in text
