@@ -20,12 +20,10 @@ from transformers import (
     RegNetForImageClassification,
     ViTImageProcessor,
 )
-from transformers.utils import logging
 
 from hf_ext.mrconv.training_mrconv import Batch, ClassificationTask, column
-from hf_ext.training import TrainingArguments
-from hf_ext.training.arguments import apply_overrides, build, read_yaml
-from hf_ext.training.loop import train
+from hf_ext.training import TrainingArguments, main
+from hf_ext.training.arguments import build
 
 
 @strict
@@ -103,17 +101,10 @@ def _scale(pixels: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1) / 127.5 - 1)
 
 
-def main(words: list[str]) -> None:
-    """Trains what the YAML file and the flags after it describe."""
-    arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
-    logging.disable_progress_bar()
-    train(build(ClassifierTask, arguments.task, "task"), arguments)
+def make_task(arguments: TrainingArguments) -> ClassifierTask:
+    """The task of a run."""
+    return build(ClassifierTask, arguments.task, "task")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    try:
-        main(sys.argv[1:])
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    sys.exit(main(make_task=make_task, usage=__doc__))

@@ -7,6 +7,7 @@ class in diffusers has a place for numbers, with constant weight: that is what t
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,13 +28,11 @@ from diffusers.models.embeddings import LabelEmbedding, get_timestep_embedding
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers.utils import logging
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
-from hf_ext.training import TrainingArguments
-from hf_ext.training.arguments import apply_overrides, build, read_yaml
-from hf_ext.training.loop import train
+from hf_ext.training import TrainingArguments, main
+from hf_ext.training.arguments import build
 from hf_ext.training.state import read_json
 
 SINUSOIDS = 256
@@ -359,17 +358,7 @@ def equal_sizes(peer: str, settings: dict[str, Any], parameters: int) -> dict[st
     return best[1]
 
 
-def main(words: list[str]) -> None:
-    """Trains what the YAML file and the flags after it describe."""
-    arguments = build(TrainingArguments, apply_overrides(read_yaml(words[1]), words[2:]))
-    logging.disable_progress_bar()
-    train(make_task(arguments, words[0]), arguments)
-
-
 if __name__ == "__main__":
     if len(sys.argv) < 3 or sys.argv[1] not in PEERS:
         sys.exit(__doc__)
-    try:
-        main(sys.argv[1:])
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    sys.exit(main(sys.argv[2:], partial(make_task, peer=sys.argv[1])))

@@ -7,7 +7,6 @@ from typing import Any
 import classifier
 import peers
 
-from hf_ext.settings import build
 from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.loop import Task
 
@@ -36,7 +35,7 @@ def make_task(arguments: TrainingArguments, kind: str) -> Task:
     if kind == OURS:
         return build_task(arguments)
     if kind == CLASSIFIER:
-        return build(classifier.ClassifierTask, arguments.task, "task")
+        return classifier.make_task(arguments)
     return peers.make_task(arguments, kind)
 
 

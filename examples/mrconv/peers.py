@@ -6,6 +6,7 @@ The section `model` then holds fields of [`PeerConfig`].
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,8 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.utils import logging
 
-from hf_ext.training import TrainingArguments, build_task
-from hf_ext.training.arguments import apply_overrides, build, read_yaml
-from hf_ext.training.loop import train
+from hf_ext.training import Task, TrainingArguments, build_task, main
 
 
 @strict
@@ -223,19 +221,15 @@ def equal_kernel_size(task: Any, section: dict[str, Any], parameters: int) -> in
     return best[1]
 
 
-def main(words: list[str]) -> None:
-    """Trains what the YAML file and the flags after it describe."""
-    arguments = build(TrainingArguments, apply_overrides(read_yaml(words[1]), words[2:]))
-    logging.disable_progress_bar()
+def make_task(arguments: TrainingArguments, peer: str | None) -> Task:
+    """The task of a run, of MRConv or of the peer."""
     task = build_task(arguments)
-    use_peer(task, words[0])
-    train(task, arguments)
+    if peer is not None:
+        use_peer(task, peer)
+    return task
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 3 or sys.argv[1] not in PEERS:
         sys.exit(__doc__)
-    try:
-        main(sys.argv[1:])
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    sys.exit(main(sys.argv[2:], partial(make_task, peer=sys.argv[1])))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from measuring import compare_generation, decimated, merged_times
-from peers import PEERS, equal_kernel_size, equal_sizes, trained_parameters, use_peer
+from peers import PEERS, equal_kernel_size, equal_sizes, make_task, trained_parameters, use_peer
 from runs import EXAMPLES, LISTOPS, prepare, run_arguments, train
 from tables import blocks, draw_curves
 
@@ -92,10 +92,7 @@ class Study(Steps):
 
         def compute() -> dict[str, Any]:
             arguments = run_arguments(recipe, values)
-            task = build_task(arguments)
-            if peer is not None:
-                use_peer(task, peer)
-            return measure_speed(task, arguments, 7 if self.scale >= 0.1 else 3)
+            return measure_speed(make_task(arguments, peer), arguments, 7 if self.scale >= 0.1 else 3)
 
         return self.step(f"speed-{name}", {"recipe": recipe, "values": values, "peer": peer}, compute)
 

@@ -7,6 +7,7 @@ window: dense window attention, after which transformers adds a convolution of 1
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +15,12 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import Swin2SRConfig
 from transformers.models.swin2sr.modeling_swin2sr import Swin2SRStage
-from transformers.utils import logging
 
 from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.semanir.modeling_layers_semanir import SemanIRStage
 from hf_ext.semanir.training_semanir import SemanIRTask
-from hf_ext.training import TrainingArguments, build_task
-from hf_ext.training.arguments import apply_overrides, build, read_yaml
-from hf_ext.training.loop import train
+from hf_ext.training import TrainingArguments, build_task, main
+from hf_ext.training.arguments import build
 from hf_ext.training.models import initialize_from
 
 # Stages are built for an image larger than any window, so that every second layer is shifted.
@@ -84,17 +83,7 @@ def make_task(arguments: TrainingArguments, peer: str | None) -> SemanIRTask:
     return build(Swin2SRTask, arguments.task, "task")
 
 
-def main(words: list[str]) -> None:
-    """Trains what the YAML file and the flags after it describe."""
-    arguments = build(TrainingArguments, apply_overrides(read_yaml(words[1]), words[2:]))
-    logging.disable_progress_bar()
-    train(make_task(arguments, words[0]), arguments)
-
-
 if __name__ == "__main__":
     if len(sys.argv) < 3 or sys.argv[1] != "swin2sr":
         sys.exit(__doc__)
-    try:
-        main(sys.argv[1:])
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    sys.exit(main(sys.argv[2:], partial(make_task, peer=sys.argv[1])))

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,23 +94,27 @@ def evaluate_checkpoint(
     return write_results(output, task, metrics, eval_source, revision)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(
+    argv: list[str] | None = None, make_task: Callable[[TrainingArguments], Task] = build_task, usage: str = USAGE
+) -> int:
     """
     Runs a training from command-line words.
 
     Args:
         argv (`list[str]`, *optional*): The words; those of this process when not given.
+        make_task (`Callable`, defaults to [`build_task`]): Makes the task of the arguments; a script's own task here.
+        usage (`str`, *optional*): What is written for `--help`, and where there are no words.
 
     Returns:
         `int`: 0 when the run is complete, 1 when it failed, 2 when the words or the file are wrong.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE)
+        sys.stdout.write(usage)
         return 0 if words else 2
     try:
         arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
-        task = build_task(arguments)
+        task = make_task(arguments)
     except (ValueError, TypeError, FileNotFoundError) as error:
         return _fail(error, 2)
     # One bar is enough: those of every saved shard would tear the run's own.

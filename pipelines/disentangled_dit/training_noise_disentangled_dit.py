@@ -68,11 +68,10 @@ def objective_of(scheduler: SchedulerMixin) -> str:
     Returns:
         `str`: One of `OBJECTIVES`.
     """
-    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
-        return "flow"
     schedule: Any = scheduler
-    prediction: str = schedule.config.prediction_type
-    return prediction
+    # Schedulers that are for flow matching only do not say it.
+    prediction: str = schedule.config.get("prediction_type", "flow_prediction")
+    return "flow" if prediction == "flow_prediction" else prediction
 
 
 def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, places: Tensor) -> tuple[Tensor, ...]:
@@ -94,14 +93,19 @@ def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, place
     # Any: of a scheduler diffusers' types know neither its configuration nor its methods.
     schedule: Any = scheduler
     count = schedule.config.num_train_timesteps
-    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
-        sigma = scheduler.shift * places / (1 + (scheduler.shift - 1) * places)
+    if objective_of(scheduler) == "flow":
+        shift = schedule.config.get("flow_shift", schedule.config.get("shift"))
+        sigma = shift * places / (1 + (shift - 1) * places)
         share = sigma[:, None, None, None]
         return (1 - share) * clean + share * noise, sigma * count, noise - clean
     timesteps = (places * count).long()
-    noisy = schedule.add_noise(clean, noise, timesteps)
+    # Not add_noise: a checkpoint may have any sampler, and that of those in terms of sigma leaves images unscaled.
+    schedule.alphas_cumprod = schedule.alphas_cumprod.to(clean.device)
+    kept = schedule.alphas_cumprod[timesteps].to(clean.dtype)[:, None, None, None]
+    signal, rest = kept.sqrt(), (1 - kept).sqrt()
+    noisy = signal * clean + rest * noise
     if schedule.config.prediction_type == "v_prediction":
-        return noisy, timesteps, schedule.get_velocity(clean, noise, timesteps)
+        return noisy, timesteps, signal * noise - rest * clean
     return noisy, timesteps, noise
 
 

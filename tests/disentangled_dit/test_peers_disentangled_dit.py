@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -14,6 +15,7 @@ from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import generate_images
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
+from hf_ext.training import main
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
@@ -152,7 +154,8 @@ def test_a_run_of_a_peer_leaves_a_snapshot_that_samples(peers, tmp_path):
         "report_to": "none",
     }
     (tmp_path / "run.yaml").write_text(json.dumps(settings))
-    peers.main(["sd3", str(tmp_path / "run.yaml"), "--max_steps", "3"])
+    words = [str(tmp_path / "run.yaml"), "--max_steps", "3"]
+    assert main(words, partial(peers.make_task, peer="sd3")) == 0
     pipeline = peers.load_peer(tmp_path / "run" / "snapshot", "sd3")
     images = generate_images(pipeline, [0, 4], num_inference_steps=2, show_progress=False)
     assert images.shape == (2, 8, 8, 3)

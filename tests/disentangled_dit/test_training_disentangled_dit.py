@@ -6,7 +6,15 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DiffusionPipeline,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+)
 from PIL import Image
 
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
@@ -15,6 +23,7 @@ from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import Disentan
 from hf_ext.pipelines.disentangled_dit.training_noise_disentangled_dit import (
     make_scheduler,
     noisy_samples,
+    objective_of,
     random_keep_mask,
 )
 from hf_ext.settings import build
@@ -158,6 +167,31 @@ def test_flow_targets_follow_the_shift():
         # The sampler's own levels are among them.
         third = scheduler.sigmas[500]
         torch.testing.assert_close(third, shift * torch.tensor(0.5) / (1 + (shift - 1) * 0.5))
+
+
+@pytest.mark.parametrize("kind", [DDPMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler])
+@pytest.mark.parametrize("objective", ["epsilon", "v_prediction"])
+def test_any_sampler_of_a_diffusion_checkpoint_trains_as_its_own_does(kind, objective):
+    own = make_scheduler(objective, {}, False)
+    arguments = torch.randn(3, 1, 2, 2), torch.randn(3, 1, 2, 2), torch.tensor([0.0, 0.3, 0.99])
+    other = kind.from_config(own.config)
+    assert objective_of(other) == objective
+    for found, expected in zip(noisy_samples(other, *arguments), noisy_samples(own, *arguments), strict=True):
+        torch.testing.assert_close(found, expected)
+    times = noisy_samples(own, *arguments)[1]
+    torch.testing.assert_close(noisy_samples(own, *arguments)[0], own.add_noise(*arguments[:2], times))
+    if objective == "v_prediction":
+        torch.testing.assert_close(noisy_samples(own, *arguments)[2], own.get_velocity(*arguments[:2], times))
+
+
+def test_any_sampler_of_a_flow_checkpoint_trains_as_its_own_does():
+    arguments = torch.randn(3, 1, 2, 2), torch.randn(3, 1, 2, 2), torch.tensor([0.0, 0.3, 0.99])
+    expected = noisy_samples(make_scheduler("flow", {"shift": 3.0}, False), *arguments)
+    solver = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    for other in (FlowMatchHeunDiscreteScheduler(shift=3.0), solver):
+        assert objective_of(other) == "flow"
+        for found, wanted in zip(noisy_samples(other, *arguments), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
 
 
 def test_a_mask_keeps_equally_many_tokens_in_each_row():
