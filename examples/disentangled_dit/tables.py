@@ -150,6 +150,7 @@ def run_table(result: dict[str, Any]) -> str:
 def draw_curves(result: dict[str, Any], path: Path) -> None:
     """The headline's loss and feature distance, and the losses of the comparison."""
     from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
 
     figure, (losses, distances, others) = pyplot.subplots(1, 3, figsize=(15, 4))
     losses.plot(*zip(*result["headline"]["losses"], strict=True), linewidth=1)
@@ -163,8 +164,10 @@ def draw_curves(result: dict[str, Any], path: Path) -> None:
     right.set(ylabel="accuracy, %", ylim=(0, 100))
     for name, row in result["peers"].items():
         others.plot(*zip(*row["losses"], strict=True), linewidth=1, label=PEERS[name])
-    others.set(title="One recipe, equal time", xlabel="pictures", ylabel="training loss", yscale="log")
+    others.set(title="One recipe, planned for equal time", xlabel="pictures", ylabel="training loss", yscale="log")
     others.legend(fontsize=7)
+    for axis in (losses, distances, others):
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     save_figure(figure, path)
 
 
