@@ -95,14 +95,15 @@ def evaluate_checkpoint(
 
 
 def main(
-    argv: list[str] | None = None, make_task: Callable[[TrainingArguments], Task] = build_task, usage: str = USAGE
+    argv: list[str] | None = None, make_task: Callable[[TrainingArguments], Task] | None = None, usage: str = USAGE
 ) -> int:
     """
     Runs a training from command-line words.
 
     Args:
         argv (`list[str]`, *optional*): The words; those of this process when not given.
-        make_task (`Callable`, defaults to [`build_task`]): Makes the task of the arguments; a script's own task here.
+        make_task (`Callable`, *optional*): Makes the task of the arguments, where it is a script's own; otherwise
+            [`build_task`].
         usage (`str`, *optional*): What is written for `--help`, and where there are no words.
 
     Returns:
@@ -114,7 +115,7 @@ def main(
         return 0 if words else 2
     try:
         arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
-        task = make_task(arguments)
+        task = (make_task or build_task)(arguments)
     except (ValueError, TypeError, FileNotFoundError) as error:
         return _fail(error, 2)
     # One bar is enough: those of every saved shard would tear the run's own.
