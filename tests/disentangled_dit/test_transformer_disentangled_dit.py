@@ -347,3 +347,11 @@ def test_bad_inputs():
     ):
         with pytest.raises(ValueError, match=message):
             network(**inputs)
+
+
+def test_a_narrow_network_starts_with_labels_and_timesteps_that_differ():
+    """With weights of 0.02, as wide networks have them, adaLN had not found the class after 500 steps."""
+    torch.manual_seed(0)
+    model = DisentangledDiTTransformer2DModel(num_classes=10, **DisentangledDiTTransformer2DModel.PRESETS["tiny"])
+    steps = model.timestep_embedder(model.time_proj(torch.linspace(0, 999, 50)))
+    assert steps.std(0).mean() > 0.1 and 0.8 < model.class_embedder.weight.std() < 1.2

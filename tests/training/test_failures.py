@@ -57,6 +57,9 @@ def test_help_and_missing_words(capsys):
     assert main(["--help"]) == 0
     assert "accelerate launch -m hf_ext.training FILE.yaml" in capsys.readouterr().out
     assert main([]) == 2
+    capsys.readouterr()
+    assert main(["-h"], usage="a script's own words\n") == 0
+    assert capsys.readouterr().out == "a script's own words\n"
 
 
 @pytest.mark.parametrize(
