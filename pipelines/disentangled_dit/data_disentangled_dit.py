@@ -130,7 +130,9 @@ def cut_view(
     else:
         top, left = (int(generator.integers(room + 1)) for room in spare)
     flip = generator is not None and bool(generator.random() < crops.flip)
-    resized = image.convert("L" if channels == 1 else "RGB")
+    mode = "L" if channels == 1 else "RGB"
+    # Pillow would copy a picture that has the mode already.
+    resized = image if image.mode == mode else image.convert(mode)
     if frame != original:
         resized = resized.resize((frame[1], frame[0]), Image.Resampling.BICUBIC)
     pixels = np.asarray(resized).reshape(*frame, channels)[top : top + size[0], left : left + size[1]]
