@@ -91,6 +91,21 @@ def test_fused_projections_equal_reference():
     assert not any("qkv" in name for name in model.state_dict())
 
 
+def test_mlp_that_overwrites_its_hidden_values_changes_no_bit_and_not_its_input():
+    feed_forward = make_transformer().transformer_blocks[0].ff
+    hidden_states = torch.randn(2, 5, 16, generator=generator())
+    given = hidden_states.clone()
+    expected = feed_forward(hidden_states)
+    with torch.no_grad():
+        assert torch.equal(feed_forward(hidden_states), expected)
+    # Frozen weights, but a gradient of the input is asked for.
+    feed_forward.requires_grad_(False)
+    latents = given.clone().requires_grad_()
+    assert torch.equal(feed_forward(latents), expected)
+    feed_forward(latents).sum().backward()
+    assert torch.equal(hidden_states, given) and latents.grad is not None and latents.grad.abs().max() > 0
+
+
 @pytest.mark.parametrize("name", ["class", "baseline", "text"])
 def test_conditioning_computed_ahead_changes_no_bit(name):
     model = make_transformer(**MODELS[name])
