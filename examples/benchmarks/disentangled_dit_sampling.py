@@ -10,18 +10,23 @@ Class-conditional latents, DDIM, guidance; random weights. Entries, each compare
   loop: both guidance branches in one batch, the scheduler on the images alone;
 - DiT, equal width: `DiTPipeline` of equal width and depth, which has one stream and no context;
 - DiT, equal parameters: the same of equal depth and heads, as wide as the number of parameters asks for.
-Decoding is left out. Within a round every entry runs once, in an order that turns from round to round; a ratio is the
-median over the rounds, of wall and of processor time: the latter is steadier on a busy machine. `--compile` compiles
-every network; the first calls, which compile, are not counted.
+Decoding is left out. Every entry has a process of its own, as where it is used: in one process what an entry leaves of
+the heap decides whether the next one's large tensors are new to the system, which is up to a tenth of the time. Within
+a round every entry runs once, in an order that turns from round to round; a ratio is the median over the rounds, of
+wall and of processor time: the latter is steadier on a busy machine. `--compile` compiles every network; the first
+calls, which compile, are not counted.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +45,7 @@ Entry = Callable[[], Tensor]
 # DiTPipeline has the null class of ImageNet built in.
 CLASSES, CHANNELS, PATCH, GUIDANCE = 1000, 4, 2, 4.0
 OURS = "ours"
+NAMES = [OURS, "ours, plain loop", "SD3", "DiT, equal width", "DiT, equal parameters"]
 
 
 class NoDecoder(ModelMixin, ConfigMixin):
@@ -170,42 +176,35 @@ def dit_entry(network: ModelMixin, labels: list[int], steps: int) -> Entry:
     return lambda: pipeline(class_labels=labels, **options).images
 
 
-def make_networks(words: argparse.Namespace, side: int) -> dict[str, ModelMixin]:
-    """Ours first."""
+def make_network(name: str, words: argparse.Namespace, side: int) -> ModelMixin:
+    """The network of an entry."""
     sizes = dict(DisentangledDiTTransformer2DModel.PRESETS[words.preset])
     torch.manual_seed(0)
-    ours = DisentangledDiTTransformer2DModel(sample_size=side, in_channels=CHANNELS, num_classes=CLASSES, **sizes)
-    networks = {
-        OURS: ours,
-        "SD3": make_sd3(sizes, side),
-        "DiT, equal width": make_dit(sizes, side),
-        "DiT, equal parameters": make_dit(wider_dit(sizes, ours.num_parameters(), side), side),
-    }
-    return {name: ready(network, words) for name, network in networks.items()}
+    ours = partial(
+        DisentangledDiTTransformer2DModel, sample_size=side, in_channels=CHANNELS, num_classes=CLASSES, **sizes
+    )
+    if name.startswith(OURS):
+        return ready(ours(), words)
+    if name == "SD3":
+        return ready(make_sd3(sizes, side), words)
+    if name == "DiT, equal width":
+        return ready(make_dit(sizes, side), words)
+    with torch.device("meta"):
+        parameters = ours().num_parameters()
+    return ready(make_dit(wider_dit(sizes, parameters, side), side), words)
 
 
-def make_entries(
-    networks: dict[str, ModelMixin], batch: int, side: int, words: argparse.Namespace
-) -> dict[str, Entry]:
+def make_entry(name: str, network: ModelMixin, batch: int, side: int, words: argparse.Namespace) -> Entry:
+    """Sampling with a network, from the same noise and labels in every entry that takes them."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(batch, CHANNELS, side, side, generator=generator)
     noise = noise.to(words.device, getattr(torch, words.dtype))
     labels = [(7 * index) % CLASSES for index in range(batch)]
-    entries = make_ours(networks[OURS], noise, labels, words.steps)
-    entries["SD3"] = sd3_entry(networks["SD3"], noise, words.steps)
-    for name, network in networks.items():
-        if name.startswith("DiT"):
-            entries[name] = dit_entry(network, labels, words.steps)
-    return entries
-
-
-def check_same(entries: dict[str, Entry], dtype: str) -> None:
-    """What the pipeline computes once must change nothing."""
-    ours, plain = (entries[name]().float() for name in (OURS, "ours, plain loop"))
-    tolerance = {"float32": 1e-3, "bfloat16": 0.1}[dtype]
-    error = float((ours - plain).abs().max() / plain.abs().max())
-    if not error < tolerance:
-        raise ValueError(f"the pipeline's latents differ from the plain loop's by {error:.2g} of their largest value.")
+    if name.startswith(OURS):
+        return make_ours(network, noise, labels, words.steps)[name]
+    if name == "SD3":
+        return sd3_entry(network, noise, words.steps)
+    return dit_entry(network, labels, words.steps)
 
 
 def seconds(entry: Entry, device: str) -> tuple[float, float]:
@@ -220,7 +219,7 @@ def seconds(entry: Entry, device: str) -> tuple[float, float]:
 
 
 def peak_memory(entry: Entry, device: str) -> int | None:
-    """Bytes on the GPU above what all networks take."""
+    """Bytes on the GPU above what the network takes."""
     if device != "cuda":
         return None
     torch.cuda.synchronize()
@@ -231,21 +230,67 @@ def peak_memory(entry: Entry, device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(entries: dict[str, Entry], words: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], int]:
+def serve(connection: Connection, name: str, batch: int, side: int, words: argparse.Namespace) -> None:
+    """The process of an entry: what it has to say of itself, then the time of a call whenever it is asked."""
+    prepare(words)
+    network = make_network(name, words, side)
+    entry = make_entry(name, network, batch, side, words)
+    # The first call compiles, and fills what is kept.
+    latents = entry().float().cpu().numpy()
+    connection.send((latents, network.num_parameters(), peak_memory(entry, words.device)))
+    while connection.recv():
+        connection.send(seconds(entry, words.device))
+
+
+def prepare(words: argparse.Namespace) -> None:
+    if words.device == "cpu":
+        torch.set_num_threads(words.threads)
+    # Every `.to` of a model would say that it keeps nothing in float32.
+    diffusers.utils.logging.set_verbosity_error()
+
+
+class Entries:
+    """Processes of all entries."""
+
+    def __init__(self, batch: int, side: int, words: argparse.Namespace):
+        context = multiprocessing.get_context("spawn")
+        self.connections: dict[str, Connection] = {}
+        for name in NAMES:
+            self.connections[name], other = context.Pipe()
+            arguments = (other, name, batch, side, words)
+            context.Process(target=serve, args=arguments, daemon=True).start()
+            other.close()
+        # The latents of the first call, the number of parameters, the memory of a call.
+        self.facts = {name: connection.recv() for name, connection in self.connections.items()}
+
+    def seconds(self, name: str) -> tuple[float, float]:
+        """Of a call, while the others wait."""
+        self.connections[name].send(True)
+        return self.connections[name].recv()
+
+    def close(self) -> None:
+        for connection in self.connections.values():
+            connection.send(False)
+
+
+def check_same(entries: Entries, dtype: str) -> None:
+    """What the pipeline computes once must change nothing."""
+    ours, plain = (torch.from_numpy(entries.facts[name][0]) for name in NAMES[:2])
+    tolerance = {"float32": 1e-3, "bfloat16": 0.1}[dtype]
+    error = float((ours - plain).abs().max() / plain.abs().max())
+    if not error < tolerance:
+        raise ValueError(f"the pipeline's latents differ from the plain loop's by {error:.2g} of their largest value.")
+
+
+def measure(entries: Entries, words: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], int]:
     """Median seconds of each entry, and the median ratio to ours within a round; and the number of rounds."""
-    device = words.device
-    if words.compile:
-        for entry in entries.values():
-            entry()
-    taken_once = sum(seconds(entry, device)[0] for entry in entries.values())
+    taken_once = sum(entries.seconds(name)[0] for name in NAMES)
     rounds = min(words.rounds, max(3, int(words.budget / taken_once)))
-    memory = {name: peak_memory(entry, device) for name, entry in entries.items()}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in entries}
-    names = list(entries)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in NAMES}
     for turn in tqdm(range(rounds), "rounds", leave=False):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            times[name].append(seconds(entries[name], device))
+        shift = turn % len(NAMES)
+        for name in NAMES[shift:] + NAMES[:shift]:
+            times[name].append(entries.seconds(name))
     results: dict[str, dict[str, Any]] = {}
     for name, taken in times.items():
         ratios = [
@@ -255,7 +300,7 @@ def measure(entries: dict[str, Entry], words: argparse.Namespace) -> tuple[dict[
             "seconds": statistics.median(wall for wall, _ in taken),
             "times_ours": statistics.median(ratios[0]),
             "processor_times_ours": statistics.median(ratios[1]),
-            "peak_bytes": memory[name],
+            "peak_bytes": entries.facts[name][2],
         }
     return results, rounds
 
@@ -264,8 +309,7 @@ def markdown(results: list[dict[str, Any]], parameters: dict[str, int]) -> str:
     """A row for each batch and number of tokens: milliseconds per image and step, and the multiple of our time."""
     names = list(results[0]["entries"])
     lines = ["| tokens, batch | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    counts = [parameters.get(name, parameters[OURS]) for name in names]
-    lines.append("| parameters | " + " | ".join(f"{count / 1e6:.1f} M" for count in counts) + " |")
+    lines.append("| parameters | " + " | ".join(f"{count / 1e6:.1f} M" for count in parameters.values()) + " |")
     for result in results:
         scale = 1000 / result["batch"] / result["steps"]
         cells = [f"{scale * row['seconds']:.2f} ({row['times_ours']:.2f})" for row in result["entries"].values()]
@@ -279,12 +323,12 @@ def run(words: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, int]
         side = PATCH * round(tokens**0.5)
         if (side // PATCH) ** 2 != tokens:
             raise SystemExit(f"--tokens must be square numbers, got {tokens}")
-        networks = make_networks(words, side)
-        parameters = {name: network.num_parameters() for name, network in networks.items()}
         for batch in words.batches:
-            entries = make_entries(networks, batch, side, words)
+            entries = Entries(batch, side, words)
+            parameters = {name: count for name, (_, count, _) in entries.facts.items()}
             check_same(entries, words.dtype)
             rows, rounds = measure(entries, words)
+            entries.close()
             case = {"tokens": tokens, "batch": batch, "steps": words.steps, "rounds": rounds}
             results.append({**case, "entries": rows})
     return results, parameters
@@ -305,10 +349,6 @@ def main() -> None:
     folder = Path(__file__).parent / "results"
     parser.add_argument("--output", type=Path, default=folder / "disentangled_dit_sampling.json")
     words = parser.parse_args()
-    if words.device == "cpu":
-        torch.set_num_threads(words.threads)
-    # Every `.to` of a model would say that it keeps nothing in float32.
-    diffusers.utils.logging.set_verbosity_error()
     load_before = os.getloadavg()
     results, parameters = run(words)
     device = torch.cuda.get_device_name() if words.device == "cuda" else f"CPU ({platform.machine()})"
@@ -319,7 +359,7 @@ def main() -> None:
         | {"context_tokens": 1, "guidance": GUIDANCE, "scheduler": "DDIM", "dtype": words.dtype},
         "compiled": words.compile,
         "device": device,
-        "threads": torch.get_num_threads(),
+        "threads": words.threads,
         "load_average": {"before": load_before, "after": os.getloadavg()},
         "versions": installed_versions("torch", "diffusers", "hf-ext"),
     }
