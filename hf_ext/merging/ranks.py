@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
@@ -25,6 +26,8 @@ class Ranks:
 
             # nothing here needs a GPU, and processes that do not find one each would not find each other
             state = PartialState(cpu=True)
+            # a process that ends with the group's threads alive is now and then aborted by them
+            atexit.register(state.destroy_process_group)
             self.index, self.count = state.process_index, state.num_processes
             self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 

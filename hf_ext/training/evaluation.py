@@ -1,5 +1,6 @@
 """Evaluation: examples shared out over the processes, gathered, summarised, written as eval.json."""
 
+import atexit
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,10 @@ def evaluate(
     """
     if len(data) == 0:
         raise ValueError("the evaluation data is empty: check data.eval.path and data.eval.split.")
-    accelerator = accelerator or Accelerator()
+    if accelerator is None:
+        accelerator = Accelerator()
+        # A process that ends with the group's threads alive is now and then aborted by them.
+        atexit.register(accelerator.state.destroy_process_group)
     was_training = model.training
     model.eval()
     scores: list[tuple[int, dict[str, float]]] = []

@@ -213,6 +213,7 @@ class _Training:
         arguments, progress = self.arguments, self.progress
         if progress.step >= arguments.max_steps:
             self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
+            self.accelerator.end_training()
             return
         self.accelerator.init_trackers(
             "hf-ext",
