@@ -127,8 +127,8 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
 
 
 class DisentangledDiTFeedForward(FeedForward):
-    """MLP with the GELU in its tanh form, which overwrites its input where no gradient needs it: on a processor,
-    memory that is new to it costs as much as the function."""
+    """MLP with the GELU in its tanh form, which overwrites the hidden values where no gradient needs them: on a CPU,
+    a large tensor in memory that is new to the process costs as much as the function."""
 
     def __init__(self, dim: int, inner_dim: int):
         super().__init__(dim, activation_fn="gelu-approximate", inner_dim=inner_dim)
