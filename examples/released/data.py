@@ -1,0 +1,43 @@
+"""The data of the released models, from folders that the user brings: who trains, who chooses, who tests.
+
+BSDS500 is split once: every 25th of its training photographs chooses rates, 68 of its test photographs are
+for tables alone, all others train. Set5, Set12, BSD68 and the official test recordings of FSDD only ever test.
+"""
+
+import shutil
+from pathlib import Path
+
+# Every 25th training photograph: too few to miss, enough to rank two learning rates.
+VALIDATION_STEP = 25
+# As many photographs as CBSD68 has, every third of the test folder, then the first that are left.
+TESTED = 68
+
+
+def split_photos(train: list[Path], test: list[Path]) -> dict[str, list[Path]]:
+    """The three sets of photographs; a function of the names alone."""
+    train, test = sorted(train), sorted(test)
+    held = sorted({*test[::3], *test[1:4:3]})[:TESTED]
+    chosen = train[::VALIDATION_STEP]
+    return {
+        "validation": chosen,
+        "test": held,
+        "train": [file for file in train if file not in chosen] + [file for file in test if file not in held],
+    }
+
+
+def prepare(source: Path, work: Path) -> None:
+    """Copies what the recipes read into WORK/data, once."""
+    data = work / "data"
+    photos = {part: list((source / "bsds500" / part).glob("*.jpg")) for part in ("train", "test")}
+    sets = {f"photos/{name}": files for name, files in split_photos(**photos).items()}
+    sets |= {name: sorted((source / name).iterdir()) for name in ("cifar10", "set5", "set12", "bsd68")}
+    for name, files in sets.items():
+        folder = data / name
+        if folder.is_dir():
+            continue
+        temporary = folder.with_name(f"{folder.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for file in files:
+            shutil.copy(file, temporary / file.name)
+        temporary.rename(folder)

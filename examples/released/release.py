@@ -1,0 +1,242 @@
+"""Makes released models of what their runs have reached: weights of 16 bits, scores on test sets, card, pictures.
+
+python examples/released/release.py NAME... [--work WORK]
+Each NAME is a run of train.py. The folder model_cards/released/NAME is replaced once everything is measured.
+Scores are those of the released weights, not of the run's: what a card says is what its reader gets.
+"""
+
+import argparse
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from train import QUEUE, RECIPES, WORK
+
+from hf_ext.hub.cards import write_card
+from hf_ext.training import TrainingArguments
+from hf_ext.training.arguments import apply_overrides, build, read_yaml
+from hf_ext.training.data import open_source, read_example
+from hf_ext.training.evaluation import evaluate
+from hf_ext.training.launch import build_task, evaluate_checkpoint
+
+RELEASED = RECIPES.parents[1] / "model_cards" / "released"
+BSDS = "BSDS500, 324 photographs (research and education)"
+RESEARCH = "research and education, as BSDS500"
+# Megabytes of one released model, and of the Disentangled DiT.
+LIMITS = {"cifar10": 8.0}
+LIMIT = 3.0
+
+
+@dataclass(frozen=True)
+class Release:
+    """
+    What a released model is called and measured on.
+
+    Args:
+        task (`str`): What it does.
+        data (`str`): What it was trained on.
+        license (`str`): What the weights may be used for.
+        tests (`dict[str, dict]`): Data set: overrides of the recipe that measure on it.
+        shown (`str`): The metric of the table, in the words of `eval.json`'s names.
+        photos (`tuple[str, ...]`): Of the first test set, the pictures that the card shows: chosen by name, before any
+            result was seen.
+    """
+
+    task: str
+    data: str
+    license: str
+    tests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shown: tuple[str, ...] = ("psnr",)
+    photos: tuple[int, ...] = (0, 20, 40)
+
+
+def noise(*sigmas: float) -> list[dict[str, Any]]:
+    """Degradations of an evaluation at several noise levels."""
+    return [{"kind": "gaussian_noise", "sigma": sigma} for sigma in sigmas]
+
+
+def on(path: str, **task: Any) -> dict[str, Any]:
+    """Overrides that evaluate on a folder of pictures."""
+    return {
+        "data.eval.path": path,
+        "data.eval.split": "train",
+        **{f"task.{key}": value for key, value in task.items()},
+    }
+
+
+RELEASES = {
+    "denoise-color": Release(
+        "removes Gaussian noise of unknown strength, σ = 0 to 55, from colour photographs",
+        BSDS,
+        RESEARCH,
+        {"68 photographs of BSDS500's test set": on("data/photos/test", eval_degradation=noise(15, 25, 50))},
+        ("psnr_sigma15", "psnr_sigma25", "psnr_sigma50"),
+    ),
+    "denoise-gray": Release(
+        "removes Gaussian noise of unknown strength, σ = 0 to 55, from grey photographs",
+        BSDS,
+        RESEARCH,
+        {
+            "Set12": on("data/set12", eval_degradation=noise(15, 25, 50)),
+            "BSD68": on("data/bsd68", eval_degradation=noise(15, 25, 50)),
+        },
+        ("psnr_sigma25",),
+    ),
+}
+
+
+def flags(values: dict[str, Any]) -> list[str]:
+    """`--field=value` words; what is no word as JSON, which is YAML."""
+    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()]
+
+
+def halve(snapshot: Path, folder: Path) -> int:
+    """
+    Copies a snapshot with its weights in half precision; the configuration says float32, which is what loads.
+
+    Args:
+        snapshot (`Path`): What the run wrote.
+        folder (`Path`): Where the released model is made; it exists.
+
+    Returns:
+        `int`: Numbers in the model.
+    """
+    count = 0
+    for file in sorted(snapshot.rglob("*")):
+        target = folder / file.relative_to(snapshot)
+        if file.suffix == ".safetensors":
+            target.parent.mkdir(parents=True, exist_ok=True)
+            tensors = load_file(file)
+            count += sum(tensor.numel() for tensor in tensors.values())
+            half = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+            broken = [name for name, tensor in half.items() if not torch.isfinite(tensor.float()).all()]
+            if broken:
+                raise ValueError(f"{file}: {broken[0]} does not fit into half precision")
+            save_file(half, target, {"format": "pt"})
+        elif file.suffix == ".json" and file.name not in ("eval.json", "training.json"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if "dtype" in content:
+                content["dtype"] = "float32"
+            target.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return count
+
+
+class Unchanged(torch.nn.Module):
+    """The model that gives back what it is given: its scores are those of the degraded input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchor = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, pixel_values: torch.Tensor, top_k: int | None = None) -> Any:
+        return argparse.Namespace(reconstruction=pixel_values)
+
+
+def measure(name: str, folder: Path, release: Release) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Results of the released weights on every test set, and of the degraded input beside them."""
+    results, inputs = [], []
+    for title, overrides in release.tests.items():
+        words = flags(overrides)
+        for row in evaluate_checkpoint(str(folder), RECIPES / f"{name}.yaml", words)["results"]:
+            results.append({**row, "dataset": title})
+        arguments = build(
+            TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words)}
+        )
+        task, source = build_task(arguments), arguments.data_arguments.eval_source
+        assert source is not None
+        config = task.build_model({}, str(folder)).config
+        if arguments.method == "semanir" and config.scale == 1:
+            scores = evaluate(task, Unchanged(), open_source(source))
+            inputs += [{"metric": key, "value": value, "dataset": title} for key, value in scores.items()]
+    return results, inputs
+
+
+def draw(name: str, folder: Path, release: Release) -> Image.Image:
+    """Degraded, restored and clean middle parts at 100 %, of photographs that were chosen by their place alone."""
+    overrides = next(iter(release.tests.values()))
+    words = flags(overrides)
+    arguments = build(
+        TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words)}
+    )
+    task: Any = build_task(arguments)
+    model = task.build_model({}, str(folder)).eval()
+    source = arguments.data_arguments.eval_source
+    assert source is not None
+    data = open_source(source)
+    return task.sample_picture(model, [read_example(data, place) for place in release.photos])
+
+
+def summarize(release: Release, results: list[dict[str, Any]], inputs: list[dict[str, Any]]) -> str:
+    """The scores of the table: value, and that of the input in brackets."""
+    parts = []
+    for row in results:
+        if row["metric"] not in release.shown:
+            continue
+        before = [
+            item["value"] for item in inputs if (item["metric"], item["dataset"]) == (row["metric"], row["dataset"])
+        ]
+        beside = f" (input {before[0]:.2f})" if before else ""
+        parts.append(f"{row['dataset']}, {row['name']}: {row['value']:.2f}{beside}")
+    return "; ".join(parts)
+
+
+def make(name: str, work: Path) -> Path:
+    """Measures and writes one released model."""
+    release, snapshot = RELEASES[name], work / "runs" / name / "snapshot"
+    seconds = json.loads((work / "core_seconds.json").read_text())
+    chain = [name, *QUEUE[name]]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / name
+        folder.mkdir()
+        parameters = halve(snapshot, folder)
+        size = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
+        if size > LIMITS.get(name, LIMIT):
+            raise ValueError(f"{name} is {size:.2f} MB; at most {LIMITS.get(name, LIMIT)} MB are released")
+        results, inputs = measure(name, folder, release)
+        training = json.loads((snapshot / "training.json").read_text(encoding="utf-8"))
+        training["released"] = {
+            "task": release.task,
+            "scores": summarize(release, results, inputs),
+            "data": release.data,
+            "license": release.license,
+            "parameters": parameters,
+            "core_hours": round(sum(seconds.get(part, 0.0) for part in chain) / 3600, 2),
+        }
+        training["inputs"] = inputs
+        (folder / "training.json").write_text(json.dumps(training, indent=1) + "\n", encoding="utf-8")
+        (folder / "eval.json").write_text(
+            json.dumps({"results": results, "revision": None}, indent=1) + "\n", encoding="utf-8"
+        )
+        draw(name, folder, release).save(folder / "before_after.png", optimize=True)
+        write_card(folder, repo_id=f"hf-ext/{name}", license="other")
+        final = RELEASED / name
+        shutil.rmtree(final, ignore_errors=True)
+        final.parent.mkdir(exist_ok=True)
+        shutil.copytree(folder, final)
+    return final
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", choices=sorted(RELEASES))
+    parser.add_argument("--work", type=Path, default=WORK)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    np.seterr(all="raise", under="ignore")
+    with contextlib.chdir(options.work):
+        for name in options.names:
+            print(make(name, options.work))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

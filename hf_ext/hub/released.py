@@ -1,0 +1,102 @@
+"""The models that travel with the package: small, trained by us, found by a name without a slash."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ReleasedModel:
+    """
+    What a released model says of itself, from the `released` section of its `training.json`.
+
+    Args:
+        name (`str`): Its name: what `hf-ext restore NAME …` and [`released`] take.
+        folder (`Path`): Configuration, weights, code and card.
+        task (`str`): What it does, in a few words.
+        scores (`str`): Its main result, and beside it the baseline.
+        data (`str`): What it was trained on.
+        license (`str`): What its weights may be used for.
+        parameters (`int`): Numbers in the model.
+        bytes (`int`): Size of its weights on disk.
+        core_hours (`float`): Processor time of the training.
+    """
+
+    name: str
+    folder: Path
+    task: str
+    scores: str
+    data: str
+    license: str
+    parameters: int
+    bytes: int
+    core_hours: float
+
+
+def list_released() -> list[ReleasedModel]:
+    """
+    The models that travel with this installation, by name.
+
+    Returns:
+        `list[ReleasedModel]`: One for each folder of `model_cards/released`.
+    """
+    return [_describe(folder) for folder in _folders().values()]
+
+
+def released(name: str) -> Path:
+    """
+    The folder of a model that travels with the package, for `from_pretrained`.
+
+    Args:
+        name (`str`): One of the names that `hf-ext models` lists, such as `"denoise-color"`.
+
+    Returns:
+        `Path`: A folder with configuration, weights, code and card.
+
+    Raises:
+        ValueError: If there is no such model.
+
+    Example:
+
+    ```python
+    >>> import hf_ext
+    >>> from transformers import AutoModelForImageToImage
+    >>> model = AutoModelForImageToImage.from_pretrained(hf_ext.released("denoise-color"))
+    ```
+    """
+    folders = _folders()
+    if name not in folders:
+        close = difflib.get_close_matches(name, folders, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"no released model is called {name!r}.{hint} Released: {', '.join(folders) or 'none'}.")
+    return folders[name]
+
+
+def find_model(source: str) -> str:
+    """
+    What a person typed as a model: a folder, `org/name[@revision]`, or the name of a released model.
+
+    Args:
+        source (`str`): What was typed.
+
+    Returns:
+        `str`: The folder of a released model if `source` is its name and no file or folder here; otherwise `source`.
+    """
+    folder = None if "/" in source or Path(source).expanduser().exists() else _folders().get(source)
+    return source if folder is None else str(folder)
+
+
+def _folders() -> dict[str, Path]:
+    top = Path(str(resources.files("hf_ext.model_cards"))) / "released"
+    return {folder.name: folder for folder in sorted(top.glob("*")) if (folder / "training.json").is_file()}
+
+
+def _describe(folder: Path) -> ReleasedModel:
+    values: dict[str, Any] = json.loads((folder / "training.json").read_text(encoding="utf-8"))["released"]
+    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    return ReleasedModel(name=folder.name, folder=folder, bytes=size, **values)
