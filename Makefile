@@ -16,7 +16,7 @@ TEST_PROCESSES := -n auto --maxprocesses 4 --dist loadfile
 # Options for pytest, for instance `make test PYTEST="tests/cli -x"`, or `PYTEST="-n 0"` for a single process.
 PYTEST ?=
 
-.PHONY: help quickstart test slow conformance lint format typecheck build smoke clean
+.PHONY: help quickstart test slow released conformance lint format typecheck build smoke clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test          the test suite (PYTEST='options' are passed on)"
 	@echo "make slow          the slow tests: transformers' own test suite against our classes, long runs"
 	@echo "make conformance   only transformers' own test suite"
+	@echo "make released      trains the released models, or goes on: DATA=folder (hours; may be stopped at any time)"
 	@echo "make lint          ruff: rules and format        make format   let ruff rewrite the files"
 	@echo "make typecheck     mypy"
 	@echo "make build         sdist and wheel in dist/      make smoke    build, install elsewhere, try the wheel"
@@ -37,6 +38,10 @@ test: $(DEV)
 
 slow: $(DEV)
 	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow $(PYTEST)
+
+# Trains the released models, or goes on, at the lowest priority; DATA is the folder of bsds500, cifar10 and the others.
+released: $(DEV)
+	$(PY) examples/released/train.py $(DATA)
 
 conformance: $(DEV)
 	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow tests/conformance $(PYTEST)

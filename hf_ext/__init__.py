@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .emr import EMRModel
     from .hub.checkpoints import open_checkpoint
     from .hub.publish import push, stage
+    from .hub.released import released
     from .merging import MergeConfig, merge_checkpoints
     from .mrconv import (
         MRConvCache,
@@ -50,6 +51,7 @@ __all__ = [
     "merge_checkpoints",
     "open_checkpoint",
     "push",
+    "released",
     "stage",
 ]
 
@@ -76,6 +78,7 @@ _MODULES = {
     "merge_checkpoints": ".merging",
     "open_checkpoint": ".hub.checkpoints",
     "push": ".hub.publish",
+    "released": ".hub.released",
     "stage": ".hub.publish",
 }
 

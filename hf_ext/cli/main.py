@@ -25,6 +25,7 @@ COMMANDS = {
     "push": "publishing",
     "card": "publishing",
     "info": "information",
+    "models": "models",
     "hub": "serving",
 }
 # Commands that never build a model; hf_ext then leaves its models out.
