@@ -36,9 +36,9 @@ def make_model(model_class=MRConvForSequenceClassification, **fields):
     return model.eval()
 
 
-def make_layer(**fields) -> MRConvLayer:
+def make_layer(layer_index: int = 0, **fields) -> MRConvLayer:
     torch.manual_seed(0)
-    layer = MRConvLayer(MRConvConfig(**{**SIZES, **fields}))
+    layer = MRConvLayer(MRConvConfig(**{**SIZES, **fields}), layer_index)
     shake(layer)
     return layer.eval()
 
