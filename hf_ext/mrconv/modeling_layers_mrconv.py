@@ -279,10 +279,15 @@ class MRConvLayer(MRConvPreciseBuffers):
         training it would lose what the branches are for. What surrounds the convolution can still be trained.
 
         Raises:
-            ValueError: If branches are layer-normalised.
+            ValueError: If branches are layer-normalised, or the weights are not in memory.
         """
         if self.reparameterized:
             return
+        if any(value.device.type == "meta" for value in self.parameters()):
+            raise ValueError(
+                "The weights of this layer are offloaded or not loaded yet, so that they cannot be merged. Call "
+                "`reparameterize()` before the model is offloaded, save the result, and offload that."
+            )
         merged = self.merged()
         del self.kernel, self.backward_kernel, self.alpha, self.norm
         self._register_merged(*merged)

@@ -107,7 +107,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
             `MRConvPreTrainedModel`: The model itself.
 
         Raises:
-            ValueError: If branches are layer-normalised.
+            ValueError: If branches are layer-normalised, or weights are offloaded.
         """
         for layer in self.convolutions():
             layer.reparameterize()
