@@ -311,7 +311,8 @@ class MRConvModel(MRConvPreTrainedModel):
                 "(`max_position_embeddings`, its longest kernel). Shorten the input, or stream it with a cache."
             )
         start, stop, valid = valid_range(attention_mask, hidden, past_key_values is not None)
-        for layer in self.layers:
+        # Fewer than there are, where the configuration says so: generation that leaves early sets it for a while.
+        for layer in self.layers[: self.config.num_hidden_layers]:
             hidden = layer(hidden, start, stop, valid, past_key_values)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden, valid)
