@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 from transformers.utils import can_return_tuple, logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .checkpoints_mrconv import register_conversion
 from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
 from .kernels_mrconv import MRConvFourierSparseKernel, MRConvKernel
 from .modeling_layers_mrconv import MRConvBlock, MRConvLayer
@@ -30,6 +31,9 @@ _REFUSED = {
     "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
     "cache_params": "the state of a sequence is passed as `past_key_values`",
 }
+
+
+register_conversion("mrconv")
 
 
 class MRConvPreTrainedModel(PreTrainedModel):
