@@ -150,7 +150,9 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         given = kwargs.get("generation_config") or self.generation_config
         early_exit = kwargs.get("assistant_early_exit", getattr(given, "assistant_early_exit", None))
         if early_exit is not None and not 1 <= early_exit <= depth:
-            raise ValueError(f"`assistant_early_exit` is {early_exit}; the model has {depth} blocks, give 1 to {depth}.")
+            raise ValueError(
+                f"`assistant_early_exit` is {early_exit}; the model has {depth} blocks, give 1 to {depth}."
+            )
         # Untyped: transformers annotates `self` with a protocol that no model meets.
         mixin: Any = super()
         try:

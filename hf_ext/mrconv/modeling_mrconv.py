@@ -16,9 +16,9 @@ from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOut
 from transformers.utils import can_return_tuple, logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checkpoints_mrconv import register_conversion
 from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
 from .kernels_mrconv import MRConvFourierSparseKernel, MRConvKernel
+from .modeling_conversion_mrconv import register_conversion
 from .modeling_layers_mrconv import MRConvBlock, MRConvLayer
 from .modeling_norms_mrconv import MRConvBatchNorm, MRConvBranchLayerNorm, MRConvBranchNorm, make_norm
 

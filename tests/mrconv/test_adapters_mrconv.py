@@ -186,7 +186,10 @@ def test_adapters_of_images_and_of_language_models_keep_their_statistics(tmp_pat
     pixels = {"pixel_values": torch.randn(4, 3, 16, 16), "labels": torch.arange(4) % 3}
     language = MRConvForCausalLM(MRConvConfig(**{**SIZES, "vocab_size": 11}))
     tokens = torch.randint(0, 11, (4, 20))
-    cases = [(images, ["expand", "project"], pixels), (language, ["pointwise"], {"input_ids": tokens, "labels": tokens})]
+    cases = [
+        (images, ["expand", "project"], pixels),
+        (language, ["pointwise"], {"input_ids": tokens, "labels": tokens}),
+    ]
     for index, (base, targets, inputs) in enumerate(cases):
         base.save_pretrained(tmp_path / f"base{index}")
         model = peft.get_peft_model(base, peft.LoraConfig(target_modules=targets, init_lora_weights=False)).train()

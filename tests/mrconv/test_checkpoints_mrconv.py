@@ -23,8 +23,12 @@ def write_earlier(model, folder, dtype=torch.float32) -> dict[str, torch.Tensor]
     """The folder as an earlier version saved it; returns the state."""
     model.save_pretrained(folder)
     names = set(load_file(folder / "model.safetensors"))
-    state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in earlier_state(model).items()}
-    save_file({name: value for name, value in state.items() if name in names}, folder / "model.safetensors", {"format": "pt"})
+    state = {
+        name: value.to(dtype) if value.is_floating_point() else value for name, value in earlier_state(model).items()
+    }
+    save_file(
+        {name: value for name, value in state.items() if name in names}, folder / "model.safetensors", {"format": "pt"}
+    )
     return state
 
 
