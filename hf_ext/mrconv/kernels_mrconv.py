@@ -1,15 +1,16 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Kernels of MRConv's branches (arXiv 2408.09453, eqs. 3, 8-10): dilated, Fourier, sparse, their sum, and an MLP.
 
-A module holds one wing of all N branches of a layer: every branch has equally many parameters, so each parameter is
-one tensor with the branch first. Shapes: parameters [N, channels, ...], kernels [channels, l_i], lag of tap t:
-t, or t + 1 on the wing that looks ahead.
+A module holds one wing of all N branches of a layer. Branches have equally many parameters, so each parameter is one
+tensor with the branch first; but for Fourier kernels, see there. Shapes: parameters [N, channels, ...], kernels
+[channels, l_i], lag of tap t: t, or t + 1 on the wing that looks ahead.
 """
 
 import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import initialization as init
 
@@ -96,24 +97,71 @@ class MRConvDilatedKernel(MRConvKernel):
 
 
 class MRConvFourierKernel(MRConvKernel):
-    """The m lowest modes of a kernel of l_i samples (eq. 9): k_i = irfft(modes, l_i)."""
+    """
+    The m lowest modes of a kernel of l_i samples (eq. 9): k_i = irfft(modes, l_i).
+
+    A real kernel has a real constant and, where l_i is even, a real highest mode: an imaginary part there is no degree
+    of freedom. On a CPU the inverse transform ignores it; on CUDA one of 2^13 or 2^14 points adds it to the kernel
+    (pytorch/pytorch#154496), so that one checkpoint would be two models. Such parts are no parameters. A branch and
+    channel has min(2 m - 1, l_i) of these: 2 m - 1, or 2 m - 2 where the last mode is the highest that l_i samples
+    have, as in the shortest branch by default. `weight`, of shape (channels, their sum), holds them branch by branch
+    as X_0, Re X_1, Im X_1, Re X_2, ...; each starts as a normal number, scaled so that the kernel has norm 1.
+
+    Checkpoints of before, whose `weight` has the shape (N, channels, m, 2), are read: see [`from_pairs`].
+    """
 
     def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
         super().__init__(config, channels, length, seed, ahead)
-        modes = config.num_modes or min(self.taps // 2 + 1, self.branches[0][1] // 2 + 1)
+        self.modes = config.num_modes or min(self.taps // 2 + 1, self.branches[0][1] // 2 + 1)
+        self.counts = [min(2 * self.modes - 1, length) for _, length in self.branches]
         # Real and imaginary part as numbers of their own: optimizers and files treat complex ones worse.
-        self.weight = nn.Parameter(torch.empty(len(self.branches), channels, modes, 2))
+        self.weight = nn.Parameter(torch.empty(channels, sum(self.counts)))
         self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        init.normal_(self.weight)
+        scales = [self.initial_norm / kernel.norm(dim=-1, keepdim=True) for kernel in self()]  # each [channels, 1]
+        scale = torch.cat([one.expand(-1, count) for one, count in zip(scales, self.counts, strict=True)], dim=1)
+        init.copy_(self.weight, self.weight * scale)
 
     def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
         # The inverse transform divides by its length: k'[t] = rate k[rate t], which keeps sums over time.
-        modes = precise(self.weight[index])
+        first = sum(self.counts[:index])
+        numbers = precise(self.weight[:, first : first + self.counts[index]])
+        # The constant has no imaginary part, nor the last mode if its number is not there.
+        rest = F.pad(numbers[:, 1:], (0, 2 * self.modes - 1 - self.counts[index]))
+        modes = torch.cat([F.pad(numbers[:, :1], (0, 1)), rest], dim=1).unflatten(1, (self.modes, 2))
         shift = self.first_position(rate)
         if shift:
-            frequency = torch.arange(modes.shape[1], device=modes.device, dtype=modes.dtype)
+            frequency = torch.arange(self.modes, device=modes.device, dtype=modes.dtype)
             turn = torch.polar(torch.ones_like(frequency), 2 * math.pi * shift / self.branches[index][1] * frequency)
             modes = torch.view_as_real(torch.view_as_complex(modes) * turn)
         return fourier_kernel(modes, length)
+
+    def from_pairs(self, pairs: torch.Tensor) -> torch.Tensor:
+        """
+        The parameter of a checkpoint written before imaginary parts without effect were left out.
+
+        Args:
+            pairs (`torch.Tensor` of shape `(N, channels, m, 2)`): Real and imaginary part of every mode.
+
+        Returns:
+            `torch.Tensor` of shape `(channels, numbers)`: What `weight` is now, of the same kernels.
+        """
+        flat = torch.cat([pairs[:, :, :1, 0], pairs[:, :, 1:].flatten(2)], dim=2)  # [N, channels, 2 m - 1]
+        return torch.cat([branch[:, :count] for branch, count in zip(flat, self.counts, strict=True)], dim=1)
+
+    def reads_pairs(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape is the parameter of a checkpoint as [`from_pairs`] takes it."""
+        return tuple(shape) == (len(self.branches), self.channels, self.modes, 2)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        name = f"{prefix}weight"
+        if name in state_dict and self.reads_pairs(state_dict[name].shape):
+            # load_state_dict works on a copy of what it was given.
+            state_dict[name] = self.from_pairs(state_dict[name])
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class MRConvSparseKernel(MRConvKernel):

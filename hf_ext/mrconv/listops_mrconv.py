@@ -2,11 +2,20 @@
 
 An expression is an operator with two or more arguments, which are digits or expressions: `[MAX 2 [MIN 4 7 ] 0 ]`. Its
 value, a digit, is the class. Trees are drawn, measured, evaluated and written level by level, a level being an array.
+
+No text comes twice, and none in two splits, while an example stays a function of seed, split and index. Between splits
+that is by the text itself: a short text belongs to one split, which its hash decides, and a draw that belongs to
+another is thrown away. Within a split an example is the first of its own draws that no example before it has. A text
+of 64 or more tokens needs neither: any given one comes up with a probability below 10^-40 (at each node a choice of
+at most 1 in 10 for a token or 1 in 16 for two, in a text at most a third of whose tokens are operators).
 """
 
+import itertools
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +33,12 @@ SPLITS = ("train", "validation", "test")
 _ROWS_AT_ONCE = 1000
 # With the default limits about one tree in ten fits.
 _MOST_DRAWS = 20_000
+# Trees that fit before a text that is new is given up; nine of ten belong to other splits than validation or test.
+_MOST_REPEATS = 1_000
+# Tokens from which a text is never the same as another.
+_LONG = 64
+# Of 10 hashes, those below 8 are of training texts, 8 of validation and 9 of test.
+_TRAINING_SHARE, _SHARES = 8, 10
 
 
 @strict
@@ -61,7 +76,8 @@ class ListOps:
 
     def example(self, index: int, split: str = "train") -> tuple[str, int]:
         """
-        One example.
+        One example. Where texts may be shorter than 64 tokens, those before it are drawn first: for many of them use
+        [`~ListOps.examples`].
 
         Args:
             index (`int`): Its place in the split, at least 0.
@@ -71,18 +87,55 @@ class ListOps:
             `tuple[str, int]`: The expression, tokens between spaces, and its value from 0 to 9.
 
         Raises:
-            ValueError: If the split or the index does not exist, or expressions of these limits hardly ever come up.
+            ValueError: If the split or the index does not exist, and as [`~ListOps.examples`].
         """
         if split not in SPLITS or index < 0:
             raise ValueError(f"there is no example {index} of {split!r}; splits: {', '.join(SPLITS)}, from 0 on.")
+        if self.min_length + 1 >= _LONG:
+            return self._new_example(index, split, set())
+        return next(itertools.islice(self.examples(split), index, None))
+
+    def examples(self, split: str = "train") -> Iterator[tuple[str, int]]:
+        """
+        The examples of a split, from the first on, without end; no text comes twice or in another split.
+
+        Args:
+            split (`str`, defaults to `"train"`): `"train"`, `"validation"` or `"test"`.
+
+        Raises:
+            ValueError: If expressions of these limits hardly ever come up, or there are no more.
+        """
+        seen: set[bytes] = set()
+        for index in itertools.count():
+            yield self._new_example(index, split, seen)
+
+    def _new_example(self, index: int, split: str, seen: set[bytes]) -> tuple[str, int]:
+        """The first draw of an example that belongs to its split and is none of `seen`, to which it is added."""
         generator = np.random.default_rng((self.seed, SPLITS.index(split), index))
-        for _ in range(_MOST_DRAWS):
+        draws = repeats = 0
+        while draws < _MOST_DRAWS and repeats < _MOST_REPEATS:
             levels = self._draw(generator)
-            if levels is not None:
-                return " ".join(_write(levels)), int(_evaluate(levels)[0])
+            if levels is None:
+                draws += 1
+                continue
+            tokens = _write(levels)
+            text = " ".join(tokens)
+            if len(tokens) < _LONG:
+                digest = blake2b(text.encode(), digest_size=16).digest()
+                if _home(digest) != split or digest in seen:
+                    draws, repeats = 0, repeats + 1
+                    continue
+                seen.add(digest)
+            return text, int(_evaluate(levels)[0])
+        limits = f"more than {self.min_length} and fewer than {self.max_length} tokens"
+        if not repeats:
+            raise ValueError(
+                f"{_MOST_DRAWS:,} trees of depth {self.max_depth} with up to {self.max_arguments} arguments held none "
+                f"of {limits}: widen these limits."
+            )
         raise ValueError(
-            f"{_MOST_DRAWS:,} trees of depth {self.max_depth} with up to {self.max_arguments} arguments held none of "
-            f"more than {self.min_length} and fewer than {self.max_length} tokens: widen these limits."
+            f"there are too few different expressions of {limits}: after {index:,} examples of {split!r} no further "
+            f"one came up in {repeats:,} that fit. Ask for fewer examples, or widen these limits."
         )
 
     def _draw(self, generator: np.random.Generator) -> "list[_Level] | None":
@@ -103,6 +156,12 @@ class ListOps:
         if length <= self.min_length:
             return None
         return [_Level.draw(is_operator, arguments, generator) for is_operator, arguments in levels]
+
+
+def _home(digest: bytes) -> str:
+    """The split that a short text belongs to."""
+    share = int.from_bytes(digest[:8], "little") % _SHARES
+    return SPLITS[0] if share < _TRAINING_SHARE else SPLITS[1 + share - _TRAINING_SHARE]
 
 
 class _Level(NamedTuple):
@@ -184,7 +243,8 @@ def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps, pr
         `Path`: The folder.
 
     Raises:
-        ValueError: If the folder is there already, or a split is unknown or has no positive number of examples.
+        ValueError: If the folder is there already, a split is unknown or has no positive number of examples, or the
+            limits leave too few different expressions.
     """
     out = Path(out)
     if out.exists():
@@ -210,10 +270,11 @@ def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps, pr
 def _write_split(path: Path, split: str, count: int, settings: ListOps, bar: tqdm) -> None:
     schema = pyarrow.schema([("text", pyarrow.string()), ("label", pyarrow.int64())])
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        examples = settings.examples(split)
         for start in range(0, count, _ROWS_AT_ONCE):
             rows = []
-            for index in range(start, min(start + _ROWS_AT_ONCE, count)):
-                rows.append(settings.example(index, split))
+            for row in itertools.islice(examples, min(_ROWS_AT_ONCE, count - start)):
+                rows.append(row)
                 bar.update()
             texts, labels = zip(*rows, strict=True)
             writer.write_table(pyarrow.table({"text": texts, "label": labels}, schema=schema))
@@ -224,6 +285,7 @@ def _readme(counts: dict[str, int], settings: ListOps) -> str:
     return (
         f"# ListOps\n\n{sizes}; seed {settings.seed}; more than {settings.min_length} and fewer than "
         f"{settings.max_length} tokens, depth up to {settings.max_depth}, up to {settings.max_arguments} arguments.\n"
+        "No text comes twice, and none in two splits.\n"
         "Written by `hf-ext mrconv make-listops` with the grammar of Long Range Arena's ListOps; the examples are its "
         "own, so scores compare with published ones only as far as two draws of one distribution do.\n"
     )

@@ -136,6 +136,30 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             loss=loss, logits=logits, past_key_values=cache, hidden_states=outputs.hidden_states
         )
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        As [`~transformers.GenerationMixin.generate`]. `assistant_early_exit=n` drafts tokens with the first n blocks.
+
+        transformers makes the model n blocks deep for as long as it drafts, by `config.num_hidden_layers`, and leaves
+        it so where drafting ends with an error or is interrupted. Here the depth is always given back.
+
+        Raises:
+            ValueError: If `assistant_early_exit` is not between 1 and the number of blocks.
+        """
+        depth = self.config.num_hidden_layers
+        given = kwargs.get("generation_config") or self.generation_config
+        early_exit = kwargs.get("assistant_early_exit", getattr(given, "assistant_early_exit", None))
+        if early_exit is not None and not 1 <= early_exit <= depth:
+            raise ValueError(
+                f"`assistant_early_exit` is {early_exit}; the model has {depth} blocks, give 1 to {depth}."
+            )
+        # Untyped: transformers annotates `self` with a protocol that no model meets.
+        mixin: Any = super()
+        try:
+            return mixin.generate(*args, **kwargs)
+        finally:
+            self.config.num_hidden_layers = depth
+
     def _cache(self, cache: MRConvCache | None, use_cache: bool | None) -> MRConvCache | None:
         """The cache of this call: the one given, a new one if asked for, or none."""
         if cache is None and not use_cache:

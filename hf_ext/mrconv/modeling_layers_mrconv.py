@@ -1,8 +1,9 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """The convolution layer of MRConv (arXiv 2408.09453) and the block around it.
 
-A layer sums N convolutions whose kernels double in length, each normalised by itself (eqs. 4-6). In evaluation that
-is one convolution and a bias (eq. 7), computed so; `reparameterize` keeps these two and drops the branches.
+A layer sums N convolutions whose kernels double in length, each normalised by itself (eqs. 4-6). With running
+statistics, in evaluation and where the normalisation is frozen, that is one convolution and a bias (eq. 7), computed
+so: both are made once and kept as long as nothing they are made of changes. `reparameterize` drops the branches.
 Shapes: batch B, channels D, length L; hidden states [B, L, D], inside of a convolution u [B, D, L]; branches N.
 """
 
@@ -18,6 +19,7 @@ from transformers.utils import logging
 from transformers.utils.generic import maybe_autocast
 
 from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
+from .kernels_merged_mrconv import KernelSource, MergedKernel
 from .kernels_mrconv import KERNELS, precise
 from .modeling_norms_mrconv import (
     MRConvBranchLayerNorm,
@@ -26,12 +28,11 @@ from .modeling_norms_mrconv import (
     make_norm,
     statistics_group,
 )
-from .ops_mrconv import batch_norm_conv, convolution_size, kernel_spectrum, long_conv, merge_kernels
+from .ops_mrconv import batch_norm_conv, long_conv, merge_kernels
+from .streaming_convolution_mrconv import StreamingKernel
 
 logger = logging.get_logger(__name__)
 
-# FFT sizes whose spectrum a merged layer keeps.
-_SPECTRA = 4
 # Norm below which a kernel counts as zero.
 _TINY = 1e-12
 
@@ -39,6 +40,9 @@ _TINY = 1e-12
 class MRConvLayer(MRConvPreciseBuffers):
     """
     The convolution layer: y = sum_i alpha_i BN_i(k_i * u) in training (eqs. 4-6), k * u + b in evaluation (eq. 7).
+
+    Training takes the statistics of the batch, and moves the running ones, where scale and shift of the branches'
+    normalisation are trained. Where they are frozen, as below an adapter, training is computed as evaluation is.
 
     Args:
         config ([`MRConvConfig`]): Its `hidden_size` is the number of channels, its `max_position_embeddings` the
@@ -57,7 +61,8 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.reparameterized = config.reparameterized
         # Sums instead of FFTs once merged; see `MRConvPreTrainedModel.use_direct_convolution`.
         self.direct = False
-        self._spectra: dict[int, torch.Tensor] = {}
+        # The merged kernel that was made last, and of what.
+        self._kept: tuple[KernelSource, MergedKernel] | None = None
         channels, length = config.hidden_size, config.max_position_embeddings
         branches = branch_lengths(config.kernel_size, length, config.num_branches)
         if config.reparameterized:
@@ -105,16 +110,16 @@ class MRConvLayer(MRConvPreciseBuffers):
             valid = (positions >= start[:, None]) & (positions < stop[:, None])  # [B, L]
             u = torch.where(valid[:, None], u, 0)
         if cache is not None:
-            output: torch.Tensor = cache.convolve(self.layer_index, u, self.merged)
-            return output
-        if self.reparameterized:
-            return self._merged_forward(u)
-        if isinstance(self.norm, MRConvBranchLayerNorm):
-            return self._layer_normed(u, self.norm)
-        if self.training and isinstance(self.norm, MRConvBranchNorm):
-            return self._batch_normed(u, self.norm, start, stop)
-        kernel, backward_kernel, bias = self.merged()
-        return long_conv(u, kernel, backward_kernel, bias=bias)
+            streamed: torch.Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel)
+            return streamed
+        # By the configuration: a wrapper of peft may stand in the place of `self.norm`.
+        if not self.reparameterized and self.config.branch_norm == "layer":
+            return self._layer_normed(u)
+        if self.training:
+            output = self._trained(u, start, stop)
+            if output is not None:
+                return output
+        return self._merged_forward(u)
 
     def branch_kernels(self) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         """
@@ -147,7 +152,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         """
         if self.reparameterized:
             return self.merged_kernel, self.merged_backward_kernel, self.merged_bias
-        if isinstance(self.norm, MRConvBranchLayerNorm):
+        if self.config.branch_norm == "layer":
             raise ValueError(
                 "`branch_norm` is 'layer': its scale depends on each input, so that no kernel can stand for all "
                 "branches. Merging and streaming need 'batch', 'kernel' or 'none'."
@@ -169,37 +174,86 @@ class MRConvLayer(MRConvPreciseBuffers):
             whole = [torch.cat(branch, dim=-1) for branch in zip(*wings, strict=True)]
             return torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
 
+    def _trained(self, u: torch.Tensor, start: torch.Tensor | None, stop: torch.Tensor | None) -> torch.Tensor | None:
+        """The output with the statistics of the batch; None where these are not to be taken."""
+        if self.reparameterized:
+            logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
+            return None
+        return self._batch_normed(u, start, stop) if self.config.branch_norm == "batch" else None
+
     # Compilers cannot trace its backward pass, and there is nothing in it to fuse: the graph breaks here once.
     @torch.compiler.disable
     def _batch_normed(
-        self, u: torch.Tensor, norm: MRConvBranchNorm, start: torch.Tensor | None, stop: torch.Tensor | None
-    ) -> torch.Tensor:
-        kernels, ahead = self.branch_kernels()
-        group = statistics_group(self.config.sync_batch_norm)
-        coefficients = precise(self.alpha), precise(norm.weight), precise(norm.bias)
-        output, mean, var, count = batch_norm_conv(
-            u, kernels, *coefficients, norm.eps, backward_kernels=ahead, start=start, stop=stop, group=group
-        )
-        norm.update(mean, var, count)
-        return output
+        self, u: torch.Tensor, start: torch.Tensor | None, stop: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        def convolve(alpha: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
+            kernels, ahead = self.branch_kernels()
+            group = statistics_group(self.config.sync_batch_norm)
+            options: dict[str, Any] = {"backward_kernels": ahead, "start": start, "stop": stop, "group": group}
+            return batch_norm_conv(u, kernels, alpha, weight, bias, eps, **options)
 
-    def _layer_normed(self, u: torch.Tensor, norm: MRConvBranchLayerNorm) -> torch.Tensor:
+        assert self.norm is not None
+        output = self.norm(self.alpha, convolve)
+        return output if isinstance(output, torch.Tensor) else None
+
+    def _layer_normed(self, u: torch.Tensor) -> torch.Tensor:
         """N convolutions: the statistics of a position are not linear in the kernels, so nothing can be merged."""
         kernels, ahead = self.branch_kernels()
+        assert self.norm is not None
         output = torch.zeros_like(u)
         for index, kernel in enumerate(kernels):
             branch = long_conv(u, kernel, None if ahead is None else ahead[index])
-            output = output + self.alpha[index][:, None].to(u.dtype) * norm(branch, index)
+            output = output + self.alpha[index][:, None].to(u.dtype) * self.norm(branch, index)
         return output
 
     def _merged_forward(self, u: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
         if self.direct:
             return self._direct_forward(u)
-        ahead = self.merged_backward_kernel
-        spectrum = None if torch.compiler.is_compiling() else self._spectrum(u.shape[-1])
-        return long_conv(u, self.merged_kernel, ahead, spectrum=spectrum, bias=self.merged_bias)
+        capturing = u.is_cuda and torch.cuda.is_current_stream_capturing()
+        trained = torch.is_grad_enabled() and any(value.requires_grad for value in self.parameters())
+        if trained or capturing or torch.compiler.is_compiling():
+            # Whoever differentiates or records the operations needs all of them, and values cannot be looked at.
+            kernel, ahead, bias = self.merged()
+            return long_conv(u, kernel, ahead, bias=bias)
+        kept = self.kept_kernel()
+        return long_conv(u, kept.kernel, kept.ahead, spectrum=kept.spectrum(u.shape[-1]), bias=kept.bias)
+
+    def kept_kernel(self) -> MergedKernel:
+        """
+        The merged kernel without gradients, of the parameters and statistics as they are now: made anew only where
+        one of them has changed since the last call.
+
+        Returns:
+            [`~kernels_merged_mrconv.MergedKernel`]: Shared by all who call; nothing in it may be changed.
+        """
+        # Inside of inference mode tensors would be made that gradients cannot pass.
+        with torch.inference_mode(False), torch.no_grad():
+            settings = (self.rate_factor, self.config.branch_norm, getattr(getattr(self, "norm", None), "eps", None))
+            source = KernelSource.of(self, _OWN_MODULES, settings, self.reparameterized)
+            if source is None:
+                return MergedKernel(*self.merged())
+            kept = self._kept
+            if kept is None or kept[0] != source:
+                kept = self._kept = (source.copy(), MergedKernel(*self.merged()))
+            return kept[1]
+
+    def streaming_kernel(self) -> StreamingKernel:
+        """
+        The merged kernel for streams; all of them share it.
+
+        Returns:
+            [`~streaming_convolution_mrconv.StreamingKernel`]: As of now; a stream keeps the one that it began with.
+
+        Raises:
+            ValueError: If the layer is bidirectional, or branches are layer-normalised.
+        """
+        kept = self.kept_kernel()
+        if kept.ahead is not None:
+            raise ValueError(
+                f"Layer {self.layer_index} is bidirectional: its outputs depend on inputs to come, so it cannot be "
+                "streamed. Use a model with `bidirectional=False`."
+            )
+        return kept.streaming()
 
     def _direct_forward(self, u: torch.Tensor) -> torch.Tensor:
         taps, ahead = self.merged_kernel.shape[1], self.merged_backward_kernel
@@ -207,22 +261,6 @@ class MRConvLayer(MRConvPreciseBuffers):
         window = self.merged_kernel.flip(1) if ahead is None else torch.cat([self.merged_kernel.flip(1), ahead], 1)
         padded = F.pad(u, (taps - 1, window.shape[1] - taps))
         return F.conv1d(padded, window[:, None].to(u.dtype), self.merged_bias.to(u.dtype), groups=u.shape[1])
-
-    def _spectrum(self, length: int) -> torch.Tensor:
-        """Spectrum of the merged kernel for an input of `length` samples; the last few FFT sizes are kept."""
-        kernel, ahead = self.merged_kernel, self.merged_backward_kernel
-        n = convolution_size(length, kernel.shape[1], 0 if ahead is None else ahead.shape[1])
-        spectrum = self._spectra.pop(n, None)
-        if spectrum is None:
-            # No input of this FFT size is longer than half of it, nor can more taps wrap around onto its outputs.
-            ahead = None if ahead is None else ahead[:, : n // 2]
-            # A later call may need a gradient, which tensors made in inference mode cannot have.
-            with torch.inference_mode(False), torch.no_grad():
-                spectrum = kernel_spectrum(kernel[:, : n // 2], ahead, n)
-        self._spectra[n] = spectrum
-        if len(self._spectra) > _SPECTRA:
-            del self._spectra[next(iter(self._spectra))]
-        return spectrum
 
     def _register_merged(self, kernel: torch.Tensor, backward_kernel: torch.Tensor | None, bias: torch.Tensor) -> None:
         self.register_precise_buffer("merged_kernel", kernel)
@@ -241,26 +279,39 @@ class MRConvLayer(MRConvPreciseBuffers):
         training it would lose what the branches are for. What surrounds the convolution can still be trained.
 
         Raises:
-            ValueError: If branches are layer-normalised.
+            ValueError: If branches are layer-normalised, or the weights are not in memory.
         """
         if self.reparameterized:
             return
+        if any(value.device.type == "meta" for value in self.parameters()):
+            raise ValueError(
+                "The weights of this layer are offloaded or not loaded yet, so that they cannot be merged. Call "
+                "`reparameterize()` before the model is offloaded, save the result, and offload that."
+            )
         merged = self.merged()
         del self.kernel, self.backward_kernel, self.alpha, self.norm
         self._register_merged(*merged)
         self.reparameterized = True
 
     def train(self, mode: bool = True) -> Self:
-        self._spectra.clear()
+        self._kept = None
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        self._spectra.clear()
+        self._kept = None
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._spectra.clear()
+        self._kept = None
         super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles make a merged kernel of their own."""
+        return {**vars(self), "_kept": None}
+
+
+# Whose values decide about the merged kernel, and nothing else of them.
+_OWN_MODULES: tuple[type, ...] = (MRConvLayer, MRConvBranchNorm, *KERNELS.values())
 
 
 class MRConvBlock(GradientCheckpointingLayer):

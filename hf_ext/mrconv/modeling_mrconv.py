@@ -18,6 +18,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
 from .kernels_mrconv import MRConvFourierSparseKernel, MRConvKernel
+from .modeling_conversion_mrconv import register_conversion
 from .modeling_layers_mrconv import MRConvBlock, MRConvLayer
 from .modeling_norms_mrconv import MRConvBatchNorm, MRConvBranchLayerNorm, MRConvBranchNorm, make_norm
 
@@ -30,6 +31,9 @@ _REFUSED = {
     "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
     "cache_params": "the state of a sequence is passed as `past_key_values`",
 }
+
+
+register_conversion("mrconv")
 
 
 class MRConvPreTrainedModel(PreTrainedModel):
@@ -107,7 +111,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
             `MRConvPreTrainedModel`: The model itself.
 
         Raises:
-            ValueError: If branches are layer-normalised.
+            ValueError: If branches are layer-normalised, or weights are offloaded.
         """
         for layer in self.convolutions():
             layer.reparameterize()
@@ -311,7 +315,8 @@ class MRConvModel(MRConvPreTrainedModel):
                 "(`max_position_embeddings`, its longest kernel). Shorten the input, or stream it with a cache."
             )
         start, stop, valid = valid_range(attention_mask, hidden, past_key_values is not None)
-        for layer in self.layers:
+        # Fewer than there are, where the configuration says so: generation that leaves early sets it for a while.
+        for layer in self.layers[: self.config.num_hidden_layers]:
             hidden = layer(hidden, start, stop, valid, past_key_values)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden, valid)

@@ -1,9 +1,16 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Normalisation in MRConv: statistics over valid positions, of all processes if wanted, taken once per forward pass.
 
+A batch normalisation takes its statistics from the batch, and moves the running ones, in training mode *and* where
+its own scale and shift are trained; otherwise it uses the running ones. Running statistics belong to scale and shift:
+where these are frozen, by an adapter of peft or by `requires_grad_(False)`, what is saved afterwards does not hold
+the statistics, so that any that had moved would be lost, and the reloaded model would be another one. Where scale and
+shift are trained, as in a whole model or by `modules_to_save=["norm"]`, both are saved together.
+
 Shapes: batch B, channels D, length L, branches N.
 """
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -27,6 +34,16 @@ def recomputing() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
+def takes_batch_statistics(norm: nn.Module) -> bool:
+    """
+    Whether a batch normalisation uses the statistics of the batch: in training mode, where its scale and its shift are
+    both trained. An adapter that trains shifts alone, as `bias="all"` of peft, saves no statistics.
+    """
+    scale, shift = norm.weight, norm.bias
+    assert isinstance(scale, torch.Tensor) and isinstance(shift, torch.Tensor)
+    return norm.training and scale.requires_grad and shift.requires_grad
+
+
 class MRConvPreciseBuffers(nn.Module):
     """A module whose floating-point buffers stay in float32 at least, whatever the parameters are cast to."""
 
@@ -44,10 +61,18 @@ class MRConvPreciseBuffers(nn.Module):
         return self
 
 
+# From alpha, scale, shift and eps to outputs, and mean, variance and number of positions of the batch.
+BatchConvolution = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, ...]]
+
+
 class MRConvBranchNorm(MRConvPreciseBuffers):
     """
     Batch normalisation of the N branches of a layer: scale, shift and running statistics of shape (N, D). The
-    statistics come from [`~ops_mrconv.batch_norm_conv`], which never forms the branches.
+    statistics come from [`~ops_mrconv.batch_norm_conv`], which never forms the branches. Whether they are those of the
+    batch says [`takes_batch_statistics`].
+
+    All that a layer wants of it goes through `forward`: a wrapper of peft or a hook of accelerate that stands in its
+    place has no other entrance.
 
     Args:
         num_branches (`int`): N.
@@ -72,9 +97,23 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
         scale = precise(alpha) * precise(self.weight) * (self.running_var + self.eps).rsqrt()
         return scale, precise(alpha) * precise(self.bias) - scale * self.running_mean
 
-    def forward(self, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[`fold`]; weights that accelerate keeps on disk are brought in where a module is called."""
-        return self.fold(alpha)
+    def forward(
+        self, alpha: torch.Tensor, convolve: BatchConvolution | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            alpha (`torch.Tensor` of shape `(N, D)`): Mixing coefficients.
+            convolve (`Callable`, *optional*): The layer on a batch, with the statistics of the batch.
+
+        Returns:
+            `torch.Tensor`: What `convolve` gives, if it is given and the statistics of the batch are to be taken;
+            otherwise the `tuple` of factors and shifts that [`fold`] gives.
+        """
+        if convolve is None or not takes_batch_statistics(self):
+            return self.fold(alpha)
+        output, mean, var, count = convolve(precise(alpha), precise(self.weight), precise(self.bias), self.eps)
+        self.update(mean, var, count)
+        return output
 
     @torch.no_grad()
     def update(self, mean: torch.Tensor, var: torch.Tensor, count: torch.Tensor) -> None:
@@ -103,7 +142,8 @@ class MRConvBranchLayerNorm(nn.Module):
 
 class MRConvBatchNorm(MRConvPreciseBuffers):
     """
-    Batch normalisation of hidden states `(B, L, D)` over the valid positions of the batch.
+    Batch normalisation of hidden states `(B, L, D)` over the valid positions: with the statistics of the batch where
+    [`takes_batch_statistics`] says so, otherwise with the running ones.
 
     Args:
         channels (`int`): D.
@@ -126,7 +166,7 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
     def forward(self, hidden: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
         """Normalise; statistics are taken where `valid`, of shape `(B, L)`, is True."""
         mean, var = self.running_mean, self.running_var
-        if self.training:
+        if takes_batch_statistics(self):
             mean, var = self._batch_statistics(hidden, valid)
         scale = precise(self.weight) * (var + self.eps).rsqrt()
         return (precise(hidden) * scale + (precise(self.bias) - mean * scale)).to(hidden.dtype)
@@ -176,4 +216,5 @@ __all__ = [
     "make_norm",
     "recomputing",
     "statistics_group",
+    "takes_batch_statistics",
 ]

@@ -74,7 +74,8 @@ def fourier_kernel(modes: Tensor, length: int) -> Tensor:
 
     Args:
         modes (`torch.Tensor` of shape `(channels, modes, 2)`): Real and imaginary parts, from frequency 0 up. Modes
-            above the Nyquist frequency of `length` are dropped.
+            above the Nyquist frequency of `length` are dropped, imaginary parts at frequency 0 and there are zeroed:
+            a real kernel has none, and not every FFT ignores them (pytorch/pytorch#154496).
         length (`int`): Length of the kernel.
 
     Returns:
@@ -83,8 +84,10 @@ def fourier_kernel(modes: Tensor, length: int) -> Tensor:
     if modes.shape[-1] != 2:
         raise ValueError(f"Modes are stored as real and imaginary part, got shape {tuple(modes.shape)}, not (..., 2).")
     with maybe_autocast(modes.device.type, enabled=False):
-        modes = modes.to(_working_dtype(modes.dtype))
-        return torch.fft.irfft(torch.view_as_complex(modes.contiguous()), n=length)
+        modes = modes.to(_working_dtype(modes.dtype))[:, : length // 2 + 1]
+        frequency = torch.arange(modes.shape[1], device=modes.device)
+        real = (frequency == 0) | (2 * frequency == length)
+        return torch.fft.irfft(torch.complex(modes[..., 0], modes[..., 1].masked_fill(real, 0)), n=length)
 
 
 def sparse_kernel(weight: Tensor, positions: Tensor, length: int) -> Tensor:

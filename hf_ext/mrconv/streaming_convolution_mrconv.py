@@ -52,7 +52,7 @@ def _keeps_state(method: Callable[..., Any]) -> Callable[..., Any]:
 
 class StreamingKernel:
     """
-    A kernel prepared for tiles.
+    A kernel prepared for tiles. It is never changed, so streams share it, copies of streams too.
 
     Args:
         kernel (`torch.Tensor` of shape `[channels, taps]`):
@@ -72,6 +72,9 @@ class StreamingKernel:
         # [tile, channels]
         self.head = head.t().contiguous()
         self._spectra: dict[tuple[int, int], Tensor] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StreamingKernel":
+        return self
 
     def convolve(self, u: Tensor, size: int, *taps: int) -> list[Tensor]:
         """Circular convolutions of length `size` with the first so many taps, each `[batch, channels, size]`."""

@@ -13,9 +13,6 @@ from transformers.cache_utils import Cache
 
 from .streaming_convolution_mrconv import StreamingConvolution, StreamingKernel
 
-# Kernel [channels, taps], backward kernel or None, bias [channels].
-Merged = tuple[Tensor, Tensor | None, Tensor]
-
 
 class _WithoutBackward(torch.autograd.Function):
     """Passes the result on; says why there is no gradient, where one is asked for."""
@@ -68,8 +65,9 @@ class MRConvCache(Cache):
     State of a causal MRConv model between calls: generation keeps one under `past_key_values`, and
     `model(chunk, past_key_values=cache)` streams chunks of any length.
 
-    Each layer's kernel is merged at the first call and kept with the state: weights that change in between take
-    effect in a new cache, or after `reset()`. The state is float32, or float64 for float64 weights, of at most
+    A stream goes on with the kernel that its layer had at the first call: weights that change in between take effect
+    in a new cache, or after `reset()`. Merged kernels and their spectra belong to the model, all caches share them.
+    The state is float32, or float64 for float64 weights, of at most
     [batch, channels, power of two from the kernel's length]. A stream may become longer than
     `max_position_embeddings`: a position depends on that many positions before it.
 
@@ -90,7 +88,7 @@ class MRConvCache(Cache):
         layers: list[Any] = [_Layer() for _ in range(config.num_hidden_layers)]
         super().__init__(layers=layers)
 
-    def convolve(self, layer_index: int, u: Tensor, merged: Callable[[], Merged]) -> Tensor:
+    def convolve(self, layer_index: int, u: Tensor, kernel: Callable[[], StreamingKernel]) -> Tensor:
         """
         Convolve the next chunk of a layer with its merged kernel and add its bias.
 
@@ -99,25 +97,24 @@ class MRConvCache(Cache):
                 The layer, from 0.
             u (`torch.Tensor` of shape `[batch, channels, length]`):
                 Inputs that follow those of the last call, zero where a sample is padded.
-            merged (`Callable`):
-                Gives the layer's (kernel `[channels, taps]`, backward kernel, bias `[channels]`); called at the first
-                chunk only.
+            kernel (`Callable`):
+                Gives the layer's [`~streaming_convolution_mrconv.StreamingKernel`]; called at the first chunk only.
 
         Returns:
             `torch.Tensor` of the shape and dtype of `u`. Its backward pass raises a `RuntimeError`.
 
         Raises:
-            ValueError: If the layer has a backward kernel, or `u` does not go on where the stream ended.
+            ValueError: If the cache has no such layer, or `u` does not go on where the stream ended, and what
+                `kernel` raises.
         """
+        if layer_index >= len(self.layers):
+            raise ValueError(
+                f"This cache is for {len(self.layers)} layers; layer {layer_index} has none. Make one with "
+                "`MRConvCache(model.config)` after a change of `config.num_hidden_layers`."
+            )
         layer: Any = self.layers[layer_index]
         if layer.stream is None:
-            kernel, backward_kernel, bias = merged()
-            if backward_kernel is not None:
-                raise ValueError(
-                    f"Layer {layer_index} is bidirectional: its outputs depend on inputs to come, so it cannot be "
-                    "streamed. Use a model with `bidirectional=False`."
-                )
-            layer.stream = StreamingConvolution(StreamingKernel(kernel, bias), u)
+            layer.stream = StreamingConvolution(kernel(), u)
         layer.stream.record_past = layer.record_past
         result: Tensor = layer.stream(u)
         if torch.is_grad_enabled() and u.requires_grad:

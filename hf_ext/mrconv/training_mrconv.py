@@ -19,9 +19,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import default_collate
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.training.models import initialize_from, split_revision
 
 from .configuration_mrconv import MRConvConfig
+from .kernels_mrconv import MRConvFourierKernel
 from .modeling_mrconv import MRConvForSequenceClassification, MRConvPreTrainedModel
 from .plots_mrconv import draw_confusion
 
@@ -98,7 +100,7 @@ class MRConvTask:
                 f"{ {key: decided[key] for key in different} }. Change the section, or choose another checkpoint."
             )
         model = self.model_class(settings)
-        initialize_from(model, init_from)
+        _initialize(model, init_from)
         return model
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -154,6 +156,20 @@ class MRConvTask:
     def describe(self) -> dict[str, Any]:
         """The options of the task."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_DESCRIBED}
+
+
+def _initialize(model: nn.Module, source: str) -> None:
+    """[`initialize_from`], of checkpoints too whose Fourier kernels are pairs of real and imaginary parts."""
+    kernels = {name: module for name, module in model.named_modules() if isinstance(module, MRConvFourierKernel)}
+    with open_checkpoint(source) as checkpoint:
+        names = {name: f"{name}.weight" for name in kernels if f"{name}.weight" in checkpoint}
+        shapes = {name: tuple(checkpoint.info(weight).shape) for name, weight in names.items()}
+    paired = [(kernels[name], shape) for name, shape in shapes.items() if kernels[name].reads_pairs(shape)]
+    for kernel, shape in paired:
+        kernel.weight = nn.Parameter(torch.zeros(shape))
+    initialize_from(model, source)
+    for kernel, _ in paired:
+        kernel.weight = nn.Parameter(kernel.from_pairs(kernel.weight.detach()))
 
 
 # Neither changes what a score means.

@@ -31,6 +31,14 @@ def test_listops_are_made_as_asked(tmp_path, monkeypatch):
     assert f"{out} exists: name another folder" in result.stderr
 
 
+def test_more_examples_than_there_are_are_refused(tmp_path):
+    limits = ["--min-length", 0, "--max-length", 5, "--no-progress"]
+    result = run("make-listops", tmp_path / "new", "--train", 1000, *limits, code=2)
+    assert "too few different expressions of more than 0 and fewer than 5 tokens" in result.stderr
+    assert "Ask for fewer examples, or widen these limits." in " ".join(result.stderr.split())
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_default_sizes_are_those_of_long_range_arena():
     command = main.get_command(None, "mrconv").commands["make-listops"]
     defaults = {option.name: option.default for option in command.params}

@@ -177,6 +177,62 @@ def test_left_padded_batches_equal_single_prompts(model, way, chunk):
         assert (new[:, width:] == PAD).all() and (single[:, width:] == PAD).all()
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("merged", [False, True])
+def test_drafts_of_the_first_blocks_change_no_token(blocks, merged):
+    model = make_model(num_hidden_layers=3)
+    if merged:
+        model.reparameterize()
+    tokens = make_tokens(1, 20)
+    expected = generate(model, tokens, do_sample=False)
+    depths = []
+    hook = model.model.register_forward_pre_hook(lambda *_: depths.append(model.config.num_hidden_layers))
+    assert torch.equal(generate(model, tokens, do_sample=False, assistant_early_exit=blocks), expected)
+    hook.remove()
+    # It did leave early.
+    assert {blocks, 3} == set(depths)
+    assert model.config.num_hidden_layers == 3
+    assert torch.equal(generate(model, tokens, do_sample=False), expected)
+
+
+def test_a_model_keeps_its_depth_when_drafting_fails():
+    model = make_model(num_hidden_layers=3)
+    tokens = make_tokens(1, 20)
+    expected = generate(model, tokens, do_sample=False)
+
+    def interrupt(*_):
+        if model.config.num_hidden_layers == 1:
+            raise KeyboardInterrupt
+
+    hook = model.model.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, tokens, do_sample=False, assistant_early_exit=1)
+    hook.remove()
+    assert model.config.num_hidden_layers == 3
+    assert torch.equal(generate(model, tokens, do_sample=False), expected)
+
+
+def test_an_exit_that_the_model_has_not_is_refused(model):
+    for blocks in (0, 3):
+        with pytest.raises(ValueError, match=f"`assistant_early_exit` is {blocks}; the model has 2 blocks"):
+            generate(model, make_tokens(1, 5), do_sample=False, assistant_early_exit=blocks)
+    assert model.config.num_hidden_layers == 2
+
+
+def test_fewer_blocks_are_run_where_the_configuration_says_so():
+    model = make_model(num_hidden_layers=3)
+    tokens = make_tokens(2, 20)
+    shallow = make_model(num_hidden_layers=1)
+    shallow.load_state_dict(model.state_dict(), strict=False)
+    model.config.num_hidden_layers = 1
+    torch.testing.assert_close(full(model, tokens), full(shallow, tokens), atol=1e-10, rtol=0)
+    torch.testing.assert_close(stream(model, tokens, 7), full(shallow, tokens), atol=1e-10, rtol=0)
+    cache = MRConvCache(model.config)
+    model.config.num_hidden_layers = 3
+    with pytest.raises(ValueError, match="This cache is for 1 layers; layer 1 has none"):
+        model(tokens, past_key_values=cache)
+
+
 def test_generation_goes_on_from_a_returned_cache(model):
     tokens, mask = left_padded([make_tokens(1, 12), make_tokens(1, 30, seed=1)])
     options = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}

@@ -53,9 +53,7 @@ def test_fourier_and_sparse_kernels_together_start_with_norm_one_about():
     ("kernel_type", "of_a_branch"),
     [
         ("dilated", CHANNELS * 8),
-        ("fourier", CHANNELS * 2 * 5),
         ("sparse", CHANNELS * 8),
-        ("fourier_sparse", CHANNELS * (2 * 5 + 8 + 2)),
         # 8 units of 1 + 2 * 4 features and a bias, and their weights.
         ("implicit", CHANNELS * 8 + 8 * (9 + 1)),
     ],
@@ -63,6 +61,110 @@ def test_fourier_and_sparse_kernels_together_start_with_norm_one_about():
 def test_every_branch_has_equally_many_parameters(kernel_type, of_a_branch):
     for length, branches in ((8, 1), (40, 4), (1000, 8)):
         assert count(make_kernel(kernel_type, length=length)) == branches * of_a_branch
+
+
+@pytest.mark.parametrize(
+    ("length", "fields", "of_branches"),
+    [
+        # 8 taps: the constant, 3 pairs, and the highest mode, which is real; longer branches: the constant and 4 pairs.
+        (8, {}, [8]),
+        (64, {}, [8, 9, 9, 9]),
+        # The last branch is cropped to a length of no mode in common with the others.
+        (37, {}, [8, 9, 9, 9]),
+        # An odd number of samples has no highest mode: 7 of them, and 14, 28, 37.
+        (37, {"kernel_size": 7}, [7, 7, 7, 7]),
+        (40, {"kernel_size": 5}, [5, 5, 5, 5]),
+        # Only the longest branches: the highest of 5 modes is none of theirs.
+        (64, {"num_branches": 2}, [9, 9]),
+        (64, {"num_branches": 1, "num_modes": 33}, [64]),
+        (63, {"num_branches": 1, "num_modes": 32}, [63]),
+        (64, {"num_modes": 1}, [1, 1, 1, 1]),
+        (64, {"kernel_size": 1}, [1, 1, 1, 1, 1, 1, 1]),
+        (64, {"kernel_size": 2}, [2, 3, 3, 3, 3, 3]),
+        (1, {}, [1]),
+        (2, {}, [2]),
+    ],
+)
+def test_a_fourier_kernel_has_as_many_parameters_as_a_real_kernel_of_its_modes_has_freedoms(
+    length, fields, of_branches
+):
+    kernel = make_kernel("fourier", length=length, **fields)
+    assert kernel.counts == of_branches
+    assert count(kernel) == CHANNELS * sum(of_branches)
+    # None is without effect, and no two have the same: the kernels' derivative has full rank.
+    jacobian = torch.autograd.functional.jacobian(
+        lambda weight: torch.cat([branch[0] for branch in torch.func.functional_call(kernel, {"weight": weight})]),
+        kernel.weight.detach(),
+    )[:, 0]
+    assert torch.linalg.matrix_rank(jacobian) == sum(of_branches)
+
+
+def test_fourier_and_sparse_kernels_have_the_parameters_of_both_and_two_scales():
+    assert count(make_kernel("fourier_sparse", length=64)) == CHANNELS * ((8 + 9 + 9 + 9) + 4 * (8 + 2))
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 37, 64])
+def test_modes_start_as_normal_numbers_of_one_size(length):
+    torch.manual_seed(0)
+    config = MRConvConfig(hidden_size=4000, kernel_size=8, max_position_embeddings=length)
+    kernel = KERNELS["fourier"](config, 4000, length)
+    for numbers in kernel.weight.detach().split(kernel.counts, dim=1):
+        scaled = numbers / numbers.square().mean(1, keepdim=True).sqrt()
+        torch.testing.assert_close(scaled.mean(0), torch.zeros(numbers.shape[1]), atol=0.06, rtol=0)
+        assert (scaled.square().mean(0) - 1).abs().max() < (0.1 if length > 2 else 0.7)
+
+
+def leaking_irfft(calls: list[int]):
+    """What CUDA does at some sizes: an imaginary part of the constant or of the highest mode gets into the result."""
+    plain = torch.fft.irfft
+
+    def transform(spectrum, n=None, dim=-1):
+        result = plain(spectrum, n=n, dim=dim)
+        calls.append(n)
+        sign = 1 - 2 * (torch.arange(n) % 2)
+        last = spectrum[..., -1].imag if spectrum.shape[-1] == n // 2 + 1 and n % 2 == 0 else 0
+        return result + ((spectrum[..., 0].imag + last)[..., None] * sign if spectrum.shape[-1] > 0 else 0)
+
+    return transform
+
+
+@pytest.mark.parametrize("kernel_type", ["fourier", "fourier_sparse"])
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("rate", [1, 2, 4, 0.5])
+def test_no_imaginary_part_of_a_real_mode_reaches_the_transform(kernel_type, ahead, rate, monkeypatch):
+    kernel = make_kernel(kernel_type, ahead, length=64)
+    expected, calls = kernel(rate), []
+    monkeypatch.setattr(torch.fft, "irfft", leaking_irfft(calls))
+    assert all(torch.equal(branch, wanted) for branch, wanted in zip(kernel(rate), expected, strict=True))
+    assert calls == [branch.shape[1] for branch in expected]
+
+
+def pairs_of(kernel, seed: int = 0) -> torch.Tensor:
+    """The parameter as earlier versions had it, with anything where it has no effect."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(len(kernel.branches), CHANNELS, kernel.modes, 2, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("length", "fields"), [(64, {}), (37, {}), (37, {"kernel_size": 7}), (64, {"num_modes": 3}), (1, {}), (2, {})]
+)
+def test_parameters_of_earlier_versions_are_the_same_kernels(ahead, length, fields):
+    kernel = make_kernel("fourier", ahead, length=length, **fields)
+    pairs = pairs_of(kernel)
+    given = {"weight": pairs.clone()}
+    kernel.load_state_dict(given)
+    assert torch.equal(given["weight"], pairs)
+    for (_, samples), branch, modes in zip(kernel.branches, kernel(), pairs, strict=True):
+        # As earlier versions made it: on a CPU the transform ignores what has no effect.
+        wanted = torch.fft.irfft(torch.view_as_complex(modes), n=samples)
+        torch.testing.assert_close(branch, wanted, atol=1e-14, rtol=1e-12)
+    assert kernel.state_dict()["weight"].shape == (CHANNELS, sum(kernel.counts))
+    other = make_kernel("fourier", ahead, length=length, **fields)
+    other.load_state_dict(kernel.state_dict())
+    assert torch.equal(other.weight, kernel.weight)
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        kernel.load_state_dict({"weight": pairs[:, :2]})
 
 
 def test_dilated_taps_lie_powers_of_two_apart():

@@ -101,7 +101,7 @@ class TestConfig(ConfigTesterMixin):
 
 
 # ConvNeXt's own counts for 1000 classes are 28 589 128, 50 223 688 and 88 591 464.
-@pytest.mark.parametrize(("preset", "parameters"), [("tiny", 29_459_752), ("small", 52_096_552), ("base", 91_088_616)])
+@pytest.mark.parametrize(("preset", "parameters"), [("tiny", 29_384_872), ("small", 51_938_728), ("base", 90_878_184)])
 def test_presets_have_the_documented_numbers_of_parameters(preset, parameters):
     with torch.device("meta"):
         model = MRConvNextForImageClassification(MRConvNextConfig(**PRESETS[preset], num_labels=1000))

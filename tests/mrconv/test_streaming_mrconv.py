@@ -11,6 +11,7 @@ from hf_ext.mrconv.configuration_mrconv import MRConvConfig
 from hf_ext.mrconv.reference_mrconv import long_conv
 from hf_ext.mrconv.streaming_convolution_mrconv import KEPT_FFT, TILE, StreamingConvolution, StreamingKernel
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
+from tests.mrconv.mrconv_testing import make_layer
 
 BATCH, CHANNELS = 2, 3
 
@@ -187,24 +188,24 @@ def test_other_samples_or_channels_are_refused(shape):
 class TestCache:
     config = MRConvConfig(num_hidden_layers=2)
 
-    def merged(self, taps=60):
+    def kernel(self, taps=60):
         kernel, bias, _ = make(taps, 1)
-        return kernel, None, bias
+        return StreamingKernel(kernel, bias)
 
-    def test_layers_have_streams_of_their_own_and_merge_once(self):
+    def test_layers_have_streams_of_their_own_and_ask_once(self):
         calls = []
 
-        def merged(layer):
+        def ask(layer):
             calls.append(layer)
-            return self.merged(60 + layer)
+            return self.kernel(60 + layer)
 
         cache = MRConvCache(self.config)
         assert (len(cache), cache.get_seq_length(), cache.batch_size) == (2, 0, -1)
         u = make(5, 100)[2]
         for layer in (0, 1):
-            first = cache.convolve(layer, u[..., :70], lambda layer=layer: merged(layer))
-            second = cache.convolve(layer, u[..., 70:], lambda layer=layer: merged(layer))
-            kernel, _, bias = self.merged(60 + layer)
+            first = cache.convolve(layer, u[..., :70], lambda layer=layer: ask(layer))
+            second = cache.convolve(layer, u[..., 70:], lambda layer=layer: ask(layer))
+            kernel, bias, _ = make(60 + layer, 1)
             assert_near(torch.cat([first, second], dim=-1), long_conv(u, kernel) + bias[:, None], 1e-12)
             assert cache.get_seq_length(layer) == 100
         assert calls == [0, 1]
@@ -215,53 +216,61 @@ class TestCache:
     def test_batches_are_repeated_selected_and_reordered(self):
         cache = MRConvCache(self.config)
         u = make(5, 100)[2]
-        kernel, _, bias = self.merged()
+        kernel, bias, _ = make(60, 1)
         expected = long_conv(u, kernel) + bias[:, None]
         # Nothing to do before the first call.
         cache.batch_repeat_interleave(2)
         cache.reorder_cache(torch.tensor([1, 0]))
-        cache.convolve(0, u[..., :50], self.merged)
+        cache.convolve(0, u[..., :50], self.kernel)
         cache.batch_repeat_interleave(2)
         assert cache.batch_size == 4
         cache.reorder_cache(torch.tensor([3, 0, 0, 1]))
         cache.batch_select_indices(torch.tensor([0, 1]))
         order = [1, 0]
-        assert_near(cache.convolve(0, u[order, :, 50:], self.merged), expected[order, :, 50:], 1e-12)
+        assert_near(cache.convolve(0, u[order, :, 50:], self.kernel), expected[order, :, 50:], 1e-12)
 
     def test_reset_begins_anew_with_the_present_kernel(self):
         cache = MRConvCache(self.config)
         u = make(5, 40)[2]
-        cache.convolve(0, u, self.merged)
+        cache.convolve(0, u, self.kernel)
         cache.reset()
         assert cache.get_seq_length() == 0
-        kernel, _, bias = self.merged(7)
-        result = cache.convolve(0, u[:1], lambda: self.merged(7))
+        kernel, bias, _ = make(7, 1)
+        result = cache.convolve(0, u[:1], lambda: self.kernel(7))
         assert_near(result, long_conv(u[:1], kernel) + bias[:, None], 1e-12)
 
     def test_recorded_positions_are_cropped_in_every_layer(self):
         cache = MRConvCache(self.config)
         u = make(5, 40)[2]
-        kernel, _, bias = self.merged()
+        kernel, bias, _ = make(60, 1)
         cache.activate_past_recording()
         for layer in (0, 1):
-            cache.convolve(layer, u[..., :30], self.merged)
+            cache.convolve(layer, u[..., :30], self.kernel)
         cache.crop(-20)
         for layer in (0, 1):
             assert cache.get_seq_length(layer) == 10
             expected = (long_conv(u, kernel) + bias[:, None])[..., 10:]
-            assert_near(cache.convolve(layer, u[..., 10:], self.merged), expected, 1e-12)
+            assert_near(cache.convolve(layer, u[..., 10:], self.kernel), expected, 1e-12)
 
     def test_bidirectional_layers_are_refused(self):
-        kernel, _, bias = self.merged()
-        cache = MRConvCache(self.config)
+        layer = make_layer(bidirectional=True, layer_index=1)
         with pytest.raises(ValueError, match="Layer 1 is bidirectional.*bidirectional=False"):
-            cache.convolve(1, torch.zeros(1, CHANNELS, 4), lambda: (kernel, kernel, bias))
+            MRConvCache(self.config).convolve(1, torch.zeros(1, 4, 4), layer.streaming_kernel)
+
+    def test_a_layer_that_the_cache_was_not_made_for_is_refused(self):
+        with pytest.raises(ValueError, match="for 2 layers; layer 2 has none"):
+            MRConvCache(self.config).convolve(2, torch.zeros(1, CHANNELS, 4), self.kernel)
+
+    def test_copies_of_a_cache_share_the_kernel(self):
+        cache = MRConvCache(self.config)
+        cache.convolve(0, make(5, 40)[2], self.kernel)
+        assert copy.deepcopy(cache).layers[0].stream.kernel is cache.layers[0].stream.kernel
 
     def test_a_gradient_through_the_cache_is_refused_where_it_is_asked_for(self):
         cache = MRConvCache(self.config)
         u = torch.ones(1, CHANNELS, 4, dtype=torch.float64, requires_grad=True)
-        result = cache.convolve(0, u, self.merged)
+        result = cache.convolve(0, u, self.kernel)
         with pytest.raises(RuntimeError, match="use_cache=False"):
             result.sum().backward()
         with torch.no_grad():
-            assert not cache.convolve(0, u, self.merged).requires_grad
+            assert not cache.convolve(0, u, self.kernel).requires_grad

@@ -1,0 +1,252 @@
+"""Adapters and frozen parts: what is saved is what was trained, running statistics included."""
+
+import copy
+import json
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, Trainer
+from transformers import TrainingArguments as TrainerArguments
+
+from hf_ext.mrconv import (
+    MRConvConfig,
+    MRConvForCausalLM,
+    MRConvForSequenceClassification,
+    MRConvNextConfig,
+    MRConvNextForImageClassification,
+)
+from hf_ext.mrconv.listops_mrconv import ListOps, write_listops
+from hf_ext.mrconv.modeling_norms_mrconv import MRConvBatchNorm, MRConvBranchNorm
+from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint
+from hf_ext.training import train as train_run
+from hf_ext.training.arguments import build
+from tests.mrconv.mrconv_testing import SIZES, make_model, make_signal
+
+# peft still asks for the name that transformers deprecates.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    # LNTuning warns of every norm that is no nn.LayerNorm.
+    pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning"),
+]
+
+
+def shifted_data(length: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
+    """Waves that lie where no batch lay before: their statistics are far from the running ones."""
+    waves = 3 + 2 * make_signal(24, length, 1, dtype=torch.float32)
+    return waves, (waves.mean((1, 2)) > 3).long()
+
+
+def make_base(**fields) -> MRConvForSequenceClassification:
+    model = make_model(**{**SIZES, "hidden_size": 8, **fields}).train()
+    with torch.no_grad():
+        for _ in range(3):
+            model(input_values=make_signal(8, 30, 1, dtype=torch.float32))
+    return model.eval()
+
+
+def train(model: torch.nn.Module, steps: int = 12) -> None:
+    waves, labels = shifted_data()
+    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=3e-2)
+    losses = []
+    model.train()
+    for _ in range(steps):
+        loss = model(input_values=waves, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_values=shifted_data()[0]).logits
+
+
+def running(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.named_buffers() if "running" in name}
+
+
+CLASSIFIER = {"modules_to_save": ["classifier"], "task_type": "SEQ_CLS"}
+ADAPTERS = {
+    "lora": peft.LoraConfig(target_modules=["pointwise"], **CLASSIFIER),
+    "dora": peft.LoraConfig(target_modules=["pointwise"], use_dora=True, **CLASSIFIER),
+    # Trains the shifts of the normalisations too, and saves them without their statistics.
+    "lora and all biases": peft.LoraConfig(target_modules=["pointwise"], bias="all", **CLASSIFIER),
+    "ia3": peft.IA3Config(target_modules=["pointwise"], feedforward_modules=["pointwise"], **CLASSIFIER),
+    "loha": peft.LoHaConfig(target_modules=["pointwise"], **CLASSIFIER),
+    "lora and norms": peft.LoraConfig(
+        target_modules=["pointwise"], modules_to_save=["norm", "final_norm", "classifier"], task_type="SEQ_CLS"
+    ),
+    "norms": peft.LNTuningConfig(target_modules=["norm", "final_norm"], **CLASSIFIER),
+}
+
+
+@pytest.mark.parametrize("fields", [{}, {"bidirectional": True, "prenorm": False}], ids=["prenorm", "postnorm"])
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_an_adapter_gives_the_same_answers_after_reload(kind, fields, tmp_path):
+    if not fields.get("prenorm", True) and kind in ("lora and norms", "norms"):
+        pytest.skip("there is no final norm")
+    make_base(**fields).save_pretrained(tmp_path / "base")
+    load = MRConvForSequenceClassification.from_pretrained
+    model = peft.get_peft_model(load(tmp_path / "base"), copy.deepcopy(ADAPTERS[kind]))
+    before = running(model)
+    train(model)
+    moved = {name for name, value in model.named_buffers() if "running" in name and not value.equal(before[name])}
+    # Where the norms are trained, their statistics move, and are saved with them.
+    trained = {name for name in before if "modules_to_save" in name or "ln_tuning_layers" in name}
+    assert moved == trained
+    assert bool(trained) == (kind in ("lora and norms", "norms"))
+    expected = logits(model)
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = peft.PeftModel.from_pretrained(load(tmp_path / "base"), tmp_path / "adapter")
+    torch.testing.assert_close(logits(loaded), expected, atol=1e-5, rtol=1e-5)
+    assert (logits(load(tmp_path / "base")) - expected).abs().max() > 0.1
+    if kind != "norms":
+        # Merged into a plain model, and from there through the disk.
+        plain = loaded.merge_and_unload()
+        torch.testing.assert_close(logits(plain), expected, atol=1e-4, rtol=1e-4)
+        plain.save_pretrained(tmp_path / "plain")
+        torch.testing.assert_close(logits(load(tmp_path / "plain")), logits(plain), atol=1e-5, rtol=1e-5)
+
+
+def test_norms_wrapped_by_peft_are_trained_as_norms_of_a_whole_model():
+    """In training mode they take the statistics of the batch; switched off, they are the base's again."""
+    config = peft.LoraConfig(target_modules=["pointwise"], modules_to_save=["norm", "final_norm"])
+    model = peft.get_peft_model(make_base(), config).train()
+    whole = make_base().train()
+    waves = shifted_data()[0]
+    torch.testing.assert_close(model(input_values=waves).logits, whole(input_values=waves).logits)
+    found = {name.replace(".modules_to_save.default", ""): value for name, value in running(model).items()}
+    wanted = running(whole)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[f"base_model.model.{name}"], value)
+    with model.disable_adapter():
+        torch.testing.assert_close(logits(model), logits(make_base()))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_frozen_model_keeps_its_statistics_and_trains_as_it_predicts(merged):
+    model = make_base()
+    if merged:
+        model.reparameterize()
+    for parameter in model.model.parameters():
+        parameter.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    waves, labels = shifted_data()
+    training = model.train()(input_values=waves, labels=labels)
+    torch.testing.assert_close(training.logits, logits(model))
+    train(model)
+    assert all(value.equal(before[name]) for name, value in model.named_buffers())
+
+
+def test_each_normalisation_is_frozen_or_trained_by_itself():
+    model = make_base()
+    for parameter in model.model.layers[0].parameters():
+        parameter.requires_grad_(False)
+    # A shift alone does not bring the statistics along.
+    model.model.layers[1].norm.weight.requires_grad_(False)
+    before = running(model)
+    train(model)
+    moved = {name for name, value in model.named_buffers() if "running" in name and not value.equal(before[name])}
+    prefixes = {name.rpartition(".")[0] for name in moved}
+    assert prefixes == {"model.layers.1.convolution.norm", "model.final_norm"}
+
+
+def test_statistics_are_taken_without_gradients_too():
+    """Statistics are settled by passes without gradients in training mode, as of a weight average."""
+    model = make_base().train()
+    before = running(model)
+    with torch.no_grad():
+        model(input_values=shifted_data()[0])
+    assert not any(value.equal(before[name]) for name, value in running(model).items())
+
+
+def test_adapters_train_through_frozen_branches_as_through_merged_kernels():
+    """The kept kernel of a frozen layer gives the gradients that the branches would give."""
+    config = peft.LoraConfig(target_modules=["pointwise"], init_lora_weights=False)
+    waves, labels = shifted_data()
+    found = []
+    for merged in (False, True):
+        torch.manual_seed(0)
+        base = make_base().double()
+        model = peft.get_peft_model(base.reparameterize() if merged else base, config).double().train()
+        model(input_values=waves.double(), labels=labels).loss.backward()
+        found.append([value.grad for value in model.parameters() if value.requires_grad])
+    for gradient, other in zip(*found, strict=True):
+        assert gradient.abs().max() > 1e-6
+        torch.testing.assert_close(gradient, other, atol=1e-10, rtol=1e-8)
+
+
+def test_adapters_of_images_and_of_language_models_keep_their_statistics(tmp_path):
+    torch.manual_seed(0)
+    config = MRConvNextConfig(image_size=16, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3)
+    images = MRConvNextForImageClassification(config)
+    pixels = {"pixel_values": torch.randn(4, 3, 16, 16), "labels": torch.arange(4) % 3}
+    language = MRConvForCausalLM(MRConvConfig(**{**SIZES, "vocab_size": 11}))
+    tokens = torch.randint(0, 11, (4, 20))
+    cases = [
+        (images, ["expand", "project"], pixels),
+        (language, ["pointwise"], {"input_ids": tokens, "labels": tokens}),
+    ]
+    for index, (base, targets, inputs) in enumerate(cases):
+        base.save_pretrained(tmp_path / f"base{index}")
+        model = peft.get_peft_model(base, peft.LoraConfig(target_modules=targets, init_lora_weights=False)).train()
+        for _ in range(3):
+            model(**inputs).loss.backward()
+        with torch.no_grad():
+            expected = model.eval()(**inputs).logits
+        model.save_pretrained(tmp_path / f"adapter{index}")
+        again = type(base).from_pretrained(tmp_path / f"base{index}")
+        loaded = peft.PeftModel.from_pretrained(again, tmp_path / f"adapter{index}").eval()
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_adapter_trained_by_trainer_gives_the_same_answers_after_reload(tmp_path):
+    make_base().save_pretrained(tmp_path / "base")
+    load = AutoModelForSequenceClassification.from_pretrained
+    waves, labels = shifted_data()
+    data = [{"input_values": wave, "labels": label} for wave, label in zip(waves, labels, strict=True)]
+    arguments = TrainerArguments(
+        output_dir=str(tmp_path / "run"), max_steps=6, per_device_train_batch_size=8, learning_rate=3e-2,
+        report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no", dataloader_pin_memory=False,
+    )  # fmt: skip
+    model = peft.get_peft_model(load(tmp_path / "base"), copy.deepcopy(ADAPTERS["lora"]))
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data)
+    trainer.train()
+    expected = trainer.evaluate()["eval_loss"]
+    trainer.save_model(str(tmp_path / "adapter"))
+    loaded = peft.PeftModel.from_pretrained(load(tmp_path / "base"), tmp_path / "adapter")
+    again = Trainer(model=loaded, args=arguments, eval_dataset=data).evaluate()["eval_loss"]
+    assert again == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_last_evaluation_of_an_adapters_run_is_that_of_its_snapshot(tmp_path):
+    """The package's own recipe: `hf-ext train --init_from --peft`, then `hf-ext evaluate` of what it wrote."""
+    write_listops(tmp_path / "data", {"train": 64, "validation": 32, "test": 8}, ListOps(0, 4, 40), progress=False)
+    source = {name: {"path": str(tmp_path / "data"), "split": name} for name in ("train", "validation")}
+    settings = {
+        "method": "mrconv-listops",
+        "data": {"train": source["train"], "eval": source["validation"]},
+        "task": {"max_length": 64},
+        "per_device_train_batch_size": 16,
+        "learning_rate": 3e-2,
+        "logging_steps": 1,
+        "report_to": "none",
+    }
+    file = tmp_path / "listops.yaml"
+    file.write_text(json.dumps(settings))
+
+    def run(name: str, steps: int, **changes) -> dict[str, float]:
+        changes = {**settings, **changes, "output_dir": str(tmp_path / name), "max_steps": steps}
+        arguments = build(TrainingArguments, changes)
+        return train_run(build_task(arguments), arguments)
+
+    run("base", 6, model={"hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 4})
+    adapter = {"peft_type": "LORA", "target_modules": ["pointwise"], "modules_to_save": ["classifier"]}
+    metrics = run("tuned", 12, init_from=str(tmp_path / "base" / "snapshot"), peft=adapter)
+    report = evaluate_checkpoint(str(tmp_path / "tuned" / "snapshot"), file, [], None)
+    found = {result["metric"]: result["value"] for result in report["results"]}
+    assert found == {name: pytest.approx(value, abs=1e-5) for name, value in metrics.items()}

@@ -1,0 +1,401 @@
+"""The merged kernel that a layer keeps: made once, by whatever calls, and never stale."""
+
+import copy
+import io
+import pickle
+import threading
+
+import accelerate
+import peft
+import pytest
+import torch
+from torch.nn.utils import parametrize
+
+from hf_ext.mrconv import MRConvCache, MRConvForCausalLM, MRConvForSequenceClassification, MRConvLayer
+from tests.mrconv.mrconv_testing import TOKENS, generator, make_model, make_tokens
+
+# peft still asks for the name that transformers deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@pytest.fixture
+def merges(monkeypatch) -> list[int]:
+    """Counts merges: indices of the layers that were merged."""
+    calls, merged = [], MRConvLayer.merged
+
+    def count(layer):
+        calls.append(layer.layer_index)
+        return merged(layer)
+
+    monkeypatch.setattr(MRConvLayer, "merged", count)
+    return calls
+
+
+def language_model(**fields) -> MRConvForCausalLM:
+    return make_model(MRConvForCausalLM, **{**TOKENS, **fields})
+
+
+@torch.no_grad()
+def predict(model, tokens=None) -> torch.Tensor:
+    return model(make_tokens(2, 20) if tokens is None else tokens).logits
+
+
+def test_a_model_is_merged_once_for_all_calls_and_caches(merges):
+    model = language_model()
+    expected = predict(model)
+    assert merges == [0, 1]
+    for length in (1, 7, 20, 37):
+        predict(model, make_tokens(2, length))
+    caches = [MRConvCache(model.config) for _ in range(3)]
+    for cache in caches:
+        with torch.no_grad():
+            outputs = [model(part, past_key_values=cache).logits for part in make_tokens(2, 20).split(6, dim=1)]
+        torch.testing.assert_close(torch.cat(outputs, dim=1), expected, atol=1e-5, rtol=1e-5)
+    model.generate(make_tokens(1, 9), max_new_tokens=5, do_sample=False)
+    with torch.inference_mode():
+        model(make_tokens(2, 20))
+    assert merges == [0, 1]
+    for layer in (0, 1):
+        kernels = {id(cache.layers[layer].stream.kernel) for cache in caches}
+        assert kernels == {id(model.convolutions()[layer].streaming_kernel())}
+
+
+def test_layers_below_an_adapter_are_merged_once_in_training_too(merges):
+    model = peft.get_peft_model(make_model(), peft.LoraConfig(target_modules=["pointwise"])).train()
+    for _ in range(3):
+        model(make_tokens(2, 20), labels=torch.tensor([0, 1])).loss.backward()
+    assert merges == [0, 1]
+
+
+def parameter(model: torch.nn.Module) -> torch.nn.Parameter:
+    return model.get_parameter(model.kernel_parameters()[0])
+
+
+def step(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(make_tokens(2, 20), labels=torch.tensor([0, 1])).loss.backward()
+    optimizer.step()
+
+
+@torch.no_grad()
+def write(model):
+    parameter(model).mul_(1.5)
+
+
+def write_data(model):
+    # Not counted by the parameter's version.
+    parameter(model).data.mul_(1.5)
+
+
+def write_numpy(model):
+    parameter(model).detach().numpy()[...] *= 1.5
+
+
+def write_statistics(model):
+    model.model.layers[0].convolution.norm.running_var.data.mul_(1.5)
+
+
+def write_alpha(model):
+    model.model.layers[1].convolution.alpha.data[0, 0] += 1e-2
+
+
+def set_data(model):
+    parameter(model).data = parameter(model).data * 1.5
+
+
+def replace(model):
+    path, _, name = model.kernel_parameters()[0].rpartition(".")
+    setattr(model.get_submodule(path), name, torch.nn.Parameter(parameter(model).detach() * 1.5))
+
+
+def replace_module(model):
+    torch.manual_seed(7)
+    convolution = model.model.layers[0].convolution
+    convolution.kernel = type(convolution.kernel)(model.config, convolution.alpha.shape[1], 37)
+
+
+def scaled_state(model):
+    state = model.state_dict()
+    return {name: value * 1.1 if value.is_floating_point() else value.clone() for name, value in state.items()}
+
+
+def load(model):
+    model.load_state_dict(scaled_state(model))
+
+
+def load_assign(model):
+    model.load_state_dict(scaled_state(model), assign=True)
+
+
+@torch.no_grad()
+def train(model):
+    model.train()(make_tokens(2, 30))
+    model.eval()
+
+
+@torch.no_grad()
+def train_layer_by_layer(model):
+    """As `train`, but without a call of the layer's own `train`."""
+    for module in model.modules():
+        module.training = True
+    model(make_tokens(2, 30))
+    for module in model.modules():
+        module.training = False
+
+
+def change_rate(model):
+    model.change_rate(0.5)
+
+
+def change_eps(model):
+    model.model.layers[0].convolution.norm.eps = 0.5
+
+
+def parametrized(model):
+    class Twice(torch.nn.Module):
+        factor = 2.0
+
+        def forward(self, weight):
+            return self.factor * weight
+
+    path, _, name = model.kernel_parameters()[0].rpartition(".")
+    parametrize.register_parametrization(model.get_submodule(path), name, Twice())
+
+
+def hooked(model):
+    kernel = model.model.layers[0].convolution.kernel
+    kernel.register_forward_hook(lambda module, inputs, outputs: [2 * branch for branch in outputs])
+
+
+def reparameterize(model):
+    write(model)
+    model.reparameterize()
+
+
+CHANGES = [
+    step, write, write_data, write_numpy, write_statistics, write_alpha, set_data, replace, replace_module, load,
+    load_assign, train, train_layer_by_layer, change_rate, change_eps, parametrized, hooked, reparameterize,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("kernel_type", ["fourier", "fourier_sparse"])
+def test_no_change_of_a_model_leaves_a_kernel_stale(change, kernel_type):
+    model = make_model(**{**TOKENS, "kernel_type": kernel_type}).double()
+    before = predict(model)
+    change(model)
+    found = predict(model)
+    # A copy keeps nothing.
+    torch.testing.assert_close(found, predict(copy.deepcopy(model)), atol=1e-10, rtol=1e-10)
+    assert (found - before).abs().max() > 1e-6
+    again = predict(model)
+    assert torch.equal(again, found)
+
+
+@torch.no_grad()
+def write_kernel(model):
+    model.model.layers[0].convolution.merged_kernel.mul_(1.5)
+
+
+@torch.no_grad()
+def write_bias(model):
+    model.model.layers[1].convolution.merged_bias.add_(0.5)
+
+
+def replace_kernel(model):
+    layer = model.model.layers[0].convolution
+    layer.merged_kernel = layer.merged_kernel * 1.5
+
+
+def set_kernel(model):
+    layer = model.model.layers[0].convolution
+    layer.merged_kernel.data = layer.merged_kernel * 1.5
+
+
+@pytest.mark.parametrize(
+    "change", [write_kernel, write_bias, replace_kernel, set_kernel, load, load_assign], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_no_change_of_a_merged_model_leaves_a_spectrum_stale(change, bidirectional):
+    model = make_model(**TOKENS, bidirectional=bidirectional).double().reparameterize()
+    before = predict(model)
+    change(model)
+    found = predict(model)
+    torch.testing.assert_close(found, predict(copy.deepcopy(model)), atol=1e-10, rtol=1e-10)
+    assert (found - before).abs().max() > 1e-6
+
+
+def test_freed_memory_that_is_given_to_another_kernel_is_another_kernel():
+    """Addresses and version counters come again; the kept source holds on to the tensor that it compares."""
+    model = make_model().reparameterize()
+    layer = model.convolutions()[0]
+    outputs = []
+    for factor in (1.0, 2.0, 3.0, 4.0):
+        layer.merged_kernel = torch.full_like(layer.merged_kernel, factor)
+        outputs.append(predict(model))
+    assert all((first - second).abs().max() > 1e-4 for first, second in zip(outputs, outputs[1:], strict=False))
+
+
+def test_hundreds_of_small_changes_one_after_the_other():
+    model = make_model(**TOKENS, kernel_type="fourier_sparse").double()
+    draw = generator(3)
+    values = [value for value in (*model.parameters(), *model.buffers()) if value.is_floating_point()]
+    for _ in range(100):
+        index = int(torch.randint(len(values), (), generator=draw))
+        flat = values[index].data.view(-1)
+        flat[int(torch.randint(len(flat), (), generator=draw))] += 0.05
+        if torch.rand((), generator=draw) < 0.3:
+            torch.testing.assert_close(predict(model), predict(copy.deepcopy(model)), atol=1e-10, rtol=1e-10)
+
+
+def test_streams_begun_before_a_change_go_on_with_their_kernel():
+    model = language_model().double()
+    tokens = make_tokens(1, 20)
+    expected = predict(model, tokens)
+    cache = MRConvCache(model.config)
+    with torch.no_grad():
+        first = model(tokens[:, :10], past_key_values=cache).logits
+        parameter(model).mul_(2)
+        second = model(tokens[:, 10:], past_key_values=cache).logits
+        torch.testing.assert_close(torch.cat([first, second], dim=1), expected, atol=1e-10, rtol=0)
+        cache.reset()
+        anew = model(tokens, past_key_values=cache).logits
+    torch.testing.assert_close(anew, predict(model, tokens), atol=1e-10, rtol=0)
+    assert (anew - expected).abs().max() > 1e-3
+
+
+def test_evaluation_has_gradients_where_they_are_asked_for():
+    model = make_model().double()
+    predict(model)
+    tokens = make_tokens(2, 20)
+    found = torch.autograd.grad(model(tokens).logits.square().sum(), list(model.parameters()))
+    fresh = copy.deepcopy(model)
+    wanted = torch.autograd.grad(fresh(tokens).logits.square().sum(), list(fresh.parameters()))
+    for gradient, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(gradient, other, atol=1e-10, rtol=1e-8)
+    assert all(gradient.abs().max() > 0 for gradient in found)
+
+
+def test_what_is_kept_is_neither_copied_nor_pickled_nor_saved():
+    model = make_model()
+    names = set(model.state_dict())
+    predict(model)
+    assert set(model.state_dict()) == names
+    assert all(layer._kept is not None for layer in model.convolutions())
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(stream, weights_only=False)]
+    for twin in copies:
+        assert all(layer._kept is None for layer in twin.convolutions())
+        torch.testing.assert_close(predict(twin), predict(model), atol=1e-6, rtol=1e-6)
+    model.train()
+    assert all(layer._kept is None for layer in model.convolutions())
+
+
+def test_a_model_loaded_in_inference_mode_is_right_too(tmp_path):
+    """Its tensors count no versions."""
+    for merged in (False, True):
+        model = language_model().reparameterize() if merged else language_model()
+        model.save_pretrained(tmp_path / str(merged))
+        with torch.inference_mode():
+            loaded = MRConvForCausalLM.from_pretrained(tmp_path / str(merged))
+            before = loaded(make_tokens(2, 20)).logits
+            torch.testing.assert_close(before, predict(model), atol=1e-6, rtol=1e-6)
+            for name, value in loaded.named_buffers():
+                if "merged" in name or "running" in name:
+                    value.mul_(1.5)
+            after = loaded(make_tokens(2, 20)).logits
+            torch.testing.assert_close(after, copy.deepcopy(loaded)(make_tokens(2, 20)).logits, atol=1e-6, rtol=1e-6)
+        assert (after - before).abs().max() > 1e-3
+
+
+def test_threads_share_the_kernels_of_a_model():
+    model = language_model().double()
+    lengths = [3, 9, 14, 20, 26, 33, 37] * 3
+    expected = {length: predict(copy.deepcopy(model), make_tokens(1, length)) for length in set(lengths)}
+    failures = []
+
+    def work(seed: int) -> None:
+        order = torch.randperm(len(lengths), generator=generator(seed)).tolist()
+        for index in order:
+            difference = predict(model, make_tokens(1, lengths[index])) - expected[lengths[index]]
+            if difference.abs().max() > 1e-10:
+                failures.append(lengths[index])
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+OFFLOADED = {
+    "branches": {},
+    "two wings": {"bidirectional": True, "prenorm": False},
+    "sparse": {"kernel_type": "fourier_sparse"},
+    "implicit": {"kernel_type": "implicit", "branch_norm": "kernel"},
+    "layer norm": {"branch_norm": "layer", "norm": "layer"},
+}
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("case", OFFLOADED)
+def test_offloaded_weights_are_brought_in_and_changes_are_seen(case, merged, buffers):
+    fields = OFFLOADED[case]
+    if merged and fields.get("branch_norm") == "layer":
+        pytest.skip("cannot be merged")
+    model = make_model(**TOKENS, **fields)
+    if merged:
+        model.reparameterize()
+    expected = predict(model)
+    changed = copy.deepcopy(model)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    offloaded = accelerate.cpu_offload(model, torch.device("cpu"), offload_buffers=buffers, state_dict=state)
+    assert {value.device.type for value in offloaded.parameters()} == {"meta"}
+    for _ in range(2):
+        torch.testing.assert_close(predict(offloaded), expected, atol=1e-6, rtol=1e-6)
+    if not merged:
+        # What the next call brings in is another kernel.
+        for name in state:
+            if "kernel" in name and "positions" not in name:
+                state[name].mul_(1.5)
+                changed.state_dict()[name].mul_(1.5)
+        torch.testing.assert_close(predict(offloaded), predict(changed), atol=1e-6, rtol=1e-6)
+    accelerate.hooks.remove_hook_from_module(offloaded, recurse=True)
+
+
+def test_an_offloaded_language_model_generates(tmp_path):
+    model = language_model()
+    tokens = make_tokens(2, 9)
+    expected = model.generate(tokens, max_new_tokens=8, do_sample=False)
+    offloaded = accelerate.cpu_offload(copy.deepcopy(model), torch.device("cpu"))
+    assert torch.equal(offloaded.generate(tokens, max_new_tokens=8, do_sample=False), expected)
+    accelerate.disk_offload(model, tmp_path, torch.device("cpu"))
+    assert torch.equal(model.generate(tokens, max_new_tokens=8, do_sample=False), expected)
+
+
+def test_an_offloaded_model_is_not_merged():
+    offloaded = accelerate.cpu_offload(make_model(), torch.device("cpu"))
+    with pytest.raises(ValueError, match="weights of this layer are offloaded"):
+        offloaded.reparameterize()
+    assert not offloaded.config.reparameterized
+    assert predict(offloaded).isfinite().all()
+
+
+def test_a_classifier_of_a_tuned_base_follows_its_adapters():
+    """Wrapped norms are not kept: peft switches between them without touching a tensor."""
+    config = peft.LoraConfig(target_modules=["pointwise"], modules_to_save=["norm"])
+    model = peft.get_peft_model(make_model(), config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "modules_to_save" in name:
+                value.add_(0.3)
+    tuned = predict(model.eval())
+    with model.disable_adapter():
+        torch.testing.assert_close(predict(model), predict(make_model()), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(predict(model), tuned, atol=1e-6, rtol=1e-6)
+    assert (tuned - predict(make_model())).abs().max() > 1e-2
+    assert isinstance(model.get_base_model(), MRConvForSequenceClassification)
