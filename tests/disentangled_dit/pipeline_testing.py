@@ -8,20 +8,19 @@ from diffusers.configuration_utils import register_to_config
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTSamplingMixin
 from tests.disentangled_dit.dit_testing import generator, make_transformer
 
 LABELS = {0: "tench, Tinca tinca", 1: "goldfish", 2: "hen", 3: "ostrich", 4: "brambling"}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "green", "hen", "fish", "on", "grass"]
 
 
-class GaussianDenoiser(ModelMixin, ConfigMixin, CacheMixin):
+class GaussianDenoiser(DisentangledDiTSamplingMixin, ModelMixin, ConfigMixin, CacheMixin):
     """
     What a perfect network says about pictures whose pixels are independent, N(0, std^2):
     with x = a x0 + b e, E[e | x] = b x / (a^2 std^2 + b^2) and E[x0 | x] = a std^2 x / (a^2 std^2 + b^2).
     """
-
-    CONTROL_SIZES = DisentangledDiTTransformer2DModel.CONTROL_SIZES
 
     @register_to_config
     def __init__(

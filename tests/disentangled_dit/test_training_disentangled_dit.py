@@ -242,7 +242,7 @@ def test_captions_train_through_a_frozen_encoder(tmp_path, pictures, objective):
     batch = {name: value[None] for name, value in tokens.items()}
     assert not torch.equal(task.captions().encode(batch), task.captions().encode(batch))
     real = int(tokens["attention_mask"].sum())
-    ours, theirs = task.captions().encode(batch)[:, :real], pipeline.encode_prompt("a red hen")[:, :real]
+    ours, theirs = task.captions().encode(batch)[:, :real], pipeline.encode_prompt("a red hen")[0][:, :real]
     torch.testing.assert_close(ours, theirs)
     dropped = task.captions().drop(
         {name: value.repeat(2, 1) for name, value in batch.items()}, torch.tensor([True, False])
