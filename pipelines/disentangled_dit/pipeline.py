@@ -562,10 +562,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             context, _ = self.transformer(class_labels=numbers, **options)
             pairs = list(zip(labels[: len(labels) // 2], labels[len(labels) // 2 :], strict=True))
         else:
-            prompt, negative_prompt, given, negative = texts
-            if (prompt is None) == (given is None):
+            prompt, negative_prompt, *embeds = texts
+            if (prompt is None) == (embeds[0] is None):
                 raise ValueError("This is a text model: give prompt or prompt_embeds, not both, and no class_labels.")
-            given, negative = self.encode_prompt(prompt, None, 1, self._may_guide, negative_prompt, given, negative)
+            given: Any  # one of both is there
+            given, negative = self.encode_prompt(prompt, None, 1, self._may_guide, negative_prompt, *embeds)
             tokens = given if negative is None else torch.cat([negative.to(given), given])
             if tokens.shape[-1] != (width := self.transformer.config.joint_attention_dim):
                 raise ValueError(
