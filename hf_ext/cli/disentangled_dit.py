@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .errors import Unusable
+from .errors import Failed, Unusable
 
 
 @click.group()
@@ -137,6 +137,8 @@ def sample(
       hf-ext dit sample runs/dit-cifar10/snapshot --class-labels cat,dog --out grid.png
       hf-ext dit sample org/name --prompt "a red bicycle" --prompt "a blue boat" --out grid.png --steps 30
     """
+    from accelerate.utils.memory import should_reduce_batch_size
+
     from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid, sample_rows, write_picture
 
     if out.suffix.lower() != ".png":
@@ -149,7 +151,14 @@ def sample(
         options["height"], options["width"] = _pair(size, "--size")
     if original_size is not None:
         options["original_size"] = _pair(original_size, "--original-size")
-    rows = sample_rows(pipeline, conditions, count, seed, batch_size, **options)
+    try:
+        rows = sample_rows(pipeline, conditions, count, seed, batch_size, **options)
+    except RuntimeError as error:
+        if not should_reduce_batch_size(error):
+            raise
+        raise Failed(
+            f"there is no memory for a single picture ({error}); try --dtype bfloat16 or a smaller --size."
+        ) from error
     click.echo(write_picture(draw_grid(rows, names), out))
 
 

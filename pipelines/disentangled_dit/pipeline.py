@@ -457,7 +457,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                     not known or not needed <= {"model_output", "timestep", "sample"}
                 ),
                 "goes from pictures to noise; use the one that it is the inverse of": (
-                    times is not None and bool(times[0] < times[-1])
+                    times is not None and len(times) > 1 and bool(times[0] < times[-1])
                 ),
                 f"has prediction_type={prediction!r} and use_flow_sigmas={flow}; 'flow_prediction' needs True, all "
                 "others False": flow != (prediction == "flow_prediction"),
@@ -552,6 +552,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     ) -> tuple[Tensor, list[tuple[int, int]]]:
         """Context of the null branch, then of the others [2 B or B, L, width]; for each picture both labels, or 0."""
         is_class_model = self.transformer.config.num_classes is not None
+        self._has_negative = any(item is not None for item in (classes[1], texts[1], texts[3]))
         if any(value is not None for value in (texts if is_class_model else classes)):
             kind, use = ("class", "class_labels, no prompt") if is_class_model else ("text", "prompt, no class_labels")
             raise ValueError(f"This is a {kind} model: give {use}.")
@@ -779,27 +780,20 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if isinstance(callback_on_step_end, PipelineCallback | MultiPipelineCallbacks):
             callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
         self._check_options(output_type, callback_on_step_end_tensor_inputs)
-        self._check_scheduler()
         num_inference_steps = self._count("num_inference_steps", num_inference_steps)
-        num_images_per_prompt = self._count("num_images_per_prompt", num_images_per_prompt)
+        images_each = self._count("num_images_per_prompt", num_images_per_prompt)
         self._guidance_scale, self._control_guidance_scale = guidance_scale, control_guidance_scale
-        self._attention_kwargs = attention_kwargs
+        self._attention_kwargs, self._interrupt = attention_kwargs, False
         # a callback may switch the guidance on, where there is something that encodes the null text
         self._may_guide = guidance_scale > 1 or (callback_on_step_end is not None and self.text_encoder is not None)
-        self._interrupt = False
-        negatives = (negative_class_labels, negative_prompt, negative_prompt_embeds)
-        self._has_negative = any(item is not None for item in negatives)
 
-        context, labels = self._encode_conditions(
-            (class_labels, negative_class_labels),
-            (prompt, negative_prompt, prompt_embeds, negative_prompt_embeds),
-            num_images_per_prompt,
-        )
+        texts = (prompt, negative_prompt, prompt_embeds, negative_prompt_embeds)
+        context, labels = self._encode_conditions((class_labels, negative_class_labels), texts, images_each)
         count = len(labels)
         size = self._check_size(height, width, latents)
         controls = {"original_size": original_size, "crop": crop, "target_size": target_size, "flip": flip}
         given = {name: self._plain(value) for name, value in {**controls, "aspect_ratio": aspect_ratio}.items()}
-        values = self.transformer.read_controls(given, size, count, num_images_per_prompt)
+        values = self.transformer.read_controls(given, size, count, images_each)
         states = self.transformer.plan_states(values, labels, guidance_null_control, self._execution_device)
         timesteps, steps = self._start(num_inference_steps, None if image is None else strength)
         clean = None if image is None else self._prepare_image(image, size, count)
@@ -814,6 +808,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     def _check_options(self, output_type: str, callback_inputs: Any) -> None:
         if missing := [name for name in ("transformer", "scheduler") if getattr(self, name) is None]:
             raise ValueError(f"There is no {' and no '.join(missing)}; load the pipeline with it to make pictures.")
+        self._check_scheduler()
         if output_type not in self._OUTPUT_TYPES:
             raise ValueError(f"output_type is {output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} is allowed.")
         if unknown := sorted(set(callback_inputs) - set(self._callback_tensor_inputs)):

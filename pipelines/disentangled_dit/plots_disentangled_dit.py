@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import find_executable_batch_size
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from PIL import Image, ImageDraw, ImageFont
 
 from .pipeline import DisentangledDiTPipeline
@@ -76,6 +76,9 @@ def sample_rows(
 
     Returns:
         `list[list[PIL.Image.Image]]`: A row for each condition.
+
+    Raises:
+        RuntimeError: Memory is short for a single picture; the error is torch's.
     """
     key = "prompt" if pipeline.transformer.config.num_classes is None else "class_labels"
     wanted = [(condition, column) for condition in conditions for column in range(columns)]
@@ -84,16 +87,18 @@ def sample_rows(
         batch_size = max(1, PIXELS // (height * width))
     pictures: list[Image.Image] = []
 
-    # It lowers the batch size and calls again when memory is short; what is drawn stays drawn.
-    @find_executable_batch_size(starting_batch_size=min(batch_size, len(wanted)))
-    def draw(size: int) -> None:
-        while part := wanted[len(pictures) : len(pictures) + size]:
-            noise = [torch.Generator().manual_seed(seed * 100_003 + column) for _, column in part]
-            given: dict[str, Any] = {key: [condition for condition, _ in part], **options}
+    while part := wanted[len(pictures) : len(pictures) + batch_size]:
+        noise = [torch.Generator().manual_seed(seed * 100_003 + column) for _, column in part]
+        given: dict[str, Any] = {key: [condition for condition, _ in part], **options}
+        try:
             output: Any = pipeline(generator=noise, **given)
+        except RuntimeError as error:
+            if len(part) == 1 or not should_reduce_batch_size(error):
+                raise
+            batch_size = len(part) // 2
+            clear_device_cache(garbage_collection=True)
+        else:
             pictures.extend(output.images)
-
-    draw()
     return [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
 
 
