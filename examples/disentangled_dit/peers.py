@@ -29,8 +29,9 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTSamplingMixin
 from hf_ext.training import TrainingArguments, main
 from hf_ext.training.arguments import build
 from hf_ext.training.state import read_json
@@ -38,7 +39,7 @@ from hf_ext.training.state import read_json
 SINUSOIDS = 256
 
 
-class Peer(ModelMixin, ConfigMixin, CacheMixin):
+class Peer(DisentangledDiTSamplingMixin, ModelMixin, ConfigMixin, CacheMixin):
     """
     A network of diffusers behind the interface of [`DisentangledDiTTransformer2DModel`], so that the same task trains
     it and the same pipeline samples from it.
@@ -56,7 +57,6 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         num_train_timesteps (`int`): Of the schedule.
     """
 
-    CONTROL_SIZES = DisentangledDiTTransformer2DModel.CONTROL_SIZES
     # Controls for which there is a place.
     known: ClassVar[tuple[str, ...]] = ()
     # What the width must be divisible by: the embedding of positions needs 4.

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .errors import Unusable
+from .errors import Failed, Unusable
 
 
 @click.group()
@@ -102,6 +102,14 @@ def precompute(
 @click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Of the scheduler.")
 @click.option("--guidance-scale", type=float, default=4.0, show_default=True, help="1 is off.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other pictures.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Drawn at once; half a million pixels if not given.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Of the weights and the work.",
+)
 @click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
 @click.option("--progress/--no-progress", default=True, help="Show a bar.")
 def sample(
@@ -115,23 +123,27 @@ def sample(
     steps: int,
     guidance_scale: float,
     seed: int,
+    batch_size: int | None,
+    dtype: str,
     device: str | None,
     progress: bool,
 ) -> None:
     """Draw pictures of MODEL, a folder or org/name[@revision], into one labelled grid.
 
-    A row for each class or text; picture n of every row starts from the same noise.
+    A row for each class or text; picture n of every row starts from the same noise, whatever the batch size.
 
     \b
     Examples:
       hf-ext dit sample runs/dit-cifar10/snapshot --class-labels cat,dog --out grid.png
       hf-ext dit sample org/name --prompt "a red bicycle" --prompt "a blue boat" --out grid.png --steps 30
     """
+    from accelerate.utils.memory import should_reduce_batch_size
+
     from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid, sample_rows, write_picture
 
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="--out")
-    pipeline = load_pipeline(source, device)
+    pipeline = load_pipeline(source, device, dtype)
     pipeline.set_progress_bar_config(disable=not progress)
     conditions, names = _conditions(pipeline, class_labels, prompts)
     options: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": guidance_scale}
@@ -139,11 +151,18 @@ def sample(
         options["height"], options["width"] = _pair(size, "--size")
     if original_size is not None:
         options["original_size"] = _pair(original_size, "--original-size")
-    rows = sample_rows(pipeline, conditions, count, seed, **options)
+    try:
+        rows = sample_rows(pipeline, conditions, count, seed, batch_size, **options)
+    except RuntimeError as error:
+        if not should_reduce_batch_size(error):
+            raise
+        raise Failed(
+            f"there is no memory for a single picture ({error}); try --dtype bfloat16 or a smaller --size."
+        ) from error
     click.echo(write_picture(draw_grid(rows, names), out))
 
 
-def load_pipeline(source: str, device: str | None) -> Any:
+def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
     """The pipeline of a folder or org/name[@revision], on the GPU if there is one."""
     import torch
     from diffusers import DiffusionPipeline
@@ -154,7 +173,7 @@ def load_pipeline(source: str, device: str | None) -> Any:
     if pipeline_index(source) is None:
         raise Unusable(f"{source} holds no diffusers pipeline (no model_index.json).")
     name, revision = split_revision(source)
-    pipeline = DiffusionPipeline.from_pretrained(name, revision=revision)
+    pipeline = DiffusionPipeline.from_pretrained(name, revision=revision, dtype=getattr(torch, dtype))
     if not isinstance(pipeline, DisentangledDiTPipeline):
         raise Unusable(f"{source} holds a {type(pipeline).__name__}, no DisentangledDiTPipeline.")
     try:

@@ -13,7 +13,6 @@ import difflib
 import hashlib
 import inspect
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,19 +30,20 @@ from diffusers import (
 )
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.image_processor import PipelineImageInput, VaeImageProcessor
-from diffusers.loaders import AuraFlowLoraLoaderMixin
+from diffusers.loaders import CogVideoXLoraLoaderMixin
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-# The mixin loads and saves LoRA layers of a `transformer` and nothing else; no part of it is AuraFlow's.
-class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
+# The mixin loads, saves, fuses LoRA layers of a `transformer` and nothing else; no part of it is CogVideoX's.
+class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     """
     Pictures of a class or a text by a Disentangled DiT (arXiv 2411.03177), in latents or pixels.
 
     The model says which: `num_classes` makes it a class model, `joint_attention_dim` a text model. Without `vae` its
-    values are pixels in [-1, 1], grey where it has one channel.
+    values are pixels in [-1, 1], grey where it has one channel. Every part may be left out: with `text_encoder` and
+    `tokenizer` alone it encodes texts, and makes pictures of them once it is loaded without these.
 
     Args:
         transformer ([`DisentangledDiTTransformer2DModel`]): The network.
@@ -73,15 +73,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
 
     _PADDINGS = ("zeros", "replicate", "noisy_replicate")
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
-    _CONTROLS = {
-        "original_size": "(height, width) in pixels",
-        "crop": "(top, left) in pixels",
-        "target_size": "(height, width) in pixels",
-        "flip": "True or False",
-        "aspect_ratio": "width over height",
-    }
-    # Rows of adaLN numbers that are computed ahead: 100 MB for the largest preset in bfloat16.
-    _TABLE_ROWS = 128
     # Where diffusers looks for a component's code, in a repository and among its own pipelines.
     _COMPONENT = ["disentangled_dit", "DisentangledDiTTransformer2DModel"]
     # Read now: a later version of this file would take the place of the one that this class was made from.
@@ -89,8 +80,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
 
     def __init__(
         self,
-        transformer: ModelMixin,
-        scheduler: SchedulerMixin,
+        transformer: ModelMixin | None,
+        scheduler: SchedulerMixin | None,
         vae: ModelMixin | None,
         text_encoder: PreTrainedModel | None,
         tokenizer: PreTrainedTokenizerBase | None,
@@ -113,14 +104,17 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             text_padding=text_padding,
             text_padding_noise=text_padding_noise,
             max_text_length=max_text_length,
-            prediction_type=prediction_type or self._prediction_of(scheduler),
+            prediction_type=prediction_type,
         )
         self._check_scheduler()
         self.labels = {name.strip(): int(number) for number, text in (names or {}).items() for name in text.split(",")}
-        self.vae_scale_factor = 1 if vae is None else self._scale_factor(vae)
-        colour, grey = (self._image_channels() == channels for channels in (3, 1))
         # sizes are checked here, not rounded there
-        self.image_processor = VaeImageProcessor(vae_scale_factor=1, do_convert_rgb=colour, do_convert_grayscale=grey)
+        self.image_processor = VaeImageProcessor(vae_scale_factor=1)
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """How many pixels a latent of the present `vae` is wide; 1 without one."""
+        return 1 if self.vae is None else self._scale_factor(self.vae)
 
     @property
     def guidance_scale(self) -> float:
@@ -171,8 +165,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         for name in [label] if isinstance(label, str) else list(label):
             if not self.labels:
                 raise ValueError(
-                    f"The label {name!r} is a name, and this pipeline knows none; give a number below "
-                    f"{self.transformer.config.num_classes}, or make the pipeline with id2label."
+                    f"The label {name!r} is a name, and this pipeline knows none; give the number of the class, or "
+                    "make the pipeline with id2label."
                 )
             if name not in self.labels:
                 similar = difflib.get_close_matches(str(name), self.labels, n=5, cutoff=0.4) or list(self.labels)[:5]
@@ -183,35 +177,67 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             numbers.append(self.labels[name])
         return numbers
 
-    def encode_prompt(self, prompt: str | list[str], device: torch.device | str | None = None) -> Tensor:
+    def encode_prompt(
+        self,
+        prompt: str | list[str] | None,
+        device: torch.device | str | None = None,
+        num_images_per_prompt: int = 1,
+        do_classifier_free_guidance: bool = True,
+        negative_prompt: str | list[str] | None = None,
+        prompt_embeds: Tensor | None = None,
+        negative_prompt_embeds: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
         """
         Tokens of texts as the transformer attends to them: encoded, then padded by `text_padding`.
 
         The noise of the padding is seeded by the text itself: the same text gives the same tokens, whatever else is in
-        the batch and whatever the seed of the pictures, so they can be kept and given as `prompt_embeds`.
+        the batch and whatever the seed of the pictures, so they can be kept and given to a call. Neither transformer
+        nor scheduler is needed.
 
         Args:
-            prompt (`str` or `list[str]`): The texts; `""` is the null text.
+            prompt (`str` or `list[str]`): The texts; `""` is the null text, and `None` none (of a class model).
             device (`torch.device`, *optional*): Defaults to the device that the pipeline runs on.
+            num_images_per_prompt (`int`, defaults to 1): Times that each row is repeated; a call repeats them itself.
+            do_classifier_free_guidance (`bool`, defaults to `True`): Whether the negative tokens are wanted.
+            negative_prompt (`str` or `list[str]`, *optional*): One, or one for each; the null text if not given.
+            prompt_embeds, negative_prompt_embeds (`torch.Tensor`, *optional*): Used instead of encoding these.
 
         Returns:
-            `torch.Tensor` of shape `(texts, max_text_length, joint_attention_dim)`.
+            `tuple[torch.Tensor, torch.Tensor]`: `prompt_embeds` and `negative_prompt_embeds` of shape
+            `(texts, max_text_length, joint_attention_dim)`; `None` where not wanted.
         """
+        if prompt_embeds is None and prompt is not None:
+            prompt_embeds = self._encode_texts(prompt, device)
+        if prompt_embeds is None:
+            return None, None
+        if negative_prompt_embeds is None and do_classifier_free_guidance:
+            negative_prompt_embeds = self._encode_texts(negative_prompt or "", device)
+        if negative_prompt_embeds is not None:
+            if len(negative_prompt_embeds) == 1:
+                negative_prompt_embeds = negative_prompt_embeds.expand(len(prompt_embeds), -1, -1)
+            if negative_prompt_embeds.shape != prompt_embeds.shape:
+                raise ValueError(
+                    f"The negative text has the shape {tuple(negative_prompt_embeds.shape)} and the text "
+                    f"{tuple(prompt_embeds.shape)}; they must be equal, or the negative text one row."
+                )
+            negative_prompt_embeds = negative_prompt_embeds.repeat_interleave(num_images_per_prompt, dim=0)
+        prompt_embeds = prompt_embeds.repeat_interleave(num_images_per_prompt, dim=0)
+        return prompt_embeds, negative_prompt_embeds
+
+    def _encode_texts(self, texts: str | list[str], device: torch.device | str | None) -> Tensor:
+        """Padded tokens [texts, max_text_length, width]."""
         if self.text_encoder is None or self.tokenizer is None:
             raise ValueError(
-                "There is no text_encoder and tokenizer; load the pipeline with them or give prompt_embeds."
+                "There is no text_encoder and tokenizer; load the pipeline with them, or give prompt_embeds and, with "
+                "guidance, negative_prompt_embeds."
             )
-        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        if not texts:
+            raise ValueError("There are no texts in an empty list; give at least one.")
         padding = {"padding": "max_length", "padding_side": "right", "max_length": self.config.max_text_length}
         tokens = self.tokenizer(texts, truncation=True, return_tensors="pt", **padding)
         tokens = tokens.to(device or self._execution_device)
         states = self.text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
-        if states.shape[-1] != self.transformer.config.joint_attention_dim:
-            raise ValueError(
-                f"The text encoder's tokens have {states.shape[-1]} numbers, and the transformer takes "
-                f"{self.transformer.config.joint_attention_dim} (joint_attention_dim); use the encoder that it was "
-                "trained with."
-            )
         # 63 bits: a torch seed is a signed number
         seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -337,16 +363,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         if vae.dtype != dtype:
             vae.to(dtype)
 
-    def _image_channels(self) -> int:
-        """Channels of the pictures, before and after the autoencoder."""
-        return self.transformer.config.in_channels if self.vae is None else self.vae.config.get("in_channels", 3)
-
     def _prepare_image(self, image: PipelineImageInput | Tensor, size: tuple[int, int], count: int) -> Tensor:
         """Clean latents [count, channels, height, width] to start from, of pictures or latents, one or `count`."""
         channels, factor, device = self.transformer.config.in_channels, self.vae_scale_factor, self._execution_device
-        if isinstance(image, Tensor) and self.vae is not None and image.shape[1] == channels != self._image_channels():
+        colours = channels if self.vae is None else self.vae.config.get("in_channels", 3)
+        if isinstance(image, Tensor) and image.shape[1] == channels != colours:
             latents = image.to(device, torch.float32)
         else:
+            kinds = {"do_convert_rgb": colours == 3, "do_convert_grayscale": colours == 1}
+            self.image_processor.register_to_config(**kinds)
             pixels = self.image_processor.preprocess(image, height=size[0], width=size[1]).to(device, torch.float32)
             latents = pixels if self.vae is None else self.encode_image(self.vae, pixels)
         shape = (channels, size[0] // factor, size[1] // factor)
@@ -385,18 +410,27 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
 
     def _start(self, num_inference_steps: int, strength: float | None) -> tuple[Tensor, int]:
         """Timesteps that are left, and how many steps of the schedule they are; a strength leaves the first out."""
-        self.scheduler.set_timesteps(num_inference_steps, device=self._execution_device)
-        if strength is None:
-            return self.scheduler.timesteps, num_inference_steps
-        steps = min(int(num_inference_steps * strength), num_inference_steps)
-        if steps < 1 or strength > 1:
+        scheduler, steps, begin = self.scheduler, num_inference_steps, 0
+        scheduler.set_timesteps(num_inference_steps, device=self._execution_device)
+        if strength is not None:
+            steps = min(int(num_inference_steps * strength), num_inference_steps)
+            if steps < 1 or strength > 1:
+                raise ValueError(
+                    f"strength is {strength} for {num_inference_steps} steps; it must be at most 1, and leave one of "
+                    "them."
+                )
+            begin = (num_inference_steps - steps) * scheduler.order
+            if hasattr(scheduler, "set_begin_index"):
+                scheduler.set_begin_index(begin)
+        timesteps, kept = scheduler.timesteps[begin:], getattr(scheduler, "alphas_cumprod", None)
+        # x0 = (x - sqrt(1 - a) e) / sqrt(a) has no value where a, the kept part of the picture, is 0
+        blind = kept is not None and not kept[timesteps.long().to(kept.device)].all()
+        if blind and self.config.prediction_type == "epsilon":
             raise ValueError(
-                f"strength is {strength} for {num_inference_steps} steps; it must be at most 1, and leave one of them."
+                f"{type(scheduler).__name__} starts from noise alone (zero-terminal SNR), of which predicted noise "
+                "makes no picture; set rescale_betas_zero_snr=False, or timestep_spacing='leading'."
             )
-        begin = (num_inference_steps - steps) * self.scheduler.order
-        if hasattr(self.scheduler, "set_begin_index"):
-            self.scheduler.set_begin_index(begin)
-        return self.scheduler.timesteps[begin:], steps
+        return timesteps, steps
 
     # Schedulers
 
@@ -409,51 +443,90 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         """What a scheduler reads the network's output as."""
         if cls._is_flow_match(scheduler):
             return "flow_prediction"
-        if "trained_betas" not in inspect.signature(type(scheduler).__init__).parameters:
-            raise ValueError(
-                f"{type(scheduler).__name__} is neither of the DDPM family (DDIM, DPM++, UniPC, Euler ...) nor "
-                "FlowMatchEulerDiscreteScheduler or FlowMatchHeunDiscreteScheduler; use one of these."
-            )
-        return str(scheduler.config.get("prediction_type", "epsilon"))
+        step, options = (inspect.signature(part).parameters for part in (scheduler.step, type(scheduler).__init__))
+        needed = {name for name, option in step.items() if option.default is option.empty}
+        # IPNDM takes betas, and has a schedule of its own all the same
+        known = "trained_betas" in options and hasattr(scheduler, "alphas_cumprod")
+        times, get = getattr(scheduler, "timesteps", None), scheduler.config.get
+        prediction, flow = str(get("prediction_type", "epsilon")), bool(get("use_flow_sigmas"))
+        cls._refuse(
+            scheduler,
+            {
+                "is neither of the DDPM family (DDIM, DPM++, UniPC, Euler ...) nor FlowMatchEulerDiscreteScheduler or "
+                "FlowMatchHeunDiscreteScheduler; use one of these": (
+                    not known or not needed <= {"model_output", "timestep", "sample"}
+                ),
+                "goes from pictures to noise; use the one that it is the inverse of": (
+                    times is not None and len(times) > 1 and bool(times[0] < times[-1])
+                ),
+                f"has prediction_type={prediction!r} and use_flow_sigmas={flow}; 'flow_prediction' needs True, all "
+                "others False": flow != (prediction == "flow_prediction"),
+                "has timestep_type='continuous', numbers that the network has not seen; make it with 'discrete'": (
+                    get("timestep_type") == "continuous"
+                ),
+            },
+        )
+        return prediction
+
+    @staticmethod
+    def _refuse(scheduler: Any, problems: dict[str, bool]) -> None:
+        for problem, found in problems.items():
+            if found:
+                raise ValueError(f"{type(scheduler).__name__} {problem}.")
 
     def _check_scheduler(self) -> None:
         """Refuses a scheduler with which the network's output would be read as something else."""
-        scheduler, config = self.scheduler, self.scheduler.config
-        name = type(scheduler).__name__
-        found, wanted = self._prediction_of(scheduler), self.config.prediction_type
-        if found != wanted:
-            raise ValueError(
-                f"{name} reads the network's output as {found}, and this network predicts {wanted}; use a scheduler "
-                f"with prediction_type={wanted!r}"
-                + (", or FlowMatchEulerDiscreteScheduler." if "flow" in wanted else ".")
-            )
-        network = self.transformer.config
-        if config.num_train_timesteps != network.num_train_timesteps:
-            raise ValueError(
-                f"{name} has {config.num_train_timesteps} training timesteps, and the network "
-                f"{network.num_train_timesteps}; make it with num_train_timesteps={network.num_train_timesteps}."
-            )
-        if self._is_flow_match(scheduler) and config.get("use_dynamic_shifting"):
-            raise ValueError(
-                f"{name} has use_dynamic_shifting=True, which needs a shift for every call; set it to False, and "
-                "`shift` for the size of the pictures."
-            )
-        fits = isinstance(scheduler, DDPMScheduler) and network.out_channels == 2 * network.in_channels
-        if str(config.get("variance_type")).startswith("learned") and not fits:
-            raise ValueError(
-                f"{name} has variance_type={config.variance_type!r}; only DDPMScheduler takes a learned variance "
-                "here, and only of a network with twice as many output channels. Make it with variance_type="
-                + ("'fixed_small'." if isinstance(scheduler, DDPMScheduler) else "None.")
-            )
+        if self.scheduler is None:
+            return
+        config, found = self.scheduler.config, self._prediction_of(self.scheduler)
+        if self.config.prediction_type is None:
+            self.register_to_config(prediction_type=found)
+        wanted = self.config.prediction_type
+        other = ", or FlowMatchEulerDiscreteScheduler" if "flow" in wanted else ""
+        problems = {
+            f"reads the network's output as {found}, and this network predicts {wanted}; use a scheduler with "
+            f"prediction_type={wanted!r}{other}": found != wanted,
+            "has use_dynamic_shifting=True, which needs a shift for every call; set it to False, and `shift` for the "
+            "size of the pictures": self._is_flow_match(self.scheduler) and config.get("use_dynamic_shifting"),
+        }
+        if self.transformer is not None:
+            network, ddpm = self.transformer.config, isinstance(self.scheduler, DDPMScheduler)
+            steps, variance = network.num_train_timesteps, config.get("variance_type")
+            learned = str(variance).startswith("learned")
+            problems |= {
+                f"has {config.num_train_timesteps} training timesteps, and the network {steps}; make it with "
+                f"num_train_timesteps={steps}": config.num_train_timesteps != steps,
+                f"has variance_type={variance!r}; only DDPMScheduler takes a learned variance here, and only of a "
+                "network with twice as many output channels. Make it with variance_type="
+                + ("'fixed_small'" if ddpm else "None"): (
+                    learned and not (ddpm and network.out_channels == 2 * network.in_channels)
+                ),
+            }
+        self._refuse(self.scheduler, problems)
 
     # Conditions
+
+    @classmethod
+    def _plain(cls, value: Any) -> Any:
+        """Python's numbers, and lists of them, from those of NumPy and torch, from tuples and lists."""
+        if hasattr(value, "tolist"):
+            return value.tolist()
+        return [cls._plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def _count(self, name: str, value: Any) -> int:
+        """A number of steps or pictures."""
+        number = self._plain(value)
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name} is {value!r}; a whole number of at least 1 is needed.")
+        return number
 
     def _check_labels(self, labels: Any, name: str) -> list[int]:
         """Numbers of classes from numbers, names, a tensor of numbers, or a list."""
         classes = self.transformer.config.num_classes
-        labels = labels.tolist() if isinstance(labels, Tensor) else labels
-        numbers = []
-        for label in labels if isinstance(labels, list | tuple) else [labels]:
+        labels, numbers = self._plain(labels), []
+        if labels == []:
+            raise ValueError(f"{name} is an empty list; give at least one class.")
+        for label in labels if isinstance(labels, list) else [labels]:
             number = self.get_label_ids(label)[0] if isinstance(label, str) else label
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= classes:
                 raise ValueError(
@@ -474,31 +547,12 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             raise ValueError(f"{len(null)} negative_class_labels for {len(given)} class_labels; give one, or as many.")
         return [*null * (len(given) // len(null)), *given]
 
-    def _encode_texts(
-        self, prompt: Any, negative: Any, embeds: Tensor | None, negative_embeds: Tensor | None
-    ) -> tuple[Tensor, int]:
-        """Text tokens of the null branch (if one may be needed), then of the others, and how many these are."""
-        if (prompt is None) == (embeds is None):
-            raise ValueError("This is a text model: give prompt or prompt_embeds, not both, and no class_labels.")
-        embeds = self.encode_prompt(prompt) if embeds is None else embeds
-        if negative_embeds is None and not self._may_guide:
-            return embeds, len(embeds)
-        if negative_embeds is None:
-            negative_embeds = self.encode_prompt("" if negative is None else negative)
-        if len(negative_embeds) == 1:
-            negative_embeds = negative_embeds.expand(len(embeds), -1, -1)
-        if negative_embeds.shape != embeds.shape:
-            raise ValueError(
-                f"The negative text has the shape {tuple(negative_embeds.shape)} and the text {tuple(embeds.shape)}; "
-                "they must be equal, or the negative text one row."
-            )
-        return torch.cat([negative_embeds.to(embeds), embeds]), len(embeds)
-
     def _encode_conditions(
         self, classes: tuple[Any, ...], texts: tuple[Any, ...], images: int
     ) -> tuple[Tensor, list[tuple[int, int]]]:
         """Context of the null branch, then of the others [2 B or B, L, width]; for each picture both labels, or 0."""
         is_class_model = self.transformer.config.num_classes is not None
+        self._has_negative = any(item is not None for item in (classes[1], texts[1], texts[3]))
         if any(value is not None for value in (texts if is_class_model else classes)):
             kind, use = ("class", "class_labels, no prompt") if is_class_model else ("text", "prompt, no class_labels")
             raise ValueError(f"This is a {kind} model: give {use}.")
@@ -509,10 +563,20 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
             context, _ = self.transformer(class_labels=numbers, **options)
             pairs = list(zip(labels[: len(labels) // 2], labels[len(labels) // 2 :], strict=True))
         else:
-            tokens, count = self._encode_texts(*texts)
+            prompt, negative_prompt, *embeds = texts
+            if (prompt is None) == (embeds[0] is None):
+                raise ValueError("This is a text model: give prompt or prompt_embeds, not both, and no class_labels.")
+            given: Any  # one of both is there
+            given, negative = self.encode_prompt(prompt, None, 1, self._may_guide, negative_prompt, *embeds)
+            tokens = given if negative is None else torch.cat([negative.to(given), given])
+            if tokens.shape[-1] != (width := self.transformer.config.joint_attention_dim):
+                raise ValueError(
+                    f"The tokens of the texts have {tokens.shape[-1]} numbers, and the transformer takes {width} "
+                    "(joint_attention_dim); use the text encoder that it was trained with."
+                )
             tokens = tokens.to(self._execution_device, self.transformer.dtype)
             context, _ = self.transformer(encoder_hidden_states=tokens, **options)
-            pairs = [(0, 0)] * count
+            pairs = [(0, 0)] * len(given)
         return context.repeat_interleave(images, dim=0), [pair for pair in pairs for _ in range(images)]
 
     def _check_size(self, height: int | None, width: int | None, latents: Tensor | None) -> tuple[int, int]:
@@ -520,7 +584,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         factor, patch = self.vae_scale_factor, self.transformer.config.patch_size
         usual = self.transformer.config.sample_size if latents is None else latents.shape[-2:]
         usual = (usual, usual) if isinstance(usual, int) else usual
-        size = (usual[0] * factor if height is None else height, usual[1] * factor if width is None else width)
+        given = (self._plain(height), self._plain(width))
+        size = tuple(side * factor if wish is None else wish for side, wish in zip(usual, given, strict=True))
         for name, side in zip(("height", "width"), size, strict=True):
             if isinstance(side, bool) or not isinstance(side, int) or side < 1 or side % (factor * patch) != 0:
                 raise ValueError(
@@ -528,40 +593,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
                     f"transformer's patches, times {factor} for the autoencoder)."
                 )
         return size
-
-    def _read_control(self, name: str, value: Any, count: int, images: int) -> list[tuple[float, ...]]:
-        """The values of a control for each of `count` pictures: one value for all, or a list with one for each."""
-        each = value if isinstance(value, list) else [value]
-        if len(each) not in (1, count // images, count):
-            raise ValueError(f"{name} has {len(each)} values for {count} pictures; give one, or a list of as many.")
-        zero, most = name in ("crop", "flip"), 1 if name == "flip" else 1e9
-        read = []
-        for given in each:
-            item = tuple(given) if isinstance(given, list | tuple) else (given,)
-            fits = (
-                isinstance(number, int | float) and (0 < number <= most or (zero and number == 0)) for number in item
-            )
-            if len(item) != self.transformer.CONTROL_SIZES[name] or not all(fits):
-                raise ValueError(
-                    f"{name} has {given!r}; needed is {self._CONTROLS[name]}, or a list with one for each picture."
-                )
-            read.append(tuple(map(float, item)))
-        return [item for item in read for _ in range(count // len(read))]
-
-    def _read_controls(
-        self, given: dict[str, Any], size: tuple[int, int], count: int, images: int
-    ) -> list[tuple[tuple[float, ...], ...]]:
-        """For each picture the values of the model's controls, in their order; not given: a whole, unmirrored one."""
-        known = self.transformer.config.control_alpha
-        for name in given:
-            if given[name] is not None and name not in known:
-                raise ValueError(f"The model has no control {name}; it was trained with {', '.join(known) or 'none'}.")
-        usual: dict[str, Any] = {"original_size": size, "crop": (0, 0), "target_size": size, "flip": 0}
-        usual |= {name: value for name, value in given.items() if value is not None}
-        values = {name: self._read_control(name, value, count, images) for name, value in usual.items()}
-        ratios = values.get("aspect_ratio") or [(width / height,) for height, width in values["original_size"]]
-        values["aspect_ratio"] = [(math.log(ratio),) for (ratio,) in ratios]
-        return [tuple(values[name][index] for name in known) for index in range(count)]
 
     # Guidance
 
@@ -584,51 +615,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
                 "control_dropout, and this one was not; set control_guidance_scale=1."
             )
         return weights
-
-    def _plan_states(
-        self, given: list[tuple[tuple[float, ...], ...]], labels: list[tuple[int, int]]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, list[int]]]:
-        """The different inputs of adaLN in all branches: controls and the rest; each branch's row of each picture."""
-        config, device = self.transformer.config, self._execution_device
-        # a class is none of them, except in the baseline that adds it to adaLN
-        negative, positive = zip(*(labels if config.conditioning == "adaln" else [(0, 0)] * len(given)), strict=True)
-        dropped, full = [None] * len(given), [values or None for values in given]
-        null = full if self._guidance_null_control else dropped
-        inputs = {"null": (null, negative), "uncontrolled": (dropped, positive), "full": (full, positive)}
-        found: dict[Any, int] = {}
-        rows = {
-            branch: [found.setdefault(key, len(found)) for key in zip(*columns, strict=True)]
-            for branch, columns in inputs.items()
-        }
-        values = [given[0] if key is None else key for key, _ in found]
-        controls = {
-            name: torch.tensor([value[place] for value in values], device=device)
-            for place, name in enumerate(config.control_alpha)
-        }
-        rest = {"control_mask": torch.tensor([key is not None for key, _ in found], device=device)}
-        if config.conditioning == "adaln":
-            rest["class_labels"] = torch.tensor([label for _, label in found], device=device)
-        return controls, rest, rows
-
-    def _modulations(
-        self, timesteps: Tensor, controls: dict[str, Tensor], rest: dict[str, Tensor], rows: dict[str, list[int]]
-    ) -> Iterator[tuple[Tensor, bool]]:
-        """For each timestep the adaLN numbers [states, numbers], and whether the controls add nothing to them."""
-        # they depend on no latents: many timesteps at once, but not more than so many rows
-        count = len(rest["control_mask"])
-        for block in timesteps.split(max(1, self._TABLE_ROWS // count)):
-            _, table = self.transformer(
-                timestep=block.repeat_interleave(count),
-                controls={name: value.repeat(len(block), 1) for name, value in controls.items()},
-                **{name: value.repeat(len(block)) for name, value in rest.items()},
-                attention_kwargs=self._attention_kwargs,
-                return_conditioning=True,
-            )
-            table = table.unflatten(0, (len(block), count))
-            idle = [False] * len(block)
-            if self.transformer.config.control_cutoff > 0:
-                idle = (table[:, rows["full"]] == table[:, rows["uncontrolled"]]).flatten(1).all(dim=1).tolist()
-            yield from zip(table, idle, strict=True)
 
     def _predict(
         self,
@@ -684,7 +670,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         order = self.scheduler.order
         weights: dict[str, float] = {}
         with self.progress_bar(total=steps) as progress:
-            for index, (table, idle) in enumerate(self._modulations(timesteps, *states)):
+            tables = self.transformer.modulation_tables(timesteps, *states, self._attention_kwargs)
+            for index, (table, idle) in enumerate(tables):
                 if self._interrupt:
                     break
                 self._current_timestep = timestep = timesteps[index]
@@ -750,7 +737,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         Makes pictures.
 
         Args:
-            class_labels (`int`, `str`, list or `torch.Tensor`, *optional*): Classes of a class model, by number or
+            class_labels (`int`, `str`, list, array or tensor, *optional*): Classes of a class model, by number or
                 name; its `num_classes` is no class.
             prompt (`str` or `list[str]`, *optional*): Texts, of a text model.
             negative_class_labels, negative_prompt (*optional*): What guidance leads away from, one or one for each; no
@@ -792,24 +779,22 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         """
         if isinstance(callback_on_step_end, PipelineCallback | MultiPipelineCallbacks):
             callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
-        self._check_options(output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt)
-        self._check_scheduler()
+        self._check_options(output_type, callback_on_step_end_tensor_inputs)
+        num_inference_steps = self._count("num_inference_steps", num_inference_steps)
+        images_each = self._count("num_images_per_prompt", num_images_per_prompt)
         self._guidance_scale, self._control_guidance_scale = guidance_scale, control_guidance_scale
-        self._guidance_null_control, self._attention_kwargs = guidance_null_control, attention_kwargs
-        self._interrupt, self._may_guide = False, guidance_scale > 1 or callback_on_step_end is not None
-        negatives = (negative_class_labels, negative_prompt, negative_prompt_embeds)
-        self._has_negative = any(item is not None for item in negatives)
+        self._attention_kwargs, self._interrupt = attention_kwargs, False
+        # a callback may switch the guidance on, where there is something that encodes the null text
+        self._may_guide = guidance_scale > 1 or (callback_on_step_end is not None and self.text_encoder is not None)
 
-        context, labels = self._encode_conditions(
-            (class_labels, negative_class_labels),
-            (prompt, negative_prompt, prompt_embeds, negative_prompt_embeds),
-            num_images_per_prompt,
-        )
+        texts = (prompt, negative_prompt, prompt_embeds, negative_prompt_embeds)
+        context, labels = self._encode_conditions((class_labels, negative_class_labels), texts, images_each)
         count = len(labels)
         size = self._check_size(height, width, latents)
-        controls: dict[str, Any] = {"original_size": original_size, "crop": crop, "target_size": target_size}
-        controls |= {"flip": flip, "aspect_ratio": aspect_ratio}
-        states = self._plan_states(self._read_controls(controls, size, count, num_images_per_prompt), labels)
+        controls = {"original_size": original_size, "crop": crop, "target_size": target_size, "flip": flip}
+        given = {name: self._plain(value) for name, value in {**controls, "aspect_ratio": aspect_ratio}.items()}
+        values = self.transformer.read_controls(given, size, count, images_each)
+        states = self.transformer.plan_states(values, labels, guidance_null_control, self._execution_device)
         timesteps, steps = self._start(num_inference_steps, None if image is None else strength)
         clean = None if image is None else self._prepare_image(image, size, count)
         latents = self._prepare_latents(count, size, generator, latents, clean, timesteps)
@@ -820,15 +805,16 @@ class DisentangledDiTPipeline(DiffusionPipeline, AuraFlowLoraLoaderMixin):
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
-    def _check_options(self, output_type: str, callback_inputs: Any, images: int) -> None:
+    def _check_options(self, output_type: str, callback_inputs: Any) -> None:
+        if missing := [name for name in ("transformer", "scheduler") if getattr(self, name) is None]:
+            raise ValueError(f"There is no {' and no '.join(missing)}; load the pipeline with it to make pictures.")
+        self._check_scheduler()
         if output_type not in self._OUTPUT_TYPES:
             raise ValueError(f"output_type is {output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} is allowed.")
         if unknown := sorted(set(callback_inputs) - set(self._callback_tensor_inputs)):
             raise ValueError(
                 f"callback_on_step_end_tensor_inputs has {unknown}; of {self._callback_tensor_inputs} is allowed."
             )
-        if images < 1:
-            raise ValueError(f"num_images_per_prompt is {images}; at least 1 is needed.")
 
     def _finish(self, latents: Tensor, output_type: str) -> Any:
         """Pictures of clean latents."""

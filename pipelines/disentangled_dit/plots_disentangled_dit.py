@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from PIL import Image, ImageDraw, ImageFont
 
 from .pipeline import DisentangledDiTPipeline
 
 # Pixels between the pictures, and of a picture at least, so that small ones can be seen.
 GAP, LEAST = 2, 64
+# Pixels that are drawn at once unless a caller says otherwise: two pictures of 512 x 512, 512 of 32 x 32.
+PIXELS = 2 * 512 * 512
 
 
 def draw_grid(rows: list[list[Image.Image]], names: list[str]) -> Image.Image:
@@ -49,26 +52,54 @@ def _short(name: str) -> str:
 
 @torch.no_grad()
 def sample_rows(
-    pipeline: DisentangledDiTPipeline, conditions: list[Any], columns: int, seed: int, **options: Any
+    pipeline: DisentangledDiTPipeline,
+    conditions: list[Any],
+    columns: int,
+    seed: int,
+    batch_size: int | None = None,
+    **options: Any,
 ) -> list[list[Image.Image]]:
     """
     Samples in rows; those of a column start from the same noise.
+
+    They are drawn in batches, and in smaller ones where memory is short. Each picture has noise of its own, so the
+    batches do not change it (but for the last bits of sums).
 
     Args:
         pipeline ([`DisentangledDiTPipeline`]): Makes them.
         conditions (`list[int]` or `list[str]`): A class, or a text, for each row.
         columns (`int`): Samples of each.
         seed (`int`): Another seed, other noise.
-        options: Further arguments of the pipeline.
+        batch_size (`int`, *optional*): Pictures that are drawn at once; as many as have half a million pixels if not
+            given.
+        options: Further arguments of the pipeline, the same for all pictures.
 
     Returns:
         `list[list[PIL.Image.Image]]`: A row for each condition.
+
+    Raises:
+        RuntimeError: Memory is short for a single picture; the error is torch's.
     """
     key = "prompt" if pipeline.transformer.config.num_classes is None else "class_labels"
-    noise = [torch.Generator().manual_seed(seed * 100_003 + column) for _ in conditions for column in range(columns)]
-    options |= {key: [condition for condition in conditions for _ in range(columns)]}
-    output: Any = pipeline(generator=noise, **options)
-    return [output.images[start : start + columns] for start in range(0, len(noise), columns)]
+    wanted = [(condition, column) for condition in conditions for column in range(columns)]
+    if batch_size is None:
+        height, width = pipeline._check_size(options.get("height"), options.get("width"), None)
+        batch_size = max(1, PIXELS // (height * width))
+    pictures: list[Image.Image] = []
+
+    while part := wanted[len(pictures) : len(pictures) + batch_size]:
+        noise = [torch.Generator().manual_seed(seed * 100_003 + column) for _, column in part]
+        given: dict[str, Any] = {key: [condition for condition, _ in part], **options}
+        try:
+            output: Any = pipeline(generator=noise, **given)
+        except RuntimeError as error:
+            if len(part) == 1 or not should_reduce_batch_size(error):
+                raise
+            batch_size = len(part) // 2
+            clear_device_cache(garbage_collection=True)
+        else:
+            pictures.extend(output.images)
+    return [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
 
 
 def write_picture(picture: Image.Image, path: Path) -> Path:

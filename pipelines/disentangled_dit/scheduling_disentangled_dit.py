@@ -72,7 +72,8 @@ def rescale_noise_schedule(
                 "`shift`; make it without that option, with a constant shift."
             )
         return kind.from_config(config, shift=ratio * config.shift)
-    if "trained_betas" not in inspect.signature(kind.__init__).parameters:
+    # IPNDMScheduler takes betas, and has a schedule of its own all the same.
+    if "trained_betas" not in inspect.signature(kind.__init__).parameters or not hasattr(given, "alphas_cumprod"):
         raise TypeError(
             f"{kind.__name__} has neither betas nor a constant flow shift to rescale; use a scheduler of "
             "the DDPM family (DDIM, DPM++, UniPC, Euler ...), FlowMatchEulerDiscreteScheduler or "

@@ -388,7 +388,7 @@ class DisentangledDiTTask:
         pipeline = self.pipeline(model)
         pipeline.set_progress_bar_config(disable=True)
         guidance = self.sample_guidance if self.config["condition_dropout"] > 0 else 1.0
-        options = {"num_inference_steps": self.sample_steps, "guidance_scale": guidance}
+        options: dict[str, Any] = {"num_inference_steps": self.sample_steps, "guidance_scale": guidance}
         return draw_grid(sample_rows(pipeline, conditions, self.samples_per_class, 0, **options), names)
 
     def save_model(self, model: torch.nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:

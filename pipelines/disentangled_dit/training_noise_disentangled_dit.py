@@ -34,7 +34,7 @@ def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -
         `SchedulerMixin`: The scheduler.
 
     Raises:
-        ValueError: If a setting is none of the scheduler's, or the objective is unknown.
+        ValueError: If a setting is none of the scheduler's, the objective is unknown, or does not fit the schedule.
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective is {objective!r}; allowed: {', '.join(OBJECTIVES)}.")
@@ -55,7 +55,30 @@ def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -
         scheduler: SchedulerMixin = kind(**{**settings, **changes})
     except NotImplementedError as error:
         raise ValueError(f"task.noise_schedule: {error}.") from error
+    check_signal(scheduler, "task.noise_schedule")
     return scheduler
+
+
+def check_signal(scheduler: SchedulerMixin, source: str) -> None:
+    """
+    Refuses a schedule that ends in noise alone for a network that predicts the noise.
+
+    There the input is the answer, and no picture follows from it: x0 = (x - sqrt(1 - a) e) / sqrt(a) with a = 0.
+
+    Args:
+        scheduler (`SchedulerMixin`): The noise schedule.
+        source (`str`): Where it comes from, for the message.
+
+    Raises:
+        ValueError: If it has zero-terminal SNR and predicts `"epsilon"`.
+    """
+    # Any: of a scheduler diffusers' types know neither its configuration nor its numbers.
+    schedule: Any = scheduler
+    if objective_of(scheduler) == "epsilon" and not schedule.alphas_cumprod.all():
+        raise ValueError(
+            f"{source} ends in noise alone (zero-terminal SNR, rescale_betas_zero_snr); with objective epsilon "
+            "nothing is learned there and sampling divides by zero: set it to false, or objective to v_prediction."
+        )
 
 
 def objective_of(scheduler: SchedulerMixin) -> str:

@@ -23,6 +23,7 @@ from hf_ext.training.state import read_json
 
 from .data_disentangled_dit import Crops, Size
 from .scheduling_disentangled_dit import rescale_noise_schedule
+from .training_noise_disentangled_dit import check_signal
 from .transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 
 
@@ -79,7 +80,7 @@ def open_pipeline(source: str) -> Checkpoint:
         [`Checkpoint`]: The pipeline.
 
     Raises:
-        ValueError: If there is no pipeline.
+        ValueError: If there is no pipeline, or its schedule ends in noise alone that it predicts.
     """
     if pipeline_index(source) is None:
         raise ValueError(
@@ -96,6 +97,7 @@ def open_pipeline(source: str) -> Checkpoint:
     id2label = None if names is None else {int(key): value for key, value in names.items()}
     config = read_json(folder / "transformer" / "config.json")
     scheduler = _scheduler(folder, index)
+    check_signal(scheduler, f"the schedule of {source}")
     return Checkpoint(folder / "transformer", config, scheduler, id2label, source)
 
 

@@ -10,6 +10,7 @@ Shapes: batch B, image tokens N, context tokens L, width D, heads H; latents [B,
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -199,7 +200,156 @@ if HAS_BLOCK_CACHES:
     )
 
 
-class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin, PeftAdapterMixin, CacheMixin):
+class DisentangledDiTSamplingMixin:
+    """
+    What the pipeline asks a network for besides its output: the values of its controls, and the inputs of adaLN, which
+    depend on no latents, in tables for many timesteps at once.
+    """
+
+    # Numbers of each control: (height, width), (top, left), (height, width), 0 or 1, log(width / height).
+    CONTROL_SIZES = {"original_size": 2, "crop": 2, "target_size": 2, "flip": 1, "aspect_ratio": 1}
+    # What a caller gives for them.
+    CONTROL_WORDS = {
+        "original_size": "(height, width) in pixels",
+        "crop": "(top, left) in pixels",
+        "target_size": "(height, width) in pixels",
+        "flip": "True or False",
+        "aspect_ratio": "width over height",
+    }
+    # Rows of adaLN numbers that are computed ahead: 100 MB for the largest preset in bfloat16.
+    TABLE_ROWS = 128
+
+    # Any: a mixin does not know the network that it is a part of.
+    config: Any
+    __call__: Any
+
+    def read_controls(
+        self, given: dict[str, Any], size: tuple[int, int], count: int, images: int
+    ) -> list[tuple[tuple[float, ...], ...]]:
+        """
+        The values of the network's controls for pictures that are to be made.
+
+        Args:
+            given (`dict[str, Any]`): For each name of `CONTROL_SIZES` a value, or a list of one for each picture or
+                group; `None` for that of a whole, unmirrored picture. Python's numbers, and lists of them; the aspect
+                ratio is width / height.
+            size (`tuple[int, int]`): Height and width of the pictures in pixels.
+            count, images (`int`): Pictures, and how many follow each other as a group.
+
+        Returns:
+            `list[tuple[tuple[float, ...], ...]]`: For each picture the values of `config.control_alpha`, in its order,
+            as `forward` takes them.
+
+        Raises:
+            ValueError: A value is none of the control, or the network has no such control.
+        """
+        known = self.config.control_alpha
+        for name, value in given.items():
+            if value is not None and name not in known:
+                raise ValueError(f"The model has no control {name}; it was trained with {', '.join(known) or 'none'}.")
+        usual: dict[str, Any] = {"original_size": list(size), "crop": [0, 0], "target_size": list(size), "flip": 0}
+        usual |= {name: value for name, value in given.items() if value is not None}
+        values = {name: self._read_control(name, value, count, images) for name, value in usual.items()}
+        ratios = values.get("aspect_ratio") or [(width / height,) for height, width in values["original_size"]]
+        values["aspect_ratio"] = [(math.log(ratio),) for (ratio,) in ratios]
+        return [tuple(values[name][index] for name in known) for index in range(count)]
+
+    def _read_control(self, name: str, value: Any, count: int, images: int) -> list[tuple[float, ...]]:
+        """The values of a control for each of `count` pictures."""
+        size = self.CONTROL_SIZES[name]
+        # A list of numbers is one value where the control is a pair, and several where it is a number.
+        several = isinstance(value, list) and (size == 1 or any(isinstance(item, list) for item in value))
+        each = value if several else [value]
+        if len(each) not in (1, count // images, count):
+            raise ValueError(f"{name} has {len(each)} values for {count} pictures; give one, or a list of as many.")
+        zero, most = name in ("crop", "flip"), 1 if name == "flip" else 1e9
+        read = []
+        for given in each:
+            item = given if isinstance(given, list) else [given]
+            fits = (isinstance(part, int | float) and (0 < part <= most or (zero and part == 0)) for part in item)
+            if len(item) != size or not all(fits):
+                raise ValueError(
+                    f"{name} has {given!r}; needed is {self.CONTROL_WORDS[name]}, or a list with one for each picture."
+                )
+            read.append(tuple(map(float, item)))
+        return [item for item in read for _ in range(count // len(read))]
+
+    def plan_states(
+        self,
+        given: list[tuple[tuple[float, ...], ...]],
+        labels: list[tuple[int, int]],
+        null_control: bool,
+        device: torch.device,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, list[int]]]:
+        """
+        The different inputs of adaLN in the branches of the guidance: most pictures and branches share them.
+
+        Args:
+            given (`list`): From `read_controls`, for each picture.
+            labels (`list[tuple[int, int]]`): For each picture the class of the null branch and that of the others.
+            null_control (`bool`): Whether the null branch keeps the controls.
+            device (`torch.device`): Where the tensors lie.
+
+        Returns:
+            `tuple[dict, dict, dict]`: Controls of the states; their other inputs of `forward`; for each branch
+            `"null"`, `"uncontrolled"`, `"full"` the state of each picture.
+        """
+        config = self.config
+        # A class is none of them, except in the baseline that adds it to adaLN.
+        negative, positive = zip(*(labels if config.conditioning == "adaln" else [(0, 0)] * len(given)), strict=True)
+        dropped, full = [None] * len(given), [values or None for values in given]
+        null = full if null_control else dropped
+        inputs = {"null": (null, negative), "uncontrolled": (dropped, positive), "full": (full, positive)}
+        found: dict[Any, int] = {}
+        rows = {
+            branch: [found.setdefault(key, len(found)) for key in zip(*columns, strict=True)]
+            for branch, columns in inputs.items()
+        }
+        values = [given[0] if key is None else key for key, _ in found]
+        controls = {
+            name: torch.tensor([value[place] for value in values], device=device)
+            for place, name in enumerate(config.control_alpha)
+        }
+        rest = {"control_mask": torch.tensor([key is not None for key, _ in found], device=device)}
+        if config.conditioning == "adaln":
+            rest["class_labels"] = torch.tensor([label for _, label in found], device=device)
+        return controls, rest, rows
+
+    def modulation_tables(
+        self,
+        timesteps: Tensor,
+        controls: dict[str, Tensor],
+        rest: dict[str, Tensor],
+        rows: dict[str, list[int]],
+        attention_kwargs: dict[str, Any] | None,
+    ) -> Iterator[tuple[Tensor, bool]]:
+        """
+        For each timestep the adaLN numbers of all states, `(states, numbers)`, and whether the controls add nothing.
+
+        Args:
+            timesteps (`torch.Tensor` of shape `(steps,)`): Of the scheduler.
+            controls, rest, rows: From `plan_states`.
+            attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
+        """
+        count = len(rest["control_mask"])
+        for block in timesteps.split(max(1, self.TABLE_ROWS // count)):
+            _, table = self(
+                timestep=block.repeat_interleave(count),
+                controls={name: value.repeat(len(block), 1) for name, value in controls.items()},
+                **{name: value.repeat(len(block)) for name, value in rest.items()},
+                attention_kwargs=attention_kwargs,
+                return_conditioning=True,
+            )
+            table = table.unflatten(0, (len(block), count))
+            idle = [False] * len(block)
+            if self.config.control_cutoff > 0:
+                idle = (table[:, rows["full"]] == table[:, rows["uncontrolled"]]).flatten(1).all(dim=1).tolist()
+            yield from zip(table, idle, strict=True)
+
+
+class DisentangledDiTTransformer2DModel(
+    DisentangledDiTSamplingMixin, ModelMixin, AttentionMixin, ConfigMixin, PeftAdapterMixin, CacheMixin
+):
     """
     Diffusion transformer whose class or text acts through attention, and whose controls fade in with the timestep
     (arXiv 2411.03177).
@@ -248,8 +398,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         "L": {"num_layers": 24, "num_attention_heads": 16, "attention_head_dim": 64, "patch_size": 2},
         "XL": {"num_layers": 28, "num_attention_heads": 16, "attention_head_dim": 72, "patch_size": 2},
     }
-    # Numbers of each control: (height, width), (top, left), (height, width), 0 or 1, log(width / height).
-    CONTROL_SIZES = {"original_size": 2, "crop": 2, "target_size": 2, "flip": 1, "aspect_ratio": 1}
     CONTROL_ALPHA = {"original_size": 8.0, "crop": 0.0, "target_size": 8.0, "flip": 0.0, "aspect_ratio": 0.0}
     CACHES = ("FirstBlockCache", "MagCache", "TaylorSeerCache", "PyramidAttentionBroadcast")
     # Features of a scalar; sizes whose position embedding is kept.

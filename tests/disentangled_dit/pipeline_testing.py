@@ -8,24 +8,28 @@ from diffusers.configuration_utils import register_to_config
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTSamplingMixin
 from tests.disentangled_dit.dit_testing import generator, make_transformer
 
 LABELS = {0: "tench, Tinca tinca", 1: "goldfish", 2: "hen", 3: "ostrich", 4: "brambling"}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "green", "hen", "fish", "on", "grass"]
 
 
-class GaussianDenoiser(ModelMixin, ConfigMixin, CacheMixin):
+class GaussianDenoiser(DisentangledDiTSamplingMixin, ModelMixin, ConfigMixin, CacheMixin):
     """
-    What a perfect network says about pictures whose pixels are independent, N(0, std^2):
-    with x = a x0 + b e, E[e | x] = b x / (a^2 std^2 + b^2) and E[x0 | x] = a std^2 x / (a^2 std^2 + b^2).
+    What a perfect network says about pictures whose pixels are independent, N(mean, std^2): with x = a x0 + b e and
+    y = (x - a mean) / (a^2 std^2 + b^2), E[e | x] = b y and E[x0 | x] = mean + a std^2 y.
     """
-
-    CONTROL_SIZES = DisentangledDiTTransformer2DModel.CONTROL_SIZES
 
     @register_to_config
     def __init__(
-        self, prediction: str = "epsilon", std: float = 0.5, sample_size: int = 48, out_channels: int | None = None
+        self,
+        prediction: str = "epsilon",
+        std: float = 0.5,
+        mean: float = 0.0,
+        sample_size: int = 48,
+        out_channels: int | None = None,
     ):
         super().__init__()
         self.register_to_config(
@@ -48,8 +52,9 @@ class GaussianDenoiser(ModelMixin, ConfigMixin, CacheMixin):
             signal = 1 - noise
         else:
             signal, noise = (self.kept[time.round().long()] ** 0.5, (1 - self.kept[time.round().long()]) ** 0.5)
-        variance = signal**2 * self.config.std**2 + noise**2
-        image, eps = signal * self.config.std**2 * hidden_states / variance, noise * hidden_states / variance
+        spread, mean = self.config.std**2, self.config.mean
+        known = (hidden_states - signal * mean) / (signal**2 * spread + noise**2)
+        image, eps = mean + signal * spread * known, noise * known
         answers = {
             "epsilon": eps,
             "sample": image,

@@ -85,10 +85,10 @@ def test_the_table_of_adaln_numbers_is_made_in_blocks(pipeline):
     # two kinds of controls, and none
     assert seen.tables == [30]
     seen.tables.clear()
-    whole._TABLE_ROWS = 13
+    whole.transformer.TABLE_ROWS = 13
     blocks = whole(**options).images
     assert seen.tables == [12, 12, 6]
-    whole._TABLE_ROWS = 1
+    whole.transformer.TABLE_ROWS = 1
     steps = whole(**options).images
     torch.testing.assert_close(blocks, images, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(steps, images, rtol=1e-4, atol=1e-4)
@@ -190,7 +190,7 @@ def test_labels_are_numbers_names_or_tensors(pipeline):
     assert torch.equal(images, pipeline(class_labels=torch.tensor([0, 2]), latents=noise, **FEW).images)
     with pytest.raises(ValueError, match="There is no class 'goldfisch'; of the 6 names, similar .*: goldfish"):
         pipeline(class_labels="goldfisch", **FEW)
-    with pytest.raises(ValueError, match="this pipeline knows none; give a number below 5"):
+    with pytest.raises(ValueError, match="this pipeline knows none; give the number of the class"):
         DisentangledDiTPipeline(pipeline.transformer, DDIMScheduler(), None, None, None).get_label_ids("hen")
 
 
@@ -272,10 +272,30 @@ WRONG = {
     "output": ({"class_labels": 0, "output_type": "jpg"}, "output_type is 'jpg'; one of pil, np, pt, latent"),
     "count": ({"class_labels": 0, "num_images_per_prompt": 0}, "num_images_per_prompt is 0"),
     "crop": ({"class_labels": 0, "crop": 3}, r"crop has 3; needed is \(top, left\) in pixels"),
-    "negative crop": ({"class_labels": 0, "crop": (0, -1)}, r"crop has \(0, -1\)"),
+    "negative crop": ({"class_labels": 0, "crop": (0, -1)}, r"crop has \[0, -1\]"),
     "flip": ({"class_labels": 0, "flip": 2}, "flip has 2; needed is True or False"),
     "ratio": ({"class_labels": 0, "aspect_ratio": 0}, "aspect_ratio has 0; needed is width over height"),
-    "a list for a pair": ({"class_labels": 0, "original_size": [64, 64]}, "original_size has 2 values for 1 pictures"),
+    "no value of a list": ({"class_labels": 0, "flip": []}, "flip has 0 values for 1 pictures"),
+    "pairs for one picture": (
+        {"class_labels": 0, "original_size": np.full((2, 2), 8)},
+        "original_size has 2 values for 1 pictures",
+    ),
+    "three numbers for a pair": (
+        {"class_labels": 0, "original_size": [64, 64, 3]},
+        r"original_size has \[64, 64, 3\]",
+    ),
+    "an empty list": ({"class_labels": []}, "class_labels is an empty list; give at least one class"),
+    "an empty array": ({"class_labels": np.array([], int)}, "class_labels is an empty list"),
+    "no negative": ({"class_labels": 0, "negative_class_labels": []}, "negative_class_labels is an empty list"),
+    "a label with a fraction": ({"class_labels": np.float64(1)}, "class_labels has 1.0; allowed are whole numbers"),
+    "a true array": ({"class_labels": np.bool_(True)}, "class_labels has True"),
+    "no steps": (
+        {"class_labels": 0, "num_inference_steps": 0},
+        "num_inference_steps is 0; a whole number of at least 1",
+    ),
+    "negative steps": ({"class_labels": 0, "num_inference_steps": -1}, "num_inference_steps is -1; a whole number"),
+    "steps with a fraction": ({"class_labels": 0, "num_inference_steps": 3.0}, "num_inference_steps is 3.0; a whole"),
+    "true steps": ({"class_labels": 0, "num_inference_steps": True}, "num_inference_steps is True; a whole number"),
     "no numbers": ({"class_labels": 0, "original_size": (float("nan"), 4)}, "original_size has"),
 }
 
@@ -284,7 +304,7 @@ WRONG = {
 def test_wrong_input_is_explained(pipeline, case):
     options, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
-        pipeline(num_inference_steps=1, **options)
+        pipeline(**{"num_inference_steps": 1, **options})
 
 
 def test_more_wrong_input_is_explained(pipeline):
@@ -306,3 +326,5 @@ def test_more_wrong_input_is_explained(pipeline):
     wide.transformer.register_to_config(joint_attention_dim=7)
     with pytest.raises(ValueError, match=r"have 8 numbers, and the transformer takes 7 \(joint_attention_dim\)"):
         wide(prompt="a hen", **FEW)
+    with pytest.raises(ValueError, match="no texts in an empty list; give at least one"):
+        wide(prompt=[], **FEW)

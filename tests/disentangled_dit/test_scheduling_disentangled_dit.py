@@ -10,6 +10,7 @@ from diffusers import (
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
+    IPNDMScheduler,
     PNDMScheduler,
     UniPCMultistepScheduler,
 )
@@ -114,6 +115,7 @@ def test_solvers_of_flow_matching_are_shifted():
     ("scheduler", "error", "message"),
     [
         (EDMEulerScheduler(), TypeError, "EDMEulerScheduler has neither betas nor a constant flow shift"),
+        (IPNDMScheduler(), TypeError, "IPNDMScheduler has neither betas nor a constant flow shift"),
         (FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), ValueError, "use_dynamic_shifting=True"),
         (FlowMatchEulerDiscreteScheduler(use_karras_sigmas=True), ValueError, "use_karras_sigmas=True"),
         (FlowMatchEulerDiscreteScheduler(shift_terminal=0.1), ValueError, "shift_terminal=0.1"),

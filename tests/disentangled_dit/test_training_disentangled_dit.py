@@ -242,7 +242,7 @@ def test_captions_train_through_a_frozen_encoder(tmp_path, pictures, objective):
     batch = {name: value[None] for name, value in tokens.items()}
     assert not torch.equal(task.captions().encode(batch), task.captions().encode(batch))
     real = int(tokens["attention_mask"].sum())
-    ours, theirs = task.captions().encode(batch)[:, :real], pipeline.encode_prompt("a red hen")[:, :real]
+    ours, theirs = task.captions().encode(batch)[:, :real], pipeline.encode_prompt("a red hen")[0][:, :real]
     torch.testing.assert_close(ours, theirs)
     dropped = task.captions().drop(
         {name: value.repeat(2, 1) for name, value in batch.items()}, torch.tensor([True, False])
@@ -299,6 +299,11 @@ def test_an_adapter_loads_into_the_pipeline(tmp_path, pictures):
     [
         ({"objective": "sample"}, {}, "objective"),
         ({"noise_schedule": {"betas": 3}}, {}, r"unknown key\(s\) \['betas'\] in task.noise_schedule"),
+        (
+            {"objective": "epsilon", "noise_schedule": {"rescale_betas_zero_snr": True}},
+            {},
+            "task.noise_schedule ends in noise alone .zero-terminal SNR, .* or objective to v_prediction",
+        ),
         ({"mask_ratio": 0.5}, {}, "needs both, other training neither"),
         ({}, {"num_decoder_layers": 1}, "needs both, other training neither"),
         ({}, {"preset": "XXL"}, "model.preset is 'XXL'.*tiny, S, B, L, XL"),
@@ -313,6 +318,11 @@ def test_an_adapter_loads_into_the_pipeline(tmp_path, pictures):
 def test_wrong_settings_are_refused(task, model, words):
     with pytest.raises(ValueError, match=words):
         built(**task, model={**MODEL, **model})
+
+
+def test_a_schedule_that_ends_in_noise_alone_is_for_velocities():
+    task = built(objective="v_prediction", noise_schedule={"rescale_betas_zero_snr": True}, model=MODEL)
+    assert task.scheduler.alphas_cumprod[-1] == 0
 
 
 def test_the_data_must_fit():

@@ -1,11 +1,12 @@
 """From one resolution, or data set, to another: positions, schedule, crops, weights."""
 
+import shutil
 from pathlib import Path
 
 import datasets
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DDIMScheduler, DiffusionPipeline
 
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.embedded_hub.server import EmbeddedHub
@@ -186,5 +187,9 @@ def test_what_does_not_fit_is_refused(tmp_path, base):
         start(model={"preset": "S"})
     with pytest.raises(ValueError, match="is no diffusers pipeline"):
         start(init_from=str(base / "transformer"))
+    blind = shutil.copytree(base, tmp_path / "blind")
+    DDIMScheduler(rescale_betas_zero_snr=True).save_pretrained(blind / "scheduler")
+    with pytest.raises(ValueError, match="the schedule of .*blind ends in noise alone"):
+        start(init_from=str(blind))
     with pytest.raises(ValueError, match="unknown key 'position' in section 'task.transfer'"):
         start(task={"transfer": {"position": False}})

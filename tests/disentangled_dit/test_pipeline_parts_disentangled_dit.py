@@ -1,0 +1,214 @@
+"""Pipelines with parts left out or changed, and numbers as NumPy, torch, JSON and YAML give them.
+
+The first tests do what `test_encode_prompt_works_in_isolation` and `test_save_load_optional_components` of diffusers'
+own PipelineTesterMixin do, which is in no distribution that could be downloaded.
+"""
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL, AutoencoderTiny, DDIMScheduler, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+
+from hf_ext.pipelines import DisentangledDiTPipeline
+from tests.disentangled_dit.dit_testing import generator
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae, quiet, start
+
+FEW = {"num_inference_steps": 3, "output_type": "latent"}
+# Outputs of two copies of a network differ in the last bits, which the steps multiply.
+NEAR = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def load(folder, **parts) -> DisentangledDiTPipeline:
+    pipeline = DiffusionPipeline.from_pretrained(folder, **parts)
+    assert isinstance(pipeline, DisentangledDiTPipeline)
+    return quiet(pipeline)
+
+
+# Parts
+
+
+def test_texts_are_encoded_first_and_pictures_made_later(tmp_path):
+    """The pattern by which diffusers' users keep text encoder and transformer out of memory together."""
+    whole = make_text_pipeline()
+    whole.save_pretrained(tmp_path)
+    options = {"num_images_per_prompt": 2, "guidance_scale": 3.0, **FEW}
+    texts = {"prompt": ["a red hen", "green fish"], "negative_prompt": "a fish"}
+    expected = whole(**texts, generator=generator(), **options).images
+
+    encoding = load(tmp_path, transformer=None, scheduler=None)
+    assert encoding.transformer is None and encoding.scheduler is None
+    with torch.no_grad():
+        embeds, negative = encoding.encode_prompt(**texts)
+    assert embeds.shape == negative.shape == (2, 9, 8)
+    with pytest.raises(ValueError, match="There is no transformer and no scheduler; load the pipeline with it"):
+        encoding(prompt="a hen", **FEW)
+
+    making = load(tmp_path, text_encoder=None, tokenizer=None)
+    given = {"prompt_embeds": embeds, "negative_prompt_embeds": negative}
+    images = making(**given, generator=generator(), **options).images
+    torch.testing.assert_close(images, expected, **NEAR)
+    with pytest.raises(ValueError, match="give prompt_embeds and, with guidance, negative_prompt_embeds"):
+        making(prompt_embeds=embeds, **options)
+    # without guidance nothing negative is asked for, not even where a callback could switch guidance on
+    seen = []
+    options = {**options, "guidance_scale": 1.0}
+    making(prompt_embeds=embeds, callback_on_step_end=lambda *step: seen.append(step[1]) or {}, **options)
+    assert seen == [0, 1, 2]
+
+
+def test_rows_of_texts_are_repeated_where_that_is_asked_for():
+    pipeline = make_text_pipeline()
+    with torch.no_grad():
+        embeds, negative = pipeline.encode_prompt(["a hen", "a fish"], negative_prompt=["a", "red"])
+        three, threes = pipeline.encode_prompt(None, None, 3, prompt_embeds=embeds, negative_prompt_embeds=negative)
+    assert torch.equal(three, embeds.repeat_interleave(3, dim=0))
+    assert torch.equal(threes, negative.repeat_interleave(3, dim=0))
+    assert not torch.allclose(negative[0], negative[1], atol=1e-3)
+
+
+def test_a_class_pipeline_has_no_texts_to_encode(tmp_path):
+    make_pipeline().save_pretrained(tmp_path)
+    alone = load(tmp_path, transformer=None, scheduler=None)
+    assert alone.encode_prompt(None) == (None, None) and alone.get_label_ids("hen") == [2]
+
+
+def test_a_scheduler_may_come_later(tmp_path):
+    whole = make_pipeline()
+    whole.save_pretrained(tmp_path)
+    later = load(tmp_path, scheduler=None)
+    assert later.config.prediction_type == "epsilon"
+    with pytest.raises(ValueError, match="There is no scheduler; load the pipeline with it"):
+        later(class_labels=1, **FEW)
+    later.scheduler = FlowMatchEulerDiscreteScheduler()
+    with pytest.raises(ValueError, match="flow_prediction, and this network predicts epsilon"):
+        later(class_labels=1, **FEW)
+    later.scheduler = DDIMScheduler.from_config(whole.scheduler.config)
+    expected = whole(class_labels=1, generator=generator(), **FEW).images
+    torch.testing.assert_close(later(class_labels=1, generator=generator(), **FEW).images, expected, **NEAR)
+    # a pipeline that was never told learns the prediction from its first scheduler
+    untold = quiet(DisentangledDiTPipeline(whole.transformer, None, None, None, None))
+    assert untold.config.prediction_type is None
+    untold.scheduler = DDIMScheduler()
+    untold(class_labels=1, **FEW)
+    untold.scheduler = FlowMatchEulerDiscreteScheduler()
+    with pytest.raises(ValueError, match="flow_prediction, and this network predicts epsilon"):
+        untold(class_labels=1, **FEW)
+
+
+def test_optional_parts_that_are_taken_away_stay_away_when_saved(tmp_path):
+    pipeline = make_pipeline(vae=make_vae())
+    for name in pipeline._optional_components:
+        setattr(pipeline, name, None)
+    options = {"class_labels": 1, "num_inference_steps": 3, "output_type": "latent"}
+    images = pipeline(generator=generator(), **options).images
+    pipeline.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert all(getattr(loaded, name) is None for name in pipeline._optional_components)
+    torch.testing.assert_close(loaded(generator=generator(), **options).images, images, **NEAR)
+
+
+def test_another_autoencoder_brings_its_own_size_and_colours():
+    pipeline = make_pipeline(vae=make_vae())
+    options = {"class_labels": 1, "num_inference_steps": 2, "output_type": "pt"}
+    assert pipeline(height=16, width=8, **options).images.shape == (1, 3, 16, 8)
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
+    sizes = {"block_out_channels": [4, 4, 4], "norm_num_groups": 2, "in_channels": 1, "out_channels": 1}
+    pipeline.vae = AutoencoderKL(**blocks, **sizes, latent_channels=4).eval()
+    assert pipeline.vae_scale_factor == 4
+    assert pipeline(height=16, width=8, **options).images.shape == (1, 1, 16, 8)
+    # pictures to start from become grey like the autoencoder's
+    coloured = quiet(DisentangledDiTPipeline.from_pipe(pipeline))
+    picture = coloured.image_processor.numpy_to_pil(np.full((1, 16, 8, 3), 0.5))[0]
+    assert pipeline(image=picture, height=16, width=8, **options).images.shape == (1, 1, 16, 8)
+    pipeline.vae = make_vae()
+    assert pipeline(image=picture.convert("L"), height=16, width=8, **options).images.shape == (1, 3, 16, 8)
+    pipeline.vae = None
+    assert pipeline.vae_scale_factor == 1
+    assert pipeline(height=16, width=8, **{**options, "output_type": "latent"}).images.shape == (1, 4, 16, 8)
+    sizes = {"encoder_block_out_channels": (4,) * 2, "decoder_block_out_channels": (4,) * 2, "latent_channels": 4}
+    pipeline.vae = AutoencoderTiny(**sizes, num_encoder_blocks=(1, 1), num_decoder_blocks=(1, 1)).eval()
+    assert pipeline(height=16, width=8, **options).images.shape == (1, 3, 16, 8)
+
+
+# Numbers
+
+# What a call means, and the same as other libraries write it; of two pictures.
+PLAIN = {
+    "class_labels": [1, 2],
+    "negative_class_labels": [3, 4],
+    "original_size": [(12, 20), (6, 10)],
+    "crop": (1, 2),
+    "target_size": (6, 10),
+    "flip": [True, False],
+    "aspect_ratio": 1.5,
+    "height": 6,
+    "width": 10,
+    "num_inference_steps": 3,
+}
+SAME = {
+    "NumPy": {
+        "class_labels": np.array([1, 2]),
+        "negative_class_labels": np.array([3, 4], dtype=np.uint8),
+        "original_size": np.array([[12, 20], [6, 10]]),
+        "crop": np.array([1, 2]),
+        "target_size": (np.int64(6), np.float32(10)),
+        "flip": np.array([True, False]),
+        "aspect_ratio": np.float64(1.5),
+        "height": np.int64(6),
+        "width": np.int32(10),
+        "num_inference_steps": np.int64(3),
+    },
+    "torch": {
+        "class_labels": torch.tensor([1, 2]),
+        "negative_class_labels": torch.tensor([3, 4]),
+        "original_size": torch.tensor([[12, 20], [6, 10]]),
+        "crop": torch.tensor([1, 2]),
+        "target_size": torch.Size([6, 10]),
+        "flip": torch.tensor([True, False]),
+        "aspect_ratio": torch.tensor(1.5),
+        "height": torch.tensor(6),
+        "num_inference_steps": torch.tensor(3),
+    },
+    "YAML": {
+        "class_labels": ["goldfish", 2],
+        "original_size": [[12, 20], [6, 10]],
+        "crop": [1, 2],
+        "target_size": [6, 10],
+        "flip": [1, 0],
+        "aspect_ratio": [1.5, 1.5],
+    },
+    "mixed": {
+        "class_labels": (np.int64(1), torch.tensor(2)),
+        "negative_class_labels": (np.str_("ostrich"), "brambling"),
+        "original_size": ([12, 20], np.array([6, 10])),
+        "crop": [torch.tensor(1), np.int8(2)],
+        "flip": (np.bool_(True), np.bool_(False)),
+        "num_images_per_prompt": np.int64(1),
+    },
+}
+
+
+@pytest.mark.parametrize("form", SAME)
+def test_numbers_come_in_every_form(form):
+    pipeline = make_pipeline()
+    options = {"latents": start(pipeline, 2), "output_type": "latent"}
+    expected = pipeline(**PLAIN, **options).images
+    torch.testing.assert_close(pipeline(**{**PLAIN, **SAME[form]}, **options).images, expected, **NEAR)
+    assert SAME[form].keys() <= PLAIN.keys() | {"num_images_per_prompt"}
+    for name in ("original_size", "crop", "flip", "aspect_ratio"):
+        without = {key: value for key, value in PLAIN.items() if key != name}
+        assert not torch.allclose(pipeline(**without, **options).images, expected, atol=1e-3), name
+
+
+def test_single_numbers_come_in_every_form():
+    pipeline = make_pipeline()
+    options = {"latents": start(pipeline, 1), **FEW}
+    expected = pipeline(class_labels=1, flip=True, original_size=(64, 32), **options).images
+    for label, flip, size in (
+        (np.int64(1), np.bool_(True), [64, 32]),
+        (torch.tensor(1), torch.tensor(True), np.array([64, 32])),
+        (np.array(1), np.array([True]), torch.tensor([[64, 32]])),
+        (torch.tensor([1]), np.int64(1), [(64, 32)]),
+    ):
+        images = pipeline(class_labels=label, flip=flip, original_size=size, **options).images
+        torch.testing.assert_close(images, expected, **NEAR)

@@ -1,0 +1,221 @@
+"""Which of diffusers' schedulers the pipeline takes: all of them against the exact answer for Gaussian pictures."""
+
+import inspect
+
+import diffusers
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
+
+from hf_ext.pipelines import DisentangledDiTPipeline
+from tests.disentangled_dit.dit_testing import generator
+from tests.disentangled_dit.pipeline_testing import GaussianDenoiser, quiet
+
+# diffusers' schedulers make numpy arrays of tensors, which numpy 2 deprecates
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context:DeprecationWarning"),
+]
+
+# What each of diffusers' schedulers is to this pipeline. A scheduler of a new version of diffusers is in none of these
+# and fails the test below: it has to be tried.
+SOLVERS = [
+    "CogVideoXDDIMScheduler",
+    "DDIMParallelScheduler",
+    "DDIMScheduler",
+    "DEISMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
+    "EulerDiscreteScheduler",
+    "HeunDiscreteScheduler",
+    "KDPM2DiscreteScheduler",
+    "LMSDiscreteScheduler",
+    "PNDMScheduler",
+    "UniPCMultistepScheduler",
+]
+# These add noise at every step; TCD and LCM have few steps, the latter for networks that were distilled for it.
+NOISY = [
+    "DDPMParallelScheduler",
+    "DDPMScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "KDPM2AncestralDiscreteScheduler",
+    "SASolverScheduler",
+    "TCDScheduler",
+]
+DISTILLED = ["LCMScheduler"]
+FLOW = ["FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"]
+# Neither family, or a schedule of their own; steps that need more than a network's output; from picture to noise.
+FOREIGN = [
+    "AmusedScheduler",
+    "BlockRefinementScheduler",
+    "CMStochasticIterativeScheduler",
+    "ConsistencyDecoderScheduler",
+    "DDPMWuerstchenScheduler",
+    "DiscreteDDIMScheduler",
+    "EDMDPMSolverMultistepScheduler",
+    "EDMEulerScheduler",
+    "EntropyBoundScheduler",
+    "FlowMapEulerDiscreteScheduler",
+    "FlowMatchLCMScheduler",
+    "HeliosDMDScheduler",
+    "HeliosScheduler",
+    "IPNDMScheduler",
+    "KarrasVeScheduler",
+    "LTXEulerAncestralRFScheduler",
+    "MiniMaxH3Scheduler",
+    "PiflowScheduler",
+    "RFD4ProteinaScheduler",
+    "SCMScheduler",
+    "ScoreSdeVeScheduler",
+    "ScoreSdeVpScheduler",
+    "UnCLIPScheduler",
+    "VQDiffusionScheduler",
+    "CogVideoXDPMScheduler",
+    "RePaintScheduler",
+]
+INVERSE = ["DDIMInverseScheduler", "DPMSolverMultistepInverseScheduler"]
+# What some of them cannot be made without.
+NEEDED = {
+    "AmusedScheduler": {"mask_token_id": 1},
+    "VQDiffusionScheduler": {"num_vec_classes": 3},
+    "RFD4ProteinaScheduler": {"schedule_mode": "log", "noise_mode": "tan", "tsr_k": 1.0, "tsr_sigma": 1.0},
+}
+# They need torchsde, which is not installed.
+ABSENT = ["CosineDPMSolverMultistepScheduler", "DPMSolverSDEScheduler"]
+# Predictions that a scheduler says itself not to read.
+UNREAD = {("PNDMScheduler", "sample"), ("KDPM2DiscreteScheduler", "sample")}
+UNREAD |= {(name, "sample") for name in ("EulerAncestralDiscreteScheduler", "KDPM2AncestralDiscreteScheduler")}
+
+
+def make_scheduler(name, prediction):
+    """One that samples from `prediction` without cutting Gaussian values."""
+    kind = getattr(diffusers, name)
+    wanted = {"prediction_type": prediction, "clip_sample": False, "timestep_spacing": "trailing"}
+    if prediction == "flow_prediction":
+        wanted["use_flow_sigmas"] = True
+    known = inspect.signature(kind.__init__).parameters
+    return kind(**{option: value for option, value in wanted.items() if option in known})
+
+
+def picture(name, prediction, steps, noise):
+    """A sample of N(0.3, 0.5^2), and what the probability flow makes of the same noise."""
+    scheduler = make_scheduler(name, prediction)
+    network = GaussianDenoiser(prediction, mean=0.3)
+    # some have another schedule where none is asked for
+    network.kept = getattr(scheduler, "alphas_cumprod", network.kept)
+    pipeline = quiet(DisentangledDiTPipeline(network, scheduler, None, None, None))
+    options = {"num_inference_steps": steps, "output_type": "latent", "generator": generator(1)}
+    return pipeline(class_labels=0, latents=noise, guidance_scale=1.0, **options).images, 0.3 + 0.5 * noise
+
+
+def predictions(name):
+    if name in FLOW:
+        return ["flow_prediction"]
+    flow = "use_flow_sigmas" in inspect.signature(getattr(diffusers, name).__init__).parameters
+    return [
+        item
+        for item in ("epsilon", "v_prediction", "sample", *(["flow_prediction"] if flow else []))
+        if (name, item) not in UNREAD
+    ]
+
+
+def test_every_scheduler_of_diffusers_was_tried():
+    groups = [SOLVERS, NOISY, DISTILLED, FLOW, FOREIGN, INVERSE, ABSENT]
+    tried = [name for group in groups for name in group]
+    assert len(tried) == len(set(tried))
+    present = {name for name in dir(diffusers.schedulers) if name.endswith("Scheduler")}
+    assert present - set(tried) == set(), "new in diffusers: try them, and name them in one of the lists above"
+
+
+@pytest.mark.parametrize(
+    ("name", "prediction"), [(name, item) for name in [*SOLVERS, *FLOW] for item in predictions(name)]
+)
+def test_every_solver_finds_the_exact_picture(name, prediction):
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    images, exact = picture(name, prediction, 100, noise)
+    assert float((images - exact).norm() / exact.norm()) < (0.07 if name == "CogVideoXDDIMScheduler" else 0.03)
+
+
+@pytest.mark.parametrize(("name", "prediction"), [(name, item) for name in NOISY for item in predictions(name)])
+def test_every_sampler_that_adds_noise_finds_mean_and_spread(name, prediction):
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    images, _ = picture(name, prediction, 50 if name == "TCDScheduler" else 100, noise)
+    # 2304 pixels: standard errors of .01 and of 1.5 %; beside them the error of the steps
+    assert float(images.mean()) == pytest.approx(0.3, abs=0.03)
+    assert float(images.std()) == pytest.approx(0.5, rel=0.08)
+
+
+@pytest.mark.parametrize("steps", [4, 20])
+def test_lcm_shows_what_the_network_predicts_of_its_last_noise(steps):
+    """Each step draws the predicted picture with new noise: x0 = m + g y, g = a s^2 / (a^2 s^2 + b^2)."""
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    images, _ = picture("LCMScheduler", "epsilon", steps, noise)
+    scheduler = make_scheduler("LCMScheduler", "epsilon")
+    scheduler.set_timesteps(steps)
+    spread = 1.0
+    for index, timestep in enumerate(scheduler.timesteps):
+        kept = float(scheduler.alphas_cumprod[timestep])
+        if index > 0:
+            spread = kept * spread + 1 - kept
+        elif kept > 0.01:
+            raise AssertionError("the first step is not of noise alone")
+        spread *= kept * 0.25**2 / (kept * 0.25 + 1 - kept) ** 2
+    assert float(images.mean()) == pytest.approx(0.3, abs=0.03)
+    assert float(images.std()) == pytest.approx(spread**0.5, rel=0.06)
+
+
+@pytest.mark.parametrize("name", [*FOREIGN, *INVERSE])
+def test_every_other_scheduler_is_refused_by_name(name):
+    kind = getattr(diffusers, name, None)
+    if not (inspect.isclass(kind) and issubclass(kind, diffusers.SchedulerMixin) and hasattr(kind, "step")):
+        pytest.skip(f"{name} is no scheduler that a pipeline could have")
+    scheduler = kind(**NEEDED.get(name, {}))
+    message = "goes from pictures to noise" if name in INVERSE else "is neither of the DDPM family"
+    with pytest.raises(ValueError, match=f"{name} {message}"):
+        DisentangledDiTPipeline(GaussianDenoiser(), scheduler, None, None, None)
+
+
+@pytest.mark.parametrize("kind", [DPMSolverMultistepScheduler, UniPCMultistepScheduler])
+def test_flow_sigmas_and_flow_prediction_go_together(kind):
+    for prediction, flow in (("flow_prediction", False), ("epsilon", True)):
+        scheduler = kind(prediction_type=prediction, use_flow_sigmas=flow)
+        with pytest.raises(ValueError, match=f"prediction_type='{prediction}' and use_flow_sigmas={flow}"):
+            DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler, None, None, None)
+
+
+def test_timesteps_that_the_network_has_not_seen_are_refused():
+    scheduler = EulerDiscreteScheduler(prediction_type="v_prediction", timestep_type="continuous")
+    with pytest.raises(ValueError, match="timestep_type='continuous', numbers that the network has not seen"):
+        DisentangledDiTPipeline(GaussianDenoiser("v_prediction"), scheduler, None, None, None)
+
+
+@pytest.mark.parametrize("kind", [DDIMScheduler, DDPMScheduler])
+def test_noise_is_not_predicted_where_there_is_nothing_else(kind):
+    options = {"rescale_betas_zero_snr": True, "clip_sample": False}
+
+    def draw(prediction, spacing, **more):
+        scheduler = kind(prediction_type=prediction, timestep_spacing=spacing, **options)
+        network = GaussianDenoiser(prediction)
+        network.kept = scheduler.alphas_cumprod
+        pipeline = quiet(DisentangledDiTPipeline(network, scheduler, None, None, None))
+        call = {"num_inference_steps": 20, "guidance_scale": 1.0, "output_type": "latent", "generator": generator()}
+        return pipeline(class_labels=0, **call, **more).images
+
+    with pytest.raises(ValueError, match=f"{kind.__name__} starts from noise alone .zero-terminal SNR"):
+        draw("epsilon", "trailing")
+    # the same schedule where there is a picture: another prediction, a later start
+    image = torch.rand(1, 1, 48, 48, generator=generator(3))
+    for prediction, spacing, more in (
+        ("v_prediction", "trailing", {}),
+        ("sample", "trailing", {}),
+        ("epsilon", "leading", {}),
+        ("epsilon", "trailing", {"image": image, "strength": 0.5}),
+    ):
+        images = draw(prediction, spacing, **more)
+        assert images.isfinite().all() and 0.35 < float(images.std()) < 0.65
