@@ -217,9 +217,9 @@ class ImageMetric(evaluate.Metric, ABC):
     ) -> dict[str, float | list[float]]:
         if channel is None:
             raise ValueError(
-                f"{self.name} needs a channel: compute(predictions=..., references=..., channel='rgb') takes all three "
-                "of a colour image, channel='y' its luma, channel='gray' an image of one channel. The values differ, "
-                "so none is taken by itself."
+                f"{self.name} needs a channel: compute(predictions=..., references=..., channel='rgb') takes all "
+                "three of a colour image, channel='y' its luma, channel='gray' an image of one channel. The values "
+                "differ, so none is taken by itself."
             )
         values = [
             self.score(np.asarray(prediction), np.asarray(reference), channel=channel, border=border)
