@@ -28,8 +28,8 @@ COMMANDS = {
     "models": "models",
     "hub": "serving",
 }
-# Commands that never build a model; hf_ext then leaves its models out.
-WITHOUT_MODELS = ("merge", "emr")
+# Commands that never build a model, or only when there is something for it to do; hf_ext then leaves its models out.
+WITHOUT_MODELS = ("merge", "emr", "restore")
 builds_models = True
 
 

@@ -8,7 +8,7 @@ import click
 
 from .errors import Failed, Unusable
 
-FORMATS = ("png", "jpg", "webp", "tif")
+FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
 
 class Tile(click.ParamType):
@@ -44,6 +44,8 @@ def load_model(source: str, device: str | None, dtype: str | None) -> Any:
     import torch
     from transformers import AutoConfig
 
+    # So that the configuration of another model is known for what it is.
+    import hf_ext.mrconv  # noqa: F401
     from hf_ext.semanir import SemanIRForImageRestoration
     from hf_ext.training.models import adapter_base, load_adapter, split_revision
 
@@ -69,8 +71,12 @@ def load_model(source: str, device: str | None, dtype: str | None) -> Any:
 @click.option("--tile", type=Tile(), help="Side of tiles in pixels, or auto: tiles where memory is short.")
 @click.option("--self-ensemble", is_flag=True, help="Average over the 8 flips and turns: better, 8 times the work.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Keys that each token attends to.")
-@click.option("--compare", is_flag=True, help="Also draw crops before and after: OUT/comparison.png.")
+@click.option("--compare", is_flag=True, help="Also draw pictures and crops before and after: OUT/comparison.png.")
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Of all results; that of the input if not given.")
+@click.option("--suffix", help="Put behind the names of results, such as _restored: a.png becomes a_restored.png.")
+@click.option(
+    "--name", "template", help="Names of results: {stem} and {ext} are those of the input, as in {stem}-{ext}."
+)
 @click.option("--overwrite", is_flag=True, help="Restore again what is in OUT already; it is skipped otherwise.")
 @click.option(
     "--max-megapixels",
@@ -90,6 +96,8 @@ def restore(
     top_k: int | None,
     compare: bool,
     kind: str | None,
+    suffix: str | None,
+    template: str | None,
     overwrite: bool,
     max_megapixels: float,
     device: str | None,
@@ -99,7 +107,9 @@ def restore(
 
     IN is a picture, a folder (with all below it, paths are kept), a pattern, - for a picture on standard input, or
     @FILE for a list of names, one a line (@- reads it from standard input). Results keep transparency, 16 bits, EXIF
-    data, colour profile and resolution. A broken picture is reported and the others go on; the exit code is then 1.
+    data, colour profile and resolution; of GIF, PNG and WebP that move and of TIFFs with pages, every frame is
+    restored. A picture that is broken, or whose result would have the name of another's, is reported and the others
+    go on; the exit code is then 1. HEIC and RAW need the extra hf-ext[images].
 
     \b
     Examples:
@@ -107,40 +117,68 @@ def restore(
       hf-ext restore org/name photos/ "scans/**/*.tif" --out restored --compare
       hf-ext restore org/name huge.png --out restored --tile auto --dtype bfloat16
       curl -s https://example.org/a.jpg | hf-ext restore org/name - --out - > restored.jpg
+      hf-ext restore org/name photos/ --out photos --suffix _restored
       find photos -newer last | hf-ext restore org/name @- --out restored
     """
-    from hf_ext.semanir.jobs_semanir import plan_jobs, restore_files
+    from hf_ext.picture_jobs import check_places, is_done, plan_jobs
 
     folder = None if out == "-" else Path(out)
     if folder is None and compare:
         raise click.UsageError("--compare needs a folder to write to: --out DIR.")
     if folder is not None and folder.exists() and not folder.is_dir():
         raise click.UsageError(f"--out {out} is a file; name a folder.")
-    jobs = plan_jobs(list(inputs), folder, f".{kind}" if kind else None)
+    if suffix is not None and template is not None:
+        raise click.UsageError("--suffix is short for --name '{stem}SUFFIX'; give one of them.")
+    # Braces of a suffix stand for themselves.
+    name = template or "{stem}" + (suffix or "").replace("{", "{{").replace("}", "}}")
     sheet = folder / "comparison.png" if folder is not None and compare else None
-    if sheet is not None and any(job.out == sheet for job in jobs):
-        raise Unusable(f"a restored picture would be written to {sheet}, where --compare draws; rename it.")
+    plan = plan_jobs(list(inputs), folder, f".{kind}" if kind else None, name, sheet)
+    for text in [*plan.skipped.values(), *plan.refused.values()]:
+        click.echo(text, err=True)
+    if not plan.jobs:
+        raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
+    to_do = [job for job in plan.jobs if not is_done(job, overwrite)]
+    if to_do and sheet is not None and sheet.exists() and not overwrite:
+        raise Failed(f"{sheet} exists; say --overwrite to replace it, or move it.")
+    check_places(to_do)
     options: dict[str, Any] = {
         "tile": tile,
         "self_ensemble": self_ensemble,
         "top_k": top_k,
         "max_megapixels": max_megapixels,
     }
-    model = load_model(source, device, dtype)
+    done = len(plan.jobs) - len(to_do)
+    failed = len(plan.refused)
+    parts = [f"0 restored to {out}"]
+    if to_do:
+        model = load_model(source, device, dtype)
+        restored, wrong, speed = _restore(model, to_do, overwrite, sheet, options)
+        failed += wrong
+        parts = [f"{restored} restored to {out}", speed]
+    if done:
+        parts.append(f"{done} were there already (--overwrite restores them again)")
+    if plan.skipped:
+        parts.append(f"{len(plan.skipped)} skipped, which need a library")
+    if folder is not None:
+        click.echo("; ".join(parts))
+    if failed:
+        raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} could not be restored.")
+
+
+def _restore(
+    model: Any, jobs: list[Any], overwrite: bool, sheet: Path | None, options: dict[str, Any]
+) -> tuple[int, int, str]:
+    """How many pictures were restored and how many not, and how fast it went."""
+    from hf_ext.semanir.jobs_semanir import restore_files
+
     started = time.monotonic()
     with _Bar(jobs) as bar:
         report = restore_files(
             model, jobs, overwrite=overwrite, compare=sheet, progress=bar.advance, say=bar.say, **options
         )
     seconds = time.monotonic() - started
-    parts = [f"{len(report.restored)} restored to {out}" if folder is not None else "1 restored"]
-    parts.append(f"{report.megapixels:.2f} megapixels in {seconds:.1f} s, {report.megapixels / seconds:.3f} MP/s")
-    if report.skipped:
-        parts.append(f"{len(report.skipped)} were there already (--overwrite restores them again)")
-    if folder is not None:
-        click.echo("; ".join(parts))
-    if report.failed:
-        raise Failed(f"{len(report.failed)} of {len(jobs)} could not be restored.")
+    speed = f"{report.megapixels:.2f} megapixels in {seconds:.1f} s, {report.megapixels / seconds:.3f} MP/s"
+    return len(report.restored), len(report.failed), speed
 
 
 class _Bar:
@@ -149,7 +187,7 @@ class _Bar:
     def __init__(self, jobs: list[Any]):
         from tqdm import tqdm
 
-        from hf_ext.semanir.jobs_semanir import megapixels_of
+        from hf_ext.picture_jobs import megapixels_of
 
         total = sum(map(megapixels_of, jobs))
         # On standard error, and only where somebody watches.

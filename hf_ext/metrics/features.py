@@ -245,7 +245,12 @@ class FeatureMetric(evaluate.Metric, ABC):
         """Adds one image."""
         self.add_batch(predictions=[prediction], **kwargs)
 
-    def _compute(self, predictions, *, reference, **options) -> dict[str, float]:
+    def _compute(self, predictions, *, reference=None, references=None, **options) -> dict[str, float]:
+        if reference is None or references is not None:
+            raise ValueError(
+                f"{self.name} compares two sets that may differ in number, so the other one is no column of pairs: "
+                "compute(predictions=..., reference=...) with a list of images, an array of features, or a file."
+            )
         features = np.frombuffer(b"".join(predictions), dtype=np.float32).reshape(len(predictions), -1)
         given = isinstance(reference, np.ndarray) and np.issubdtype(reference.dtype, np.floating)
         other = reference if given or isinstance(reference, str | Path) else self.network(reference)

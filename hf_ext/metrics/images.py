@@ -21,9 +21,19 @@ Args:
     references (`list` of `PIL.Image.Image` or `numpy.ndarray`):
         Clean images of the same sizes.
     channel (`str`):
-        "rgb": all three channels; "y": the luma of an RGB image (ITU-R BT.601); "gray": a single-channel image.
+        "rgb": all three channels; "y": the luma of an RGB image (ITU-R BT.601); "gray": a single-channel image. It
+        must be said: of one colour picture "rgb" and "y" give values that lie a decibel or more apart.
     border (`int`, *optional*, defaults to 0):
         Pixels to leave out on each side, for super-resolution usually the scale.
+
+Example:
+    >>> import evaluate
+    >>> from PIL import Image
+    >>> from hf_ext.metrics import metric_path
+    >>> metric = evaluate.load(metric_path("psnr"))
+    >>> restored, clean = Image.open("restored.png"), Image.open("clean.png")
+    >>> metric.compute(predictions=[restored], references=[clean], channel="rgb")
+    {'psnr': 31.27, 'psnr_per_image': [31.27]}
 """
 
 
@@ -172,6 +182,11 @@ class ImageMetric(evaluate.Metric, ABC):
     """
     A metric of image pairs whose value over a set is the mean of the images' values. It is abstract, which is also
     how `evaluate.load` tells it from the metric in the script that imports it.
+
+    ```python
+    >>> metric = evaluate.load(metric_path("psnr"))
+    >>> metric.compute(predictions=[restored], references=[clean], channel="rgb", border=0)
+    ```
     """
 
     # One sentence for `evaluate`; each metric sets its own.
@@ -198,8 +213,14 @@ class ImageMetric(evaluate.Metric, ABC):
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
 
     def _compute(
-        self, predictions, references, *, channel: Channel, border: int = 0
+        self, predictions, references, *, channel: Channel | None = None, border: int = 0
     ) -> dict[str, float | list[float]]:
+        if channel is None:
+            raise ValueError(
+                f"{self.name} needs a channel: compute(predictions=..., references=..., channel='rgb') takes all "
+                "three of a colour image, channel='y' its luma, channel='gray' an image of one channel. The values "
+                "differ, so none is taken by itself."
+            )
         values = [
             self.score(np.asarray(prediction), np.asarray(reference), channel=channel, border=border)
             for prediction, reference in zip(predictions, references, strict=True)

@@ -1,65 +1,50 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Pictures in files: read with a bound before anything is decoded, written whole with their metadata.
+"""Pictures in files: read with a bound before anything is decoded, written whole with their metadata."""
 
-Pillow does the work but for colour PNGs of 16 bits, of which it would drop eight.
-"""
-
-import io
 import os
 import struct
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
-from transformers.utils import logging
+from PIL.TiffImagePlugin import TiffImageFile
 
-from .image_processing_semanir import image_to_pixels, pixels_to_image
+from .image_processing_camera_semanir import (
+    RAW_ENDINGS,
+    CameraPicture,
+    MissingLibraryError,
+    UnreadableError,
+    is_heif,
+    is_raw,
+    read_heif,
+    read_raw,
+    seekable,
+)
+from .image_processing_deep_semanir import read_deep
+from .image_processing_encoding_semanir import (
+    FORMATS,
+    Frames,
+    Picture,
+    descriptive_tags,
+    encode_frames,
+    encode_image,
+    image_format,
+)
+from .image_processing_semanir import image_to_pixels
 
-logger = logging.get_logger(__name__)
+Source = str | Path | bytes
 
-# EXIF tags: the orientation, which is applied to the pixels, and the size, which may have changed.
-_ORIENTATION, _EXIF_FOLDER, _EXIF_WIDTH, _EXIF_HEIGHT = 0x0112, 0x8769, 0xA002, 0xA003
-_GPS_FOLDER = 0x8825
-
-# What Pillow makes of a file name's end, and what is said when it writes.
-FORMATS = {
-    ".png": "PNG",
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".webp": "WEBP",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-    ".bmp": "BMP",
-}
-_OPTIONS: dict[str, dict[str, object]] = {
-    "JPEG": {"quality": 95, "subsampling": 0},
-    "WEBP": {"quality": 95, "method": 4},
-    "TIFF": {"compression": "tiff_deflate"},
-}
-_DEEP = ("PNG", "TIFF")
-
-
-class Picture(NamedTuple):
-    """
-    A picture and what lay beside it in its file.
-
-    Args:
-        pixels (`np.ndarray` of shape `(height, width, channels)`): uint8 or uint16, upright; see [`image_to_pixels`].
-        exif (`PIL.Image.Exif`): Without the orientation.
-        icc_profile (`bytes`, *optional*): The colour profile, if it is one of these pixels.
-        dpi (`tuple[float, float]`, *optional*): Resolution.
-    """
-
-    pixels: np.ndarray
-    exif: Image.Exif | None = None
-    icc_profile: bytes | None = None
-    dpi: tuple[float, float] | None = None
+_ORIENTATION = 0x0112
+# Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
+# phone's JPEG of several, the layers of a drawing). Several pictures in any other format are pages.
+_MOVING, _FIRST = ("GIF", "PNG", "WEBP", "AVIF", "FLI"), ("MPO", "JPEG", "PSD")
+# A TIFF's tag.
+_ICC_PROFILE = 34675
 
 
 @contextmanager
@@ -77,7 +62,7 @@ def _bounded(max_pixels: int) -> Iterator[None]:
         Image.MAX_IMAGE_PIXELS = before
 
 
-def read_image(source: str | Path | bytes, max_megapixels: float = 200.0) -> Picture:
+def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
     """
     Read a picture.
 
@@ -86,24 +71,65 @@ def read_image(source: str | Path | bytes, max_megapixels: float = 200.0) -> Pic
         max_megapixels (`float`, *optional*, defaults to 200): Larger pictures are refused before they are decoded.
 
     Returns:
-        [`Picture`]: 16 bits for grey PNG and TIFF, and colour PNG with or without alpha. Of 16 bits in other files,
-        and in PNGs of grey and alpha, Pillow gives 8. CMYK and the like become RGB.
+        [`Picture`]: 16 bits for PNG and TIFF in grey, RGB and RGBA, for HEIC of more than 8, and for RAW. Of 16 bits
+        in other files and kinds, Pillow gives 8, which is said for PNG and TIFF. CMYK, LAB and the like become RGB.
 
     Raises:
-        ValueError: If it is no picture, is broken or cut off, is larger than allowed, or moves (several frames).
+        ValueError: If it is no picture, is broken or cut off, is larger than allowed, holds several frames or pages,
+            or needs a library that is not installed.
         OSError: If the file cannot be read.
     """
+    return _read(source, max_megapixels, several=False).pictures[0]
+
+
+def read_frames(source: Source, max_megapixels: float = 200.0) -> Frames:
+    """
+    Read all frames of an animation or pages of a document.
+
+    Args:
+        source (`str`, `Path` or `bytes`): A file, or what is in it. Of layers and of a phone's several pictures in one
+            file, only the picture that programs show is taken.
+        max_megapixels (`float`, *optional*, defaults to 200): Files with more in all frames together are refused
+            before they are decoded.
+
+    Returns:
+        [`Frames`]: As [`read_image`] has them; frames that show a part are complete.
+
+    Raises:
+        ValueError: As [`read_image`], but for several frames.
+        OSError: If the file cannot be read.
+    """
+    return _read(source, max_megapixels, several=True)
+
+
+def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
     name = "the picture" if isinstance(source, bytes) else str(source)
+
+    def check(width: int, height: int, count: int = 1) -> None:
+        if width * height * count > max_megapixels * 1e6:
+            frames = f"{count} frames of " if count > 1 else ""
+            raise ValueError(_too_large(name, f"{frames}{width} x {height} pixels", max_megapixels))
+
     try:
+        if not isinstance(source, bytes) and Path(source).suffix.lower() in RAW_ENDINGS:
+            return _from_camera(read_raw, source, check)
+        if is_heif(_head(source)):
+            return _from_camera(read_heif, source, check)
         with _bounded(max(1, int(max_megapixels * 1e6))), _opened(source) as image:
-            width, height = image.size
-            if width * height > max_megapixels * 1e6:
-                raise ValueError(_too_large(name, f"{width} x {height} pixels", max_megapixels))
-            # A phone's JPEG of several pictures (MPO) shows its first.
-            frames = getattr(image, "n_frames", 1)
-            if frames > 1 and image.format not in ("MPO", "JPEG"):
-                raise ValueError(f"{name} has {frames} frames or pages; give each as a file of its own.")
-            return _picture(image, source)
+            if is_raw(image):
+                return _from_camera(read_raw, source, check)
+            count = 1 if image.format in _FIRST else getattr(image, "n_frames", 1)
+            if count > 1 and not several:
+                raise ValueError(f"{name} has {count} frames or pages; give each as a file of its own.")
+            moving = image.format in _MOVING
+            check(*image.size, count if moving else 1)
+            pixels = 0 if moving or count == 1 else _pixels_of_pages(image, count)
+            if pixels > max_megapixels * 1e6:
+                raise ValueError(_too_large(name, f"{pixels} pixels on its pages", max_megapixels))
+            return _frames(image, source, count)
+    except UnreadableError as error:
+        # The reader of this kind of file does not know its name.
+        raise type(error)(f"{name} {error}") from error
     except Image.DecompressionBombError as error:
         raise ValueError(_too_large(name, "more than twice as many pixels", max_megapixels)) from error
     except UnidentifiedImageError as error:
@@ -124,31 +150,93 @@ def _too_large(name: str, size: str, bound: float) -> str:
     return f"{name} has {size}; at most {bound:g} megapixels are decoded. Raise max-megapixels to allow it."
 
 
-def _opened(source: str | Path | bytes) -> ImageFile.ImageFile:
-    return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+def _opened(source: Source) -> ImageFile.ImageFile:
+    return Image.open(seekable(source))
 
 
-def _picture(image: ImageFile.ImageFile, source: str | Path | bytes) -> Picture:
-    raw = image.tile[0].args if image.tile else None
-    deep = image.format == "PNG" and raw in ("RGB;16B", "RGBA;16B")
-    if isinstance(raw, str) and "16" in raw and not deep and not image.mode.startswith("I;16"):
-        logger.warning(f"{image.format} of 16 bits in several channels ({raw}): Pillow reads the upper 8 of them.")
+def _head(source: Source) -> bytes:
+    if isinstance(source, bytes):
+        return source[:12]
+    with open(source, "rb") as file:
+        return file.read(12)
+
+
+def _from_camera(
+    read: Callable[[Source, Callable[[int, int], None]], CameraPicture],
+    source: Source,
+    check: Callable[[int, int], None],
+) -> Frames:
+    """One picture, upright already."""
+    pixels, exif, icc_profile = read(source, check)
+    return Frames([Picture(pixels, _without_orientation(exif), icc_profile)])
+
+
+def _without_orientation(exif: Image.Exif | None) -> Image.Exif | None:
+    if exif is not None:
+        exif.pop(_ORIENTATION, None)
+    return exif
+
+
+def _pixels_of_pages(image: ImageFile.ImageFile, count: int) -> int:
+    """Of all pages together; each has a size of its own."""
+    pixels = 0
+    for number in range(count):
+        image.seek(number)
+        pixels += image.width * image.height
+    image.seek(0)
+    return pixels
+
+
+def _frames(image: ImageFile.ImageFile, source: Source, count: int) -> Frames:
+    if count == 1:
+        return Frames([_picture(image, source, 0)])
+    pictures, durations = [], []
+    for number in range(count):
+        image.seek(number)
+        picture = _picture(image, source, number)
+        # Pillow's tags are those of the page where the file is.
+        pictures.append(picture._replace(exif=descriptive_tags(picture)))
+        # Some formats know it when the frame is decoded.
+        durations.append(float(image.info.get("duration") or 0))
+    if image.format not in _MOVING:
+        return Frames(pictures)
+    plays = image.info.get("loop", 1)
+    if image.format == "GIF" and image.info.get("loop"):
+        # It says how often it is played again.
+        plays += 1
+    return Frames(_alike(pictures), durations, plays, bool(getattr(image, "default_image", False)))
+
+
+def _alike(pictures: list[Picture]) -> list[Picture]:
+    """Frames with the channels that the richest of them has, and its depth."""
+    alpha = any(picture.pixels.shape[-1] % 2 == 0 for picture in pictures)
+    colours = max((picture.pixels.shape[-1] + 1) // 2 * 2 - 1 for picture in pictures)
+    alike = []
+    for picture in pictures:
+        pixels = picture.pixels
+        own = pixels[..., :-1] if pixels.shape[-1] % 2 == 0 else pixels
+        parts = [np.repeat(own, colours, axis=-1) if own.shape[-1] < colours else own]
+        if alpha:
+            white = np.full_like(pixels[..., :1], np.iinfo(pixels.dtype).max)
+            parts.append(pixels[..., -1:] if pixels.shape[-1] % 2 == 0 else white)
+        alike.append(picture._replace(pixels=np.concatenate(parts, axis=-1)))
+    return alike
+
+
+def _picture(image: ImageFile.ImageFile, source: Source, page: int) -> Picture:
     grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
     # A profile of other colours, such as CMYK, says nothing about the RGB that comes out.
     fits = grey or image.mode in ("RGB", "RGBA", "RGBX", "P", "PA")
-    icc_profile, dpi = image.info.get("icc_profile"), image.info.get("dpi")
+    icc_profile = image.tag_v2.get(_ICC_PROFILE) if isinstance(image, TiffImageFile) else image.info.get("icc_profile")
+    dpi = image.info.get("dpi")
+    if dpi is not None and not all(side > 1 for side in dpi):
+        # What Pillow says of a TIFF that has no resolution.
+        dpi = None
+    # First: to look for EXIF data behind its pixels, Pillow decodes a PNG.
+    deep = read_deep(image, source, page)
     exif = image.getexif()
-    pixels = image_to_pixels(image)
-    if deep and isinstance(raw, str):
-        # Read as if bytes were the other way round, the lower ones come out where the upper ones do.
-        with _opened(source) as again:
-            again.tile = [again.tile[0]._replace(args=raw.replace("16B", "16L"))]
-            again.info.pop("transparency", None)
-            lower = np.asarray(again) if exif.get(_ORIENTATION, 1) == 1 else image_to_pixels(again)
-        if pixels.shape == lower.shape:
-            pixels = pixels.astype(np.uint16) * 256 + lower
-    exif.pop(_ORIENTATION, None)
-    return Picture(pixels, exif, icc_profile if fits else None, dpi)
+    pixels = image_to_pixels(image) if deep is None else deep
+    return Picture(pixels, _without_orientation(exif), icc_profile if fits else None, dpi)
 
 
 def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, format: str | None = None) -> Path:
@@ -162,14 +250,34 @@ def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, 
         format (`str`, *optional*): Pillow's name of the format, where the file's end does not say it.
 
     Returns:
-        `Path`: The file. PNGs keep 16 bits, TIFFs do in grey; other formats have 8. JPEG and BMP lose alpha.
+        `Path`: The file; see [`encode_image`] for what each format keeps.
 
     Raises:
         FileExistsError: If the file exists and may not be replaced.
-        ValueError: If the format is unknown.
+        ValueError: If the format is unknown, or cannot hold the picture.
+    """
+    return write_frames(path, Frames([picture]), overwrite=overwrite, format=format)
+
+
+def write_frames(path: str | Path, frames: Frames, *, overwrite: bool = False, format: str | None = None) -> Path:
+    """
+    Write all frames or pages; the file appears when it is whole. As [`write_image`], which writes one.
+
+    Args:
+        path (`str` or `Path`): The file. Its end says the format; see `FORMATS`.
+        frames ([`Frames`]): One picture, an animation (GIF, PNG, WebP) or pages (TIFF).
+        overwrite (`bool`, *optional*, defaults to `False`): Whether a file of that name may be replaced.
+        format (`str`, *optional*): Pillow's name of the format, where the file's end does not say it.
+
+    Returns:
+        `Path`: The file.
+
+    Raises:
+        FileExistsError: If the file exists and may not be replaced.
+        ValueError: If the format is unknown, or cannot hold them.
     """
     path = Path(path)
-    data = encode_image(picture, format or image_format(path))
+    data = encode_frames(frames, format or image_format(path))
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists, and was not to be overwritten.")
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -187,92 +295,16 @@ def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, 
     return path
 
 
-def image_format(path: Path) -> str:
-    """
-    The format that a file's end stands for.
-
-    Args:
-        path (`Path`): The file.
-
-    Returns:
-        `str`: Pillow's name of the format.
-
-    Raises:
-        ValueError: If it is none of `FORMATS`.
-    """
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
-    return FORMATS[path.suffix.lower()]
-
-
-def encode_image(picture: Picture, format: str) -> bytes:
-    """
-    The bytes of a file.
-
-    Args:
-        picture ([`Picture`]): The picture.
-        format (`str`): Pillow's name of the format.
-
-    Returns:
-        `bytes`: The file.
-
-    Raises:
-        ValueError: If the format cannot hold a picture of this size.
-    """
-    pixels = picture.pixels
-    deep, channels = pixels.dtype == np.uint16, pixels.shape[-1]
-    exif = picture.exif
-    if exif is not None and _EXIF_FOLDER in exif:
-        folder = exif.get_ifd(_EXIF_FOLDER)
-        for tag, length in ((_EXIF_WIDTH, pixels.shape[1]), (_EXIF_HEIGHT, pixels.shape[0])):
-            if tag in folder:
-                folder[tag] = length
-    if deep and channels > 1 and format == "PNG":
-        return _deep_png(picture)
-    if deep and (channels > 1 or format not in _DEEP):
-        pixels = np.rint(pixels / np.float32(257)).astype(np.uint8)
-    if channels % 2 == 0 and format in ("JPEG", "BMP"):
-        pixels = pixels[..., :-1]
-    options = dict(_OPTIONS.get(format, {}))
-    if picture.icc_profile and format != "BMP":
-        options["icc_profile"] = picture.icc_profile
-    if picture.dpi and format != "WEBP":
-        options["dpi"] = picture.dpi
-    if exif and format != "BMP":
-        options["exif"] = exif
-        if format == "TIFF" and (_EXIF_FOLDER in exif or _GPS_FOLDER in exif):
-            # Pillow cannot write a compressed TIFF with a folder of tags inside the tags.
-            del options["compression"]
-    file = io.BytesIO()
-    try:
-        pixels_to_image(pixels).save(file, format, **options)
-    except (OSError, RuntimeError, struct.error) as error:
-        raise ValueError(
-            f"{format} cannot hold a picture of {pixels.shape[1]} x {pixels.shape[0]} pixels: {error}"
-        ) from error
-    return file.getvalue()
-
-
-def _deep_png(picture: Picture) -> bytes:
-    """A PNG of 16 bits in several channels, which Pillow does not write."""
-    height, width, channels = picture.pixels.shape
-    rows = np.ascontiguousarray(picture.pixels.astype(">u2")).view(np.uint8).reshape(height, -1)
-    # Each byte as its difference to that of the pixel before, PNG's filter 1, which halves the size of photographs.
-    lines = np.ones((height, 1 + rows.shape[1]), np.uint8)
-    lines[:, 1:] = rows
-    lines[:, 1 + 2 * channels :] -= rows[:, : -2 * channels]
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0))]
-    if picture.icc_profile:
-        chunks.append((b"iCCP", b"ICC profile\0\0" + zlib.compress(picture.icc_profile)))
-    if picture.dpi:
-        chunks.append((b"pHYs", struct.pack(">IIB", *(round(value / 0.0254) for value in picture.dpi), 1)))
-    if picture.exif:
-        chunks.append((b"eXIf", picture.exif.tobytes().removeprefix(b"Exif\0\0")))
-    chunks += [(b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
-
-
-__all__ = ["Picture", "encode_image", "image_format", "read_image", "write_image"]
+__all__ = [
+    "FORMATS",
+    "Frames",
+    "MissingLibraryError",
+    "Picture",
+    "encode_frames",
+    "encode_image",
+    "image_format",
+    "read_frames",
+    "read_image",
+    "write_frames",
+    "write_image",
+]

@@ -30,8 +30,6 @@ IMPLEMENTATIONS = ("auto", "eager", "sdpa", "native", "flex_attention", "triton"
 # fill a GPU.
 _LOGITS_CPU = 2**22
 _LOGITS_GPU = 2**26
-# Values of a feature map above which it is cut into windows part by part: 256 MiB of float32.
-_BAND = 2**26
 # Channels of a head that fit the registers of the kernels for CPUs.
 _NATIVE_HEAD = 64
 # Values of a feature map of which the windows are copied at a time.

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Pictures of what SemanIR does: crops before and after, and the key-semantic neighbours of a patch."""
+"""Drawings of what SemanIR does: the key-semantic neighbours of a patch."""
 
 from typing import NamedTuple
 
@@ -12,36 +12,23 @@ from .modeling_layers_semanir import SemanIRStage
 from .modeling_semanir import SemanIRForImageRestoration
 from .ops_semanir import Dictionary, build_dictionary, partition_windows
 
-_PANEL, _GAP, _TITLE = 320, 16, 26
-_INK, _PAPER = (25, 25, 25), (255, 255, 255)
-_WINDOW, _PATCH, _KEYS = (255, 200, 0), (255, 40, 40), (0, 215, 255)
-# Restored pixels of a crop's side; enlarged four times it fills a panel.
-_CROP = 80
+PANEL, GAP, TITLE = 320, 16, 26
+_INK, PAPER = (25, 25, 25), (255, 255, 255)
+WINDOW, PATCH, _KEYS = (255, 200, 0), (255, 40, 40), (0, 215, 255)
 # The network sees at most this much of the picture around the patch.
 _LARGEST = 768
 
 
-class Crop(NamedTuple):
+def show_colours(pixels: np.ndarray) -> np.ndarray:
     """
-    A row of the sheet of comparisons.
+    Pixels as a screen shows them.
 
     Args:
-        title (`str`): What the picture is.
-        picture (`np.ndarray`): The whole input, small; uint8 RGB.
-        box (`tuple[float, ...]`): Left, top, right, bottom of the crop as parts of the picture's sides.
-        before (`np.ndarray`): The crop of the input; uint8 RGB.
-        after (`np.ndarray`): The crop of the restored picture; uint8 RGB.
+        pixels (`np.ndarray` of shape `(height, width, 1 to 4)`): Whole numbers.
+
+    Returns:
+        `np.ndarray` of shape `(height, width, 3)`: uint8 RGB; what is transparent is white.
     """
-
-    title: str
-    picture: np.ndarray
-    box: tuple[float, ...]
-    before: np.ndarray
-    after: np.ndarray
-
-
-def _colours(pixels: np.ndarray) -> np.ndarray:
-    """uint8 RGB of grey or colour pixels; what is transparent shows white."""
     unit = to_unit(pixels)
     if unit.shape[-1] % 2 == 0:
         alpha = unit[..., -1:]
@@ -50,72 +37,18 @@ def _colours(pixels: np.ndarray) -> np.ndarray:
     return np.rint(unit.clip(0, 1) * 255).astype(np.uint8)
 
 
-def detailed_crop(title: str, before: np.ndarray, after: np.ndarray) -> Crop:
+def write_line(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, size: int = 16) -> None:
     """
-    The square of a picture with the most detail.
+    Write a line of text that ends where the panel does.
 
     Args:
-        title (`str`): What the picture is.
-        before (`np.ndarray` of shape `(height, width, channels)`): The input, whole numbers.
-        after (`np.ndarray` of shape `(height * scale, width * scale, channels)`): The restored picture.
-
-    Returns:
-        [`Crop`]: About 80 restored pixels wide.
+        draw (`PIL.ImageDraw.ImageDraw`): The sheet.
+        place (`tuple[float, float]`): Left and top.
+        text (`str`): The line.
+        size (`int`, *optional*, defaults to 16): Of its letters in pixels.
     """
-    scale = after.shape[0] // before.shape[0]
-    height, width = before.shape[:2]
-    side = min(_CROP // scale, height, width)
-    # Detail is the sum of steps between restored pixels, which noise does not have.
-    grey = _colours(after)[::scale, ::scale].mean(-1, dtype=np.float32)
-    steps = np.zeros((height, width), np.float64)
-    steps[1:] += np.abs(np.diff(grey, axis=0))
-    steps[:, 1:] += np.abs(np.diff(grey, axis=1))
-    sums = np.pad(steps.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-    inside = sums[side:, side:] - sums[:-side, side:] - sums[side:, :-side] + sums[:-side, :-side]
-    top, left = np.unravel_index(inside.argmax(), inside.shape)
-    place = slice(top, top + side), slice(left, left + side)
-    enlarged = tuple(slice(part.start * scale, part.stop * scale) for part in place)
-    picture = Image.fromarray(_colours(before))
-    picture.thumbnail((_PANEL, _PANEL))
-    box = (left / width, top / height, (left + side) / width, (top + side) / height)
-    label = f"{title}, {width} x {height}" + (f" to {width * scale} x {height * scale}" if scale > 1 else "")
-    return Crop(label, np.asarray(picture), box, _colours(before[place]), _colours(after[enlarged]))
-
-
-def comparison_sheet(crops: list[Crop]) -> Image.Image:
-    """
-    Pictures with a crop of each before and after, enlarged without smoothing.
-
-    Args:
-        crops (`list[Crop]`): From [`detailed_crop`].
-
-    Returns:
-        `PIL.Image.Image`: A row for each.
-    """
-    step = _PANEL + _GAP
-    sheet = Image.new("RGB", (3 * step + _GAP, len(crops) * (step + _TITLE) + _GAP), _PAPER)
-    draw = ImageDraw.Draw(sheet)
-    for number, crop in enumerate(crops):
-        top = _GAP + number * (step + _TITLE)
-        for column, title in enumerate((crop.title, "before", "after")):
-            _write(draw, (_GAP + column * step, top), title)
-        top += _TITLE
-        picture = Image.fromarray(crop.picture)
-        sheet.paste(picture, (_GAP, top))
-        corners = [
-            part * side + start for part, side, start in zip(crop.box, picture.size * 2, (_GAP, top) * 2, strict=True)
-        ]
-        draw.rectangle(corners, outline=_PATCH, width=2)
-        for column, pixels in ((1, crop.before), (2, crop.after)):
-            panel = Image.fromarray(pixels).resize((_PANEL, _PANEL), Image.Resampling.NEAREST)
-            sheet.paste(panel, (_GAP + column * step, top))
-    return sheet
-
-
-def _write(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, size: int = 16) -> None:
-    """A line of text that ends where the panel does."""
     font = ImageFont.load_default(size)
-    while len(text) > 4 and draw.textlength(text, font) > _PANEL:
+    while len(text) > 4 and draw.textlength(text, font) > PANEL:
         text = text[:-4] + "..."
     draw.text(place, text, _INK, font)
 
@@ -271,7 +204,7 @@ def explain(
         for place, side in zip(at, (width, height), strict=True)
     ]
     part = pixels[corner[1] : corner[1] + _LARGEST + step, corner[0] : corner[0] + _LARGEST + step]
-    colours = _colours(part)
+    colours = show_colours(part)
     image = to_unit(
         colours if config.num_channels == 3 else np.asarray(Image.fromarray(colours).convert("L"))[..., None]
     )
@@ -279,7 +212,7 @@ def explain(
     found = find_neighbours(model, image, (at[0] - corner[0], at[1] - corner[1]), stage, counts)
     top, left, bottom, right = found.window
     moved = Neighbours((top + corner[1], left + corner[0], bottom + corner[1], right + corner[0]), *found[1:])
-    return _draw(_colours(pixels), moved, stage)
+    return _draw(show_colours(pixels), moved, stage)
 
 
 def _draw(picture: np.ndarray, found: Neighbours, stage: int) -> Image.Image:
@@ -295,34 +228,34 @@ def _draw(picture: np.ndarray, found: Neighbours, stage: int) -> Image.Image:
             )
         )
     panels.insert(0, ("picture, window and patch", _overview(picture, found)))
-    step, columns = _PANEL + _GAP, 3
+    step, columns = PANEL + GAP, 3
     rows = -(-len(panels) // columns)
-    sheet = Image.new("RGB", (columns * step + _GAP, rows * (step + _TITLE) + _GAP), _PAPER)
+    sheet = Image.new("RGB", (columns * step + GAP, rows * (step + TITLE) + GAP), PAPER)
     draw = ImageDraw.Draw(sheet)
     for number, (title, panel) in enumerate(panels):
-        left, top = _GAP + number % columns * step, _GAP + number // columns * (step + _TITLE)
-        _write(draw, (left, top), title)
-        sheet.paste(panel, (left, top + _TITLE))
+        left, top = GAP + number % columns * step, GAP + number // columns * (step + TITLE)
+        write_line(draw, (left, top), title)
+        sheet.paste(panel, (left, top + TITLE))
     return sheet
 
 
 def _overview(picture: np.ndarray, found: Neighbours) -> Image.Image:
     """The whole picture with the window and the patch."""
     image = Image.fromarray(picture)
-    ratio = min(_PANEL / image.width, _PANEL / image.height)
+    ratio = min(PANEL / image.width, PANEL / image.height)
     image = image.resize(
         (max(1, round(image.width * ratio)), max(1, round(image.height * ratio))), Image.Resampling.LANCZOS
     )
-    panel = Image.new("RGB", (_PANEL, _PANEL), _PAPER)
+    panel = Image.new("RGB", (PANEL, PANEL), PAPER)
     panel.paste(image)
     draw = ImageDraw.Draw(panel)
     top, left, bottom, right = (side * ratio for side in found.window)
-    draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=_WINDOW, width=2)
+    draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=WINDOW, width=2)
     middle = (
         (found.window[1] + (found.patch[1] + 0.5) * found.cell) * ratio,
         (found.window[0] + (found.patch[0] + 0.5) * found.cell) * ratio,
     )
-    draw.circle(middle, 3, fill=_PATCH)
+    draw.circle(middle, 3, fill=PATCH)
     return panel
 
 
@@ -333,7 +266,7 @@ def _heat(found: Neighbours) -> Image.Image:
     ranks = found.similarity.ravel().argsort().argsort().reshape(found.similarity.shape)
     shades = colormaps["magma"](ranks / max(1, ranks.size - 1))[..., :3]
     image = Image.fromarray(np.rint(shades * 255).astype(np.uint8))
-    return _framed(image.resize((_PANEL, _PANEL), Image.Resampling.NEAREST), found, np.zeros(ranks.shape, bool))
+    return _framed(image.resize((PANEL, PANEL), Image.Resampling.NEAREST), found, np.zeros(ranks.shape, bool))
 
 
 def _chosen(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> Image.Image:
@@ -346,24 +279,36 @@ def _chosen(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> Image.I
     mask = keys.repeat(found.cell, 0).repeat(found.cell, 1)[..., None]
     pale = 0.35 * window.mean(-1, keepdims=True) + 0.1 * 255
     shown = Image.fromarray(np.where(mask, window, pale).astype(np.uint8))
-    return _framed(shown.resize((_PANEL, _PANEL), Image.Resampling.NEAREST), found, keys)
+    return _framed(shown.resize((PANEL, PANEL), Image.Resampling.NEAREST), found, keys)
 
 
 def _framed(panel: Image.Image, found: Neighbours, keys: np.ndarray) -> Image.Image:
     """Outlines around the keys, where one has a neighbour that is none, and around the patch."""
     draw = ImageDraw.Draw(panel)
     high, wide = keys.shape
-    tall, broad = _PANEL / high, _PANEL / wide
+    tall, broad = PANEL / high, PANEL / wide
     for row, column in np.argwhere(np.diff(keys, axis=0)):
         draw.line((column * broad, (row + 1) * tall, (column + 1) * broad, (row + 1) * tall), _KEYS, 2)
     for row, column in np.argwhere(np.diff(keys, axis=1)):
         draw.line(((column + 1) * broad, row * tall, (column + 1) * broad, (row + 1) * tall), _KEYS, 2)
-    draw.rectangle((0, 0, _PANEL - 1, _PANEL - 1), outline=_WINDOW, width=2)
+    draw.rectangle((0, 0, PANEL - 1, PANEL - 1), outline=WINDOW, width=2)
     row, column = found.patch
     draw.rectangle(
-        (column * broad - 1, row * tall - 1, (column + 1) * broad, (row + 1) * tall), outline=_PATCH, width=3
+        (column * broad - 1, row * tall - 1, (column + 1) * broad, (row + 1) * tall), outline=PATCH, width=3
     )
     return panel
 
 
-__all__ = ["Crop", "Neighbours", "comparison_sheet", "detailed_crop", "explain", "find_neighbours"]
+__all__ = [
+    "GAP",
+    "PANEL",
+    "PAPER",
+    "PATCH",
+    "TITLE",
+    "WINDOW",
+    "Neighbours",
+    "explain",
+    "find_neighbours",
+    "show_colours",
+    "write_line",
+]

@@ -107,6 +107,13 @@ def test_feature_distance(classifier, tmp_path):
     assert metric.compute(predictions=first, reference=network(second)) == pytest.approx(result, rel=1e-3)
 
 
+def test_the_call_of_paired_metrics_says_what_is_given_instead(classifier, tmp_path):
+    metric = FeatureDistance(network=classifier, cache_dir=str(tmp_path))
+    for options in ({}, {"references": pictures(1, 9)}):
+        with pytest.raises(ValueError, match=r"feature_distance compares two sets.*compute\(predictions=.*reference="):
+            metric.compute(predictions=pictures(0, 7), **options)
+
+
 def test_fid_and_kid_use_the_networks_features(inception, tmp_path):
     first, second = pictures(0, 8, 4), pictures(1, 9, 4)
     network = InceptionFeatures(inception, batch_size=3)

@@ -175,6 +175,17 @@ def test_a_metric_object_gives_the_mean_and_each_value(metrics, name, function):
     assert metrics[name].compute(channel="y", border=1) == result
 
 
+@pytest.mark.parametrize("name", ["psnr", "ssim", "psnr_b"])
+def test_the_usual_call_without_a_channel_says_what_is_missing(name, tmp_path):
+    clean, noisy = photograph_and_noisy()
+    metric = evaluate.load(metric_path(name), cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=f"{name} needs a channel: .*channel='rgb'.*channel='y'.*channel='gray'"):
+        metric.compute(predictions=[noisy], references=[clean])
+    # The call that its description shows.
+    assert 'channel="rgb")' in metric.inputs_description
+    assert math.isfinite(metric.compute(predictions=[noisy], references=[clean], channel="rgb")[name])
+
+
 def test_gray_images_pass_through_a_metric_object(metrics):
     clean, noisy = (image[:, :, 0] for image in photograph_and_noisy())
     result = metrics["psnr"].compute(predictions=[noisy], references=[clean], channel="gray")

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.semanir.plots_semanir import comparison_sheet, detailed_crop, explain, find_neighbours
+from hf_ext.semanir.plots_comparison_semanir import compare_pictures, comparison_sheet
+from hf_ext.semanir.plots_semanir import explain, find_neighbours
 
 SIZES = {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, "top_k": 6}
 
@@ -21,28 +22,41 @@ def make_pixels(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("scale", [1, 2])
-def test_the_crop_is_where_the_detail_is(channels, scale):
+def test_a_sheet_shows_the_whole_its_middle_and_what_changed_most(channels, scale):
     before = np.full((200, 300, channels), 128, np.uint8)
-    before[110:130, 210:230, 0] = make_pixels(20, 20)
     before[..., -1] = before[..., -1] if channels % 2 else 255
     after = before.repeat(scale, 0).repeat(scale, 1)
-    crop = detailed_crop("a.png", before, after)
-    left, top, right, bottom = (part * side for part, side in zip(crop.box, (300, 200) * 2, strict=True))
-    assert left <= 211 and top <= 111 and right >= 229 and bottom >= 129
-    assert crop.before.shape == (80 // scale, 80 // scale, 3)
-    assert crop.after.shape == (80, 80, 3)
-    np.testing.assert_array_equal(crop.after[::scale, ::scale], crop.before)
-    assert crop.title == "a.png, 300 x 200" + (" to 600 x 400" if scale == 2 else "")
-    sheet = comparison_sheet([crop, crop])
+    # All of it has detail now, but for one spot it is the input's.
+    before[::2, ::3, 0], after[:: 2 * scale, :: 3 * scale, 0] = 30, 30
+    after[10 * scale : 30 * scale, 210 * scale : 230 * scale, 0] = make_pixels(20 * scale, 20 * scale)
+    comparison = compare_pictures("a.png", before, after)
+    assert comparison.title == "a.png, 300 x 200" + (" to 600 x 400" if scale == 2 else "")
+    assert comparison.before.shape == (200, 300, 3)
+    assert comparison.after.shape == ((213, 320, 3) if scale == 2 else (200, 300, 3))
+    middle, most = comparison.crops
+    left, top, right, bottom = (part * side for part, side in zip(most.box, (300, 200) * 2, strict=True))
+    assert left <= 211 and top <= 11 and right >= 229 and bottom >= 29
+    side = 80 // scale
+    np.testing.assert_allclose(
+        middle.box, ((300 - side) / 600, (200 - side) / 400, (300 + side) / 600, (200 + side) / 400)
+    )
+    for crop in (middle, most):
+        assert crop.before.shape == (side, side, 3)
+        assert crop.after.shape == (80, 80, 3)
+    sheet = comparison_sheet([comparison, comparison])
     assert sheet.mode == "RGB"
-    # The crop appears as it is, each of its pixels a square.
-    panel = np.asarray(sheet)[16 + 26 : 16 + 26 + 320, 16 + 2 * 336 : 16 + 2 * 336 + 320]
-    np.testing.assert_array_equal(panel[2::4, 2::4], crop.after)
+    assert sheet.size == (3 * 336 + 16, 4 * 362 + 16)
+    # A crop appears as it is, each of its pixels a square: what changed most, after, of the second picture.
+    panel = np.asarray(sheet)[16 + 3 * 362 + 26 : 16 + 3 * 362 + 26 + 320, 16 + 2 * 336 : 16 + 2 * 336 + 320]
+    np.testing.assert_array_equal(panel[2::4, 2::4], most.after)
+    # And the whole beside it, but for the frames around the crops.
+    whole = np.asarray(sheet)[16 + 3 * 362 + 26 :, 16:][: comparison.after.shape[0], : comparison.after.shape[1]]
+    assert (whole == comparison.after).mean() > 0.95
 
 
 def test_a_tiny_picture_has_a_sheet():
-    crop = detailed_crop("a.png", make_pixels(1, 1, 3), make_pixels(1, 1, 3))
-    assert comparison_sheet([crop]).size[0] == 3 * 336 + 16
+    comparison = compare_pictures("a.png", make_pixels(1, 1, 3), make_pixels(1, 1, 3))
+    assert comparison_sheet([comparison]).size[0] == 3 * 336 + 16
 
 
 @pytest.mark.parametrize("architecture", ["columnar", "u-shaped"])

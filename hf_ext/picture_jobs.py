@@ -1,0 +1,326 @@
+"""Which pictures a command means, and where each result goes: planned before any work, without torch or a model."""
+
+import glob
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+# Ends of names that results can have. A still GIF becomes a PNG, since a GIF has 256 colours.
+WRITTEN = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif")
+# What Pillow recognises but cannot decode by itself, or not as pixels.
+_NO_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
+# What other libraries read, and which. The ends of RAW files are those of `image_processing_camera_semanir`.
+HEIF_ENDINGS = frozenset((".heic", ".heif", ".hif"))
+# fmt: off
+RAW_ENDINGS = frozenset((
+    ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef", ".mos", ".mrw",
+    ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
+))
+# fmt: on
+
+
+class Job(NamedTuple):
+    """
+    One picture to restore.
+
+    Args:
+        name (`str`): What messages call it.
+        source (`Path` or `bytes`): The file, or what is in it.
+        out (`Path`, *optional*): Where the restored picture goes; `None` for standard output.
+        ending (`str`): How the result's name ends, which says its format.
+    """
+
+    name: str
+    source: Path | bytes
+    out: Path | None
+    ending: str
+
+
+class Plan(NamedTuple):
+    """
+    What is to be done, and what cannot be.
+
+    Args:
+        jobs (`list[Job]`): In the order of the inputs, folders and patterns sorted.
+        refused (`dict[str, str]`): Inputs that cannot have a result, and why; each says the input's name.
+        skipped (`dict[str, str]`): Files of folders and patterns that need a library which is not installed.
+    """
+
+    jobs: list[Job]
+    refused: dict[str, str]
+    skipped: dict[str, str]
+
+
+class _Found(NamedTuple):
+    """A picture, its place below the folder of results, and whether it was named by itself."""
+
+    source: Path | bytes
+    relative: Path
+    named: bool
+
+
+def plan_jobs(
+    inputs: list[str],
+    out: Path | None,
+    ending: str | None = None,
+    name: str = "{stem}",
+    reserved: Path | None = None,
+) -> Plan:
+    """
+    Find the pictures and say where each goes.
+
+    Args:
+        inputs (`list[str]`): Files; folders, searched with all below them, whose relative paths are kept; patterns
+            such as `photos/**/*.png`; `-` for a picture on standard input; `@FILE` for a file of names, one a line,
+            and `@-` for such a list on standard input.
+        out (`Path`, *optional*): Folder of the results; `None` for standard output, which takes one picture.
+        ending (`str`, *optional*): Ending of the results, such as `".png"`; that of the input if not given, or `.png`
+            where none can be written with that, or none without loss: a still GIF.
+        name (`str`, *optional*, defaults to `"{stem}"`): Name of a result without its ending. `{stem}` stands for the
+            input's name without its ending, `{ext}` for that ending without the dot.
+        reserved (`Path`, *optional*): A file that no result may have.
+
+    Returns:
+        [`Plan`]: What remains if an input is refused: because its result would have the name of another or of an
+        input, or would replace it, or because it needs a library that is not installed.
+
+    Raises:
+        ValueError: If an input does not exist or holds no picture, the template is wrong, or there are several
+            pictures for standard output.
+    """
+    check_template(name)
+    found = [picture for given in inputs for picture in _pictures(given, out)]
+    if not found:
+        raise ValueError(f"no picture in {', '.join(inputs)}.")
+    if out is None:
+        if len(found) > 1:
+            raise ValueError(f"standard output takes one picture, got {len(found)}; name a folder with --out.")
+        source, relative, _ = found[0]
+        return Plan([Job(str(relative), source, None, ending or _ending_of(source, relative))], {}, {})
+    planned, skipped, refused = list[tuple[Job, bool]](), dict[str, str](), dict[str, str]()
+    for source, relative, named in found:
+        title = str(source) if isinstance(source, Path) else "standard input"
+        missing = missing_library(relative)
+        if missing is not None:
+            (refused if named else skipped)[title] = f"{title}: {missing}"
+            continue
+        written = ending or _ending_of(source, relative)
+        result = name.format(stem=relative.stem, ext=relative.suffix.removeprefix("."))
+        planned.append((Job(title, source, out / relative.with_name(result + written), written), named))
+    jobs = _without_clashes(planned, refused, reserved, renamed=name != "{stem}")
+    return Plan(jobs, refused, skipped)
+
+
+def check_template(name: str) -> None:
+    """
+    Refuse a template of names that says nothing of the picture, or that is no name.
+
+    Args:
+        name (`str`): See [`plan_jobs`].
+
+    Raises:
+        ValueError: If it is wrong.
+    """
+    wrong = f"{name!r} is no template of names such as '{{stem}}_restored' or '{{stem}}-{{ext}}'"
+    try:
+        made = name.format(stem="a", ext="b")
+    except (ValueError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(f"{wrong}: it knows {{stem}} and {{ext}}.") from error
+    if "{stem}" not in name:
+        raise ValueError(f"{wrong}: without {{stem}} all results would have one name.")
+    if "/" in made or os.sep in made or "\0" in made:
+        raise ValueError(f"{wrong}: it names files, no folders.")
+    if Path(made).suffix.lower() in WRITTEN:
+        raise ValueError(f"{wrong}: leave the ending out; --format says it.")
+
+
+def _without_clashes(
+    planned: list[tuple[Job, bool]], refused: dict[str, str], reserved: Path | None, renamed: bool
+) -> list[Job]:
+    """The jobs whose results have names of their own; of the others, `refused` gets to know why."""
+    jobs = list[Job]()
+    # Some file systems do not tell capitals.
+    places = {str(reserved).casefold(): "the sheet of --compare"} if reserved is not None else {}
+    sources = {job.source.resolve(): job.name for job, _ in planned if isinstance(job.source, Path)}
+    results = {job.out.resolve(): job.name for job, _ in planned if job.out is not None}
+    for job, named in planned:
+        if job in jobs:
+            # Named twice, or by itself and with its folder.
+            continue
+        assert job.out is not None
+        place, result = str(job.out).casefold(), job.out.resolve()
+        source = job.source.resolve() if isinstance(job.source, Path) else None
+        if source is not None and source == result:
+            reason = "would be replaced by its restored version; name another folder with --out, or a --suffix."
+        elif renamed and source in results:
+            # A result of an earlier run beside its input. Whoever names it is told; in a folder it is passed over.
+            if not named:
+                continue
+            reason = f"is where the result of {results[source]} goes."
+        elif not renamed and result in sources:
+            reason = f"its result would replace {sources[result]}; name another folder with --out, or a --suffix."
+        elif place in places:
+            reason = (
+                f"would be written to {job.out}, and so would {places[place]}; rename it, restore it into another "
+                "folder, or tell results apart with --name '{stem}-{ext}'."
+            )
+        else:
+            places[place] = job.name
+            jobs.append(job)
+            continue
+        refused[job.name] = f"{job.name}: {reason}"
+    return jobs
+
+
+def missing_library(path: Path) -> str | None:
+    """
+    What a file needs that is not installed.
+
+    Args:
+        path (`Path`): The file; its end says what it is.
+
+    Returns:
+        `str`: What to install; `None` if nothing is missing.
+    """
+    kind = path.suffix.lower()
+    for endings, module, package in ((HEIF_ENDINGS, "pillow_heif", "pillow-heif"), (RAW_ENDINGS, "rawpy", "rawpy")):
+        if kind in endings and not _installed(module):
+            return f'needs pip install "hf-ext[images]" ({package}).'
+    return None
+
+
+def _installed(module: str) -> bool:
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return find_spec(module) is not None
+
+
+def _pictures(name: str, out: Path | None) -> Iterator[_Found]:
+    """What an input stands for, each with its place below the folder of results."""
+    if name == "-":
+        data = sys.stdin.buffer.read()
+        yield _Found(data, Path("stdin"), True)
+    elif name.startswith("@"):
+        text = sys.stdin.read() if name == "@-" else Path(name[1:]).read_text(encoding="utf-8")
+        for line in text.splitlines():
+            if line.strip():
+                yield from _pictures(line.strip(), out)
+    elif os.path.isdir(name):
+        folder = Path(name)
+        readable = HEIF_ENDINGS | RAW_ENDINGS | _pillow_endings()
+        results = out.resolve() if out is not None else None
+        for path in sorted(folder.rglob("*")):
+            relative = path.relative_to(folder)
+            hidden = any(part.startswith(".") for part in relative.parts)
+            inside = results is not None and results != folder.resolve() and path.resolve().is_relative_to(results)
+            if path.suffix.lower() in readable and not hidden and not inside and path.is_file():
+                yield _Found(path, relative, False)
+    elif os.path.exists(name):
+        yield _Found(Path(name), Path(Path(name).name), True)
+    elif glob.has_magic(name):
+        fixed = Path(*Path(name).parts[: _first_magic(name)])
+        for match in sorted(glob.glob(name, recursive=True)):
+            if os.path.isfile(match):
+                yield _Found(Path(match), Path(match).relative_to(fixed), False)
+    else:
+        raise ValueError(f"{name} does not exist; give pictures, folders, patterns, or - for standard input.")
+
+
+def _pillow_endings() -> set[str]:
+    endings = Image.registered_extensions()
+    return {end for end, format in endings.items() if format in Image.OPEN and format not in _NO_PIXELS}
+
+
+def _first_magic(pattern: str) -> int:
+    return next(index for index, part in enumerate(Path(pattern).parts) if glob.has_magic(part))
+
+
+def _ending_of(source: Path | bytes, relative: Path) -> str:
+    """The ending of a result: that of its input, or one that holds what is in it."""
+    kind = relative.suffix
+    if isinstance(source, Path) and kind.lower() != ".gif":
+        return kind if kind.lower() in WRITTEN else ".png"
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            moving, format = getattr(image, "is_animated", False), image.format
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return ".png"
+    if format == "GIF":
+        return (kind or ".gif") if moving else ".png"
+    endings = Image.registered_extensions()
+    return kind or next((ending for ending in WRITTEN if endings.get(ending) == format), ".png")
+
+
+def is_done(job: Job, overwrite: bool) -> bool:
+    """
+    Whether nothing is left to do for a picture.
+
+    Args:
+        job ([`Job`]): The job.
+        overwrite (`bool`): Whether results that exist are made anew.
+
+    Returns:
+        `bool`: Whether its result is there and stays.
+    """
+    return job.out is not None and job.out.exists() and not overwrite
+
+
+def check_places(jobs: list[Job]) -> None:
+    """
+    Find out before any work whether the results can be written. Nothing is left behind, and no folder is made.
+
+    Args:
+        jobs (`list[Job]`): What is to be done.
+
+    Raises:
+        OSError: If a folder of results is none, or cannot be written to.
+    """
+    for folder in sorted({job.out.parent for job in jobs if job.out is not None}):
+        # The first that exists: what is below it will be made in it.
+        place = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), Path())
+        if not place.is_dir():
+            raise OSError(f"cannot write to {folder}: {place} is no folder.")
+        try:
+            with tempfile.TemporaryFile(dir=place, prefix=".hf-ext-"):
+                pass
+        except OSError as error:
+            raise OSError(f"cannot write to {folder}: {error.strerror or error}.") from error
+
+
+def megapixels_of(job: Job) -> float:
+    """
+    Size of a picture as its header says.
+
+    Args:
+        job ([`Job`]): The job.
+
+    Returns:
+        `float`: Megapixels of one frame; 0 where Pillow cannot read the header.
+    """
+    try:
+        with Image.open(io.BytesIO(job.source) if isinstance(job.source, bytes) else job.source) as image:
+            return image.width * image.height / 1e6
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return 0.0
+
+
+__all__ = [
+    "HEIF_ENDINGS",
+    "RAW_ENDINGS",
+    "WRITTEN",
+    "Job",
+    "Plan",
+    "check_places",
+    "check_template",
+    "is_done",
+    "megapixels_of",
+    "missing_library",
+    "plan_jobs",
+]

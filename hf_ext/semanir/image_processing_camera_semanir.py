@@ -1,0 +1,191 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""What cameras write and Pillow cannot read: HEIC by pillow-heif and RAW by rawpy (LibRaw), where they are installed.
+
+`pip install "hf-ext[images]"` brings both.
+"""
+
+import io
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
+
+Source = str | Path | bytes
+
+# Ends of the names of RAW files. Many are TIFFs whose first picture is a thumbnail, which Pillow would take for all.
+# fmt: off
+RAW_ENDINGS = frozenset((
+    ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef", ".mos", ".mrw",
+    ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
+))
+# fmt: on
+# How files of HEIF call themselves, in their fifth to twelfth byte.
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_SUBFILE, _SUBDIRECTORIES, _DNG_VERSION = 254, 330, 50706
+# What brings the libraries.
+EXTRA = 'pip install "hf-ext[images]"'
+
+
+class UnreadableError(ValueError):
+    """A file cannot be read; the message goes on after the file's name."""
+
+
+class MissingLibraryError(UnreadableError):
+    """A file needs a library that is not installed; the message names the extra that brings it."""
+
+
+class CameraPicture(NamedTuple):
+    """
+    What a camera's file holds.
+
+    Args:
+        pixels (`np.ndarray` of shape `(height, width, channels)`): uint8 or uint16, upright.
+        exif (`PIL.Image.Exif`, *optional*): Its tags; the orientation among them is applied already.
+        icc_profile (`bytes`, *optional*): The colour profile.
+    """
+
+    pixels: np.ndarray
+    exif: Image.Exif | None
+    icc_profile: bytes | None
+
+
+def is_heif(head: bytes) -> bool:
+    """
+    Whether a file is HEIC or another HEIF.
+
+    Args:
+        head (`bytes`): Its first 12 bytes.
+
+    Returns:
+        `bool`: Whether it says so.
+    """
+    return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
+
+
+def is_raw(image: Image.Image) -> bool:
+    """
+    Whether what Pillow takes for a TIFF is a camera's RAW file, and the picture a thumbnail.
+
+    Args:
+        image (`PIL.Image.Image`): The opened file.
+
+    Returns:
+        `bool`: Whether it is a DNG, or its first picture is a small one of another below it.
+    """
+    if not isinstance(image, TiffImageFile):
+        return False
+    tags = image.tag_v2
+    small = isinstance(tags.get(_SUBFILE), int) and tags[_SUBFILE] & 1
+    return _DNG_VERSION in tags or bool(small and _SUBDIRECTORIES in tags)
+
+
+def read_heif(source: Source, check: Callable[[int, int], None]) -> CameraPicture:
+    """
+    The main picture of a HEIF file, with 16 bits where it has more than 8.
+
+    Args:
+        source (`str`, `Path` or `bytes`): The file, or what is in it.
+        check (`Callable[[int, int], None]`): Called with width and height before anything is decoded.
+
+    Returns:
+        [`CameraPicture`]: Upright.
+
+    Raises:
+        MissingLibraryError: If pillow-heif is not installed.
+        UnreadableError: If the file is broken.
+    """
+    try:
+        import pillow_heif
+    except ImportError as error:
+        raise MissingLibraryError(f"is HEIC, which needs {EXTRA} (pillow-heif)") from error
+    with _broken_is_said():
+        file = pillow_heif.open_heif(seekable(source), convert_hdr_to_8bit=False)
+    check(*file.size)
+    with _broken_is_said():
+        # It is decoded here.
+        pixels = np.asarray(file)
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    return CameraPicture(np.ascontiguousarray(pixels), _exif_of(file.info.get("exif")), file.info.get("icc_profile"))
+
+
+def read_raw(source: Source, check: Callable[[int, int], None]) -> CameraPicture:
+    """
+    A camera's RAW file, developed to sRGB of 16 bits with the camera's white balance and LibRaw's own brightness.
+
+    Args:
+        source (`str`, `Path` or `bytes`): The file, or what is in it.
+        check (`Callable[[int, int], None]`): Called with width and height before anything is decoded.
+
+    Returns:
+        [`CameraPicture`]: Upright; with the tags of formats that are built like TIFF (DNG, NEF, CR2, ARW and more).
+
+    Raises:
+        MissingLibraryError: If rawpy is not installed.
+        UnreadableError: If LibRaw cannot read the file.
+    """
+    try:
+        import rawpy
+    except ImportError as error:
+        raise MissingLibraryError(f"is a camera's RAW file, which needs {EXTRA} (rawpy)") from error
+    try:
+        with rawpy.imread(seekable(source)) as file:
+            check(file.sizes.width, file.sizes.height)
+            # The curve of sRGB: a slope of 12.92 near black, a power of 2.4 above.
+            pixels = file.postprocess(use_camera_wb=True, output_bps=16, gamma=(2.4, 12.92))
+    except rawpy.LibRawError as error:
+        said = error.args[0] if error.args else ""
+        reason = said.decode(errors="replace") if isinstance(said, bytes) else said
+        raise UnreadableError(f"is no RAW file that LibRaw can read: {reason}") from error
+    data = source if isinstance(source, bytes) else Path(source).read_bytes()
+    return CameraPicture(pixels, _exif_of(data), None)
+
+
+def seekable(source: Source) -> Any:
+    """
+    A picture file as libraries take it.
+
+    Args:
+        source (`str`, `Path` or `bytes`): The file, or what is in it.
+
+    Returns:
+        `str` or `BytesIO`: Its path, or an open file.
+    """
+    return io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source)
+
+
+@contextmanager
+def _broken_is_said() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RuntimeError, EOFError, SyntaxError, OverflowError) as error:
+        raise UnreadableError(f"is broken: {error}") from error
+
+
+def _exif_of(data: bytes | None) -> Image.Exif | None:
+    """The tags in EXIF data or in a file that is built like a TIFF, if there are any to be read."""
+    exif = Image.Exif()
+    try:
+        exif.load(data or b"")
+    except (SyntaxError, ValueError, OSError, EOFError, KeyError, TypeError, IndexError, struct.error):
+        return None
+    return exif if len(exif) else None
+
+
+__all__ = [
+    "EXTRA",
+    "RAW_ENDINGS",
+    "CameraPicture",
+    "MissingLibraryError",
+    "UnreadableError",
+    "is_heif",
+    "is_raw",
+    "read_heif",
+    "read_raw",
+    "seekable",
+]

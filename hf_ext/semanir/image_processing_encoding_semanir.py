@@ -1,0 +1,347 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""The bytes of picture files: still pictures, animations and pages, with the tags that describe them.
+
+Pillow writes all but two kinds: colour PNGs of 16 bits, of which it would drop eight, and TIFFs. Of those it writes
+neither 16 bits in colour nor compressed pixels beside a folder of EXIF data; its directory writer serves for all.
+"""
+
+import io
+import re
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
+from transformers.utils import logging
+
+from .image_processing_semanir import pixels_to_image
+
+logger = logging.get_logger(__name__)
+
+# What Pillow makes of a file name's end.
+FORMATS = {
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".webp": "WEBP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".bmp": "BMP",
+    ".gif": "GIF",
+}
+_OPTIONS: dict[str, dict[str, object]] = {
+    "JPEG": {"quality": 95, "subsampling": 0},
+    "WEBP": {"quality": 95, "method": 4},
+}
+_ANIMATED = ("GIF", "PNG", "WEBP")
+_METADATA = ("PNG", "JPEG", "WEBP", "TIFF")
+
+# Folders of tags, and those of size inside the first: the size may have changed.
+_EXIF_FOLDER, _GPS_FOLDER, _EXIF_WIDTH, _EXIF_HEIGHT = 0x8769, 0x8825, 0xA002, 0xA003
+# An offset inside the file that it was read from.
+_INTEROPERABILITY = 0xA005
+_XMP = 700
+# The tags that travel: names of document and page, description, maker, model, software, date, artist, host, XMP,
+# ratings, copyright, IPTC, and title, comment, author, keywords and subject as Windows has them. All others say how
+# the pixels lay in the file that was read (in a TIFF these are in the same directory) and would spoil another.
+_DESCRIPTIVE = (269, 270, 271, 272, 285, 305, 306, 315, 316, _XMP, 18246, 18249, 33432, 33723, *range(40091, 40096))
+
+# Types of TIFF entries, and about how many bytes of pixels make a strip.
+_SHORT, _LONG, _UNDEFINED = 3, 4, 7
+_STRIP = 2**18
+
+
+class Picture(NamedTuple):
+    """
+    A picture and what lay beside it in its file.
+
+    Args:
+        pixels (`np.ndarray` of shape `(height, width, channels)`): uint8 or uint16, upright; see [`image_to_pixels`].
+        exif (`PIL.Image.Exif`): Without the orientation. What describes the picture is written, nothing else.
+        icc_profile (`bytes`, *optional*): The colour profile, if it is one of these pixels.
+        dpi (`tuple[float, float]`, *optional*): Resolution.
+    """
+
+    pixels: np.ndarray
+    exif: Image.Exif | None = None
+    icc_profile: bytes | None = None
+    dpi: tuple[float, float] | None = None
+
+
+class Frames(NamedTuple):
+    """
+    What is in a file: one picture, the frames of an animation, or pages.
+
+    Args:
+        pictures (`list[Picture]`): At least one. The frames of an animation have one size and the same channels.
+        durations (`list[float]`, *optional*): How long each frame is shown, in milliseconds; `None` for pages.
+        plays (`int`, *optional*, defaults to 1): How often an animation runs; 0 is for ever.
+        still (`bool`, *optional*, defaults to `False`): Whether the first picture of an animated PNG is none of the
+            frames, but what programs show that know no animation.
+    """
+
+    pictures: list[Picture]
+    durations: list[float] | None = None
+    plays: int = 1
+    still: bool = False
+
+
+def image_format(path: Path) -> str:
+    """
+    The format that a file's end stands for.
+
+    Args:
+        path (`Path`): The file.
+
+    Returns:
+        `str`: Pillow's name of the format.
+
+    Raises:
+        ValueError: If it is none of `FORMATS`.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
+    return FORMATS[path.suffix.lower()]
+
+
+def encode_image(picture: Picture, format: str) -> bytes:
+    """
+    The bytes of a file with one picture.
+
+    Args:
+        picture ([`Picture`]): The picture.
+        format (`str`): Pillow's name of the format.
+
+    Returns:
+        `bytes`: The file. PNG and TIFF keep 16 bits; other formats have 8. JPEG and BMP lose alpha, GIF has 256
+        colours.
+
+    Raises:
+        ValueError: If the format cannot hold a picture of this size.
+    """
+    return encode_frames(Frames([picture]), format)
+
+
+def encode_frames(frames: Frames, format: str) -> bytes:
+    """
+    The bytes of a file with all frames or pages.
+
+    Args:
+        frames ([`Frames`]): One picture, an animation, or pages.
+        format (`str`): Pillow's name of the format.
+
+    Returns:
+        `bytes`: The file; see [`encode_image`]. Animations have 8 bits.
+
+    Raises:
+        ValueError: If the format cannot hold a picture of this size, or not several frames or pages.
+    """
+    first, count = frames.pictures[0], len(frames.pictures)
+    if count > 1 and frames.durations is None and format != "TIFF":
+        raise ValueError(f"{format} cannot hold {count} pages. Write them as .tif, or give each as a file of its own.")
+    if count > 1 and frames.durations is not None and format not in _ANIMATED:
+        raise ValueError(f"{format} cannot hold {count} frames that move. Write them as .gif, .png or .webp.")
+    try:
+        if format == "TIFF":
+            return _tiff(frames.pictures)
+        if count == 1 and first.pixels.dtype == np.uint16 and format == "PNG":
+            return _deep_png(first)
+        options: dict[str, Any] = {**_OPTIONS.get(format, {}), **_metadata_options(first, format)}
+        if count > 1:
+            options.update(_animation_options(frames, format))
+        file = io.BytesIO()
+        _shallow_image(first, format).save(file, format, **options)
+        return file.getvalue()
+    except (OSError, RuntimeError, struct.error) as error:
+        height, width = first.pixels.shape[:2]
+        raise ValueError(f"{format} cannot hold a picture of {width} x {height} pixels: {error}") from error
+
+
+def _shallow_image(picture: Picture, format: str) -> Image.Image:
+    """The picture with 8 bits, and without the alpha that a format does not have."""
+    pixels = picture.pixels
+    if pixels.dtype == np.uint16:
+        pixels = np.rint(pixels / np.float32(257)).astype(np.uint8)
+    return pixels_to_image(pixels[..., :-1] if pixels.shape[-1] % 2 == 0 and format in ("JPEG", "BMP") else pixels)
+
+
+def _metadata_options(picture: Picture, format: str) -> dict[str, Any]:
+    """What Pillow is told to write beside the pixels."""
+    if format not in _METADATA:
+        return {"dpi": picture.dpi} if picture.dpi else {}
+    exif = _tags_to_write(picture)
+    if picture.dpi and format == "WEBP":
+        # It has no other place for the resolution.
+        exif = Image.Exif() if exif is None else exif
+        exif.update(_resolution(picture.dpi))
+    options = {"icc_profile": picture.icc_profile, "dpi": picture.dpi, "exif": exif}
+    return {name: value for name, value in options.items() if value}
+
+
+def _resolution(dpi: tuple[float, float]) -> dict[int, float]:
+    """Tags of a resolution in pixels an inch."""
+    return {282: float(dpi[0]), 283: float(dpi[1]), 296: 2}
+
+
+def _animation_options(frames: Frames, format: str) -> dict[str, Any]:
+    """What Pillow is told to write beside the first frame."""
+    assert frames.durations is not None
+    options: dict[str, Any] = {
+        "save_all": True,
+        "append_images": [_shallow_image(picture, format) for picture in frames.pictures[1:]],
+        # Pillow counts the durations of an animated PNG without the picture that stands before it.
+        "duration": frames.durations[1:] if frames.still and format == "PNG" else frames.durations,
+    }
+    if format == "PNG":
+        options["default_image"] = frames.still
+    if format != "GIF":
+        return {**options, "loop": frames.plays}
+    if frames.pictures[0].pixels.shape[-1] % 2 == 0:
+        # Each frame goes before the next is drawn: else what is transparent in it would show the one before.
+        options["disposal"] = 2
+    # A GIF without a number plays once; with one, it is how often it is played again, and 0 is for ever.
+    if frames.plays != 1:
+        options["loop"] = max(0, frames.plays - 1)
+    return options
+
+
+def descriptive_tags(picture: Picture) -> Image.Exif | None:
+    """
+    The tags of a picture that may be written into another file.
+
+    Args:
+        picture ([`Picture`]): The picture; what its EXIF data say of its size is set right.
+
+    Returns:
+        `PIL.Image.Exif`: New, with the tags that describe the picture; `None` if there is none, or if they are damaged
+        so that they cannot be written, which is said.
+    """
+    if picture.exif is None:
+        return None
+    kept = Image.Exif()
+    try:
+        for tag in _DESCRIPTIVE:
+            if picture.exif.get(tag) is not None:
+                kept[tag] = picture.exif[tag]
+        if isinstance(kept.get(_XMP), bytes):
+            # The pixels stand upright by now.
+            kept[_XMP] = re.sub(rb"(tiff:Orientation(?:=\"|>))\d", rb"\g<1>1", kept[_XMP])
+        sides = {_EXIF_WIDTH: picture.pixels.shape[1], _EXIF_HEIGHT: picture.pixels.shape[0]}
+        for folder in (_EXIF_FOLDER, _GPS_FOLDER):
+            tags = dict(picture.exif.get_ifd(folder))
+            tags.pop(_INTEROPERABILITY, None)
+            tags.update({tag: side for tag, side in sides.items() if tag in tags})
+            if tags:
+                kept.get_ifd(folder).update(tags)
+                kept[folder] = 0
+        return kept if len(kept) and kept.tobytes() else None
+    except (
+        struct.error,
+        SyntaxError,
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        OSError,
+    ) as error:
+        logger.warning(f"the EXIF data of a picture are damaged and were left out: {error}")
+        return None
+
+
+def _tags_to_write(picture: Picture) -> Image.Exif | None:
+    """The descriptive tags with text as bytes, which Pillow reads as Latin-1 but writes as ASCII."""
+    exif = descriptive_tags(picture)
+    if exif is not None:
+        for tag, value in exif.items():
+            exif[tag] = value.encode("latin-1", "replace") if isinstance(value, str) else value
+    return exif
+
+
+def _tiff(pictures: list[Picture]) -> bytes:
+    """A TIFF of one page or several, each as a directory and its strips."""
+    file = bytearray(b"II*\0\0\0\0\0")
+    # Where the place of the next directory is to be written.
+    link = 4
+    for picture in pictures:
+        file += b"\0" * (len(file) % 2)
+        tags, strips = _tiff_page(picture)
+        struct.pack_into("<I", file, link, len(file))
+        # A count of two bytes, entries of twelve, then the link.
+        link = len(file) + 2 + 12 * len(tags)
+        file += tags.tobytes(len(file))
+        for strip in strips:
+            file += strip
+    return bytes(file)
+
+
+def _tiff_page(picture: Picture) -> tuple[ImageFileDirectory_v2, list[bytes]]:
+    """Tags and compressed strips of a page; the writer adds the strips' place to their offsets."""
+    height, width, channels = picture.pixels.shape
+    values = picture.pixels.astype(picture.pixels.dtype.newbyteorder("<"))
+    # Each value as its difference to the pixel before (TIFF's predictor 2), which halves the size of photographs.
+    values[:, 1:] -= picture.pixels[:, :-1]
+    rows = max(1, _STRIP // max(1, values[0].nbytes))
+    strips = [zlib.compress(values[top : top + rows].tobytes(), 6) for top in range(0, height, rows)]
+    sizes = [len(strip) for strip in strips]
+    tags = ImageFileDirectory_v2()
+    exif = _tags_to_write(picture)
+    for tag, value in ({} if exif is None else dict(exif)).items():
+        tags[tag] = exif.get_ifd(tag) if exif is not None and tag in (_EXIF_FOLDER, _GPS_FOLDER) else value
+    layout = {
+        256: (_LONG, width),
+        257: (_LONG, height),
+        258: (_SHORT, (8 * values.itemsize,) * channels),
+        # Deflate; black is 0, or RGB.
+        259: (_SHORT, 8),
+        262: (_SHORT, 1 if channels <= 2 else 2),
+        273: (_LONG, tuple(sum(sizes[:number]) for number in range(len(sizes)))),
+        277: (_SHORT, channels),
+        278: (_LONG, rows),
+        279: (_LONG, tuple(sizes)),
+        # Colours of a pixel beside one another, as differences.
+        284: (_SHORT, 1),
+        317: (_SHORT, 2),
+    }
+    if channels % 2 == 0:
+        # Alpha that colours were not multiplied with.
+        layout[338] = (_SHORT, 2)
+    if picture.icc_profile:
+        tags.tagtype[34675] = _UNDEFINED
+        tags[34675] = picture.icc_profile
+    for tag, value in _resolution(picture.dpi).items() if picture.dpi else ():
+        tags[tag] = value
+    for tag, (kind, entry) in layout.items():
+        tags.tagtype[tag] = kind
+        tags[tag] = entry
+    return tags, strips
+
+
+def _deep_png(picture: Picture) -> bytes:
+    """A PNG of 16 bits, which Pillow does not write of several channels."""
+    height, width, channels = picture.pixels.shape
+    rows = np.ascontiguousarray(picture.pixels.astype(">u2")).view(np.uint8).reshape(height, -1)
+    # Each byte as its difference to that of the pixel before, PNG's filter 1, which halves the size of photographs.
+    lines = np.ones((height, 1 + rows.shape[1]), np.uint8)
+    lines[:, 1:] = rows
+    lines[:, 1 + 2 * channels :] -= rows[:, : -2 * channels]
+    colours = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, colours, 0, 0, 0))]
+    if picture.icc_profile:
+        chunks.append((b"iCCP", b"ICC profile\0\0" + zlib.compress(picture.icc_profile)))
+    if picture.dpi:
+        chunks.append((b"pHYs", struct.pack(">IIB", *(round(value / 0.0254) for value in picture.dpi), 1)))
+    exif = _tags_to_write(picture)
+    if exif is not None:
+        chunks.append((b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")))
+    chunks += [(b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+__all__ = ["FORMATS", "Frames", "Picture", "descriptive_tags", "encode_frames", "encode_image", "image_format"]

@@ -1,0 +1,123 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""A sheet of pictures before and after their restoration: the whole of each, and crops."""
+
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from .plots_semanir import GAP, PANEL, PAPER, PATCH, TITLE, WINDOW, show_colours, write_line
+
+# Restored pixels of a crop's side; enlarged four times it fills a panel.
+_CROP = 80
+
+
+class Crop(NamedTuple):
+    """
+    A part of a picture before and after.
+
+    Args:
+        title (`str`): Why this part.
+        box (`tuple[float, ...]`): Left, top, right, bottom as parts of the picture's sides.
+        before (`np.ndarray`): Of the input; uint8 RGB.
+        after (`np.ndarray`): Of the restored picture; uint8 RGB.
+    """
+
+    title: str
+    box: tuple[float, ...]
+    before: np.ndarray
+    after: np.ndarray
+
+
+class Comparison(NamedTuple):
+    """
+    A picture on the sheet of comparisons.
+
+    Args:
+        title (`str`): What the picture is.
+        before (`np.ndarray`): The whole input, small; uint8 RGB.
+        after (`np.ndarray`): The whole restored picture, small.
+        crops (`list[Crop]`): The middle, and what changed most.
+    """
+
+    title: str
+    before: np.ndarray
+    after: np.ndarray
+    crops: list[Crop]
+
+
+def compare_pictures(title: str, before: np.ndarray, after: np.ndarray) -> Comparison:
+    """
+    A picture before and after: the whole, its middle, which nobody chose by looking at the result, and the part that
+    changed most, which is the worst or the best of it and says nothing of the rest.
+
+    Args:
+        title (`str`): What the picture is.
+        before (`np.ndarray` of shape `(height, width, channels)`): The input, whole numbers.
+        after (`np.ndarray` of shape `(height * scale, width * scale, channels)`): The restored picture.
+
+    Returns:
+        [`Comparison`]: With crops about 80 restored pixels wide.
+    """
+    scale = after.shape[0] // before.shape[0]
+    height, width = before.shape[:2]
+    side = min(_CROP // scale, height, width)
+    changes = np.abs(show_colours(after)[::scale, ::scale].astype(np.int16) - show_colours(before)).sum(-1)
+    sums = np.pad(changes.cumsum(0, dtype=np.int64).cumsum(1), ((1, 0), (1, 0)))
+    inside = sums[side:, side:] - sums[:-side, side:] - sums[side:, :-side] + sums[:-side, :-side]
+    places = {
+        "middle": ((height - side) // 2, (width - side) // 2),
+        "changed most": tuple(map(int, np.unravel_index(inside.argmax(), inside.shape))),
+    }
+    crops = []
+    for name, (top, left) in places.items():
+        place = slice(top, top + side), slice(left, left + side)
+        enlarged = tuple(slice(part.start * scale, part.stop * scale) for part in place)
+        box = (left / width, top / height, (left + side) / width, (top + side) / height)
+        crops.append(Crop(name, box, show_colours(before[place]), show_colours(after[enlarged])))
+    label = f"{title}, {width} x {height}" + (f" to {width * scale} x {height * scale}" if scale > 1 else "")
+    return Comparison(label, _small(before), _small(after), crops)
+
+
+def _small(pixels: np.ndarray) -> np.ndarray:
+    """A whole picture that fits a panel."""
+    picture = Image.fromarray(show_colours(pixels))
+    picture.thumbnail((PANEL, PANEL))
+    return np.asarray(picture)
+
+
+def comparison_sheet(comparisons: list[Comparison]) -> Image.Image:
+    """
+    Pictures before (left) and after (right): the whole with the places of the crops, and each crop enlarged without
+    smoothing.
+
+    Args:
+        comparisons (`list[Comparison]`): From [`compare_pictures`].
+
+    Returns:
+        `PIL.Image.Image`: Three panels to a row, two rows for each picture: before and after.
+    """
+    step, row = PANEL + GAP, PANEL + GAP + TITLE
+    sheet = Image.new("RGB", (3 * step + GAP, 2 * len(comparisons) * row + GAP), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, comparison in enumerate(comparisons):
+        for line, (when, whole) in enumerate((("before", comparison.before), ("after", comparison.after))):
+            top = GAP + (2 * number + line) * row
+            write_line(draw, (GAP, top), comparison.title if line == 0 else f"after: {comparison.title}")
+            picture = Image.fromarray(whole)
+            sheet.paste(picture, (GAP, top + TITLE))
+            for column, (crop, colour) in enumerate(zip(comparison.crops, (WINDOW, PATCH), strict=True), start=1):
+                left = GAP + column * step
+                write_line(draw, (left, top), f"{crop.title}, {when}")
+                pixels = Image.fromarray(crop.before if line == 0 else crop.after)
+                sheet.paste(pixels.resize((PANEL, PANEL), Image.Resampling.NEAREST), (left, top + TITLE))
+                draw.rectangle((left - 2, top + TITLE - 2, left + PANEL + 1, top + TITLE + PANEL + 1), None, colour, 2)
+                corners = [
+                    part * length + start
+                    for part, length, start in zip(crop.box, picture.size * 2, (GAP, top + TITLE) * 2, strict=True)
+                ]
+                draw.rectangle(corners, outline=colour, width=2)
+    return sheet
+
+
+__all__ = ["Comparison", "Crop", "compare_pictures", "comparison_sheet"]

@@ -1,0 +1,280 @@
+"""hf-ext restore: which pictures, where to, under which names; all of it found out before the model is loaded."""
+
+import io
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from click.testing import CliRunner
+from PIL import Image, ImageCms
+
+from hf_ext import picture_jobs
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir.image_processing_camera_semanir import RAW_ENDINGS
+from hf_ext.semanir.image_processing_files_semanir import FORMATS, Picture, read_frames, read_image, write_image
+from hf_ext.semanir.restoring_semanir import restore_pixels
+from hf_ext_cli.main import main
+
+
+def make_pixels(*shape: int, dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+
+
+@pytest.fixture(scope="module")
+def folder_of_model(tmp_path_factory):
+    torch.manual_seed(0)
+    place = tmp_path_factory.mktemp("model")
+    sizes = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
+    SemanIRForImageRestoration(SemanIRConfig(**sizes)).save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def model(folder_of_model):
+    return SemanIRForImageRestoration.from_pretrained(folder_of_model).eval()
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    write_image(folder / "a.png", Picture(make_pixels(10, 13, 3)))
+    write_image(folder / "more" / "b.png", Picture(make_pixels(9, 7, 4)))
+    return folder
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Where nothing may be loaded."""
+    monkeypatch.setattr("hf_ext_cli.semanir.load_model", lambda *given: pytest.fail("the model was loaded"))
+
+
+def run(*arguments, code=0, stdin=None):
+    result = CliRunner().invoke(main, ["restore", *map(str, arguments)], input=stdin)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def files(folder) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_planner_knows_the_writer_and_the_reader():
+    """It has lists of its own, so that it imports neither torch nor transformers."""
+    assert tuple(FORMATS) == picture_jobs.WRITTEN
+    assert picture_jobs.RAW_ENDINGS == RAW_ENDINGS
+
+
+def test_one_clash_of_names_is_reported_and_the_others_go_on(folder_of_model, photos, tmp_path):
+    write_image(photos / "A.jpg", Picture(make_pixels(4, 4, 3)))
+    write_image(photos / "c.png", Picture(make_pixels(5, 4, 3)))
+    out = tmp_path / "out"
+    result = run(folder_of_model, photos, "--out", out, "--format", "png", code=1)
+    assert files(out) == ["A.png", "c.png", "more/b.png"]
+    assert f"{photos}/a.png: would be written to {out}/a.png, and so would {photos}/A.jpg" in result.stderr
+    assert "--name '{stem}-{ext}'" in result.stderr
+    assert result.stdout.startswith("3 restored")
+    assert "Error: 1 of 4 could not be restored." in result.stderr
+    run(folder_of_model, photos, "--out", out, "--format", "png", "--name", "{stem}-{ext}")
+    assert {"A-jpg.png", "a-png.png", "c-png.png", "more/b-png.png"} <= set(files(out))
+
+
+def test_a_file_that_is_named_twice_is_restored_once(folder_of_model, photos, tmp_path):
+    result = run(folder_of_model, photos / "a.png", photos, "--out", tmp_path / "out")
+    assert result.stdout.startswith("2 restored")
+
+
+def test_the_sheets_name_is_not_for_pictures(folder_of_model, photos, tmp_path):
+    write_image(photos / "comparison.png", Picture(make_pixels(5, 4, 3)))
+    out = tmp_path / "out"
+    result = run(folder_of_model, photos, "--out", out, "--compare", code=1)
+    assert "comparison.png: would be written to" in result.stderr
+    assert "and so would the sheet of --compare" in result.stderr
+    assert files(out) == ["a.png", "comparison.png", "more/b.png"]
+    assert read_image(out / "comparison.png").pixels.shape[1] == 3 * 336 + 16
+
+
+def test_no_result_replaces_an_input(folder_of_model, photos, no_model):
+    before = {name: (photos / name).read_bytes() for name in files(photos)}
+    result = run(folder_of_model, photos, "--out", photos, "--overwrite", code=2)
+    assert "a.png: would be replaced by its restored version" in result.stderr
+    assert "none of 2 pictures can be restored" in result.stderr
+    Image.new("L", (5, 5)).save(photos / "a.gif")
+    result = run(folder_of_model, photos / "a.gif", photos / "a.png", "--out", photos, "--overwrite", code=2)
+    assert f"a.gif: its result would replace {photos}/a.png" in result.stderr
+    assert all((photos / name).read_bytes() == data for name, data in before.items())
+
+
+def test_a_suffix_puts_results_beside_their_inputs(folder_of_model, photos):
+    options = ("--out", photos, "--suffix", "_{new}")
+    assert run(folder_of_model, photos, *options).stdout.startswith("2 restored")
+    wanted = ["a.png", "a_{new}.png", "more/b.png", "more/b_{new}.png"]
+    assert files(photos) == wanted
+    # Results are no inputs, neither of a second run nor of one that starts again.
+    assert "2 were there already" in run(folder_of_model, photos, *options).stdout
+    assert run(folder_of_model, photos, *options, "--overwrite").stdout.startswith("2 restored")
+    assert files(photos) == wanted
+    result = run(folder_of_model, photos / "a.png", photos / "a_{new}.png", *options, code=1)
+    assert f"a_{{new}}.png: is where the result of {photos}/a.png goes" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--name", "restored"], "without {stem} all results would have one name"),
+        (["--name", "{stem}{number}"], "it knows {stem} and {ext}"),
+        (["--name", "{stem"], "it knows {stem} and {ext}"),
+        (["--name", "../{stem}"], "it names files, no folders"),
+        (["--suffix", "/x"], "it names files, no folders"),
+        (["--name", "{stem}.png"], "leave the ending out; --format says it"),
+        (["--name", "{stem}", "--suffix", "x"], "give one of them"),
+    ],
+)
+def test_templates_that_make_no_sense(options, message, photos, tmp_path, no_model):
+    assert message in run("model", photos, "--out", tmp_path / "out", *options, code=2).stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_model(photos, tmp_path, no_model, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    result = run("model", photos, "--out", tmp_path / "file" / "out", code=1)
+    assert f"cannot write to {tmp_path}/file/out: {tmp_path}/file is no folder." in result.stderr
+    # A folder below is in the way as well.
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "more").write_text("in the way")
+    assert "out/more is no folder" in run("model", photos, "--out", tmp_path / "out", code=1).stderr
+
+    def fail(**options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    result = run("model", photos, "--out", tmp_path / "new", code=1)
+    assert f"cannot write to {tmp_path}/new: Permission denied." in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+PROGRAM = """
+import sys
+from hf_ext_cli.main import main
+
+main(sys.argv[1:], standalone_mode=False)
+heavy = {"torch", "transformers", "hf_ext.semanir"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_where_nothing_is_to_do_nothing_is_loaded(photos, tmp_path):
+    out = tmp_path / "out"
+    (out / "more").mkdir(parents=True)
+    for name in ("a.png", "more/b.png", "comparison.png"):
+        (out / name).write_bytes(b"mine")
+    words = ["restore", "no/model", str(photos), "--out", str(out), "--compare"]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"0 restored to {out}; 2 were there already (--overwrite restores them again)\n"
+
+
+def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_model, photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.setitem(sys.modules, "rawpy", None)
+    (photos / "x.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 40)
+    (photos / "raw.NEF").write_bytes(b"raw")
+    out = tmp_path / "out"
+    result = run(folder_of_model, photos, "--out", out)
+    assert f'{photos}/x.HEIC: needs pip install "hf-ext[images]" (pillow-heif).' in result.stderr
+    assert f'{photos}/raw.NEF: needs pip install "hf-ext[images]" (rawpy).' in result.stderr
+    assert result.stdout.startswith("2 restored")
+    assert "2 skipped, which need a library" in result.stdout
+    # Who names one wants it.
+    result = run(folder_of_model, photos / "x.HEIC", photos / "a.png", "--out", out, code=1)
+    assert "Error: 1 of 2 could not be restored." in result.stderr
+    result = run(folder_of_model, photos / "x.HEIC", "--out", out, code=2)
+    assert "none of 1 pictures can be restored" in result.stderr
+
+
+def test_heic_is_restored_where_its_library_is(folder_of_model, model, photos, tmp_path):
+    pillow_heif = pytest.importorskip("pillow_heif", reason="the extra `images` is not installed")
+    pillow_heif.from_pillow(Image.fromarray(make_pixels(64, 64, 3))).save(photos / "x.heic", quality=80)
+    run(folder_of_model, photos, "--out", tmp_path / "out")
+    assert files(tmp_path / "out") == ["a.png", "more/b.png", "x.png"]
+    wanted = restore_pixels(model, read_image(photos / "x.heic").pixels)
+    np.testing.assert_array_equal(read_image(tmp_path / "out" / "x.png").pixels, wanted)
+
+
+def tiffs(folder) -> None:
+    """One of each kind that came back unreadable or in other colours, and those of 16 bits."""
+    colours = Image.fromarray(make_pixels(8, 9, 3))
+    for mode in ("CMYK", "YCbCr", "P"):
+        colours.convert(mode).save(folder / f"{mode}.tif")
+    colours.convert("P").convert("PA").save(folder / "PA.tif")
+    Image.frombytes("RGBX", (9, 8), make_pixels(8, 9, 4).tobytes()).save(folder / "RGBX.tif")
+    spaces = (ImageCms.createProfile(name) for name in ("sRGB", "LAB"))
+    ImageCms.profileToProfile(colours, *spaces, outputMode="LAB").save(folder / "LAB.tif")
+    planes = make_pixels(3, 8, 9)
+    tifffile.imwrite(folder / "planes.tif", planes, photometric="rgb", planarconfig="separate")
+    tifffile.imwrite(folder / "deep.tif", make_pixels(8, 9, 3, dtype=np.uint16), photometric="rgb")
+
+
+def test_every_tiff_is_restored_to_one_that_can_be_read(folder_of_model, model, tmp_path):
+    (tmp_path / "in").mkdir()
+    tiffs(tmp_path / "in")
+    run(folder_of_model, tmp_path / "in", "--out", tmp_path / "out")
+    names = files(tmp_path / "in")
+    assert files(tmp_path / "out") == names and len(names) == 8
+    for name in names:
+        picture = read_image(tmp_path / "in" / name)
+        wanted = restore_pixels(model, picture.pixels)
+        assert wanted.dtype == (np.uint16 if name == "deep.tif" else np.uint8)
+        # Another program reads the same.
+        np.testing.assert_array_equal(tifffile.imread(tmp_path / "out" / name), wanted, err_msg=name)
+
+
+def save_moving(path, **options) -> None:
+    images = [Image.fromarray(make_pixels(8, 9, 3, seed=seed) // 64 * 85) for seed in range(3)]
+    images[0].save(path, save_all=True, append_images=images[1:], **options)
+
+
+def test_every_frame_is_restored(folder_of_model, model, tmp_path):
+    times = {"duration": [50, 120, 300], "loop": 0}
+    (tmp_path / "in").mkdir()
+    for name in ("a.gif", "b.png", "c.webp"):
+        save_moving(tmp_path / "in" / name, **times)
+    save_moving(tmp_path / "in" / "d.tif")
+    out = tmp_path / "out"
+    result = run(folder_of_model, tmp_path / "in", "--out", out, "--compare")
+    # Formats stay as they are, a moving GIF too.
+    assert files(out) == ["a.gif", "b.png", "c.webp", "comparison.png", "d.tif"]
+    assert result.stdout.startswith("4 restored")
+    for name in ("a.gif", "b.png", "c.webp", "d.tif"):
+        before, after = read_frames(tmp_path / "in" / name), read_frames(out / name)
+        assert after.durations == before.durations == (None if name == "d.tif" else [50.0, 120.0, 300.0])
+        assert after.plays == before.plays
+        assert len(after.pictures) == 3
+        for first, second in zip(before.pictures, after.pictures, strict=True):
+            wanted = restore_pixels(model, first.pixels)
+            difference = np.abs(second.pixels.astype(int) - wanted)
+            # A GIF has 256 colours, and this WebP a loss; the others hold every pixel.
+            assert difference.max() == 0 if name in ("b.png", "d.tif") else difference.mean() < 12, name
+    run(folder_of_model, tmp_path / "in" / "a.gif", "--out", tmp_path / "png", "--format", "png")
+    assert len(read_frames(tmp_path / "png" / "a.png").pictures) == 3
+    result = run(folder_of_model, tmp_path / "in" / "a.gif", "--out", tmp_path / "jpg", "--format", "jpg", code=1)
+    assert "a.gif: JPEG cannot hold 3 frames that move. Write them as .gif, .png or .webp." in result.stderr
+
+
+def test_standard_output_has_the_format_that_was_asked_for(folder_of_model, photos):
+    data = io.BytesIO()
+    save_moving(data, format="GIF", duration=40, loop=0)
+    for given, options, wanted in (
+        ((photos / "a.png").read_bytes(), ["--format", "webp"], "WEBP"),
+        ((photos / "a.png").read_bytes(), [], "PNG"),
+        (data.getvalue(), [], "GIF"),
+        (data.getvalue(), ["--format", "png"], "PNG"),
+    ):
+        shown = run(folder_of_model, "-", "--out", "-", *options, stdin=given).stdout_bytes
+        with Image.open(io.BytesIO(shown)) as image:
+            assert image.format == wanted
+            assert getattr(image, "n_frames", 1) == (3 if given == data.getvalue() else 1)

@@ -1,0 +1,139 @@
+"""HEIC and RAW where their libraries are installed; without them the file is named, and what to install."""
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from hf_ext.semanir.image_processing_camera_semanir import is_raw
+from hf_ext.semanir.image_processing_files_semanir import MissingLibraryError, read_frames, read_image
+
+
+def smooth(height: int = 48, width: int = 64) -> np.ndarray:
+    rows, columns = np.mgrid[:height, :width]
+    return np.stack([rows * 5, columns * 3, 255 - rows - columns], axis=-1).astype(np.uint8)
+
+
+def write_heic(path: Path, image: Image.Image, **options) -> Path:
+    pillow_heif = pytest.importorskip("pillow_heif", reason="the extra `images` is not installed")
+    pillow_heif.from_pillow(image).save(path, quality=-1, **options)
+    return path
+
+
+def exif_with(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x010F], exif[0x0112] = "maker", orientation
+    return exif.tobytes()
+
+
+def write_dng(path: Path, orientation: int = 1) -> Path:
+    """A DNG of one colour, as a camera has it: a mosaic of 16 bits, a matrix of colours, the light that it saw."""
+    mosaic = np.full((64, 96), 8000, np.uint16)
+    mosaic[0::2, 0::2], mosaic[1::2, 1::2] = 16000, 4000
+    # Colours of the XYZ space are those of the camera.
+    matrix = tuple(part for row in np.eye(3, dtype=int) for value in row for part in (int(value), 1))
+    tags = [
+        *[(271, 2, 0, "maker"), (272, 2, 0, "model"), (274, 3, 1, orientation)],
+        *[(33421, 3, 2, (2, 2)), (33422, 1, 4, bytes([0, 1, 1, 2])), (50706, 1, 4, bytes([1, 4, 0, 0]))],
+        *[(50707, 1, 4, bytes([1, 1, 0, 0])), (50708, 2, 0, "maker model"), (50717, 4, 1, 65535)],
+        *[(50721, 10, 9, matrix), (50728, 5, 3, (1, 1, 1, 1, 1, 1)), (50778, 3, 1, 21)],
+    ]
+    tifffile.imwrite(path, mosaic, photometric="cfa", extratags=[(*tag, True) for tag in tags])
+    return path
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+def test_heic_is_read_with_its_tags_and_upright(mode, tmp_path):
+    image = Image.fromarray(smooth()).convert(mode)
+    path = write_heic(tmp_path / "a.heic", image, exif=exif_with(1))
+    picture = read_image(path)
+    wanted = np.asarray(image).reshape(48, 64, -1)
+    assert picture.pixels.dtype == np.uint8
+    assert np.abs(picture.pixels.astype(int) - wanted).max() <= 12
+    assert picture.exif[0x010F] == "maker"
+    turned = read_image(write_heic(tmp_path / "b.heic", image, exif=exif_with(6)))
+    assert np.abs(turned.pixels.astype(int) - np.rot90(wanted, -1)).max() <= 12
+    assert 0x0112 not in turned.exif
+    # Its bytes are enough, and all of it counts as one picture.
+    np.testing.assert_array_equal(read_frames(path.read_bytes()).pictures[0].pixels, picture.pixels)
+
+
+def test_heic_of_10_bits_is_read_with_16(tmp_path):
+    pillow_heif = pytest.importorskip("pillow_heif", reason="the extra `images` is not installed")
+    wanted = smooth().astype(np.uint16) * 257
+    file = pillow_heif.from_bytes("RGB;16", (64, 48), wanted.tobytes())
+    file.save(tmp_path / "a.heic", quality=-1)
+    pixels = read_image(tmp_path / "a.heic").pixels
+    assert pixels.dtype == np.uint16
+    assert np.abs(pixels.astype(int) - wanted).mean() < 600
+
+
+def test_heic_that_is_large_or_broken(tmp_path):
+    path = write_heic(tmp_path / "a.heic", Image.fromarray(smooth()))
+    with pytest.raises(ValueError, match="a.heic has 64 x 48 pixels; at most 0.003 megapixels"):
+        read_image(path, 0.003)
+    for length in (100, 400, path.stat().st_size - 50):
+        broken = tmp_path / "b.heic"
+        broken.write_bytes(path.read_bytes()[:length])
+        with pytest.raises(ValueError, match="b.heic is broken"):
+            read_image(broken)
+
+
+def test_raw_is_developed_with_16_bits(tmp_path):
+    pytest.importorskip("rawpy", reason="the extra `images` is not installed")
+    picture = read_image(write_dng(tmp_path / "a.dng"))
+    assert picture.pixels.shape == (64, 96, 3)
+    assert picture.pixels.dtype == np.uint16
+    # One colour, red above all.
+    middle = picture.pixels[8:-8, 8:-8].reshape(-1, 3).astype(int)
+    assert (middle.max(0) - middle.min(0)).max() < 300
+    assert middle[0, 0] > 2 * middle[0, 1]
+    assert picture.exif[0x010F] == "maker"
+    turned = read_image(write_dng(tmp_path / "b.dng", orientation=6))
+    assert turned.pixels.shape == (96, 64, 3)
+    assert 0x0112 not in turned.exif
+
+
+def test_raw_that_is_large_or_broken(tmp_path):
+    pytest.importorskip("rawpy", reason="the extra `images` is not installed")
+    path = write_dng(tmp_path / "a.dng")
+    with pytest.raises(ValueError, match="a.dng has 96 x 64 pixels; at most 0.003 megapixels"):
+        read_image(path, 0.003)
+    for name, data in (("a.nef", b"no RAW file at all" * 9), ("b.cr2", b""), ("c.dng", path.read_bytes()[:90])):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=f"{name} is no RAW file that LibRaw can read"):
+            read_image(tmp_path / name)
+
+
+def thumbnail_of_a_raw() -> bytes:
+    """As cameras write it: a small picture first, the mosaic in a directory below."""
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        writer.write(smooth(6, 8), photometric="rgb", subfiletype=1, subifds=1)
+        writer.write(np.zeros((64, 96), np.uint16), photometric="minisblack")
+    return file.getvalue()
+
+
+def test_the_thumbnail_of_a_raw_is_never_taken_for_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rawpy", None)
+    with Image.open(io.BytesIO(thumbnail_of_a_raw())) as image:
+        assert is_raw(image)
+    path = tmp_path / "a.NEF"
+    path.write_bytes(thumbnail_of_a_raw())
+    for source in (path, thumbnail_of_a_raw()):
+        with pytest.raises(
+            MissingLibraryError, match=r'is a camera\'s RAW file, which needs pip install "hf-ext\[images'
+        ):
+            read_image(source)
+
+
+def test_heic_without_its_library_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    path = tmp_path / "a.heic"
+    path.write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 40)
+    with pytest.raises(MissingLibraryError, match=r'a.heic is HEIC, which needs pip install "hf-ext\[images\]"'):
+        read_image(path)

@@ -1,0 +1,172 @@
+"""Files of several pictures: every frame and page is read and written, with durations and the number of plays."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_ext.semanir.image_processing_files_semanir import (
+    Frames,
+    Picture,
+    encode_frames,
+    read_frames,
+    read_image,
+    write_frames,
+)
+
+ANIMATED = {"GIF": ".gif", "PNG": ".png", "WEBP": ".webp"}
+
+
+def frames_of(*shades: int, channels: int = 3, size: tuple[int, int] = (12, 16)) -> list[np.ndarray]:
+    """A square that wanders over a flat ground; beside it all is transparent if there is alpha."""
+    pictures = []
+    for number, shade in enumerate(shades):
+        pixels = np.full((*size, channels), 40, np.uint8)
+        if channels % 2 == 0:
+            pixels[..., -1] = 0
+        pixels[2 + number : 8 + number, 3:9] = shade
+        if channels % 2 == 0:
+            pixels[2 + number : 8 + number, 3:9, -1] = 255
+        pictures.append(pixels)
+    return pictures
+
+
+def near(first: np.ndarray, second: np.ndarray, bound: float) -> bool:
+    """Whether what can be seen is the same."""
+    assert first.shape == second.shape
+    if first.shape[-1] % 2:
+        return bool(np.abs(first.astype(int) - second).max() <= bound)
+    seen = second[..., -1] > 0
+    return bool(
+        np.abs(first[..., -1].astype(int) - second[..., -1]).max() <= bound
+        and np.abs(first[seen].astype(int) - second[seen]).max() <= bound
+    )
+
+
+@pytest.mark.parametrize("plays", [0, 1, 2, 5])
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("format", ANIMATED)
+def test_an_animation_keeps_its_frames_times_and_plays(format, channels, plays, tmp_path):
+    pixels = frames_of(250, 180, 90, channels=channels)
+    frames = Frames([Picture(part) for part in pixels], [40.0, 120.0, 300.0], plays)
+    path = write_frames(tmp_path / f"a{ANIMATED[format]}", frames)
+    read = read_frames(path)
+    assert read.durations == frames.durations
+    assert read.plays == plays
+    assert len(read.pictures) == 3
+    for picture, wanted in zip(read.pictures, pixels, strict=True):
+        # WebP has a loss at the edges of the square.
+        assert near(picture.pixels, wanted, 60 if format == "WEBP" else 1)
+    with pytest.raises(ValueError, match="has 3 frames or pages; give each as a file of its own"):
+        read_image(path)
+
+
+@pytest.mark.parametrize("format", ANIMATED)
+def test_animations_that_pillow_wrote_are_read_as_it_shows_them(format, tmp_path):
+    images = [Image.fromarray(pixels) for pixels in frames_of(250, 180, 90, 20)]
+    path = tmp_path / f"a{ANIMATED[format]}"
+    images[0].save(path, save_all=True, append_images=images[1:], duration=[50, 60, 70, 80], loop=3, lossless=True)
+    frames = read_frames(path)
+    assert frames.durations == [50, 60, 70, 80]
+    assert frames.plays == (4 if format == "GIF" else 3)
+    with Image.open(path) as image:
+        for number, picture in enumerate(frames.pictures):
+            image.seek(number)
+            mode = "RGBA" if picture.pixels.shape[-1] == 4 else "RGB"
+            np.testing.assert_array_equal(picture.pixels, np.asarray(image.convert(mode)))
+    # And written again they are the same animation.
+    again = read_frames(write_frames(tmp_path / "b.png", frames))
+    assert (again.durations, again.plays) == (frames.durations, frames.plays)
+    for first, second in zip(again.pictures, frames.pictures, strict=True):
+        np.testing.assert_array_equal(first.pixels, second.pixels)
+
+
+def test_an_animated_png_keeps_the_picture_before_its_frames(tmp_path):
+    images = [Image.fromarray(pixels) for pixels in frames_of(250, 180, 90)]
+    path = tmp_path / "a.png"
+    images[0].save(path, save_all=True, append_images=images[1:], duration=[70, 80], loop=2, default_image=True)
+    frames = read_frames(path)
+    assert frames.still and len(frames.pictures) == 3 and frames.durations[1:] == [70, 80]
+    again = read_frames(write_frames(tmp_path / "b.png", frames))
+    assert again.still and again.durations[1:] == [70, 80] and again.plays == 2
+    for first, second in zip(again.pictures, frames.pictures, strict=True):
+        np.testing.assert_array_equal(first.pixels, second.pixels)
+
+
+def test_frames_of_a_palette_and_of_colours_get_the_same_channels():
+    grey = Image.fromarray(frames_of(250)[0][..., 0]).convert("P")
+    file = io.BytesIO()
+    grey.save(file, "GIF", save_all=True, append_images=[Image.fromarray(frames_of(9, 90)[1])], transparency=40)
+    shapes = {picture.pixels.shape for picture in read_frames(file.getvalue()).pictures}
+    assert shapes == {(12, 16, 4)}
+
+
+def test_pages_keep_their_size_depth_and_description(tmp_path):
+    generator = np.random.default_rng(0)
+    deep = generator.integers(0, 65536, (9, 7, 3), dtype=np.uint16)
+    pages = [
+        Picture(frames_of(250)[0], exif_of("first"), None, (300, 300)),
+        Picture(deep, exif_of("second")),
+        Picture(frames_of(90, channels=1)[0], exif_of("third"), None, (72, 72)),
+    ]
+    read = read_frames(write_frames(tmp_path / "a.tif", Frames(pages)))
+    assert read.durations is None
+    for page, wanted in zip(read.pictures, pages, strict=True):
+        np.testing.assert_array_equal(page.pixels, wanted.pixels)
+        assert page.exif[270] == wanted.exif[270]
+        assert page.exif.get_ifd(0x8769)[0xA434] == wanted.exif.get_ifd(0x8769)[0xA434]
+        assert page.dpi == wanted.dpi
+
+
+def exif_of(text: str) -> Image.Exif:
+    exif = Image.Exif()
+    exif[270] = text
+    exif.get_ifd(0x8769)[0xA434] = f"lens of the {text}"
+    return exif
+
+
+def test_pages_that_pillow_wrote(tmp_path):
+    pages = [Image.new("CMYK", (8, 9), (10, 20, 30, 40)), Image.new("1", (30, 20), 1), Image.new("P", (5, 5))]
+    path = tmp_path / "a.tif"
+    pages[0].save(path, save_all=True, append_images=pages[1:])
+    frames = read_frames(path)
+    assert [page.pixels.shape for page in frames.pictures] == [(9, 8, 3), (20, 30, 1), (5, 5, 3)]
+    again = read_frames(write_frames(tmp_path / "b.tif", frames))
+    for first, second in zip(again.pictures, frames.pictures, strict=True):
+        np.testing.assert_array_equal(first.pixels, second.pixels)
+
+
+def test_what_a_format_cannot_hold_is_said():
+    pictures = [Picture(pixels) for pixels in frames_of(9, 99)]
+    for format in ("JPEG", "BMP", "TIFF"):
+        with pytest.raises(
+            ValueError, match=f"{format} cannot hold 2 frames that move. Write them as .gif, .png or .w"
+        ):
+            encode_frames(Frames(pictures, [10.0, 10.0]), format)
+    for format in ("JPEG", "PNG", "GIF"):
+        with pytest.raises(ValueError, match=f"{format} cannot hold 2 pages. Write them as .tif"):
+            encode_frames(Frames(pictures), format)
+
+
+def test_all_frames_together_are_bounded_before_they_are_decoded(tmp_path, monkeypatch):
+    frames = [Picture(pixels) for pixels in frames_of(9, 99, 199, size=(100, 100))]
+    moving = write_frames(tmp_path / "a.gif", Frames(frames, [10.0] * 3))
+    pages = write_frames(tmp_path / "a.tif", Frames(frames))
+    assert len(read_frames(moving, 0.03).pictures) == len(read_frames(pages, 0.03).pictures) == 3
+    with pytest.raises(ValueError, match="has 3 frames of 100 x 100 pixels; at most 0.025 megapixels"):
+        read_frames(moving, 0.025)
+    with pytest.raises(ValueError, match="has 30000 pixels on its pages; at most 0.025 megapixels"):
+        read_frames(pages, 0.025)
+
+
+def test_a_file_of_layers_or_of_a_phones_pictures_shows_one(tmp_path):
+    images = [Image.fromarray(pixels) for pixels in frames_of(9, 99)]
+    images[0].save(tmp_path / "a.mpo", save_all=True, append_images=images[1:])
+    assert len(read_frames(tmp_path / "a.mpo").pictures) == 1
+
+
+def test_a_cut_animation_is_broken(tmp_path):
+    data = encode_frames(Frames([Picture(pixels) for pixels in frames_of(9, 99, 7)], [10.0] * 3), "WEBP")
+    with pytest.raises(ValueError, match="is broken|is no picture"):
+        read_frames(data[: len(data) // 2])

@@ -1,0 +1,312 @@
+"""Every mode in every container that Pillow writes is read as what it was, and written so that it can be read."""
+
+import io
+import itertools
+import struct
+import sys
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image, ImageCms, ImageOps
+
+from hf_ext.semanir.image_processing_files_semanir import MissingLibraryError, Picture, read_image, write_image
+
+MODES = ["1", "L", "P", "PA", "LA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F"]
+MODES += ["I;16", "I;16B"]
+# Pillow writes these and reads them not, or (EPS) by another program.
+NOT_READ = ("EPS", "PALM", "PDF")
+# How far a container may be from what went into it, on average over all values: its loss, or its palette.
+LOSS = {"AVIF": 3, "JPEG": 3, "MPO": 3, "WEBP": 4, "GIF": 8, "BLP": 12}
+# Of 16 and 32 bits Pillow writes something else into these; and a GIF's pixel is transparent or not.
+SHALLOW = ("AVIF", "GIF", "WEBP")
+
+
+def picture_of(mode: str) -> Image.Image:
+    """Smooth colours, smooth alpha."""
+    grey = Image.linear_gradient("L").resize((32, 32))
+    parts = (grey, grey.rotate(180), grey.transpose(Image.Transpose.ROTATE_90), grey.rotate(90))
+    colours = Image.merge("RGBA", parts)
+    if mode.startswith("I;16"):
+        deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+        return deep if mode == "I;16" else deep.convert("I").convert("I;16B")
+    if mode == "PA":
+        return colours.convert("RGB").quantize(200).convert("PA")
+    if mode == "P":
+        return colours.convert("RGB").quantize(200)
+    if mode == "RGBX":
+        return Image.frombytes("RGBX", colours.size, colours.tobytes())
+    if mode == "LAB":
+        spaces = (ImageCms.createProfile(name) for name in ("sRGB", "LAB"))
+        return ImageCms.profileToProfile(colours.convert("RGB"), *spaces, outputMode="LAB")
+    return (
+        colours.convert(mode)
+        if mode in ("LA", "RGBA", "RGBa", "1", "L", "F", "I")
+        else colours.convert("RGB").convert(mode)
+    )
+
+
+def colours_of(image: Image.Image) -> np.ndarray:
+    """Red, green, blue and alpha of 0 to 255, worked out by Pillow alone, or the grey values of 16 bits."""
+    if image.mode.startswith("I;16"):
+        grey = np.asarray(image).astype(np.float64)[..., None] / 257
+        return np.concatenate([grey, grey, grey, np.full_like(grey, 255)], axis=-1)
+    plain = image.convert("RGB") if image.mode in ("LAB", "CMYK", "YCbCr", "HSV", "RGBX") else image
+    return np.asarray(plain.convert("RGBA")).astype(np.float64)
+
+
+def as_colours(pixels: np.ndarray) -> np.ndarray:
+    """Pixels that were read, in the same way."""
+    values = pixels / (np.iinfo(pixels.dtype).max / 255)
+    alpha = values[..., -1:] if values.shape[-1] % 2 == 0 else np.full_like(values[..., :1], 255)
+    own = values[..., :-1] if values.shape[-1] % 2 == 0 else values
+    return np.concatenate([np.repeat(own, 3, axis=-1) if own.shape[-1] == 1 else own, alpha], axis=-1)
+
+
+def assert_same_colours(pixels: np.ndarray, wanted: np.ndarray, loss: float, what: str) -> None:
+    got = as_colours(pixels)
+    assert got.shape == wanted.shape, what
+    # What is transparent has no colour.
+    seen = wanted[..., 3:] / 255
+    difference = np.abs(np.concatenate([(got - wanted)[..., :3] * seen, (got - wanted)[..., 3:]], axis=-1))
+    # Two ways from YCbCr to RGB round differently.
+    assert difference.mean() <= loss or difference.max() <= 1, (what, difference.mean(), difference.max())
+
+
+def assert_writes(picture: Picture, folder, what: str) -> None:
+    """Both formats without loss give every pixel again, to us, to Pillow and to tifffile, metadata and all."""
+    for ending in (".png", ".tif"):
+        path = write_image(folder / f"out{ending}", picture, overwrite=True)
+        again = read_image(path)
+        np.testing.assert_array_equal(again.pixels, picture.pixels, err_msg=what)
+        assert again.pixels.dtype == picture.pixels.dtype, what
+        with Image.open(path) as image:
+            image.load()
+            assert image.size == picture.pixels.shape[1::-1], what
+    written = tifffile.imread(path)
+    np.testing.assert_array_equal(written.reshape(picture.pixels.shape), picture.pixels, err_msg=what)
+
+
+# Pillow will do without IM.
+@pytest.mark.filterwarnings("ignore:IM image format:DeprecationWarning")
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_in_every_container(mode, tmp_path):
+    Image.init()
+    image, containers = picture_of(mode), []
+    for container in sorted(Image.SAVE):
+        file = io.BytesIO()
+        try:
+            image.save(file, container)
+        except (OSError, ValueError, KeyError):
+            # Pillow does not write this mode into it.
+            continue
+        what, data = f"{mode} in {container}", file.getvalue()
+        if container in NOT_READ:
+            with pytest.raises(ValueError):
+                read_image(data)
+            continue
+        with Image.open(io.BytesIO(data)) as opened:
+            opened.load()
+            inside = opened.mode
+            shallow = (mode in ("I", "F", "I;16", "I;16B") and container in SHALLOW) or what in (
+                "LA in GIF",
+                "RGBA in GIF",
+            )
+            wanted = colours_of(opened if shallow or opened.size != image.size else image)
+        if inside in ("I", "F"):
+            with pytest.raises(ValueError, match="range is unknown"):
+                read_image(data)
+            continue
+        containers.append(container)
+        picture = read_image(data)
+        if container == "BMP" or container == "DIB" or (container == "PPM" and mode == "RGBA"):
+            # They have no alpha.
+            wanted[..., 3] = 255
+        assert_same_colours(picture.pixels, wanted, LOSS.get(container, 0), what)
+        assert_writes(picture, tmp_path, what)
+    assert "TIFF" in containers or mode in ("HSV", "RGBa", "I", "F")
+    assert containers or mode in ("I", "F")
+
+
+COMPRESSIONS = (None, "tiff_lzw", "tiff_deflate", "packbits", "jpeg", "group4", "group3")
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_every_mode_in_every_compression_of_tiff(compression, tmp_path):
+    read = []
+    for mode in MODES:
+        image, file = picture_of(mode), io.BytesIO()
+        try:
+            image.save(file, "TIFF", compression=compression)
+        except (OSError, ValueError, KeyError, RuntimeError):
+            continue
+        if mode in ("I", "F"):
+            continue
+        picture = read_image(file.getvalue())
+        assert_same_colours(picture.pixels, colours_of(image), 8 if compression == "jpeg" else 0, mode)
+        assert_writes(picture, tmp_path, mode)
+        read.append(mode)
+    assert read
+
+
+# How a TIFF of several channels can lie in its file.
+LAYOUTS = [
+    {"byteorder": order, "compression": compression, "tile": tile, "predictor": predictor}
+    for order, compression, tile, predictor in itertools.product(
+        "<>", (None, "adobe_deflate"), (None, (16, 16)), (None, 2)
+    )
+    if compression or not predictor
+]
+
+
+def tiff(pixels: np.ndarray, planar: bool = False, **layout) -> bytes:
+    file = io.BytesIO()
+    extra = {4: ["unassalpha"], 2: ["unassalpha"]}.get(pixels.shape[-1])
+    tifffile.imwrite(
+        file,
+        pixels.transpose(2, 0, 1) if planar else pixels,
+        photometric="rgb" if pixels.shape[-1] >= 3 else "minisblack",
+        planarconfig="separate" if planar else "contig",
+        **{"extrasamples": extra, **layout},
+    )
+    return file.getvalue()
+
+
+def make_pixels(*shape: int, dtype: type = np.uint8) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("planar", [False, True])
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_tiff_in_colour_keeps_its_depth_however_it_lies(dtype, channels, planar, layout, tmp_path):
+    pixels = make_pixels(33, 41, channels, dtype=dtype)
+    picture = read_image(tiff(pixels, planar, **layout))
+    assert picture.pixels.dtype == dtype
+    np.testing.assert_array_equal(picture.pixels, pixels)
+    assert_writes(picture, tmp_path, "")
+
+
+def test_premultiplied_colours_of_16_bits_are_divided_by_their_alpha():
+    pixels = make_pixels(9, 7, 4, dtype=np.uint16)
+    pixels[..., :3] = pixels[..., :3] % (pixels[..., 3:].astype(np.int64) + 1)
+    read = read_image(tiff(pixels, extrasamples=["assocalpha"])).pixels
+    wanted = np.rint(pixels[..., :3] * (65535 / np.maximum(pixels[..., 3:], 1)))
+    np.testing.assert_array_equal(read[..., :3], wanted)
+    np.testing.assert_array_equal(read[..., 3], pixels[..., 3])
+    # Of what is beside colour and not alpha nothing is kept.
+    np.testing.assert_array_equal(read_image(tiff(pixels, extrasamples=["unspecified"])).pixels, pixels[..., :3])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pixels_of_16_bits_are_turned_upright(orientation):
+    """As Pillow turns the upper 8 of them."""
+    pixels = make_pixels(9, 7, 3, dtype=np.uint16)
+    tag = [(274, 3, 1, orientation, True)]
+    small = Image.open(io.BytesIO(tiff((pixels >> 8).astype(np.uint8), extratags=tag)))
+    wanted = np.asarray(ImageOps.exif_transpose(small))
+    for planar in (False, True):
+        picture = read_image(tiff(pixels, planar, extratags=tag))
+        np.testing.assert_array_equal(picture.pixels >> 8, wanted)
+        assert 0x0112 not in picture.exif
+
+
+def test_planes_of_16_bits_need_a_library_and_are_never_misread(monkeypatch):
+    """Pillow reads bytes of one value as two pixels where nothing is compressed."""
+    data = tiff(make_pixels(9, 7, 3, dtype=np.uint16), planar=True)
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    with pytest.raises(
+        MissingLibraryError, match=r'the picture has 16 bits in planes, which needs .*"hf-ext\[images\]"'
+    ):
+        read_image(data)
+    monkeypatch.undo()
+    file = io.BytesIO()
+    tifffile.imwrite(file, make_pixels(4, 9, 7, dtype=np.uint16), photometric="separated", planarconfig="separate")
+    with pytest.raises(ValueError, match="the picture has 16 bits in planes that are no RGB"):
+        read_image(file.getvalue())
+
+
+def test_other_colours_of_16_bits_are_read_with_8_and_it_is_said(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("hf_ext.semanir.image_processing_deep_semanir.logger.warning", said.append)
+    file = io.BytesIO()
+    tifffile.imwrite(file, make_pixels(9, 7, 4, dtype=np.uint16), photometric="separated")
+    assert read_image(file.getvalue()).pixels.dtype == np.uint8
+    assert said == ["TIFF of 16 bits in several channels (CMYK;16L): Pillow reads the upper 8 of them."]
+    # A BMP of 16 bits has that many for all three colours.
+    file = io.BytesIO(b"BM" + struct.pack("<IIIIiiHHIIiiII", 62, 0, 54, 40, 2, 1, 1, 16, 0, 8, 0, 0, 0, 0) + b"\0" * 8)
+    assert read_image(file.getvalue()).pixels.shape == (1, 2, 3)
+    assert len(said) == 1
+
+
+# Tags that say how pixels lie in the file they were read from, and one that nobody knows.
+LAYOUT_TAGS = {
+    254: 1,
+    258: 4,
+    262: 0,
+    266: 2,
+    277: 9,
+    278: 3,
+    284: 2,
+    317: 3,
+    320: tuple(range(768)),
+    338: 0,
+    65000: 7,
+}
+
+
+@pytest.mark.parametrize("ending", [".tif", ".png", ".jpg", ".webp"])
+def test_only_descriptive_tags_travel(ending, tmp_path):
+    exif = Image.Exif()
+    for tag, value in LAYOUT_TAGS.items():
+        exif[tag] = value
+    exif[315], exif[33432] = "J\xf6rg M\xfcller", "\xa9 2024"
+    exif.get_ifd(0x8769)[0xA434] = "a lens"
+    exif.get_ifd(0x8825)[2] = (52.0, 31.0, 12.5)
+    pixels = np.full((16, 24, 3), (200, 100, 50), np.uint8)
+    path = write_image(tmp_path / f"a{ending}", Picture(pixels, exif, dpi=(300, 300)))
+    read = read_image(path)
+    assert np.abs(read.pixels.astype(int) - pixels).max() <= 3
+    # What a TIFF has of its own is right.
+    assert not {tag for tag, value in LAYOUT_TAGS.items() if read.exif.get(tag) == value} - {317}
+    assert (read.exif[315], read.exif[33432]) == ("J\xf6rg M\xfcller", "\xa9 2024")
+    assert read.exif.get_ifd(0x8769)[0xA434] == "a lens"
+    assert [float(part) for part in read.exif.get_ifd(0x8825)[2]] == [52.0, 31.0, 12.5]
+    resolution = read.exif[282] if ending == ".webp" else read.dpi[0]
+    assert float(resolution) == pytest.approx(300, abs=0.1)
+    assert exif[262] == 0, "what was given is not changed"
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("ending", [".png", ".tif"])
+def test_16_bits_need_no_metadata_beside_them(ending, channels, tmp_path):
+    """Looking for EXIF data, Pillow decodes a PNG that has none before its pixels."""
+    pixels = make_pixels(5, 6, channels, dtype=np.uint16)
+    np.testing.assert_array_equal(read_image(write_image(tmp_path / f"a{ending}", Picture(pixels))).pixels, pixels)
+
+
+def test_a_tiff_has_strips_its_tags_and_the_orientation_of_its_xmp(tmp_path):
+    exif = Image.Exif()
+    exif[700] = b'<rdf:Description tiff:Orientation="6"/>'
+    pixels = make_pixels(700, 300, 3, dtype=np.uint16)
+    path = write_image(tmp_path / "a.tif", Picture(pixels, exif, dpi=(72, 72)))
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        assert len(page.dataoffsets) == 5
+        assert page.predictor == 2
+        assert page.tags[700].value == b'<rdf:Description tiff:Orientation="1"/>'
+        np.testing.assert_array_equal(page.asarray(), pixels)
+    assert path.stat().st_size < pixels.nbytes * 1.01
+    assert read_image(write_image(tmp_path / "b.tif", Picture(pixels))).dpi is None
+
+
+def test_damaged_exif_data_are_left_out(tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("hf_ext.semanir.image_processing_encoding_semanir.logger.warning", said.append)
+    exif = Image.Exif()
+    exif[306] = ({"no": "date"},)
+    for ending in (".tif", ".png", ".jpg"):
+        path = write_image(tmp_path / f"a{ending}", Picture(make_pixels(4, 4, 3), exif))
+        assert read_image(path).pixels.shape == (4, 4, 3)
+    assert len(said) == 3 and "are damaged and were left out" in said[0]
