@@ -103,7 +103,7 @@ def test_what_a_kill_left_between_two_renames_is_put_right(pair, tmp_path):
 
 
 COMMIT = "hub/models--org--name/snapshots/" + "c" * 40
-# Where a file of a folder really lies: the folder, the file, what it links to from `place`, and whether that is inside.
+# Where a file of a folder really lies: the folder, the file, what it is a link to, and whether that is inside.
 LINKS = {
     "a file": ("folder", "weights.safetensors", None, True),
     "a link in the folder": ("folder", "weights.safetensors", "folder/other", True),
