@@ -111,6 +111,8 @@ def verify_code(folder: Path) -> None:
     Raises:
         ValueError: A `.py` file that is not the installed package's, or a JSON file that names code elsewhere.
     """
+    from transformers.dynamic_module_utils import get_relative_imports
+
     if is_pipeline(folder):
         allowed = pipeline_code(folder)
     else:
@@ -126,6 +128,12 @@ def verify_code(folder: Path) -> None:
                 f"{path}: not a file of the installed hf_ext, so it is neither run nor uploaded; "
                 "remove it, or install the version of hf_ext that wrote it"
             )
+        # where the loader has to fetch it, transformers does not say which one is missing
+        absent = sorted(
+            needed for needed in get_relative_imports(path) if not path.with_name(f"{needed}.py").is_file()
+        )
+        if absent:
+            raise ValueError(f"{path}: imports {absent[0]}.py, which is not beside it; stage the folder again")
         shipped.add(path.stem)
     for path in sorted(folder.rglob("*.json")):
         _verify_references(path, shipped)

@@ -92,9 +92,16 @@ def test_the_check_has_no_network_no_token_and_a_cache_of_its_own(staged, monkey
         assert all(process[name].startswith(home) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE"))
 
 
-def test_a_folder_that_does_not_load_is_refused_with_what_the_process_said(staged, warm_checks):
+def test_code_that_is_missing_is_named(staged, never_run):
     (staged / "ops_semanir.py").unlink()
-    with pytest.raises(ValueError, match=r"(?s)does not load where hf_ext is not installed.*ops_semanir"):
+    with pytest.raises(ValueError, match=r"imports ops_semanir\.py, which is not beside it"):
+        check_loads(staged)
+
+
+def test_a_folder_that_does_not_load_is_refused_with_what_the_process_said(staged, warm_checks):
+    config = json.loads((staged / "config.json").read_text())
+    (staged / "config.json").write_text(json.dumps(config | {"window_size": 0}))
+    with pytest.raises(ValueError, match=r"(?s)does not load where hf_ext is not installed; nothing was.*window_size"):
         check_loads(staged)
 
 
@@ -108,7 +115,7 @@ def test_every_weight_must_be_there(staged, warm_checks):
 
 def test_a_process_that_hangs_is_ended(staged, monkeypatch):
     monkeypatch.setattr(load_check, "_TIMEOUT_SECONDS", 0.2)
-    with pytest.raises(ValueError, match=r"did not load without hf_ext within 0\.2 s"):
+    with pytest.raises(ValueError, match=r"did not load where hf_ext is not installed within 0\.2 s"):
         check_loads(staged)
 
 
