@@ -25,7 +25,7 @@ def draw(pipeline: DiffusionPipeline, columns: int) -> np.ndarray:
 def main(repo_id: str, commit: str, columns: str, pictures: str) -> None:
     """Pulls the pipeline and draws."""
     disable_progress_bar()
-    remote = {"revision": commit, "custom_pipeline": "pipeline", "trust_remote_code": True}
+    remote = {"revision": commit, "trust_remote_code": True}
     np.save(pictures, draw(DiffusionPipeline.from_pretrained(repo_id, **remote), int(columns)))
 
 

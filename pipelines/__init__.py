@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import diffusers
+from diffusers import DiffusionPipeline
 
 from . import disentangled_dit
 from .disentangled_dit import DisentangledDiTPipeline
@@ -34,3 +35,34 @@ def _home(value: Any) -> tuple[str | None, str | None]:
 # What diffusers looks up when it loads a folder or a repository: the pipeline's class, and the room of its component.
 _register(diffusers.pipelines, "disentangled_dit", disentangled_dit)
 _register(diffusers, "DisentangledDiTPipeline", DisentangledDiTPipeline)
+
+
+def _prefer_installed() -> None:
+    """
+    Lets `DiffusionPipeline.from_pretrained` load our pipelines by the installed class.
+
+    `model_index.json` names file and class, `["pipeline", "DisentangledDiTPipeline"]`. That is the form in which
+    diffusers finds the code in a repository by `trust_remote_code=True` alone, and with which it never looks among its
+    own classes. Where the class is registered here, the list is read as its name: the installed code runs, no flag is
+    needed, and code that came along is not run. The tests load both ways, which is how we see it if diffusers comes to
+    read the file elsewhere.
+    """
+    read: Any = DiffusionPipeline.__dict__.get("_dict_from_json_file", DiffusionPipeline._dict_from_json_file)
+    if hasattr(read, "__wrapped__"):
+        # this package was reloaded
+        return
+
+    def read_index(cls: type, json_file: Any) -> dict[str, Any]:
+        content: dict[str, Any] = original(cls, json_file)
+        for name in __all__:
+            if content.get("_class_name") == ["pipeline", name]:
+                content["_class_name"] = name
+        return content
+
+    original = read.__func__
+    read_index.__wrapped__ = original  # type: ignore[attr-defined]
+    place: Any = DiffusionPipeline
+    place._dict_from_json_file = classmethod(read_index)
+
+
+_prefer_installed()

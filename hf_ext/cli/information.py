@@ -32,6 +32,8 @@ def describe(source: str) -> dict[str, Any]:
     """
     from huggingface_hub import snapshot_download
 
+    from hf_ext.hub.diffusers_folders import class_name
+
     tensors, commit = read_headers(source)
     path = Path(source).expanduser()
     if path.exists():
@@ -41,7 +43,7 @@ def describe(source: str) -> dict[str, Any]:
         folder = Path(snapshot_download(repo_id, revision=commit, allow_patterns=DESCRIPTIONS))
     config, adapter = read_json(folder / "config.json"), read_json(folder / "adapter_config.json")
     if index := read_json(folder / "model_index.json"):
-        config = {"architectures": [index.get("_class_name")]}
+        config = {"architectures": [class_name(index)]}
     dtypes = Counter[str]()
     for tensor in tensors:
         dtypes[str(tensor.dtype).removeprefix("torch.")] += prod(tensor.shape)

@@ -21,11 +21,11 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def print_rows(rows: list[tuple[str, Any]]) -> None:
+def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False) -> None:
     """Prints names and values in two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
-        click.echo(f"{name:<{width}}  {value}")
+        click.echo(f"{name:<{width}}  {value}".rstrip(), err=to_stderr)
 
 
 def result_row(result: dict[str, Any]) -> tuple[str, str]:

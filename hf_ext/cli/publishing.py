@@ -2,11 +2,14 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .output import print_json, print_rows
+
+if TYPE_CHECKING:
+    from hf_ext.hub.published_files import Listing
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -20,7 +23,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--message", default="Upload with hf-ext", show_default=True, help="First line of the commit.")
 @click.option("--license", "license_name", help="Licence of the weights, as the Hub names it.")
 @click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
-@click.option("--check/--no-check", default=True, show_default=True, help="Load it in a process without hf_ext first.")
+@click.option("--check/--no-check", default=True, show_default=True, help="Load it first, with hf_ext and without.")
 @click.option("--dry-run", is_flag=True, help="Do everything but the upload, and list what would be uploaded.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def push(
@@ -38,9 +41,11 @@ def push(
 ) -> None:
     """Publish FOLDER, the snapshot/ of a run or any safetensors model, as ORG/NAME in one commit.
 
-    A clean copy is made first: weights, configuration, the code of the installed package, and a card. It must load in
-    a process that has no hf_ext. Code that lies in FOLDER is never run and never uploaded. The token is the one of
-    `hf auth login`, or HF_TOKEN.
+    A clean copy is made first: weights, configuration, the code of the installed package, and a card. It must load
+    from a Hub's cache, in a process that has hf_ext and in one that has not. Only files that a model consists of go
+    up, by their names, and no link out of FOLDER is followed; what goes up and what stays behind is listed before.
+    Tokens and private keys in these files refuse the push. Code that lies in FOLDER is never run and never uploaded.
+    The token is the one of `hf auth login`, or HF_TOKEN.
 
     \b
     Examples:
@@ -49,9 +54,16 @@ def push(
       hf-ext push runs/denoise/snapshot org/name --dry-run
     """
     if dry_run:
-        result = rehearse(folder, repo_id, license_name, check)
+        listing = try_push(folder, repo_id, license_name, check)
+        result: dict[str, Any] = {"repo_id": repo_id}
     else:
         from hf_ext.hub.publish import push as run
+
+        announced: list[Listing] = []
+
+        def announce(listing: Listing) -> None:
+            announced.append(listing)
+            print_listing(listing, to_stderr=as_json)
 
         commit = run(
             folder,
@@ -63,33 +75,45 @@ def push(
             private=private,
             commit_message=message,
             check=check,
+            announce=announce,
         )
+        (listing,) = announced
         result = {"repo_id": repo_id, "commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url}
     if as_json:
-        print_json(result)
+        print_json(result | {"files": listing.files, "stays_behind": listing.stays_behind, "notes": listing.notes})
     elif dry_run:
-        print_rows([(f"{size:,}", name) for name, size in result["files"].items()])
+        print_listing(listing)
     else:
         print_rows([(name.replace("_", " "), value) for name, value in result.items() if value is not None])
 
 
-def rehearse(folder: Path, repo_id: str, license_name: str | None, check: bool) -> dict[str, Any]:
-    """Stages and checks a folder as a push would, and returns the files with their sizes in bytes."""
+def try_push(folder: Path, repo_id: str, license_name: str | None, check: bool) -> "Listing":
+    """Stages and checks a folder as a push would, and returns what would go up and what would stay behind."""
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     from hf_ext.hub.load_check import check_loads
-    from hf_ext.hub.publish import stage
+    from hf_ext.hub.publish import rehearse
 
     validate_repo_id(repo_id)
     with tempfile.TemporaryDirectory() as place:
-        staged = stage(folder, Path(place, repo_id.rpartition("/")[2]), repo_id=repo_id, license=license_name)
+        staged = Path(place, repo_id.rpartition("/")[2])
+        listing = rehearse(folder, staged, repo_id=repo_id, license=license_name)
         if check:
-            check_loads(staged)
-        files = sorted(path for path in staged.rglob("*") if path.is_file())
-        return {
-            "repo_id": repo_id,
-            "files": {path.relative_to(staged).as_posix(): path.stat().st_size for path in files},
-        }
+            check_loads(staged, repo_id=repo_id)
+        return listing
+
+
+def print_listing(listing: "Listing", to_stderr: bool = False) -> None:
+    """What goes up with its bytes, what stays behind with the reason, and what to look at."""
+    parts = {
+        "goes up": [(f"{size:,}", name) for name, size in listing.files.items()],
+        "stays behind": [(name, reason) for name, reason in listing.stays_behind.items()],
+        "look at": [(note, "") for note in listing.notes],
+    }
+    for title, rows in parts.items():
+        if rows:
+            click.echo(f"{title}:", err=to_stderr)
+            print_rows(rows, to_stderr)
 
 
 @click.command()

@@ -216,17 +216,33 @@ def inside(folder: Path, file: str, root: Path) -> Path:
     """
     if not isinstance(file, str) or not _FILE.fullmatch(file):
         raise ValueError(f"{folder}: {file!r} is not the name of a .safetensors file; do not trust this folder")
-    path, home = folder / file, root.resolve()
+    path = folder / file
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file; download it, or write the folder again")
-    allowed = [home]
-    # A download cache keeps links in models--org--name/snapshots/<commit>/ to files in blobs/.
-    for parent in home.parents:
-        if parent.name == "snapshots":
-            allowed += [parent.parent / "blobs", parent.parent.parent / "blobs"]
-    if not any(path.resolve().is_relative_to(place) for place in allowed):
+    if not stays_inside(root, path):
         raise ValueError(f"{path}: a link that leaves the folder; copy the file into it")
     return path
+
+
+def stays_inside(folder: Path, path: Path) -> bool:
+    """
+    Whether a path really lies in a folder, or in the download cache that the folder is part of.
+
+    Args:
+        folder (`Path`): A folder that links may not leave.
+        path (`Path`): A path in it.
+
+    Returns:
+        `bool`: A cache keeps links in `models--org--name/snapshots/<commit>/` to files in `blobs/`; these may be
+        followed.
+    """
+    home, target = folder.resolve(), path.resolve()
+    allowed = [home]
+    for commit in (home, *home.parents):
+        repository = commit.parent.parent
+        if commit.parent.name == "snapshots" and repository.name.startswith(("models--", "datasets--", "spaces--")):
+            allowed += [repository / "blobs", repository.parent / "blobs"]
+    return any(target.is_relative_to(place) for place in allowed)
 
 
 _DAMAGED = "the folder is damaged: download it, or write it, again"

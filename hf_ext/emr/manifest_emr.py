@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..hub.folders import stays_inside
 from ..hub.safetensors_headers import DTYPE_NAMES, CheckpointError, parse_json_object
 from .ops_emr import DTYPES
 
@@ -196,12 +197,7 @@ def artifact_file(folder: str | Path, *parts: str) -> Path:
     path = folder.joinpath(*parts)
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file; is it an artifact of a merge, and is it complete?")
-    root = folder.resolve()
-    allowed = [root]
-    # the cache of huggingface_hub: models--org--name/snapshots/<commit>/ links to blobs/, and that to shared blobs
-    if root.parent.name == "snapshots":
-        allowed += [root.parents[1] / "blobs", root.parents[2] / "blobs"]
-    if not any(path.resolve().is_relative_to(place) for place in allowed):
+    if not stays_inside(folder, path):
         raise CheckpointError(f"{path}: a link that leaves the folder of the artifact; copy the file into it.")
     return path
 

@@ -21,6 +21,7 @@ from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
 from .load_check import installed_room
 from .safetensors_headers import parse_json_object
+from .tasks import runnable_task
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.
 MARKER = "<!-- Written by hf-ext. Remove this line to keep your edits. -->"
@@ -92,10 +93,18 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     if template_name == "adapter.md" and installed_room(method) is not None:
         # an adapter of ours does the task of its method, under the same licence
         fields = {**_template(f"{method}.md")[0], **fields}
-    if "pipeline_tag" in config:
-        fields = {**fields, "pipeline_tag": config["pipeline_tag"]}
+    results = evaluation["results"]
+    named = [fields.pop("pipeline_tag", None), *(result.get("task") for result in results[:1])]
+    # of a pipeline of diffusers its configuration says it; of an adapter or an artifact with masks what is at the root
+    # does no task, and transformers refuses to guess one
+    task = config.get("pipeline_tag")
+    if template_name != "adapter.md" and (merge is None or merge.manifest is None) and task is None:
+        task = runnable_task(folder, config, named)
+    config["classifies_images"] = task == "image-classification"
     if merge is not None:
         fields = {**fields, **metadata(merge)}
+    if task is not None:
+        fields = {**fields, "pipeline_tag": task}
     front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
     body = _environment().from_string(source)
     text = body.render(
@@ -194,9 +203,6 @@ def _metadata(
     datasets = [source["path"].partition("@")[0] for source in sources if _is_hub_id(source.get("path"))]
     datasets += [result["dataset"] for result in results if _is_hub_id(result["dataset"])]
     fields = dict(template)
-    # a method with several tasks names none in its template
-    if "pipeline_tag" not in fields and results and results[0].get("task"):
-        fields["pipeline_tag"] = results[0]["task"]
     if license is not None:
         fields["license"] = license
     if (base := _base_model(config, arguments)) is not None:

@@ -56,9 +56,10 @@ def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
 
     path = folder / INDEX
     index = parse_json_object(path.read_bytes(), str(path))
-    name: Any = index.get("_class_name")
-    if name not in hf_ext.pipelines.__all__:
-        raise ValueError(f"{path}: _class_name is {name!r}; one of {hf_ext.pipelines.__all__} is allowed")
+    name = class_name(index)
+    if name is None or name not in hf_ext.pipelines.__all__:
+        written = index.get("_class_name")
+        raise ValueError(f"{path}: _class_name is {written!r}; one of {hf_ext.pipelines.__all__} is allowed")
     pairs: dict[str, Any] = {
         key: tuple(value)
         for key, value in index.items()
@@ -74,19 +75,35 @@ def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
     return name, pairs
 
 
-def room_name(class_name: str) -> str:
+def class_name(index: dict[str, Any]) -> str | None:
+    """
+    The class that a `model_index.json` names.
+
+    Args:
+        index (`dict[str, Any]`): Its content.
+
+    Returns:
+        `str` or `None`: The name, which may stand behind the `pipeline.py` that holds it; `None` for anything else.
+    """
+    name = index.get("_class_name")
+    if isinstance(name, list) and len(name) == 2 and name[0] == "pipeline":
+        name = name[1]
+    return name if isinstance(name, str) else None
+
+
+def room_name(pipeline: str) -> str:
     """
     The room of a pipeline's class, as diffusers and the card templates call it.
 
     Args:
-        class_name (`str`): One of `hf_ext.pipelines.__all__`.
+        pipeline (`str`): One of `hf_ext.pipelines.__all__`.
 
     Returns:
         `str`: For instance `"disentangled_dit"`.
     """
     import hf_ext.pipelines
 
-    return str(getattr(hf_ext.pipelines, class_name).__module__.split(".")[-2])
+    return str(getattr(hf_ext.pipelines, pipeline).__module__.split(".")[-2])
 
 
 def pipeline_code(folder: Path) -> dict[str, Path]:

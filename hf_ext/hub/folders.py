@@ -11,6 +11,8 @@ from pathlib import Path
 # Of linux/fcntl.h and linux/fs.h.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+# How the cache of huggingface_hub calls the folders of repositories.
+_CACHED = ("models--", "datasets--", "spaces--")
 
 
 def sync_folder(folder: Path) -> None:
@@ -81,20 +83,24 @@ def _exchange(first: Path, second: Path) -> bool:
 
 def stays_inside(folder: Path, path: Path) -> bool:
     """
-    Whether a file of a folder is really in it, and not a link to somewhere else.
+    Whether a path of a folder really lies in it, and is not a link to somewhere else.
+
+    The cache of `huggingface_hub` keeps the files of a repository in `models--org--name/blobs/`, or in a `blobs/` that
+    all repositories share, and `models--org--name/snapshots/<commit>/` holds links to them. Such links stay inside,
+    however deep in the commit the folder lies. Everything that follows a path of a folder asks this function;
+    `emr_loader.py`, which travels alone, has a copy that is tested against the same cases.
 
     Args:
         folder (`Path`): The folder.
-        path (`Path`): The file, as found in the folder.
+        path (`Path`): The path, as found in the folder.
 
     Returns:
-        `bool`: Links inside the folder, and inside the cache of `huggingface_hub`, stay inside.
+        `bool`: Whether it may be followed.
     """
-    folder = folder.resolve()
-    allowed = [folder]
-    # in the cache of huggingface_hub, models--org--name/snapshots/<commit>/ links to blobs/, and that to shared blobs;
-    # a pipeline's components lie in folders of the commit's
-    for commit in (folder, folder.parent):
-        if commit.parent.name == "snapshots":
-            allowed += [commit.parents[1] / "blobs", commit.parents[2] / "blobs"]
-    return any(path.resolve().is_relative_to(root) for root in allowed)
+    home, target = folder.resolve(), path.resolve()
+    allowed = [home]
+    for commit in (home, *home.parents):
+        repository = commit.parent.parent
+        if commit.parent.name == "snapshots" and repository.name.startswith(_CACHED):
+            allowed += [repository / "blobs", repository.parent / "blobs"]
+    return any(target.is_relative_to(place) for place in allowed)

@@ -1,4 +1,4 @@
-"""What code may travel with a checkpoint, and the proof that the checkpoint loads without this package.
+"""What code may travel with a checkpoint, and the proof that the checkpoint loads with this package and without it.
 
 The code in a folder is run only after each file was found equal to the installed package's, so that a folder that came
 from elsewhere is never executed.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from .diffusers_folders import is_pipeline, pipeline_code
+from .published_files import walk
 from .safetensors_headers import parse_json_object
 
 # The roles whose files travel with a checkpoint; tests, training and references stay at home.
@@ -30,10 +33,14 @@ SHIPPED_ROLES = (
     "processing",
     "image_processing",
     "feature_extraction",
+    "restoring",
+    "pipeline",
 )
 # What restores a task of an artifact of EMR-Merging where hf_ext is not installed.
 _LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
 _TIMEOUT_SECONDS = 3600
+# Of the repository that the check makes up.
+_COMMIT = "0" * 40
 _STDERR_TAIL = 2000
 _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 
@@ -104,6 +111,8 @@ def verify_code(folder: Path) -> None:
     Raises:
         ValueError: A `.py` file that is not the installed package's, or a JSON file that names code elsewhere.
     """
+    from transformers.dynamic_module_utils import get_relative_imports
+
     if is_pipeline(folder):
         allowed = pipeline_code(folder)
     else:
@@ -119,6 +128,12 @@ def verify_code(folder: Path) -> None:
                 f"{path}: not a file of the installed hf_ext, so it is neither run nor uploaded; "
                 "remove it, or install the version of hf_ext that wrote it"
             )
+        # where the loader has to fetch it, transformers does not say which one is missing
+        absent = sorted(
+            needed for needed in get_relative_imports(path) if not path.with_name(f"{needed}.py").is_file()
+        )
+        if absent:
+            raise ValueError(f"{path}: imports {absent[0]}.py, which is not beside it; stage the folder again")
         shipped.add(path.stem)
     for path in sorted(folder.rglob("*.json")):
         _verify_references(path, shipped)
@@ -132,13 +147,29 @@ def _verify_references(path: Path, shipped: set[str]) -> None:
         raise ValueError(f"{path}: not valid JSON ({error}); write the file again") from error
     if not isinstance(content, dict):
         return
-    for reference in _strings(content.get("auto_map", {})):
-        module, _, name = reference.partition(".")
-        if module not in shipped or not name.isidentifier():
-            raise ValueError(f"{path}: auto_map names {reference!r}, code that is not beside it; remove the entry")
-    if "custom_pipelines" in content:
-        raise ValueError(f"{path}: custom_pipelines names code that is not shipped; remove the entry")
+    for key in ("auto_map", "custom_pipelines"):
+        for reference in code_references({key: content.get(key)}):
+            module, _, name = reference.partition(".")
+            if module not in shipped or not name.isidentifier():
+                raise ValueError(f"{path}: {key} names {reference!r}, code that is not beside it; remove the entry")
     refuse_kernels(content, path)
+
+
+def code_references(config: dict[str, Any]) -> list[str]:
+    """
+    The classes of code beside a configuration that loaders of transformers run.
+
+    Args:
+        config (`dict`): The configuration of a model or a processor.
+
+    Returns:
+        `list[str]`: `module.Class` of `auto_map`, and of every pipeline that `custom_pipelines` describes; where one
+        of these is malformed, texts that name no class.
+    """
+    pipelines = config.get("custom_pipelines") or {}
+    items = pipelines.values() if isinstance(pipelines, dict) else [pipelines]
+    named = [item.get("impl", "") if isinstance(item, dict) else item for item in items]
+    return _strings(config.get("auto_map", {})) + [name if isinstance(name, str) else repr(name) for name in named]
 
 
 def refuse_kernels(config: dict[str, Any], path: Path) -> None:
@@ -165,18 +196,27 @@ def _strings(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def check_loads(folder: str | Path, *, endpoint: str | None = None, token: str | bool | None = None) -> None:
+def check_loads(
+    folder: str | Path,
+    *,
+    repo_id: str | None = None,
+    endpoint: str | None = None,
+    token: str | bool | None = None,
+) -> None:
     """
-    Loads a staged folder in a new process that cannot import hf_ext, has no network and no token.
+    Loads a staged folder as those do who pull it: from the cache of a Hub, in new processes without network and token.
 
-    The class that was saved and the base class are loaded, the other heads that `auto_map` names are imported (an
-    adapter: its configuration and weights are loaded), then the image processor or feature extractor and the
-    tokenizer. Of a pipeline all components are loaded. The class that was saved must find all of its weights, and the
-    file no others. Of an artifact of EMR-Merging the merged model is loaded, and its first task restored by
-    `emr_loader.py`: for that, a base on a Hub is downloaded if it is not in the cache.
+    In the first process hf_ext cannot be imported, so the code beside the weights is what loads; in the second, for
+    what is ours, it is imported and its classes load. The ways are those that the card shows: the Auto classes for the
+    class that was saved and for the base class, `pipeline(...)` where the card names a task, the image processor,
+    feature extractor and tokenizer; `DiffusionPipeline` for a pipeline, with all of its components; of an artifact of
+    EMR-Merging the merged model, its first task by `emr_loader.py`, and by `EMRModel`. The other heads that `auto_map`
+    names are imported; of an adapter configuration and weights are loaded. The class that was saved must find all of
+    its weights, and the file no others. A base on a Hub is downloaded if it is not in the cache.
 
     Args:
         folder (`str` or `Path`): A folder that [`stage`] wrote.
+        repo_id (`str`, *optional*): Where it will be published. Defaults to the name of the folder.
         endpoint (`str`, *optional*): Address of the Hub, for the base of an artifact. Defaults to `HF_ENDPOINT`.
         token (`str` or `bool`, *optional*): Token of that Hub.
 
@@ -186,36 +226,74 @@ def check_loads(folder: str | Path, *, endpoint: str | None = None, token: str |
     """
     folder = Path(folder).resolve()
     verify_code(folder)
+    repo_id = repo_id or "org/" + (re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-") or "model")
     base = _fetch_base(folder, endpoint, token)
+    own = is_pipeline(folder) or room_of(folder) is not None or (folder / "emr.json").is_file()
     probe = Path(__file__).with_name("load_probe.py").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as home:
-        environment = {key: value for key, value in os.environ.items() if key not in _CREDENTIALS}
-        environment |= {
-            "HF_HOME": home,
-            "HF_HUB_CACHE": f"{home}/hub",
-            "HF_MODULES_CACHE": f"{home}/modules",
-            "HF_HUB_OFFLINE": "1",
-        }
-        try:
-            result = subprocess.run(
-                [sys.executable, "-c", probe, str(folder), *([str(base)] if base else [])],
-                cwd=home,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ValueError(f"{folder}: did not load without hf_ext within {_TIMEOUT_SECONDS} s") from error
+        cache = Path(home, "hub")
+        _cache(cache, repo_id, _COMMIT, {name: path for name, path in walk(folder) if path.is_file()})
+        arguments = [repo_id]
+        if base is not None:
+            arguments.append(str(_cache(cache, *base)))
+        for presence in ("absent", "installed") if own else ("absent",):
+            _run_probe(folder, [probe, presence, *arguments], Path(home))
+
+
+def _run_probe(folder: Path, command: list[str], home: Path) -> None:
+    how = "where hf_ext is not installed" if command[1] == "absent" else "where hf_ext is installed"
+    environment = {key: value for key, value in os.environ.items() if key not in _CREDENTIALS}
+    environment |= {
+        "HF_HOME": str(home),
+        "HF_HUB_CACHE": f"{home}/hub",
+        "HF_MODULES_CACHE": f"{home}/modules",
+        "HF_HUB_OFFLINE": "1",
+    }
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", *command],
+            cwd=home,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"{folder}: did not load {how} within {_TIMEOUT_SECONDS} s") from error
     if result.returncode != 0:
         raise ValueError(
-            f"{folder}: does not load where hf_ext is not installed; nothing was uploaded. The process said:\n"
+            f"{folder}: does not load {how}; nothing was uploaded. The process said:\n"
             f"{result.stderr[-_STDERR_TAIL:].strip()}"
         )
 
 
-def _fetch_base(folder: Path, endpoint: str | None, token: str | bool | None) -> Path | None:
-    """The weights that tasks of an artifact are restored from, where they are on a Hub."""
+def _cache(cache: Path, repo_id: str, commit: str, files: dict[str, Path]) -> Path:
+    """Files as the cache of huggingface_hub keeps those of a repository: links to blobs. Returns their folder."""
+    repository = cache / f"models--{repo_id.replace('/', '--')}"
+    snapshot = repository / "snapshots" / commit
+    for place in (repository / "refs", repository / "blobs", snapshot):
+        place.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit, encoding="utf-8")
+    for number, (name, path) in enumerate(files.items()):
+        blob, link = repository / "blobs" / f"{number:040x}", snapshot / name
+        try:
+            os.link(path.resolve(), blob)
+        except OSError:
+            # another file system
+            shutil.copyfile(path, blob)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            link.symlink_to(os.path.relpath(blob, link.parent))
+        except OSError:
+            # as huggingface_hub does where the system has no links for everybody
+            shutil.copyfile(blob, link)
+    return snapshot
+
+
+def _fetch_base(
+    folder: Path, endpoint: str | None, token: str | bool | None
+) -> tuple[str, str, dict[str, Path]] | None:
+    """Repository, commit and files of the weights that tasks of an artifact are restored from, if not inside it."""
     if not (folder / "emr.json").is_file():
         return None
     base = _read_json(folder / "emr.json")["base"]
@@ -223,7 +301,8 @@ def _fetch_base(folder: Path, endpoint: str | None, token: str | bool | None) ->
         return None
     repo_id = base["source"].partition("@")[0]
     options: dict[str, Any] = {"endpoint": endpoint, "token": token, "allow_patterns": list(base["files"])}
-    return Path(snapshot_download(repo_id, revision=base["revision"], **options))
+    place = Path(snapshot_download(repo_id, revision=base["revision"], **options))
+    return repo_id, base["revision"], {name: place / name for name in base["files"]}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

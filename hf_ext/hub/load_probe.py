@@ -1,7 +1,8 @@
-"""Loads a staged folder as a stranger would. Run by `load_check` in a process of its own, never imported.
+"""Loads what was published as those do who pull it. Run by `load_check` in a process of its own, never imported.
 
-In that process hf_ext cannot be imported, so the code beside the weights is what loads. Arguments: the folder, and for
-an artifact of EMR-Merging the folder of its base, unless that is inside.
+Arguments: "absent" or "installed"; the repository, which is in the cache; for an artifact of EMR-Merging the folder of
+its base, unless that is inside. Where hf_ext is absent it cannot be imported, so the code beside the weights is what
+loads; where it is installed, its classes load and no code is trusted.
 """
 
 import importlib.abc
@@ -10,6 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+ABSENT = "absent"
+PRESENCE = sys.argv[1] if __name__ == "__main__" else ABSENT
+
 
 class _Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
@@ -17,22 +21,26 @@ class _Absent(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"{name}: a checkpoint must load where hf_ext is not installed", name=name)
 
 
-def _load_model(loader: Any, folder: Path, complete: bool, **options: Any) -> None:
-    _, info = loader.from_pretrained(folder, output_loading_info=True, **options)
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _load_model(loader: Any, source: Any, complete: bool, **options: Any) -> None:
+    _, info = loader.from_pretrained(source, output_loading_info=True, **options)
     problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if complete and problems:
         raise SystemExit(f"{loader.__name__} does not load every weight of the folder: {problems}")
 
 
-def _load_transformers(folder: Path) -> None:
+def _load_transformers(repo_id: str, folder: Path, trust: dict[str, bool]) -> None:
     import transformers
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = _read(folder / "config.json")
     if "_class_name" in config:
         import diffusers
 
-        _load_model(getattr(diffusers, config["_class_name"]), folder, True)
+        _load_model(getattr(diffusers, config["_class_name"]), repo_id, True)
         return
     (saved,) = config["architectures"]
     # load_check has verified that all code in the folder is that of the installed package
@@ -40,53 +48,75 @@ def _load_transformers(folder: Path) -> None:
     for name, reference in auto_map.items():
         loader = getattr(transformers, name)
         if name == "AutoConfig":
-            loader.from_pretrained(folder, trust_remote_code=True)
+            loader.from_pretrained(repo_id, **trust)
         elif name == "AutoModel" or reference.endswith(f".{saved}"):
-            _load_model(loader, folder, reference.endswith(f".{saved}"), trust_remote_code=True)
-        else:
+            _load_model(loader, repo_id, reference.endswith(f".{saved}"), **trust)
+        elif trust:
             # another head may refuse this one's configuration, but its code must be there
-            get_class_from_dynamic_module(reference, folder)
+            get_class_from_dynamic_module(reference, repo_id)
     if not auto_map:
-        _load_model(getattr(transformers, saved), folder, True)
+        _load_model(getattr(transformers, saved), repo_id, True)
 
 
-def _load_processors(folder: Path) -> None:
+def _load_processors(repo_id: str, folder: Path, trust: dict[str, bool]) -> None:
     from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 
-    trust = any(folder.glob("*.py"))
     if (path := folder / "preprocessor_config.json").exists():
-        is_sound = "feature_extractor_type" in json.loads(path.read_text(encoding="utf-8"))
+        is_sound = "feature_extractor_type" in _read(path)
         loader: Any = AutoFeatureExtractor if is_sound else AutoImageProcessor
-        loader.from_pretrained(folder, trust_remote_code=trust)
+        loader.from_pretrained(repo_id, **trust)
     if (folder / "tokenizer_config.json").exists():
-        AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+        AutoTokenizer.from_pretrained(repo_id, **trust)
 
 
-def _load_merged(folder: Path, base: str | None) -> None:
-    """The merged model by its class, and the first task by the loader that travels with it."""
+def _load_tasks(repo_id: str, folder: Path, trust: dict[str, bool]) -> None:
+    """The pipelines of transformers: those whose code came along, and the one that our card names."""
+    from huggingface_hub import ModelCard
+    from transformers import pipeline
+
+    tasks = list(_read(folder / "config.json").get("custom_pipelines") or {})
+    card = ModelCard.load(folder / "README.md")
+    named = card.data.get("pipeline_tag")
+    # a card that somebody wrote may say what a website shows; ours says what pipeline(...) runs
+    if "<!-- Written by hf-ext." in card.text and card.data.get("library_name") == "transformers" and named:
+        tasks.append(named)
+    make: Any = pipeline
+    for task in dict.fromkeys(tasks):
+        make(task, model=repo_id, **trust)
+
+
+def _load_merged(repo_id: str, folder: Path, base: str | None, trust: dict[str, bool]) -> None:
+    """The merged model by its class, and the first task: by the loader that travels with it, or by `EMRModel`."""
     import runpy
 
     import transformers
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config, manifest = _read(folder / "config.json"), _read(folder / "emr.json")
     if "_class_name" in config or config.get("auto_map"):
-        _load_transformers(folder)
+        _load_transformers(repo_id, folder, trust)
     else:
         # a base may leave weights of its class to be made anew, and so does what was merged on it
-        _load_model(getattr(transformers, (config.get("architectures") or ["AutoModel"])[0]), folder, False)
-    # load_check has verified that it is the installed package's
-    loader = runpy.run_path(str(folder / "emr_loader.py"))
-    task = next(iter(json.loads((folder / "emr.json").read_text(encoding="utf-8"))["tasks"]))
-    if not loader["restore"](folder, task, base):
-        raise SystemExit(f"the task {task} has no weights")
+        _load_model(getattr(transformers, (config.get("architectures") or ["AutoModel"])[0]), repo_id, False)
+    task = next(iter(manifest["tasks"]))
+    if PRESENCE == ABSENT:
+        # load_check has verified that it is the installed package's
+        loader = runpy.run_path(str(folder / "emr_loader.py"))
+        if not loader["restore"](folder, task, base):
+            raise SystemExit(f"the task {task} has no weights")
+    elif manifest["library"] != "peft":
+        # the model that an adapter is for is not in this cache
+        from hf_ext import EMRModel
+
+        EMRModel.from_pretrained(repo_id, task)
 
 
-def _load_pipeline(folder: Path) -> None:
-    """A diffusers pipeline by the code beside it, and then its networks once more, to see that they are complete."""
+def _load_pipeline(repo_id: str, folder: Path, trust: dict[str, bool]) -> None:
+    """A diffusers pipeline by its code, and then its networks once more, to see that they are complete."""
     from diffusers import DiffusionPipeline
 
-    # load_check has verified that all code in the folder is that of the installed package
-    pipeline = DiffusionPipeline.from_pretrained(folder, custom_pipeline="pipeline", trust_remote_code=True)
+    if PRESENCE != ABSENT:
+        import hf_ext.pipelines  # noqa: F401
+    pipeline = DiffusionPipeline.from_pretrained(repo_id, **trust)
     for name, part in pipeline.components.items():
         if hasattr(part, "state_dict"):
             _load_model(type(part), folder / name, True)
@@ -100,15 +130,29 @@ def _load_adapter(folder: Path) -> None:
         raise SystemExit("the adapter holds no weights")
 
 
-if __name__ == "__main__":
-    sys.meta_path.insert(0, _Absent())
-    directory = Path(sys.argv[1])
+def main(repo_id: str, base: str | None = None) -> None:
+    """Loads the repository by each way that there is for its kind."""
+    from huggingface_hub import snapshot_download
+
+    directory = Path(snapshot_download(repo_id))
+    # load_check has verified that all code in the folder is that of the installed package
+    trusted = PRESENCE == ABSENT and any(directory.rglob("*.py"))
+    trust = {"trust_remote_code": True} if trusted else {}
     if (directory / "emr.json").exists():
-        _load_merged(directory, sys.argv[2] if len(sys.argv) > 2 else None)
+        _load_merged(repo_id, directory, base, trust)
     elif (directory / "adapter_config.json").exists():
         _load_adapter(directory)
     elif (directory / "model_index.json").exists():
-        _load_pipeline(directory)
+        _load_pipeline(repo_id, directory, trust)
     else:
-        _load_transformers(directory)
-    _load_processors(directory)
+        _load_transformers(repo_id, directory, trust)
+        _load_tasks(repo_id, directory, trust)
+    _load_processors(repo_id, directory, trust)
+
+
+if __name__ == "__main__":
+    if PRESENCE == ABSENT:
+        sys.meta_path.insert(0, _Absent())
+    else:
+        import hf_ext  # noqa: F401
+    main(*sys.argv[2:])

@@ -10,10 +10,9 @@ import re
 import shutil
 import tempfile
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
 from urllib.parse import quote
 
 from huggingface_hub import (
@@ -26,33 +25,15 @@ from huggingface_hub import (
 )
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
-from peft import PeftModel
-from transformers import FeatureExtractionMixin, PreTrainedModel
-from transformers.dynamic_module_utils import get_relative_import_files
-from transformers.image_processing_base import ImageProcessingMixin
 
 from .cards import write_card
-from .checkpoints import open_checkpoint
-from .diffusers_folders import INDEX, is_pipeline, load_pipeline, save_pipeline
+from .diffusers_folders import INDEX
+from .disclosure import clean, find_machine_paths, refuse_secrets
 from .folders import replace_folder, sync_folder
-from .load_check import SHIPPED_ROLES, check_loads, installed_room, refuse_kernels, room_code, room_of, verify_code
-from .safetensors_headers import parse_json_object
+from .load_check import SHIPPED_ROLES, check_loads, verify_code
+from .published_files import Listing, list_files
+from .staging import MANIFEST, Processor, Source, write_source
 
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
-
-# Its presence makes a folder an artifact of EMR-Merging.
-MANIFEST = "emr.json"
-Source: TypeAlias = Union[PreTrainedModel, PeftModel, "DiffusionPipeline", str, Path]
-Processor: TypeAlias = ImageProcessingMixin | FeatureExtractionMixin
-
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
-# What a checkpoint of another library consists of; everything else in its folder stays behind.
-_COPIED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md", "LICENSE*", "report.png")
-# What describes a run or a merge and its results; the card is made from it.
-_REPORTS = ("eval.json", "training.json", "report.json", "report.png")
-# Of a model of ours that reads text; its other files are written again.
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 # What is also replaced where the earlier push was an artifact of EMR-Merging.
 _OF_ARTIFACTS = ("tasks/", "base/", "sums.safetensors")
 # The same, of a diffusers pipeline.
@@ -80,10 +61,14 @@ def stage(
     Writes a folder that anyone can load with `from_pretrained`, with or without hf_ext.
 
     One of our models is loaded by the class of the installed package and saved again, so its code files are always the
-    installed ones. A folder of another transformers model, or of a peft adapter, is copied: safetensors, JSON,
-    tokenizer files, README and licence. `eval.json` and `training.json` go along as they are. Code (`*.py`) and
-    pickles in such a folder are refused; whatever else lies in it (logs, resume states) stays behind. Of an artifact
-    of EMR-Merging go along the tasks, the report and the installed loader, if its base is on a Hub or inside it.
+    installed ones. Of another transformers model, or of a peft adapter, the files are copied whose names transformers,
+    diffusers, peft and tokenizers write, and README, licence, `eval.json` and `training.json`. Code (`*.py`) and
+    pickles in such a folder are refused; whatever else lies in it (notes, credentials, resume states) stays behind,
+    and so does a README or licence that is a link to somewhere else. Of an artifact of EMR-Merging go along the tasks,
+    the report and the installed loader, if its base is on a Hub or inside it.
+
+    Paths of this machine are cut to their last name in `training.json`, `eval.json` and configurations, and of
+    `training.json` only the fields that hf-ext writes are kept.
 
     Args:
         source (`PreTrainedModel`, `PeftModel`, `DiffusionPipeline`, `str` or `Path`):
@@ -100,7 +85,9 @@ def stage(
 
     Raises:
         FileExistsError: `out` holds something, and `overwrite` is off or it is no checkpoint.
-        ValueError: The source is not of a supported kind, holds code or pickles, or does not load completely.
+        ValueError: The source is not of a supported kind, holds code or pickles, or does not load completely; a file
+            that is loaded is a link that leaves the folder; a file holds a token or a private key; an adapter's base
+            is a folder.
     """
     # The room of EMR-Merging reads and writes checkpoints, so it needs this one.
     from ..merging.publishing import hide_paths
@@ -112,10 +99,12 @@ def stage(
     temporary = out.with_name(f".{out.name}-{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
-        _write(source, temporary, processor)
+        write_source(source, temporary, processor)
         hide_paths(temporary)
+        clean(temporary)
         verify_code(temporary)
         write_card(temporary, repo_id=repo_id or out.name, license=license)
+        refuse_secrets(temporary)
         sync_folder(temporary)
         replace_folder(temporary, out)
     finally:
@@ -136,9 +125,10 @@ def push(
     private: bool | None = None,
     commit_message: str = "Upload with hf-ext",
     check: bool = True,
+    announce: Callable[[Listing], None] | None = None,
 ) -> CommitInfo:
     """
-    Stages, checks that the folder loads without hf_ext, and uploads it in one commit.
+    Stages, checks that the folder loads with and without hf_ext, and uploads it in one commit.
 
     The repository and the branch are created when they do not exist. Files of the same name are replaced, the card
     included. Weights, code and reports of an earlier push that the new one does not replace are deleted in the same
@@ -156,6 +146,8 @@ def push(
         private (`bool`, *optional*): Visibility. When given, it must be that of a repository that exists already.
         commit_message (`str`, *optional*): First line of the commit.
         check (`bool`, *optional*, defaults to `True`): Whether to run the load check ([`check_loads`]).
+        announce (`Callable[[Listing], None]`, *optional*): Called before the Hub is, with what goes up and what stays
+            behind.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]: The commit; `pr_url` when a pull request was opened.
@@ -170,173 +162,39 @@ def push(
             f"create_pr opens a pull request against main, and revision={revision!r} is another branch; give one"
         )
     with tempfile.TemporaryDirectory() as place:
-        folder = stage(
-            source, Path(place, repo_id.rpartition("/")[2]), processor=processor, repo_id=repo_id, license=license
-        )
+        folder = Path(place, repo_id.rpartition("/")[2])
+        listing = rehearse(source, folder, processor=processor, repo_id=repo_id, license=license)
+        if announce is not None:
+            announce(listing)
         if check:
-            check_loads(folder, endpoint=endpoint, token=token)
+            check_loads(folder, repo_id=repo_id, endpoint=endpoint, token=token)
         api = HfApi(endpoint=endpoint, token=token)
         _create(api, repo_id, branch, private)
         return _commit(api, folder, repo_id, branch, create_pr, commit_message)
 
 
-def _write(source: Source, out: Path, processor: Processor | None) -> None:
-    if isinstance(source, (str, Path)):
-        if processor is not None:
-            raise ValueError("processor belongs to a model in memory; put its files into the folder instead")
-        _write_folder(Path(source), out)
-    elif type(source).__module__.startswith("hf_ext.pipelines."):
-        pipeline: Any = source
-        save_pipeline(pipeline, out)
-    elif type(source).__module__.startswith("hf_ext."):
-        _save(source, processor, out)
-    elif type(source).__module__.startswith(("transformers_modules.", "diffusers_modules.")):
-        raise ValueError(
-            f"{type(source).__name__} was loaded as remote code, which is not published again; "
-            "import hf_ext and load the checkpoint without trust_remote_code"
-        )
-    elif isinstance(source, (PreTrainedModel, PeftModel)):
-        with tempfile.TemporaryDirectory(dir=out.parent) as saved:
-            _save(source, processor, Path(saved))
-            _write_folder(Path(saved), out)
-    else:
-        raise TypeError(
-            f"cannot stage a {type(source).__name__}; give a transformers model, a peft model, a pipeline of "
-            "hf_ext.pipelines or a local folder"
-        )
+def rehearse(
+    source: Source,
+    out: Path,
+    *,
+    processor: Processor | None = None,
+    repo_id: str | None = None,
+    license: str | None = None,
+) -> Listing:
+    """
+    Stages, and says what a push would upload and what it would leave behind.
 
+    Args:
+        source, out, processor, repo_id, license: As in [`stage`].
 
-def _save(model: Any, processor: Processor | None, out: Path) -> None:
-    room = installed_room(model.config.model_type) if isinstance(model, PreTrainedModel) else None
-    if processor is None and room is not None:
-        wanted = [item.__name__ for item in vars(room).values() if _is_class(item, ImageProcessingMixin)]
-        if wanted and model.main_input_name == "pixel_values":
-            raise ValueError(
-                f"a {type(model).__name__} is published with its image processor: pass processor={wanted[0]}(...), or "
-                f"save one into the folder with {wanted[0]}(...).save_pretrained(folder)"
-            )
-    model.save_pretrained(str(out))
-    if processor is not None:
-        processor.save_pretrained(str(out))
-    if room is not None:
-        _add_code(out, room)
+    Returns:
+        [`Listing`]: The files, what stays behind and why, and what to look at.
 
-
-def _add_code(out: Path, room: ModuleType) -> None:
-    """The files of every class that is named, and what they import; transformers copies those of the saved class."""
-    code = room_code(room)
-    for path in (out / "config.json", out / "preprocessor_config.json"):
-        named = parse_json_object(path.read_bytes(), str(path)).get("auto_map", {}) if path.is_file() else {}
-        for reference in named.values():
-            # what else is named is refused by the check of the folder
-            first = code.get(f"{str(reference).partition('.')[0]}.py")
-            for file in () if first is None else (first, *map(Path, get_relative_import_files(first))):
-                shutil.copyfile(file, out / file.name)
-
-
-def _write_folder(folder: Path, out: Path) -> None:
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; give a local folder, or load the model first")
-    if is_pipeline(folder):
-        for path in folder.glob("*/config.json"):
-            refuse_kernels(parse_json_object(path.read_bytes(), str(path)), path)
-        save_pipeline(load_pipeline(folder), out)
-        _copy_files(folder, out, (*_REPORTS, "README.md"))
-        return
-    # refuses pickles, and verifies every header
-    with open_checkpoint(folder):
-        pass
-    room = room_of(folder)
-    if (folder / MANIFEST).is_file():
-        _write_artifact(folder, out, room)
-    elif (folder / "adapter_config.json").is_file():
-        if room is None:
-            _refuse_files(folder, ("*.py",), "code")
-        _copy(folder, out)
-        if room is not None and (processor := _load_processor(folder, vars(room))) is not None:
-            # written again, with the code of the installed package
-            processor.save_pretrained(str(out))
-    elif (folder / "config.json").is_file() and room is None:
-        _refuse_files(folder, ("*.py",), "code")
-        _copy(folder, out)
-    elif room is not None:
-        model, processor = _load(folder, vars(room))
-        _save(model, processor, out)
-        _copy_files(folder, out, (*_REPORTS, *_TOKENIZER, "README.md"))
-    else:
-        raise ValueError(f"{folder}: neither config.json nor adapter_config.json in it; is it a checkpoint?")
-
-
-def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
-    from ..merging.publishing import LOADER, copy_artifact
-
-    code = {} if room is None else room_code(room)
-    foreign = sorted(
-        name for path in folder.rglob("*.py") if (name := path.relative_to(folder).as_posix()) not in {LOADER, *code}
-    )
-    if foreign:
-        raise ValueError(f"{folder}: {foreign[0]} is code, which is not published; take it out of the folder first")
-    copy_artifact(folder, out)
-    if room is not None:
-        _add_code(out, room)
-
-
-def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Processor | None]:
-    """One of our models and its processor, by the classes of the installed package only."""
-    config = parse_json_object((folder / "config.json").read_bytes(), str(folder / "config.json"))
-    # nothing else in the configuration makes our class run code
-    refuse_kernels(config, folder / "config.json")
-    heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
-    names = config.get("architectures") or [None]
-    if len(names) != 1 or names[0] not in heads:
-        raise ValueError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
-    loaded: Any = heads[names[0]].from_pretrained(folder, output_loading_info=True, use_safetensors=True)
-    model, info = loaded
-    problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
-    if problems:
-        raise ValueError(f"{folder}: the weights do not fit {names[0]}: {problems}; fetch or save the folder again")
-    return model, _load_processor(folder, exported)
-
-
-def _load_processor(folder: Path, exported: dict[str, Any]) -> Processor | None:
-    path = folder / "preprocessor_config.json"
-    if not path.is_file():
-        return None
-    content = parse_json_object(path.read_bytes(), str(path))
-    name = content.get("image_processor_type") or content.get("feature_extractor_type")
-    classes = {
-        name: item
-        for name, item in exported.items()
-        if _is_class(item, ImageProcessingMixin) or _is_class(item, FeatureExtractionMixin)
-    }
-    if name not in classes:
-        raise ValueError(f"{path} names the class {name!r}; one of {sorted(classes)} is allowed")
-    processor: Processor = classes[name].from_pretrained(folder)
-    return processor
-
-
-def _is_class(item: object, kind: type) -> bool:
-    return isinstance(item, type) and issubclass(item, kind)
-
-
-def _copy(folder: Path, out: Path) -> None:
-    _refuse_files(folder, _PICKLES, "a pickle")
-    for pattern in _COPIED:
-        for path in folder.glob(pattern):
-            if path.is_file():
-                shutil.copyfile(path, out / path.name)
-
-
-def _copy_files(folder: Path, out: Path, names: tuple[str, ...]) -> None:
-    for name in names:
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, out / name)
-
-
-def _refuse_files(folder: Path, patterns: tuple[str, ...], what: str) -> None:
-    found = sorted(path.name for pattern in patterns for path in folder.glob(pattern))
-    if found:
-        raise ValueError(f"{folder}: {found[0]} is {what}, which is not published; take it out of the folder first")
+    Raises:
+        ValueError: As in [`stage`].
+    """
+    stage(source, out, processor=processor, repo_id=repo_id, license=license)
+    return list_files(source, out, find_machine_paths(out))
 
 
 def _require_free(out: Path, overwrite: bool) -> None:

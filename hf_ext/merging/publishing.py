@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,13 @@ from hf_ext.emr.artifact_emr import open_extras, open_masks, open_unified
 from hf_ext.emr.manifest_emr import MANIFEST, Manifest
 
 from ..hub.folders import stays_inside
+from ..hub.published_files import LICENCES, is_described, is_loaded, walk
 from ..hub.safetensors_headers import parse_json_object
 from .card import public_name, read_merge
 
 LOADER = "emr_loader.py"
-# What a folder of an artifact consists of; everything else in it stays behind, and so does the state of the merge.
-_COPIED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "additional_chat_templates/*.jinja", "LICENSE*")
-_AT_ROOT = ("README.md", "report.png")
-_NOT_PUBLISHED = ("state.safetensors",)
+# What a folder of an artifact has beside what loaders of other libraries read; the state of the merge stays behind.
+_OWN = (MANIFEST, "mask.safetensors", "extra.safetensors", "sums.safetensors", "router.safetensors")
 
 
 def packaged_loader() -> Path:
@@ -63,8 +64,7 @@ def copy_artifact(folder: Path, out: Path) -> None:
         places.append(Path(manifest.base.folder))
     for place in places:
         (out / place).mkdir(parents=True, exist_ok=True)
-        for pattern in (*_COPIED, *(() if place.parts else _AT_ROOT)):
-            _copy(folder, place, pattern, out)
+        _copy(folder, place, out, _weights(manifest.base.files if place == Path("base") else manifest.unified))
     shutil.copyfile(packaged_loader(), out / LOADER)
 
 
@@ -77,15 +77,22 @@ def _require_reachable(manifest: Manifest, folder: Path) -> None:
         )
 
 
-def _copy(folder: Path, place: Path, pattern: str, out: Path) -> None:
-    for path in sorted((folder / place).glob(pattern)):
-        name = path.relative_to(folder)
-        if name.parts[-1] in _NOT_PUBLISHED or not path.is_file():
+def _weights(files: Iterable[str]) -> set[str]:
+    """Weight files that the manifest names, whatever they are called, and their index."""
+    stems = {re.sub(r"-\d{5}-of-\d{5}$", "", name.removesuffix(".safetensors")) for name in files}
+    return {*files, *(f"{stem}.safetensors.index.json" for stem in stems)}
+
+
+def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:
+    for name, path in walk(folder / place):
+        described = name in LICENCES if place.parts else is_described(name)
+        chosen = is_loaded(name) or name in _OWN or name in weights or described
+        if not chosen or not path.is_file():
             continue
         if not stays_inside(folder, path):
             raise ValueError(f"{path}: a link that leaves the folder, which is not published; copy the file into it")
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, out / name)
+        (out / place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, out / place / name)
 
 
 def hide_paths(folder: Path) -> None:

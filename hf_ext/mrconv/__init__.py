@@ -18,6 +18,7 @@ from .configuration_mrconvnext import MRConvNextConfig
 from .feature_extraction_mrconv import MRConvFeatureExtractor
 from .image_processing_mrconvnext import MRConvNextImageProcessor
 from .modeling_causal_mrconv import MRConvForCausalLM
+from .modeling_images_mrconv import MRConvForImageClassification
 from .modeling_mrconv import (
     MRConvForAudioClassification,
     MRConvForRetrieval,
@@ -32,6 +33,7 @@ from .streaming_mrconv import MRConvCache
 AutoConfig.register("mrconv", MRConvConfig)
 AutoModel.register(MRConvConfig, MRConvModel)
 AutoModelForSequenceClassification.register(MRConvConfig, MRConvForSequenceClassification)
+AutoModelForImageClassification.register(MRConvConfig, MRConvForImageClassification)
 # Whether two documents belong together: the Auto class of a pair of texts.
 AutoModelForNextSentencePrediction.register(MRConvConfig, MRConvForRetrieval)
 AutoModelForAudioClassification.register(MRConvConfig, MRConvForAudioClassification)
@@ -47,6 +49,7 @@ AutoImageProcessor.register(MRConvNextConfig, image_processor_classes={"pil": MR
 MRConvConfig.register_for_auto_class()
 MRConvModel.register_for_auto_class("AutoModel")
 MRConvForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
+MRConvForImageClassification.register_for_auto_class("AutoModelForImageClassification")
 MRConvForRetrieval.register_for_auto_class("AutoModelForNextSentencePrediction")
 MRConvForAudioClassification.register_for_auto_class("AutoModelForAudioClassification")
 MRConvForCausalLM.register_for_auto_class("AutoModelForCausalLM")
@@ -62,6 +65,7 @@ __all__ = [
     "MRConvFeatureExtractor",
     "MRConvForAudioClassification",
     "MRConvForCausalLM",
+    "MRConvForImageClassification",
     "MRConvForRetrieval",
     "MRConvForSequenceClassification",
     "MRConvLayer",

@@ -13,6 +13,7 @@ AUTO_MAP = {
     "AutoModel": "modeling_mrconv.MRConvModel",
     "AutoModelForSequenceClassification": "modeling_mrconv.MRConvForSequenceClassification",
     "AutoModelForNextSentencePrediction": "modeling_mrconv.MRConvForRetrieval",
+    "AutoModelForImageClassification": "modeling_images_mrconv.MRConvForImageClassification",
     "AutoModelForAudioClassification": "modeling_mrconv.MRConvForAudioClassification",
     "AutoModelForCausalLM": "modeling_causal_mrconv.MRConvForCausalLM",
 }

@@ -44,7 +44,8 @@ class MRConvNextImageProcessor(PilBackend):
 
     Args:
         do_convert_rgb (`bool`, *optional*, defaults to `True`):
-            Whether to convert images to RGB; transparent ones are laid over white.
+            Whether to convert images to RGB; transparent ones are laid over white. Where it is `False` and
+            `image_mean` has one value, PIL images are converted to grey.
         do_resize (`bool`, *optional*, defaults to `True`):
             Whether to resize and cut out the centre. Without it, images of a batch must have one size.
         size (`dict[str, int]`, *optional*, defaults to `{"shortest_edge": 224}`):
@@ -112,6 +113,9 @@ class MRConvNextImageProcessor(PilBackend):
                 f"The image has PIL mode {image.mode!r}, more than 8 bits a channel. Give numpy.asarray(image) with "
                 "do_convert_rgb=False and the rescale_factor that brings it to [0, 1] (1 / 65535 for 16 bits)."
             )
+        # Pipelines open every picture as RGB, and a model of grey ones has one mean.
+        if isinstance(image, Image.Image) and not do_convert_rgb and np.size(self.image_mean) == 1:
+            image = image.convert("L")
         return super().process_image(image, do_convert_rgb, *args, **kwargs)
 
     # The base class names every option of every processor; like those of transformers, this names its own.

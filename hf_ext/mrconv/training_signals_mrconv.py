@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from .configuration_mrconvnext import PRESETS, MRConvNextConfig
 from .feature_extraction_mrconv import MRConvFeatureExtractor
 from .image_processing_mrconvnext import MRConvNextImageProcessor
+from .modeling_images_mrconv import MRConvForImageClassification
 from .modeling_mrconv import MRConvForAudioClassification, MRConvPreTrainedModel
 from .modeling_mrconvnext import MRConvNextForImageClassification
 from .training_mrconv import Batch, ClassificationTask, column
@@ -23,7 +24,7 @@ from .training_mrconv import Batch, ClassificationTask, column
 @dataclass
 class PixelTask(ClassificationTask):
     """
-    Images as sequences of pixels, row by row, with [`MRConvForSequenceClassification`].
+    Images as sequences of pixels, row by row, with [`MRConvForImageClassification`].
 
     Args:
         image_size (`int`, defaults to 32): Side of the images, which must have that size.
@@ -38,6 +39,7 @@ class PixelTask(ClassificationTask):
     std: list[float] = field(default_factory=lambda: [61.0 / 255])
     image_column: str = "image"
 
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForImageClassification
     pipeline_tag: ClassVar[str] = "image-classification"
 
     def validate_channels(self) -> None:
@@ -66,7 +68,7 @@ class PixelTask(ClassificationTask):
         return {"input_values": torch.from_numpy((pixels - mean) / std), "labels": self.label(example)}
 
     def processor(self) -> MRConvNextImageProcessor:
-        """Makes `pixel_values`, of which `.flatten(2).transpose(1, 2)` are the model's `input_values`."""
+        """Makes the model's `pixel_values`."""
         return MRConvNextImageProcessor(
             size={"shortest_edge": self.image_size},
             crop_pct=1.0,

@@ -12,6 +12,14 @@ AUTO_MAP = {
     "AutoModel": "modeling_semanir.SemanIRModel",
     "AutoModelForImageToImage": "modeling_semanir.SemanIRForImageRestoration",
 }
+# By which `pipeline(...)` finds the pipeline of a restorer where hf_ext is not installed.
+CUSTOM_PIPELINES = {
+    "image-restoration": {
+        "impl": "pipeline_semanir.ImageRestorationPipeline",
+        "pt": ["AutoModelForImageToImage"],
+        "type": "image",
+    }
+}
 
 # The layouts of the paper (S, B: calibrated on the published counts; denoiser: on 25.82 M) and two for small machines.
 # fmt: off
@@ -157,6 +165,10 @@ class SemanIRConfig(PreTrainedConfig):
             self.num_channels_out = self.num_channels
         # A folder that came from the Hub carries "org/name--" references; written again, it must name its own files.
         kwargs["auto_map"] = dict(AUTO_MAP)
+        # Where transformers sees it, `pipeline(...)` runs the code beside the weights and asks whether to trust it.
+        # The installed package has registered the same task; its models write the entry again when they are saved.
+        if not __name__.startswith("transformers_modules."):
+            kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
 
     @property

@@ -5,7 +5,7 @@ The layers are in `modeling_layers_semanir`. Shapes: batch B, images and feature
 """
 
 import math
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput, ImageSuperResolutionO
 from transformers.utils import can_return_tuple, logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_semanir import SemanIRConfig
+from .configuration_semanir import CUSTOM_PIPELINES, SemanIRConfig
 from .modeling_layers_semanir import (
     SemanIRAttention,
     SemanIRColumn,
@@ -28,6 +28,11 @@ from .modeling_layers_semanir import (
 )
 from .modeling_strips_semanir import by_rows
 from .ops_semanir import IMPLEMENTATIONS
+
+if TYPE_CHECKING:
+    # Never run. transformers finds the files that belong to this one by their import lines, and copies and downloads
+    # them with it: by this line the pipeline travels with every restorer, though it is the one that imports this file.
+    from .pipeline_semanir import ImageRestorationPipeline  # noqa: F401
 
 logger = logging.get_logger(__name__)
 
@@ -237,6 +242,17 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         self.model = SemanIRModel(config)
         self.reconstruction = SemanIRReconstruction(config, self.model.body.out_dim)
         self.post_init()
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As [`~transformers.PreTrainedModel.save_pretrained`]; `config.json` also names the pipeline."""
+        before = self.config.__dict__.pop("custom_pipelines", None)
+        self.config.custom_pipelines = {task: dict(entry) for task, entry in CUSTOM_PIPELINES.items()}
+        try:
+            super().save_pretrained(*args, **kwargs)
+        finally:
+            del self.config.custom_pipelines
+            if before is not None:
+                self.config.custom_pipelines = before
 
     def restoration_loss(self, reconstruction: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """

@@ -855,7 +855,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         Saves the pipeline and the code that loads it: `pipeline.py`, and the transformer's file beside its weights.
 
         The folder loads with `import hf_ext.pipelines` and `DiffusionPipeline.from_pretrained(folder)`, and without
-        hf_ext by `DiffusionPipeline.from_pretrained(folder, custom_pipeline="pipeline", trust_remote_code=True)`.
+        hf_ext by `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)`.
 
         Args:
             save_directory (`str` or `os.PathLike`): The folder.
@@ -880,7 +880,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     def to_json_string(self) -> str:
         """The content of `model_index.json`."""
-        # Of remote code diffusers records the name of a module that exists in this process only.
+        # Files and classes, as diffusers finds them by trust_remote_code alone; of remote code it records lost names.
         index = json.loads(super().to_json_string())
-        index |= {"_class_name": "DisentangledDiTPipeline", "transformer": self._COMPONENT}
+        index |= {"_class_name": ["pipeline", "DisentangledDiTPipeline"], "transformer": self._COMPONENT}
         return json.dumps(index, indent=2, sort_keys=True) + "\n"

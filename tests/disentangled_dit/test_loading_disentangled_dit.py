@@ -46,7 +46,7 @@ import torch
 from diffusers import DiffusionPipeline
 from safetensors.torch import save_file
 
-trust = {"custom_pipeline": "pipeline", "trust_remote_code": True} if presence == "absent" else {}
+trust = {"trust_remote_code": True} if presence == "absent" else {}
 results = {}
 
 def run(name, source, **options):
@@ -65,12 +65,20 @@ def sample(name, pipeline):
 for name, source in sources.items():
     if presence == "absent":
         try:
-            DiffusionPipeline.from_pretrained(source, custom_pipeline="pipeline")
+            DiffusionPipeline.from_pretrained(source)
         except ValueError as error:
             assert "trust_remote_code" in str(error), error
         else:
             raise AssertionError("remote code ran without being trusted")
     pipeline, _ = run(name, source)
+    if presence == "absent":
+        # what older cards say
+        older = DiffusionPipeline.from_pretrained(source, custom_pipeline="pipeline", **trust)
+        assert type(older).__module__.startswith("diffusers_modules."), type(older)
+    else:
+        # the installed code is what runs, where it is trusted to run other code too
+        trusted = DiffusionPipeline.from_pretrained(source, trust_remote_code=True)
+        assert type(trusted) is hf_ext.pipelines.DisentangledDiTPipeline, type(trusted)
     pipeline.save_pretrained(out / name)
     run(f"{name}-again", out / name)
 pipeline.push_to_hub(f"org/{presence}")
@@ -148,7 +156,7 @@ def test_a_saved_folder_says_what_it_needs(tmp_path):
     pipeline = make_pipeline()
     pipeline.save_pretrained(tmp_path)
     index = json.loads((tmp_path / "model_index.json").read_text())
-    assert index["_class_name"] == "DisentangledDiTPipeline"
+    assert index["_class_name"] == ["pipeline", "DisentangledDiTPipeline"]
     assert index["transformer"] == ["disentangled_dit", "DisentangledDiTTransformer2DModel"]
     home = Path(pipelines.__file__).parent / "disentangled_dit"
     for name, source in {
@@ -161,6 +169,16 @@ def test_a_saved_folder_says_what_it_needs(tmp_path):
     loaded.save_pretrained(tmp_path / "again")
     again = json.loads((tmp_path / "again" / "model_index.json").read_text())
     assert {key: value for key, value in again.items() if key != "_name_or_path"} == index
+
+
+def test_folders_of_earlier_versions_load_by_the_name_of_the_class(tmp_path):
+    folder = tmp_path / "pipeline"
+    make_pipeline().save_pretrained(folder)
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"_class_name": "DisentangledDiTPipeline"}))
+    assert type(DiffusionPipeline.from_pretrained(folder)) is DisentangledDiTPipeline
+    staged = stage(folder, tmp_path / "staged")
+    assert json.loads((staged / "model_index.json").read_text())["_class_name"][0] == "pipeline"
 
 
 def test_a_component_may_be_given_when_it_is_loaded(tmp_path):

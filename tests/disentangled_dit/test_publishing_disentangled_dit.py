@@ -173,7 +173,8 @@ def test_code_that_is_not_ours_is_neither_run_nor_uploaded(case, tmp_path, snaps
 
 
 INDEXES = {
-    "a list": ({"_class_name": ["pipeline", "DisentangledDiTPipeline"]}, "_class_name is .* is allowed"),
+    "another file": ({"_class_name": ["other", "DisentangledDiTPipeline"]}, "_class_name is .* is allowed"),
+    "a class of another file": ({"_class_name": ["pipeline", "Other"]}, "_class_name is .* is allowed"),
     "another class": ({"_class_name": "StableDiffusionPipeline"}, "_class_name is 'StableDiffusionPipeline'"),
     "another library": ({"vae": ["other", "VAE"]}, "the component vae is .* names code that is not shipped"),
 }

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hf_ext.emr import emr_loader
+from hf_ext.emr.manifest_emr import artifact_file
 from hf_ext.hub import folders
-from hf_ext.hub.folders import recover_folder, replace_folder
+from hf_ext.hub.folders import recover_folder, replace_folder, stays_inside
+from hf_ext.hub.safetensors_headers import CheckpointError
 
 from .published import contents
 
@@ -97,3 +100,57 @@ def test_what_a_kill_left_between_two_renames_is_put_right(pair, tmp_path):
     recover_folder(out)
     recover_folder(out)
     assert contents(tmp_path) == {"out/sub/file": b"new"}
+
+
+COMMIT = "hub/models--org--name/snapshots/" + "c" * 40
+# Where a file of a folder really lies: the folder, the file, what it is a link to, and whether that is inside.
+LINKS = {
+    "a file": ("folder", "weights.safetensors", None, True),
+    "a link in the folder": ("folder", "weights.safetensors", "folder/other", True),
+    "a link out of it": ("folder", "weights.safetensors", "secret", False),
+    "a neighbour whose name begins alike": ("folder", "weights.safetensors", "folder-2/secret", False),
+    "a folder that is a link out": ("folder", "sub/weights.safetensors", "outside/weights.safetensors", False),
+    "a cache": (COMMIT, "weights.safetensors", "hub/models--org--name/blobs/1", True),
+    "a cache, of a folder in the commit": (f"{COMMIT}/base", "w.safetensors", "hub/models--org--name/blobs/1", True),
+    "a cache, two folders deep": (f"{COMMIT}/tasks/a", "w.safetensors", "hub/models--org--name/blobs/1", True),
+    "a cache with shared files": (COMMIT, "weights.safetensors", "hub/blobs/1", True),
+    "a cache, of a data set": (COMMIT.replace("models", "datasets"), "w", "hub/datasets--org--name/blobs/1", True),
+    "another repository of the cache": (COMMIT, "w", "hub/models--org--other/blobs/1", False),
+    "another commit of the cache": (COMMIT, "w", "hub/models--org--name/snapshots/other/w", False),
+    "out of a cache": (COMMIT, "weights.safetensors", "secret", False),
+    "a folder called snapshots, without a cache": ("x/snapshots/y", "w.safetensors", "x/blobs/1", False),
+    "the same, one higher": ("x/z/snapshots/y", "w.safetensors", "x/blobs/1", False),
+    "a cache whose blobs are a link": (COMMIT, "weights.safetensors", "elsewhere/1", False),
+}
+
+
+@pytest.mark.parametrize("case", LINKS)
+def test_one_rule_says_what_lies_inside_and_the_loader_that_travels_agrees(case, tmp_path):
+    place, name, target, expected = LINKS[case]
+    folder = tmp_path / place
+    path = folder / name
+    folder.mkdir(parents=True)
+    if target is None:
+        path.touch()
+    else:
+        (tmp_path / target).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / target).touch()
+        if target.startswith("elsewhere"):
+            (folder.parents[1] / "blobs").symlink_to(tmp_path / "elsewhere")
+        if "/" in name:
+            path.parent.symlink_to((tmp_path / target).parent)
+        else:
+            path.symlink_to(os.path.relpath(tmp_path / target, folder))
+    assert stays_inside(folder, path) is expected
+    assert emr_loader.stays_inside(folder, path) is expected
+    if expected:
+        assert artifact_file(folder, name) == path
+    else:
+        with pytest.raises(CheckpointError, match="a link that leaves the folder"):
+            artifact_file(folder, name)
+    if name.endswith(".safetensors") and "/" not in name:
+        if expected:
+            assert emr_loader.inside(folder, name, folder) == path
+        else:
+            with pytest.raises(ValueError, match="a link that leaves the folder"):
+                emr_loader.inside(folder, name, folder)

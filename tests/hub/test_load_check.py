@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_ext.hub import load_check
+from hf_ext.hub.folders import stays_inside
 from hf_ext.hub.load_check import check_loads, installed_room, verify_code
 from hf_ext.hub.publish import stage
 from tests import warm_python
@@ -45,43 +46,62 @@ def test_adapters_and_models_of_transformers_load_too(tmp_path, warm_checks):
     check_loads(stage(save_bert(tmp_path / "bert"), tmp_path / "foreign"))
 
 
-def test_hf_ext_cannot_be_imported_in_the_process_of_the_check(tmp_path):
+@pytest.mark.parametrize("presence", ["absent", "installed"])
+def test_hf_ext_is_imported_in_one_process_of_the_check_and_cannot_be_in_the_other(tmp_path, presence):
     probe = Path(load_check.__file__).with_name("load_probe.py").read_text()
     attempts = """
 for module in ("hf_ext", "hf_ext_cli"):
+    print(module in sys.modules)
     try:
         __import__(module)
     except ModuleNotFoundError as error:
         print(error)
 """
     tiny_adapter().save_pretrained(tmp_path / "adapter")
-    root = Path(load_check.__file__).parents[2]
-    command = [sys.executable, "-c", probe + attempts, str(tmp_path / "adapter")]
-    result = warm_python.run(command, env=os.environ, cwd=root)
+    files = {path.name: path for path in (tmp_path / "adapter").iterdir()}
+    load_check._cache(tmp_path / "hub", "org/adapter", "0" * 40, files)
+    command = [sys.executable, "-c", probe + attempts, presence, "org/adapter"]
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    result = warm_python.run(command, env=environment, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     reason = "a checkpoint must load where hf_ext is not installed"
-    assert result.stdout.splitlines()[-2:] == [f"hf_ext: {reason}", f"hf_ext_cli: {reason}"]
+    expected = {"absent": ["False", f"hf_ext: {reason}", "False", f"hf_ext_cli: {reason}"], "installed": ["True"]}
+    assert result.stdout.splitlines()[-4:][: len(expected[presence])] == expected[presence]
 
 
-def test_the_check_has_no_network_no_token_and_no_cache(staged, monkeypatch):
-    seen = {}
+def test_the_check_has_no_network_no_token_and_a_cache_of_its_own(staged, monkeypatch):
+    seen, links = [], []
 
     def run(command, **options):
-        seen.update(options["env"], cwd=options["cwd"])
+        seen.append(options["env"] | {"cwd": options["cwd"], "arguments": command[3:]})
+        (snapshot,) = Path(options["env"]["HF_HUB_CACHE"]).glob("models--*/snapshots/*")
+        links.extend(path for path in snapshot.rglob("*") if not path.is_dir())
+        assert {path.name for path in links} >= {"config.json", "model.safetensors"}
+        assert all(path.is_symlink() and stays_inside(snapshot, path) for path in links)
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(load_check.subprocess, "run", run)
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.setenv(name, "hf_secret")
     monkeypatch.setenv("HF_HUB_CACHE", "cache-of-the-user")
-    check_loads(staged)
-    assert seen["HF_HUB_OFFLINE"] == "1" and "hf_secret" not in seen.values()
-    assert all(seen[name].startswith(seen["cwd"]) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE"))
+    check_loads(staged, repo_id="me/model")
+    assert [process["arguments"] for process in seen] == [["absent", "me/model"], ["installed", "me/model"]]
+    for process in seen:
+        assert process["HF_HUB_OFFLINE"] == "1" and "hf_secret" not in process.values()
+        home = str(process["cwd"])
+        assert all(process[name].startswith(home) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE"))
+
+
+def test_code_that_is_missing_is_named(staged, never_run):
+    (staged / "ops_semanir.py").unlink()
+    with pytest.raises(ValueError, match=r"imports ops_semanir\.py, which is not beside it"):
+        check_loads(staged)
 
 
 def test_a_folder_that_does_not_load_is_refused_with_what_the_process_said(staged, warm_checks):
-    (staged / "ops_semanir.py").unlink()
-    with pytest.raises(ValueError, match=r"(?s)does not load where hf_ext is not installed.*ops_semanir"):
+    config = json.loads((staged / "config.json").read_text())
+    (staged / "config.json").write_text(json.dumps(config | {"window_size": 0}))
+    with pytest.raises(ValueError, match=r"(?s)does not load where hf_ext is not installed; nothing was.*window_size"):
         check_loads(staged)
 
 
@@ -95,7 +115,7 @@ def test_every_weight_must_be_there(staged, warm_checks):
 
 def test_a_process_that_hangs_is_ended(staged, monkeypatch):
     monkeypatch.setattr(load_check, "_TIMEOUT_SECONDS", 0.2)
-    with pytest.raises(ValueError, match=r"did not load without hf_ext within 0\.2 s"):
+    with pytest.raises(ValueError, match=r"did not load where hf_ext is not installed within 0\.2 s"):
         check_loads(staged)
 
 

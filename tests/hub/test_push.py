@@ -65,7 +65,7 @@ def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path,
     staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
     assert download(hub, tmp_path, info.oid) == contents(staged)
     assert sorted(contents(staged)) == sorted([*STAGED, "eval.json", "training.json", ".eval_results/hf_ext.yaml"])
-    assert api.model_info("org/model").pipeline_tag == "image-to-image"
+    assert api.model_info("org/model").pipeline_tag == "image-restoration"
     with open_checkpoint(f"org/model@{info.oid}", endpoint=hub.url, token=False) as checkpoint:
         weights = tiny_model().state_dict()
         assert set(checkpoint) == set(weights) and all(checkpoint[name].equal(weights[name]) for name in weights)

@@ -17,7 +17,7 @@ from hf_ext.mrconv import (
     MRConvNextForImageClassification,
     MRConvNextImageProcessor,
 )
-from hf_ext.mrconv.training_signals_mrconv import AudioTask
+from hf_ext.mrconv.training_signals_mrconv import AudioTask, PixelTask
 from hf_ext.mrconv.training_text_mrconv import LanguageModelTask, ListOpsTask, RetrievalTask
 from tests.hub.test_cards import assert_finished
 
@@ -33,6 +33,7 @@ MODELS = {
     "tokens": from_task(ListOpsTask(max_length=32)),
     "pairs": from_task(RetrievalTask(max_length=32)),
     "language": from_task(LanguageModelTask(max_length=32)),
+    "pixels": from_task(PixelTask(image_size=8)),
     "values": lambda: (MRConvForSequenceClassification(MRConvConfig(**TINY, input_size=2)), None),
     "backbone": lambda: (MRConvModel(MRConvConfig(**TINY, max_position_embeddings=32)), None),
     "images": lambda: (

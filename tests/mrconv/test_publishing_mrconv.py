@@ -5,17 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import close_session, snapshot_download
+from huggingface_hub import HfApi, close_session, snapshot_download
 from safetensors.torch import load_file, save_file
 from transformers import AutoFeatureExtractor, AutoModelForAudioClassification, AutoModelForCausalLM, AutoTokenizer
 
 from hf_ext.hub.publish import push, stage
-from hf_ext.mrconv import MRConvFeatureExtractor, MRConvForAudioClassification, MRConvForCausalLM
+from hf_ext.mrconv import (
+    MRConvFeatureExtractor,
+    MRConvForAudioClassification,
+    MRConvForCausalLM,
+    MRConvForImageClassification,
+)
 from hf_ext.mrconv.training_signals_mrconv import AudioTask, PixelTask
-from hf_ext.mrconv.training_text_mrconv import LanguageModelTask
+from hf_ext.mrconv.training_text_mrconv import LanguageModelTask, ListOpsTask, RetrievalTask
 from tests.hub_testing import run_python
 
-from .mrconv_testing import generator, shake
+from .mrconv_testing import generator, make_model, shake
 
 # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
@@ -103,6 +108,88 @@ def test_models_are_pushed_and_pulled_with_and_without_hf_ext(hub, tmp_path, war
     for name in ("branches", "merged"):
         for cached in (True, False):
             assert torch.equal(results[f"tokens, {name}, {cached}"], tokens), name
+
+
+# Runs as somebody without hf_ext and then as somebody with it. Arguments: tasks by repository as JSON; output.
+TASKS = """
+import json, sys
+tasks, out = json.loads(sys.argv[1]), sys.argv[2]
+sys.modules["hf_ext"] = None
+import numpy as np
+from PIL import Image
+from transformers import pipeline
+inputs = {
+    "image-classification": Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)),
+    "audio-classification": {"raw": np.sin(np.arange(64)).astype(np.float32), "sampling_rate": 8000},
+    "text-classification": "[MAX 2 [MIN 4 7 ] 0 ]",
+    "text-generation": "Once",
+}
+options = {"text-generation": {"max_new_tokens": 5, "do_sample": False}}
+
+def run(prefix, **trust):
+    results = {}
+    for name, task in tasks.items():
+        # what the card names is what is guessed
+        pipe = pipeline(model=name, **trust)
+        assert pipe.task == task, (pipe.task, task)
+        assert type(pipe.model).__module__.startswith(prefix), type(pipe.model)
+        results[name] = pipe(inputs[task], **options.get(task, {}))
+        assert results[name], name
+    return results
+
+strange = run("transformers_modules.", trust_remote_code=True)
+del sys.modules["hf_ext"]
+import hf_ext
+json.dump([strange, run("hf_ext.mrconv.")], open(out, "w"))
+"""
+
+
+def test_the_task_that_a_card_names_is_what_pipelines_run(hub, tmp_path):
+    made = {
+        "org/pixels": (PixelTask(image_size=8), "image-classification"),
+        "org/sounds": (AudioTask(sampling_rate=8000, max_length=64), "audio-classification"),
+        "org/lists": (ListOpsTask(max_length=32), "text-classification"),
+        "org/words": (LanguageModelTask(max_length=64), "text-generation"),
+        "org/older": (PixelTask(image_size=8), "image-classification"),
+        "org/pairs": (RetrievalTask(max_length=32), None),
+    }
+    tasks = {}
+    for name, (task, expected) in made.items():
+        folder = save_task(task, tmp_path / name.partition("/")[2])
+        if name == "org/older":
+            # what earlier versions wrote
+            config = json.loads((folder / "config.json").read_text())
+            config |= {"architectures": ["MRConvForSequenceClassification"]}
+            (folder / "config.json").write_text(json.dumps(config))
+        push(folder, name, endpoint=hub.url, token=False, check=False)
+        tag = HfApi(endpoint=hub.url, token=False).model_info(name).pipeline_tag
+        assert tag == expected, name
+        if tag is not None:
+            tasks[name] = tag
+    close_session()
+    run_python(TASKS, hub.url, tmp_path / "home", json.dumps(tasks), str(tmp_path / "out.json"))
+    strange, ours = json.loads((tmp_path / "out.json").read_text())
+    assert strange.keys() == ours.keys() == tasks.keys()
+    for name in ("org/pixels", "org/sounds", "org/lists", "org/older"):
+        for one, other in zip(strange[name], ours[name], strict=True):
+            assert one["label"] == other["label"] and abs(one["score"] - other["score"]) < 1e-5
+    assert strange["org/words"] == ours["org/words"]
+
+
+def test_pixels_and_their_sequences_are_one_input():
+    model = make_model(MRConvForImageClassification, input_size=3, num_labels=2, max_position_embeddings=16).eval()
+    pixels = torch.randn(2, 3, 4, 4, generator=generator(0))
+    sequence = pixels.flatten(2).transpose(1, 2)
+    labels = torch.tensor([0, 1])
+    with torch.no_grad():
+        first = model(pixel_values=pixels, labels=labels)
+        second = model(input_values=sequence, labels=labels)
+        assert torch.equal(first.logits, second.logits) and first.loss.isfinite()
+        torch.testing.assert_close(first.loss, torch.nn.functional.cross_entropy(first.logits, labels))
+    both = {"pixel_values": pixels, "input_values": sequence}
+    for wrong in ({"pixel_values": sequence}, {"pixel_values": pixels[:, :1]}, both):
+        with pytest.raises(ValueError, match="give one of them, images as"):
+            model(**wrong)
 
 
 def test_a_classifier_of_pixels_is_staged_with_every_head_and_its_image_processor(tmp_path):

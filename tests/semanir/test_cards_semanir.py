@@ -1,6 +1,7 @@
 """Cards of SemanIR: finished for every task, with what the model takes and a snippet that runs."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,11 +35,11 @@ def test_the_card_says_what_the_model_takes_and_its_snippet_runs(name, tmp_path,
     assert summary in " ".join(card.split())
     assert f"multiples of {config.descriptor.multiple_of} are not padded" in card
     assert f"| keys per token | `top_k` 8; trained with {'4 to 12' if name == 'grey' else '8'}, of 16" in card
-    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    snippet, by_pipeline = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     pixels = np.random.default_rng(0).integers(256, size=(12, 10, 3), dtype=np.uint8)
-    for file in ("degraded.png", "mosaic.png"):
-        Image.fromarray(pixels).save(file)
+    Image.fromarray(pixels).save("degraded.png")
+    Image.fromarray(pixels[..., 0]).save("mosaic.png")
     scope: dict = {}
     exec(snippet, scope)
     assert type(scope["model"]).__name__ == "SemanIRForImageRestoration"
@@ -46,3 +47,7 @@ def test_the_card_says_what_the_model_takes_and_its_snippet_runs(name, tmp_path,
     with Image.open("restored.png") as restored:
         scale = 1 if name == "demosaicking" else config.scale
         assert (restored.size, restored.mode) == ((10 * scale, 12 * scale), "L" if name == "grey" else "RGB")
+    Path("restored.png").unlink()
+    exec(by_pipeline, scope)
+    with Image.open("restored.png") as restored:
+        assert (restored.size, restored.mode) == ((10 * scale, 12 * scale), "RGB")

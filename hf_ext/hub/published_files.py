@@ -1,0 +1,198 @@
+"""Which files of a folder are published: by name, never by pattern alone, and never through a link that leaves it.
+
+The names are those that transformers, diffusers, peft and their tokenizers write. Whatever else lies in a folder
+(notes, credentials, states of a training) stays behind, and [`Listing`] says so before anything is uploaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .folders import stays_inside
+
+# fmt: off
+# Configurations of models, adapters and processors.
+_CONFIGURATIONS = frozenset((
+    "adapter_config.json", "audio_tokenizer_config.json", "config.json", "generation_config.json",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+))
+# What tokenizers of transformers write or have written, in all of its families.
+_TOKENIZERS = frozenset((
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "special_tokens_map.json", "tokenizer.json",
+    "tokenizer_config.json",
+    "bpe.codes", "byte_maps.json", "dict.txt", "emoji.json", "encoder.json", "entity_vocab.json", "merges.txt",
+    "normalizer.json", "prophetnet.tokenizer", "qwen.tiktoken", "sentencepiece.bpe.model", "sentencepiece.model",
+    "source.spm", "spiece.model", "spm.model", "spm_char.model", "target.spm", "target_vocab.json", "tekken.json",
+    "tiktoken.model", "tokenizer.model", "tokenizer.model.v3", "vocab-src.json", "vocab-tgt.json", "vocab.bpe",
+    "vocab.json", "vocab.tiktoken", "vocab.txt", "word_pronunciation.json", "word_shape.json",
+))
+# fmt: on
+# Of every place that such files lie in: more chat templates, and further tokenizers and processors of one processor.
+_TEMPLATE = re.compile(r"additional_chat_templates/[\w\-]+\.jinja")
+_PART = re.compile(r"\w+_(?:tokenizer|image_processor|video_processor|feature_extractor)/([\w.\-]+)")
+# The weights, whole or in shards, with the name of a variant (`fp16`) in the places where the libraries write it.
+_WEIGHTS = re.compile(
+    r"(?:model|adapter_model|diffusion_pytorch_model)"
+    r"(?:(?:\.\w+)?(?:-\d{5}-of-\d{5})?(?:\.\w+)?\.safetensors|(?:\.\w+)?\.safetensors\.index(?:\.\w+)?\.json)"
+)
+LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "COPYING")
+# What describes a run or a merge and its results; the card is made from it.
+REPORTS = ("eval.json", "training.json", "report.json", "report.png")
+# Folders of version control and the like; nobody means to publish them, so they are not listed either.
+_UNLISTED = frozenset((".git", ".cache", "__pycache__"))
+
+
+def is_loaded(name: str) -> bool:
+    """
+    Whether a loader of transformers, diffusers or peft reads a file of this name.
+
+    Args:
+        name (`str`): Path in the folder of a model, with `/`.
+
+    Returns:
+        `bool`: It is one of weights, configuration, tokenizer or processor.
+    """
+    if part := _PART.fullmatch(name):
+        return part[1] in _CONFIGURATIONS | _TOKENIZERS
+    return name in _CONFIGURATIONS | _TOKENIZERS or bool(_WEIGHTS.fullmatch(name) or _TEMPLATE.fullmatch(name))
+
+
+def is_tokenizer(name: str) -> bool:
+    """
+    Whether a file of this name is a tokenizer's.
+
+    Args:
+        name (`str`): Path in the folder of a model, with `/`.
+
+    Returns:
+        `bool`: A tokenizer of transformers reads it.
+    """
+    return name in _TOKENIZERS or bool(_TEMPLATE.fullmatch(name))
+
+
+def is_described(name: str) -> bool:
+    """
+    Whether a file of this name tells people about a model.
+
+    Args:
+        name (`str`): Path in the folder of a model, with `/`.
+
+    Returns:
+        `bool`: It is a card, a licence, or a report of hf-ext.
+    """
+    return name == "README.md" or name in LICENCES or name in REPORTS
+
+
+def walk(folder: Path) -> Iterator[tuple[str, Path]]:
+    """
+    All files of a folder, and links to other folders, which are not followed.
+
+    Args:
+        folder (`Path`): The folder.
+
+    Returns:
+        `Iterator[tuple[str, Path]]`: Paths in the folder, with `/`, and where they lie; in order.
+    """
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _UNLISTED)
+        linked = [name for name in folders if Path(place, name).is_symlink()]
+        for name in sorted([*files, *linked]):
+            path = Path(place, name)
+            yield path.relative_to(folder).as_posix(), path
+
+
+def copy_files(folder: Path, out: Path, chosen: Callable[[str], bool]) -> None:
+    """
+    Copies the chosen files of a model, but for links that leave its folder.
+
+    Args:
+        folder (`Path`): The model; [`refuse_links`] has seen it.
+        out (`Path`): Where to; exists.
+        chosen (`Callable[[str], bool]`): Whether to copy the file of this name.
+    """
+    for name, path in walk(folder):
+        if chosen(name) and path.is_file() and stays_inside(folder, path):
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, out / name)
+
+
+def refuse_links(folder: Path, is_read: Callable[[str], bool] = is_loaded) -> None:
+    """
+    Refuses a folder of which a loader would read what lies elsewhere.
+
+    What only describes the model stays behind where it is such a link; what is loaded cannot: without it the model
+    would be published broken.
+
+    Args:
+        folder (`Path`): The model.
+        is_read (`Callable[[str], bool]`, *optional*): Which names a loader reads.
+
+    Raises:
+        ValueError: A file that is read is a link that leaves the folder.
+    """
+    for name, path in walk(folder):
+        if is_read(name) and not stays_inside(folder, path):
+            raise ValueError(
+                f"{path}: a link that leaves the folder, which is not published; copy what it means into the folder, "
+                "or take it out"
+            )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """
+    What a push uploads and what it leaves behind.
+
+    Args:
+        files (`dict[str, int]`): Bytes of every file that goes up, by its path in the repository.
+        stays_behind (`dict[str, str]`): Why, of every file or whole folder that does not.
+        notes (`tuple[str, ...]`): What the owner should look at, such as a path of this machine in a card.
+    """
+
+    files: dict[str, int]
+    stays_behind: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def list_files(source: object, staged: Path, notes: tuple[str, ...] = ()) -> Listing:
+    """
+    Compares a folder with what was staged of it.
+
+    Args:
+        source (`object`): The folder; of a model in memory everything goes up.
+        staged (`Path`): What [`~hf_ext.hub.publish.stage`] wrote.
+        notes (`tuple[str, ...]`, *optional*): What else to say.
+
+    Returns:
+        [`Listing`]: What goes up and what stays behind.
+    """
+    files = {name: path.stat().st_size for name, path in walk(staged) if path.is_file()}
+    behind: dict[str, str] = {}
+    if isinstance(source, (str, Path)):
+        folder = Path(source)
+        kept = {name.partition("/")[0] for name in files if "/" in name}
+        counts: dict[str, int] = {}
+        for name, path in walk(folder):
+            top, nested, _ = name.partition("/")
+            if name in files and stays_inside(folder, path):
+                continue
+            if nested and top not in kept:
+                counts[top] = counts.get(top, 0) + 1
+            else:
+                behind[name] = _reason(folder, name, path)
+        plural = {top: "1 file" if count == 1 else f"{count} files" for top, count in counts.items()}
+        behind |= {f"{top}/": f"{count}, none of them of a model" for top, count in plural.items()}
+    return Listing(files, dict(sorted(behind.items())), notes)
+
+
+def _reason(folder: Path, name: str, path: Path) -> str:
+    if not stays_inside(folder, path):
+        return "a link that leaves the folder"
+    if name.endswith(".py"):
+        return "code, which is taken from the installed package"
+    return "not a file that a model consists of"

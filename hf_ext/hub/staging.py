@@ -1,0 +1,200 @@
+"""What is written into a staged folder: the model or pipeline itself, saved again or copied by name, and its code."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+from peft import PeftModel
+from transformers import FeatureExtractionMixin, PreTrainedModel
+from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.image_processing_base import ImageProcessingMixin
+
+from .checkpoints import open_checkpoint
+from .diffusers_folders import INDEX, is_pipeline, load_pipeline, read_index, save_pipeline
+from .load_check import code_references, installed_room, refuse_kernels, room_code, room_of
+from .published_files import copy_files, is_described, is_loaded, is_tokenizer, refuse_links, walk
+from .safetensors_headers import parse_json_object
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+# Its presence makes a folder an artifact of EMR-Merging.
+MANIFEST = "emr.json"
+Source: TypeAlias = Union[PreTrainedModel, PeftModel, "DiffusionPipeline", str, Path]
+Processor: TypeAlias = ImageProcessingMixin | FeatureExtractionMixin
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def write_source(source: Source, out: Path, processor: Processor | None) -> None:
+    """
+    Writes what is published of a model, a pipeline or a folder, with the code of the installed package.
+
+    Args:
+        source (`PreTrainedModel`, `PeftModel`, `DiffusionPipeline`, `str` or `Path`): As in `stage`.
+        out (`Path`): An empty folder.
+        processor (`ImageProcessingMixin` or `FeatureExtractionMixin`, *optional*): To write beside a model in memory.
+
+    Raises:
+        TypeError, ValueError: As in `stage`.
+    """
+    if isinstance(source, (str, Path)):
+        if processor is not None:
+            raise ValueError("processor belongs to a model in memory; put its files into the folder instead")
+        _write_folder(Path(source), out)
+    elif type(source).__module__.startswith("hf_ext.pipelines."):
+        pipeline: Any = source
+        save_pipeline(pipeline, out)
+    elif type(source).__module__.startswith("hf_ext."):
+        _save(source, processor, out)
+    elif type(source).__module__.startswith(("transformers_modules.", "diffusers_modules.")):
+        raise ValueError(
+            f"{type(source).__name__} was loaded as remote code, which is not published again; "
+            "import hf_ext and load the checkpoint without trust_remote_code"
+        )
+    elif isinstance(source, (PreTrainedModel, PeftModel)):
+        with tempfile.TemporaryDirectory(dir=out.parent) as saved:
+            _save(source, processor, Path(saved))
+            _write_folder(Path(saved), out)
+    else:
+        raise TypeError(
+            f"cannot stage a {type(source).__name__}; give a transformers model, a peft model, a pipeline of "
+            "hf_ext.pipelines or a local folder"
+        )
+
+
+def _save(model: Any, processor: Processor | None, out: Path) -> None:
+    room = installed_room(model.config.model_type) if isinstance(model, PreTrainedModel) else None
+    if processor is None and room is not None:
+        wanted = [item.__name__ for item in vars(room).values() if _is_class(item, ImageProcessingMixin)]
+        if wanted and model.main_input_name == "pixel_values":
+            raise ValueError(
+                f"a {type(model).__name__} is published with its image processor: pass processor={wanted[0]}(...), or "
+                f"save one into the folder with {wanted[0]}(...).save_pretrained(folder)"
+            )
+    model.save_pretrained(str(out))
+    if processor is not None:
+        processor.save_pretrained(str(out))
+    if room is not None:
+        _add_code(out, room)
+
+
+def _add_code(out: Path, room: ModuleType) -> None:
+    """The files of every class that is named, and what they import; transformers copies those of the saved class."""
+    code = room_code(room)
+    for path in (out / "config.json", out / "preprocessor_config.json"):
+        content = parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+        for reference in code_references(content):
+            # what else is named is refused by the check of the folder
+            first = code.get(f"{reference.partition('.')[0]}.py")
+            for file in () if first is None else (first, *map(Path, get_relative_import_files(first))):
+                shutil.copyfile(file, out / file.name)
+
+
+def _write_folder(folder: Path, out: Path) -> None:
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder; give a local folder, or load the model first")
+    if is_pipeline(folder):
+        _write_pipeline(folder, out)
+        return
+    refuse_links(folder)
+    # refuses pickles, and verifies every header
+    with open_checkpoint(folder):
+        pass
+    room = room_of(folder)
+    if (folder / MANIFEST).is_file():
+        _write_artifact(folder, out, room)
+    elif (folder / "adapter_config.json").is_file():
+        _copy_model(folder, out, room)
+        if room is not None and (processor := _load_processor(folder, vars(room))) is not None:
+            # written again, with the code of the installed package
+            processor.save_pretrained(str(out))
+    elif (folder / "config.json").is_file() and room is None:
+        _copy_model(folder, out, room)
+    elif room is not None:
+        model, processor = _load(folder, vars(room))
+        _save(model, processor, out)
+        copy_files(folder, out, lambda name: is_tokenizer(name) or is_described(name))
+    else:
+        raise ValueError(f"{folder}: neither config.json nor adapter_config.json in it; is it a checkpoint?")
+
+
+def _write_pipeline(folder: Path, out: Path) -> None:
+    refuse_links(folder, lambda name: name == INDEX)
+    _, components = read_index(folder)
+    # diffusers and the tokenizers read whatever lies in the folders of the components
+    refuse_links(folder, lambda name: name.partition("/")[0] in components)
+    for path in folder.glob("*/config.json"):
+        refuse_kernels(parse_json_object(path.read_bytes(), str(path)), path)
+    save_pipeline(load_pipeline(folder), out)
+    copy_files(folder, out, is_described)
+
+
+def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
+    from ..merging.publishing import LOADER, copy_artifact
+
+    code = {} if room is None else room_code(room)
+    foreign = sorted(
+        name for path in folder.rglob("*.py") if (name := path.relative_to(folder).as_posix()) not in {LOADER, *code}
+    )
+    if foreign:
+        raise ValueError(f"{folder}: {foreign[0]} is code, which is not published; take it out of the folder first")
+    copy_artifact(folder, out)
+    if room is not None:
+        _add_code(out, room)
+
+
+def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Processor | None]:
+    """One of our models and its processor, by the classes of the installed package only."""
+    config = parse_json_object((folder / "config.json").read_bytes(), str(folder / "config.json"))
+    # nothing else in the configuration makes our class run code
+    refuse_kernels(config, folder / "config.json")
+    heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
+    names = config.get("architectures") or [None]
+    if len(names) != 1 or names[0] not in heads:
+        raise ValueError(f"{folder}/config.json: architectures is {names}; exactly one of {sorted(heads)} is allowed")
+    loaded: Any = heads[names[0]].from_pretrained(folder, output_loading_info=True, use_safetensors=True)
+    model, info = loaded
+    problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
+    if problems:
+        raise ValueError(f"{folder}: the weights do not fit {names[0]}: {problems}; fetch or save the folder again")
+    return model, _load_processor(folder, exported)
+
+
+def _load_processor(folder: Path, exported: dict[str, Any]) -> Processor | None:
+    path = folder / "preprocessor_config.json"
+    if not path.is_file():
+        return None
+    content = parse_json_object(path.read_bytes(), str(path))
+    name = content.get("image_processor_type") or content.get("feature_extractor_type")
+    classes = {
+        name: item
+        for name, item in exported.items()
+        if _is_class(item, ImageProcessingMixin) or _is_class(item, FeatureExtractionMixin)
+    }
+    if name not in classes:
+        raise ValueError(f"{path} names the class {name!r}; one of {sorted(classes)} is allowed")
+    processor: Processor = classes[name].from_pretrained(folder)
+    return processor
+
+
+def _is_class(item: object, kind: type) -> bool:
+    return isinstance(item, type) and issubclass(item, kind)
+
+
+def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
+    """What a loader reads and what describes it, of a model of another library or of an adapter."""
+    for name, _ in walk(folder):
+        if "/" not in name and (name.endswith(_PICKLES) or (name.endswith(".py") and room is None)):
+            what = "code" if name.endswith(".py") else "a pickle"
+            raise ValueError(f"{folder}: {name} is {what}, which is not published; take it out of the folder first")
+    copy_files(folder, out, lambda name: is_loaded(name) or is_described(name))
+    if not any(out.glob("*.safetensors")):
+        raise ValueError(
+            f"{folder}: its weights are not called as transformers, diffusers or peft call them (model.safetensors, "
+            "adapter_model.safetensors, …), so no loader would find them; save the model with save_pretrained"
+        )

@@ -1,0 +1,69 @@
+"""Which task of transformers a folder's model really runs: what `pipeline(task, model=...)` loads and can feed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .load_check import installed_room
+from .safetensors_headers import parse_json_object
+
+# The tasks of our methods. A bare model runs some of transformers' too, but nobody means these.
+_OWN = ("image-restoration", "image-classification", "audio-classification", "text-generation", "text-classification")
+# What a kind of pipeline reads its input with, as the files beside the weights name it.
+_READERS = {"audio": "feature_extractor_type", "image": "image_processor_type"}
+
+
+def runnable_task(folder: Path, config: dict[str, Any], named: Iterable[str | None]) -> str | None:
+    """
+    The task that a card may promise.
+
+    Args:
+        folder (`Path`): The model.
+        config (`dict[str, Any]`): Its `config.json`.
+        named (`Iterable[str]`): Tasks that its method or its results name, the first preferred. Of a model of ours the
+            tasks of all methods are tried too.
+
+    Returns:
+        `str` or `None`: A task for which transformers has a pipeline, whose Auto class loads the architecture that was
+        saved, and whose input the folder has a tokenizer or processor for; `None` if there is none.
+    """
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    tasks = [task for task in named if task is not None]
+    if installed_room(str(config.get("model_type"))) is not None:
+        tasks += _OWN
+    for task in tasks:
+        about = PIPELINE_REGISTRY.supported_tasks.get(task)
+        if about is not None and _loads(about["pt"], config) and _reads(folder, str(about.get("type"))):
+            return task
+    return None
+
+
+def _loads(loaders: Iterable[Any], config: dict[str, Any]) -> bool:
+    """Whether an Auto class of a pipeline loads the saved class, or one of ours that is made of it."""
+    from transformers import CONFIG_MAPPING
+
+    model_type, names = config.get("model_type"), config.get("architectures")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING or not isinstance(names, list):
+        return False
+    own = installed_room(model_type) is not None
+    for loader in loaders:
+        found = loader._model_mapping.get(CONFIG_MAPPING[model_type], ())
+        for kind in found if isinstance(found, tuple) else (found,):
+            # of our heads on other inputs each has the weights of the one that it extends
+            made_of = {base.__name__ for base in (kind.__mro__ if own else (kind,))}
+            if made_of & set(names):
+                return True
+    return False
+
+
+def _reads(folder: Path, kind: str) -> bool:
+    """Whether a folder has what turns a text, a sound or a picture into the input of its model."""
+    if kind == "text":
+        return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    path = folder / "preprocessor_config.json"
+    if kind not in _READERS:
+        return path.is_file() or (folder / "processor_config.json").is_file()
+    return path.is_file() and _READERS[kind] in parse_json_object(path.read_bytes(), str(path))
