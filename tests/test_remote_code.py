@@ -122,7 +122,7 @@ def published(tmp_path_factory, one_thread, image) -> Iterator[tuple[EmbeddedHub
             for computer, values in expected.items():
                 with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
                     if computer == "torch":
-                        patch.setattr(ops_semanir, "_native", lambda: None)
+                        patch.setattr(ops_semanir, "_native", lambda: False)
                     for where in ("local", "hub"):
                         values[f"{name}-{where}/head"] = model(**inputs).reconstruction
                         values[f"{name}-{where}/base"] = model.model(**inputs).last_hidden_state

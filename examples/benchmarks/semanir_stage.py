@@ -65,7 +65,7 @@ class DenseStage:
 
     def bias(self, attention: SemanIRAttention, shift: tuple[int, int]) -> torch.Tensor:
         """Position bias with the mask of shifted windows: [W or 1, heads, N, N]."""
-        bias = attention.position_bias()[:, self.offsets][None]
+        bias = attention.position_bias(torch.empty(0))[:, self.offsets][None]
         if not any(shift):
             return bias
         regions = key_regions(self.size, (WINDOW, WINDOW), shift).repeat(self.images, 1)

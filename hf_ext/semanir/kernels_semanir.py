@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 try:
     import numpy as np
@@ -214,68 +213,65 @@ def _given(query, key, value, temperature, table, bits) -> tuple[Any, ...]:
     return (_array(query), _array(key), _array(value), *vectors, bits.contiguous().numpy())
 
 
-class _Attention(torch.autograd.Function):
-    """Attention that keeps nothing but its inputs for the gradient."""
-
-    @staticmethod
-    def forward(ctx, query, key, value, temperature, table, window, window_size, bits):
-        ctx.save_for_backward(query, key, value, temperature, table, bits)
-        ctx.geometry = (window[1], window_size)
-        windows, heads, tokens, dim = query.shape
-        given = _given(query, key, value, temperature, table, bits)
-        keys = tokens if bits is None else int(np.unpackbits(given[-1][:, 0], axis=-1).sum(-1).max())
-        function = attend_blocks if bits is None or keys > _many_keys(tokens) else gather
-        parts = (0,) * -(-dim // LANES)
-        out = torch.empty(windows, tokens, heads, dim)
-        kernel = _compiled(function, _ATTENTION.format(len(parts)))
-        _share(kernel, windows * heads, *given, *ctx.geometry, parts, out.numpy())
-        return out.transpose(1, 2)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        query, key, value, temperature, table, bits = ctx.saved_tensors
-        windows, heads, tokens, dim = query.shape
-        parts = (0,) * -(-dim // LANES)
-        slopes = [torch.empty(windows, tokens, heads, dim) for _ in range(3)]
-        # One for each window and head: sums in the same order, whatever the number of threads.
-        slopes += [torch.empty(windows, heads), torch.zeros(windows, heads, table.shape[1])]
-        kernel = _compiled(attend_backward, _BACKWARD.format(len(parts)))
-        given = _given(query, key, value, temperature, table, bits)
-        arrays = [slope.numpy() for slope in slopes]
-        _share(kernel, windows * heads, *given, _array(gradient), *ctx.geometry, parts, *arrays)
-        inputs = [slope.transpose(1, 2) for slope in slopes[:3]]
-        return *inputs, slopes[3].sum(0), slopes[4].sum(0).flip(-1), None, None, None
-
-
-def native_attention(
+def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     temperature: torch.Tensor,
     table: torch.Tensor,
-    window: tuple[int, int],
-    window_size: int,
     bits: torch.Tensor | None,
+    width: int,
+    window_size: int,
 ) -> torch.Tensor:
     """
-    Attention to the chosen keys. Reads those only, or, where there are many, computes all logits a few at a time. For
-    the gradient the logits are computed again.
-
-    Args:
-        query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`):
-            Projections, float32 on the CPU, of any layout whose last dimension lies together.
-        temperature (`torch.Tensor` of shape `(heads,)`): tau of each head, float32.
-        table (`torch.Tensor` of shape `(heads, (2 * window_size - 1)^2)`): Position biases, float32.
-        window (`tuple[int, int]`): Height and width of a window.
-        window_size (`int`): Side of the largest window.
-        bits (`torch.ByteTensor` of shape `(W, N, ceil(N / 8))`, *optional*):
-            Keys of each token, at least one; all when not given.
+    Attention to the chosen keys, without gradient: see [`kernels_operators_semanir.native_attention`].
 
     Returns:
-        `torch.Tensor` of shape `(W, heads, N, head_dim)`: A view of `(W, N, heads, head_dim)`.
+        `torch.Tensor` of shape `(W, N, heads, head_dim)`: Attended values.
     """
-    return _Attention.apply(query, key, value, temperature, table, window, window_size, bits)
+    windows, heads, tokens, dim = query.shape
+    given = _given(query, key, value, temperature, table, bits)
+    keys = tokens if bits is None else int(np.unpackbits(given[-1][:, 0], axis=-1).sum(-1).max())
+    function = attend_blocks if bits is None or keys > _many_keys(tokens) else gather
+    parts = (0,) * -(-dim // LANES)
+    out = torch.empty(windows, tokens, heads, dim)
+    kernel = _compiled(function, _ATTENTION.format(len(parts)))
+    _share(kernel, windows * heads, *given, width, window_size, parts, out.numpy())
+    return out
 
 
-__all__ = ["native_attention", "select_keys"]
+def attend_gradients(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    temperature: torch.Tensor,
+    table: torch.Tensor,
+    bits: torch.Tensor | None,
+    width: int,
+    window_size: int,
+) -> tuple[torch.Tensor, ...]:
+    """
+    Gradients of [`attend`].
+
+    Args:
+        gradient (`torch.Tensor` of shape `(W, N, heads, head_dim)`): That of the result. The others are its inputs.
+
+    Returns:
+        `tuple[torch.Tensor, ...]`: Of query, key and value, each `(W, N, heads, head_dim)`, of temperature and table.
+    """
+    windows, heads, tokens, dim = query.shape
+    parts = (0,) * -(-dim // LANES)
+    slopes = [torch.empty(windows, tokens, heads, dim) for _ in range(3)]
+    # One for each window and head: sums in the same order, whatever the number of threads.
+    slopes += [torch.empty(windows, heads), torch.zeros(windows, heads, table.shape[1])]
+    kernel = _compiled(attend_backward, _BACKWARD.format(len(parts)))
+    given = _given(query, key, value, temperature, table, bits)
+    arrays = [slope.numpy() for slope in slopes]
+    _share(
+        kernel, windows * heads, *given, _array(gradient.transpose(1, 2)), width, window_size, parts, *arrays
+    )
+    return *slopes[:3], slopes[3].sum(0), slopes[4].sum(0).flip(-1)
+
+
+__all__ = ["attend", "attend_gradients", "select_keys"]

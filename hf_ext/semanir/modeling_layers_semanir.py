@@ -30,11 +30,11 @@ class SemanIRPositionBias(nn.Module):
         self.hidden = nn.Linear(2, 512)
         self.heads = nn.Linear(512, num_heads, bias=False)
 
-    def forward(self) -> torch.Tensor:
-        # The table is a function of the window size alone: computed here, there is no buffer to lose or cast.
-        dtype = self.hidden.weight.dtype
-        precise = torch.promote_types(dtype, torch.float32)
-        coordinates = relative_coordinates(self.window_size, precise, self.hidden.weight.device).to(dtype)
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        # The table is a function of the window size alone: computed here, there is no buffer to lose or cast. Device
+        # and precision are those of the windows: a layer's weights may still lie on disk when its own call begins.
+        precise = torch.promote_types(windows.dtype, torch.float32)
+        coordinates = relative_coordinates(self.window_size, precise, windows.device).to(windows.dtype)
         return 16 * self.heads(F.relu(self.hidden(coordinates))).sigmoid().T  # [heads, (2w - 1)^2]
 
 
@@ -54,7 +54,7 @@ class SemanIRAttention(nn.Module):
         heads = self.query_key_value(windows).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)  # [W, heads, N, C / heads]
         temperature = self.log_temperature.clamp(max=math.log(100)).exp()
-        table = self.position_bias()
+        table = self.position_bias(windows)
         # Set by transformers: `attn_implementation=` at loading, or `set_attn_implementation`.
         implementation = self.config._attn_implementation
         attended = key_semantic_attention(query, key, value, temperature, table, dictionary, implementation)

@@ -105,18 +105,24 @@ class SemanIRPreTrainedModel(PreTrainedModel):
 def _padded_length(length: int, window_size: int, levels: int) -> int:
     """Smallest length, from `length` up, that windows tile at every level; a level below the window is one window."""
     step = 2 ** (levels - 1)
-    padded = math.ceil(length / step) * step
+    if length > window_size * step:
+        # Even the coarsest level is longer than a window. This line alone stands in a graph of many sizes.
+        return -(-length // (window_size * step)) * window_size * step
+    padded = -(-length // step) * step
     while any(side > window_size and side % window_size for side in (padded >> level for level in range(levels))):
         padded += step
     return padded
 
 
-def _pad(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Pad bottom and right: reflected where the image is long enough for that, repeating its border elsewhere."""
+def _pad(images: torch.Tensor, size: tuple[int, int], reflectable: int) -> torch.Tensor:
+    """Pad bottom and right: reflected where the image is long enough for that, as from `reflectable` up it is, and
+    repeating its border elsewhere."""
     height, width = images.shape[-2:]
     for padding, length in (((0, 0, 0, size[0] - height), height), ((0, size[1] - width, 0, 0), width)):
-        if any(padding):
-            images = F.pad(images, padding, mode="reflect" if max(padding) < length else "replicate")
+        # A graph must not depend on whether there is anything to pad.
+        if torch.compiler.is_compiling() or any(padding):
+            reflected = length >= reflectable or max(padding) < length
+            images = F.pad(images, padding, mode="reflect" if reflected else "replicate")
     return images
 
 
@@ -215,11 +221,11 @@ class SemanIRModel(SemanIRPreTrainedModel):
         top_k = self._checked_top_k(top_k)
         height, width = (_padded_length(side, config.window_size, config.levels) for side in pixel_values.shape[-2:])
         images = pixel_values - self.image_mean.to(pixel_values.dtype)
-        images = _pad(images, (height, width)).to(self.extractor.weight.dtype)
+        images = _pad(images, (height, width), config.descriptor.multiple_of).to(self.extractor.weight.dtype)
         # Tokens are read channels last; convolutions keep that layout.
         images = images.contiguous(memory_format=torch.channels_last)
         states = bool(kwargs.get("output_hidden_states", config.output_hidden_states))
-        memory = self.memory_of_call(len(images) * height * width, states)
+        memory = self.memory_of_call(images.shape[0] * height * width, states)
         return BaseModelOutput(last_hidden_state=self.body(images, self.extractor, top_k, memory))
 
 
@@ -285,7 +291,10 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             return bilinear_demosaick(pixel_values)
         if self.config.num_channels != self.config.num_channels_out:
             return None
-        return pixel_values if self.config.scale == 1 else self.model.image_mean.to(self.dtype)
+        if self.config.scale == 1:
+            return pixel_values
+        # Made anew: the buffer is the model's, which may have given its memory back.
+        return self.model.image_mean_tensor().to(pixel_values.device, self.dtype)
 
     @can_return_tuple
     def forward(

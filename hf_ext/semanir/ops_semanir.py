@@ -5,13 +5,20 @@ Every way to compute them gives the same. `reference_semanir` has the same funct
 Shapes: batch B, feature map [B, height, width, channels], W = B * windows of an image, N = tokens of a window.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
 import torch
 import torch.nn.functional as F
-from transformers.utils.generic import maybe_autocast
 
+from .kernels_operators_semanir import (
+    NUMBA_IS_INSTALLED,
+    choose_keys,
+    native_attention,
+    normalize,
+    similarities,
+    windows_of_calls,
+)
 from .ops_windows_semanir import (
     Dictionary,
     Pair,
@@ -26,10 +33,6 @@ from .ops_windows_semanir import (
 
 IMPLEMENTATIONS = ("auto", "eager", "sdpa", "native", "flex_attention", "triton")
 
-# Logits of one call of fused attention, similarities of one selection: near the size of a CPU's cache, and enough to
-# fill a GPU.
-_LOGITS_CPU = 2**22
-_LOGITS_GPU = 2**26
 # Channels of a head that fit the registers of the kernels for CPUs.
 _NATIVE_HEAD = 64
 # Values of a feature map of which the windows are copied at a time.
@@ -40,28 +43,26 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _normalize(vectors: torch.Tensor, length: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """Vectors of a given length: as F.normalize, with two thirds of its backward time."""
-    return vectors * (vectors.square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt() * length)
-
-
 @cache
-def _native() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]] | None:
-    """The kernels for CPUs: selection and attention. Imported when they are needed, because numba takes a second."""
+def _native() -> bool:
+    """Whether there are kernels for CPUs. They are imported when they are needed: numba takes a second."""
     try:
-        from .kernels_semanir import native_attention, select_keys
+        from .kernels_semanir import select_keys  # noqa: F401
     except ImportError:
-        return None
-    return select_keys, native_attention
+        return False
+    return True
+
+
+def _runs_natively(tensor: torch.Tensor) -> bool:
+    """Whether the kernels for CPUs take a tensor, and a graph with them could be run."""
+    if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or torch.compiler.is_exporting():
+        return False
+    # A compiler follows calls but not imports: here it must be content with the package being there.
+    return NUMBA_IS_INSTALLED if torch.compiler.is_compiling() else _native()
 
 
 def _needs_gradient(*tensors: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _chunk(device: torch.device, logits: int) -> int:
-    """Windows of one call."""
-    return max(1, (_LOGITS_CPU if device.type == "cpu" else _LOGITS_GPU) // logits)
 
 
 @torch.no_grad()
@@ -89,21 +90,14 @@ def semantic_keys(
     """
     windows, count = tokens.shape[:2]
     if regions is not None:
-        regions = regions.repeat(windows // len(regions), 1)
-    chunk = _chunk(tokens.device, count**2)
-    native = None
-    if tokens.device.type == "cpu" and tokens.dtype != torch.float64 and not torch.compiler.is_compiling():
-        native = _native()
-    choose = _best_keys if native is None else native[0]
+        regions = regions.repeat(windows // regions.shape[0], 1)
+    top_k, cosine = min(top_k, count), similarity == "cosine"
+    if _runs_natively(tokens):
+        return choose_keys(tokens, regions, top_k, cosine, include_self)
     rows = []
-    with maybe_autocast(tokens.device.type, enabled=False):
-        for start in range(0, windows, chunk):
-            part = tokens[start : start + chunk]
-            part = part.to(_at_least_float32(part.dtype))
-            if similarity == "cosine":
-                part = _normalize(part)
-            legal = None if regions is None else regions[start : start + chunk]
-            rows.append(choose(part @ part.mT, legal, min(top_k, count), include_self))
+    for part in windows_of_calls(windows, count**2, tokens.device):
+        scores = similarities(tokens[part], cosine)
+        rows.append(_best_keys(scores, None if regions is None else regions[part], top_k, include_self))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
@@ -115,7 +109,8 @@ def _best_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, i
         legal = regions[:, :, None] == regions[:, None]
         scores.masked_fill_(~legal, -torch.inf)
     if include_self:
-        scores.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+        # Not `scores.diagonal().fill_`: exporters do not know views that are written to.
+        scores.masked_fill_(torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device), torch.inf)
     smallest = scores.topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     # A threshold alone would also take every key tied with the k-th.
     above, tied = scores > smallest, scores == smallest
@@ -173,7 +168,7 @@ def _bands(
     """Windows and their regions, at once or, of maps so large that a copy counts, some rows of windows at a time."""
     _, height, width, channels = features.shape
     band = max(1, _BAND // (window[0] * width * channels)) * window[0]
-    if features.numel() <= _BAND or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or features.numel() <= _BAND:
         yield partition_windows(features, window, shift), regions
         return
     for image in features:
@@ -198,8 +193,7 @@ def _automatic(value: torch.Tensor, gradient: bool) -> str:
     if value.device.type != "cpu":
         return "sdpa"
     # Measured from 64 to 1024 tokens and for every k: the kernels need no masks, and no copies of what is given.
-    native = value.dtype != torch.float64 and value.shape[-1] <= _NATIVE_HEAD and not torch.compiler.is_compiling()
-    if native and _native() is not None:
+    if value.shape[-1] <= _NATIVE_HEAD and _runs_natively(value):
         return "native"
     # SDPA on a CPU computes the gradient of a bias along a path that is slower than these lines.
     return "eager" if gradient else "sdpa"
@@ -268,14 +262,13 @@ def key_semantic_attention(
     if implementation == "native":
         return _attend_natively(query, key, value, temperature, table, dictionary)
     precise = _at_least_float32(query.dtype)
-    heads, tokens = query.shape[1:3]
+    windows, heads, tokens = query.shape[:3]
     # Bias and mask together are as large as all logits: for a whole image, gigabytes. A graph would keep them all.
-    chunk = len(query) if gradient else _chunk(query.device, heads * tokens**2)
+    parts = [slice(None)] if gradient else windows_of_calls(windows, heads * tokens**2, query.device)
     outputs = []
-    for start in range(0, len(query), chunk):
-        part = slice(start, start + chunk)
-        scaled = _normalize(query[part].to(precise), temperature.to(precise)[:, None, None])
-        unit = _normalize(key[part].to(precise))
+    for part in parts:
+        scaled = normalize(query[part].to(precise), temperature.to(precise)[:, None, None])
+        unit = normalize(key[part].to(precise))
         outputs.append(_attend(scaled, unit, value[part], table, dictionary.part(part), implementation))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -289,20 +282,21 @@ def _attend_natively(
     dictionary: Dictionary,
 ) -> torch.Tensor:
     """Attention by the kernels for CPUs."""
-    kernels = _native()
     problem = None
-    if kernels is None:
-        problem = "numba is not installed"
+    if torch.compiler.is_exporting():
+        problem = "the model is exported, and other programs do not have the kernels"
     elif query.device.type != "cpu" or value.dtype == torch.float64 or value.shape[-1] > _NATIVE_HEAD:
         problem = f"it got {value.dtype} on {value.device} with heads of {value.shape[-1]} channels"
-    if problem is not None or kernels is None:
+    elif not _runs_natively(value):
+        problem = "numba is not installed"
+    if problem is not None:
         raise ValueError(
             f"`implementation` is 'native' but {problem}; it needs numba, at most float32 on a CPU, heads of at most "
             f"{_NATIVE_HEAD} channels. Use 'auto', which chooses it where it can."
         )
     dictionary.check_sizes(query, key, value, temperature, table)
     given = [tensor.float() for tensor in (query, key, value, temperature, table)]
-    return kernels[1](*given, dictionary.window, dictionary.window_size, dictionary.bits).to(value.dtype)
+    return native_attention(*given, dictionary.window, dictionary.window_size, dictionary.bits).to(value.dtype)
 
 
 __all__ = [

@@ -151,9 +151,9 @@ def pack_keys(chosen: torch.Tensor) -> torch.Tensor:
     Returns:
         `torch.ByteTensor` of shape `(..., ceil(N / 8))`: As in [`Dictionary`].
     """
-    padded = F.pad(chosen, (0, -chosen.shape[-1] % 8)).unflatten(-1, (-1, 8)).byte()
-    places = torch.arange(8, dtype=torch.uint8, device=chosen.device)
-    return (padded << places).sum(-1, dtype=torch.uint8)
+    padded = F.pad(chosen, (0, -chosen.shape[-1] % 8)).unflatten(-1, (-1, 8)).int()
+    # In steps that ONNX has as well: no shifts, no sums of bytes.
+    return (padded * _bit_values(torch.int32, chosen.device)).sum(-1, dtype=torch.int32).byte()
 
 
 def unpack_keys(bits: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -167,8 +167,11 @@ def unpack_keys(bits: torch.Tensor, tokens: int) -> torch.Tensor:
     Returns:
         `torch.BoolTensor` of shape `(..., N)`: Whether each key is chosen.
     """
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (bits[..., None] >> places & 1).flatten(-2)[..., :tokens].bool()
+    return (bits[..., None] & _bit_values(torch.uint8, bits.device)).bool().flatten(-2)[..., :tokens]
+
+
+def _bit_values(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=dtype, device=device)
 
 
 def relative_coordinates(

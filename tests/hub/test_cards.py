@@ -237,7 +237,7 @@ def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_pat
     # Nor is numba, whose compilation of the kernels would take ten seconds.
     absent = "import os, sys\nsys.modules['hf_ext'] = sys.modules['numba'] = None\n"
     run_client(f"{absent}{snippet}\nos.rename('restored.png', 'first.png')\n{by_pipeline}")
-    monkeypatch.setattr(ops_semanir, "_native", lambda: None)
+    monkeypatch.setattr(ops_semanir, "_native", lambda: False)
     with torch.no_grad():
         outputs = model(**SemanIRImageProcessor()(degraded, return_tensors="pt"))
     expected = SemanIRImageProcessor().post_process_image_restoration(outputs)[0]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_ext.semanir import ops_semanir as ops
-from hf_ext.semanir import ops_windows_semanir, reference_windows_semanir
+from hf_ext.semanir import kernels_operators_semanir, ops_windows_semanir, reference_windows_semanir
 from hf_ext.semanir import reference_semanir as reference
 from tests.testing import assert_operators_agree, operator_pairs
 
@@ -159,10 +159,10 @@ def test_windows_in_several_calls_give_what_one_call_gives(monkeypatch):
     for arguments in attention_cases():
         plain = without_gradient(arguments)
         with torch.no_grad():
-            monkeypatch.setattr(ops, "_LOGITS_CPU", 10**9)
+            monkeypatch.setattr(kernels_operators_semanir, "_LOGITS_CPU", 10**9)
             together = ops.key_semantic_attention(**plain)
             for windows in (1, 3):
-                monkeypatch.setattr(ops, "_LOGITS_CPU", windows * 3 * 9**2)
+                monkeypatch.setattr(kernels_operators_semanir, "_LOGITS_CPU", windows * 3 * 9**2)
                 torch.testing.assert_close(ops.key_semantic_attention(**plain), together, atol=1e-14, rtol=0)
 
 
