@@ -14,14 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_ext.embedded_hub.descriptions import count_parameters, read_front_matter
+from hf_ext.embedded_hub.descriptions import count_parameters
 from hf_ext.embedded_hub.errors import HubError
+from hf_ext.embedded_hub.front_matter import read_front_matter
+from hf_ext.embedded_hub.ignore_rules import IgnoreRules
 from hf_ext.embedded_hub.names import check_file_path, check_ref_name
 from hf_ext.embedded_hub.objects import Entry, Operation, Snapshot
 from hf_ext.embedded_hub.repository import Change, Repository
 from hf_ext.embedded_hub.storage import Blob, lfs_pointer
 from hf_ext.embedded_hub.store import HubStore
-from hf_ext.embedded_hub.uploads import IgnoreRules, plan_uploads, store_regular
+from hf_ext.embedded_hub.uploads import plan_uploads, store_regular
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the reference of this test")
 
