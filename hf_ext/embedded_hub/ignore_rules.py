@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 
-from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from .errors import HubError
@@ -14,13 +13,19 @@ _MAXIMUM_CHARACTERS = 256 << 10
 _MAXIMUM_LINE = 4096
 _MAXIMUM_STEPS = 10**7
 _MAXIMUM_SECONDS = 5.0
+# `pathspec` has expressions of its own for all names and for all below a folder; these say the same in other words.
+_EVERY_NAME = re.compile(r"\A(!?)(?:\*\*/)*\*\*?(/?)\s*\Z")
+_ALL_BELOW = re.compile(r"/\*\*(/?)\s*\Z")
 _STAR = re.compile(r"\*(?=\\?(.?))")
 
 
 class IgnoreRules:
     """The patterns of a `.gitignore`: the last one that matches decides, and an ignored folder hides all below it.
 
-    `pathspec` turns a pattern into one regular expression, which Python tries by backtracking and without letting
+    `pathspec` translates the patterns. Its own search for the one that decides is not git's: there a pattern that
+    names a folder decides for all below it, also for what a later pattern brings back.
+
+    It turns a pattern into one regular expression, which Python tries by backtracking and without letting
     another thread run: `*a*a*a*a*a*a*a*ab` against sixty letters takes minutes. So the number of tries is bounded
     before the expression is tried, and the client is told where the bound is too large. A star that is followed by a
     letter stops only where that letter is, `**` only at a slash, and a star at the end of a name only there: the
@@ -40,22 +45,20 @@ class IgnoreRules:
         if len(content) > _MAXIMUM_CHARACTERS:
             raise HubError(400, f".gitignore may have at most {_MAXIMUM_CHARACTERS} characters, got {len(content)}")
         self._deadline = time.thread_time() + _MAXIMUM_SECONDS
-        # Patterns that can stop in more than one place.
-        self._branching: list[str] = []
-        patterns = []
+        self._folders: dict[str, bool] = {"": False}
+        # Of each pattern the expression, whether it ignores, and its text if it can stop in more than one place.
+        self._patterns: list[tuple[re.Pattern[str], bool, str | None]] = []
         for number, line in enumerate(content.splitlines(), 1):
             try:
                 if len(line) > _MAXIMUM_LINE:
                     raise ValueError(f"longer than {_MAXIMUM_LINE} characters")
-                pattern = GitIgnoreSpecPattern(line)
+                pattern = GitIgnoreSpecPattern(_ALL_BELOW.sub(r"/**/*\1", _EVERY_NAME.sub(r"\1?*\2", line)))
             except (ValueError, re.error) as error:
                 raise HubError(400, f"line {number} of .gitignore is no pattern: {line[:100]!r} ({error})") from error
-            if pattern.include is not None:
-                patterns.append(pattern)
-                if line.count("*") > 1:
-                    self._branching.append(line)
+            if pattern.regex is not None and pattern.include is not None:
+                self._patterns.append((pattern.regex, pattern.include, line if line.count("*") > 1 else None))
             self._check_time()
-        self._rules = GitIgnoreSpec(patterns, backend="simple")
+        self._patterns.reverse()
 
     def match(self, path: str) -> bool:
         """Whether a file is ignored.
@@ -63,11 +66,23 @@ class IgnoreRules:
         Raises:
             [`HubError`]: status 400 when finding out would take too long.
         """
-        for pattern in self._branching:
-            if _count_steps(pattern, path) > _MAXIMUM_STEPS:
-                raise HubError(400, f"pattern {pattern[:100]!r} of .gitignore has too many stars for {path[:100]!r}")
+        return self._hides(path.rpartition("/")[0]) or self._decide(path)
+
+    def _hides(self, folder: str) -> bool:
+        """Whether a folder, or one above it, is ignored: then no rule brings back what is below."""
+        if folder not in self._folders:
+            self._folders[folder] = self._hides(folder.rpartition("/")[0]) or self._decide(f"{folder}/")
+        return self._folders[folder]
+
+    def _decide(self, path: str) -> bool:
+        """What the last pattern says that matches a file, or a folder with a slash at its end."""
         self._check_time()
-        return bool(self._rules.match_file(path))
+        for expression, ignores, text in self._patterns:
+            if text is not None and _count_steps(text, path) > _MAXIMUM_STEPS:
+                raise HubError(400, f"pattern {text[:100]!r} of .gitignore has too many stars for {path[:100]!r}")
+            if expression.fullmatch(path):
+                return ignores
+        return False
 
     def _check_time(self) -> None:
         """Refuse to go on when the request has used up its time."""
@@ -80,7 +95,7 @@ def _count_steps(pattern: str, path: str) -> int:
     names = path.split("/")
     longest = max(map(len, names))
     steps = len(path) * len(names)
-    for name in pattern.split("/"):
+    for name in re.sub(r"(?:\*\*/)+", "**/", pattern).split("/"):
         if name == "**":
             steps *= len(names)
             continue
