@@ -1,6 +1,6 @@
 """hf_ext: NeurIPS 2024 methods as Hugging Face plugins. Importing it registers the models with transformers."""
 
-import sys
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# `hf-ext merge` and others move weights and build no model: without the models they start in half the time.
-if getattr(sys.modules.get("hf_ext_cli.main"), "builds_models", True):
+# Half of the time of an import goes into transformers, which registration needs. A process that builds no model,
+# such as a Hub or a merge, may leave it out with HF_EXT_REGISTER_MODELS=0; each name above still imports what it needs.
+if os.environ.get("HF_EXT_REGISTER_MODELS", "1") != "0":
     import_module(".mrconv", __name__)
     import_module(".semanir", __name__)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .library import import_without_models
 from .output import print_json, print_rows
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def merge(
     Several processes or machines that share a disk:
       accelerate launch --config_file examples/accelerate/ddp_2_cpu.yaml -m hf_ext_cli.main merge FILE.yaml OUT
     """
+    import_without_models()
     config = read_config(file, fields)
     if dump_yaml:
         import yaml
@@ -188,6 +190,7 @@ SHOWN_FILES = ("report.json", "README.md")
 @click.group()
 def emr() -> None:
     """Artifacts of a merge: add and remove tasks, export one as a plain checkpoint, compare, archive."""
+    import_without_models()
 
 
 @emr.command()

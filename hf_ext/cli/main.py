@@ -28,9 +28,6 @@ COMMANDS = {
     "models": "models",
     "hub": "serving",
 }
-# Commands that never build a model, or only when there is something for it to do; hf_ext then leaves its models out.
-WITHOUT_MODELS = ("merge", "emr", "restore")
-builds_models = True
 
 
 class Commands(click.Group):
@@ -42,8 +39,6 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        global builds_models
-        builds_models = cmd_name not in WITHOUT_MODELS
         command: click.Command = getattr(importlib.import_module(f".{COMMANDS[cmd_name]}", __package__), cmd_name)
         return command
 

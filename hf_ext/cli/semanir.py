@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from .errors import Failed, Unusable
+from .library import import_without_models
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
@@ -120,6 +121,8 @@ def restore(
       hf-ext restore org/name photos/ --out photos --suffix _restored
       find photos -newer last | hf-ext restore org/name @- --out restored
     """
+    # Where nothing is left to do no model is needed.
+    import_without_models()
     from hf_ext.picture_jobs import check_places, is_done, plan_jobs
 
     folder = None if out == "-" else Path(out)

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .library import import_without_models
+
 if TYPE_CHECKING:
     from hf_ext.embedded_hub.server import EmbeddedHub
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.group()
 def hub() -> None:
     """A Hub of your own: for tests, for machines without internet, and for the quickstart."""
+    import_without_models()
 
 
 @hub.command()
@@ -24,12 +29,33 @@ def hub() -> None:
 @click.option(
     "--port", default=8765, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one."
 )
+@click.option("--token-file", type=FILE, help="File with the token that clients must send to write.")
 @click.option(
-    "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the token that clients must send.",
+    "--read-token-file", type=FILE, help="File with a second token, which reads private repositories and cannot write."
 )
-def serve(root: Path, host: str, port: int, token_file: Path | None) -> None:
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME[:PORT]",
+    help="A further name by which clients reach this server; may be repeated.",
+)
+@click.option(
+    "--public-url", metavar="URL", help="Address of a proxy before this server; links to large files start with it."
+)
+@click.option(
+    "--max-connections", default=256, show_default=True, type=click.IntRange(1), help="Connections at a time."
+)
+def serve(
+    root: Path,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    read_token_file: Path | None,
+    allowed_hosts: tuple[str, ...],
+    public_url: str | None,
+    max_connections: int,
+) -> None:
     """Serve the repositories in a folder to huggingface_hub, transformers, diffusers and datasets.
 
     It makes the folder if there is none, and runs until Ctrl-C. Clients read its address from HF_ENDPOINT when they
@@ -39,15 +65,30 @@ def serve(root: Path, host: str, port: int, token_file: Path | None) -> None:
     Examples:
       hf-ext hub serve --root hub/
       HF_ENDPOINT=http://127.0.0.1:8765 hf-ext push runs/denoise/snapshot org/name
+      hf-ext hub serve --root hub/ --token-file write.txt --read-token-file read.txt --public-url https://hub.lab
     """
     from hf_ext.embedded_hub.server import serve as run
 
     def announce(server: "EmbeddedHub") -> None:
         click.echo(f"Serving {root} at {server.url}; Ctrl-C stops it. Set this for clients:")
-        click.echo(f"  export HF_ENDPOINT={server.url} HF_HUB_DISABLE_XET=1")
+        click.echo(f"  export HF_ENDPOINT={public_url or server.url} HF_HUB_DISABLE_XET=1")
 
-    token = token_file.read_text(encoding="utf-8").strip() if token_file else None
     # A service manager stops a process with SIGTERM: let requests end, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
-        run(root, host, port, token, announce)
+        run(
+            root,
+            announce,
+            host=host,
+            port=port,
+            token=read_token(token_file),
+            read_token=read_token(read_token_file),
+            allowed_hosts=allowed_hosts,
+            public_url=public_url,
+            max_connections=max_connections,
+        )
+
+
+def read_token(path: Path | None) -> str | None:
+    """The token in a file."""
+    return path.read_text(encoding="utf-8").strip() if path else None

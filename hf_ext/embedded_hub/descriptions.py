@@ -4,58 +4,21 @@ from __future__ import annotations
 
 import html
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-import yaml
-from huggingface_hub import parse_local_safetensors_file_metadata
-from huggingface_hub.errors import SafetensorsParsingError
-
+from .front_matter import read_front_matter
 from .objects import OWNER, Commit, Snapshot, hub_time
 from .repository import Repository
 from .storage import BlobStore, lfs_pointer
 
-_FRONT_MATTER = re.compile(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n(.*?)\r?\n?---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _MAXIMUM_CARD_BYTES = 4 << 20
-_MAXIMUM_METADATA_CHARACTERS = 1 << 20
-_MAXIMUM_METADATA_DEPTH = 50
 _MAXIMUM_INDEX_BYTES = 25 << 20
 # Card fields that the Hub turns into tags, with the prefix of the tag.
 _TAGGED_FIELDS = {"license": "license:", "language": "", "datasets": "dataset:", "base_model": "base_model:"}
-
-
-def read_front_matter(card: str) -> dict[str, Any]:
-    """The YAML metadata at the head of a README.md; empty when there is none.
-
-    Raises:
-        ValueError: when it is not a YAML mapping, or is written to exhaust whoever reads it.
-    """
-    match = _FRONT_MATTER.match(card)
-    if match is None:
-        return {}
-    try:
-        _check_yaml_cost(match[1])
-        metadata = yaml.safe_load(match[1])
-    except yaml.YAMLError as error:
-        raise ValueError(f"the metadata of the card is not valid YAML: {error}") from error
-    if not isinstance(metadata or {}, dict):
-        raise ValueError(f"the metadata of the card must be a mapping, got {type(metadata).__name__}")
-    return metadata or {}
-
-
-def _check_yaml_cost(text: str) -> None:
-    """Refuse what takes far more time or memory than its size: deep nesting, and aliases that multiply."""
-    if len(text) > _MAXIMUM_METADATA_CHARACTERS:
-        raise ValueError(f"the metadata of the card is longer than {_MAXIMUM_METADATA_CHARACTERS} characters")
-    depth = 0
-    for event in yaml.parse(text):
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("the metadata of the card uses YAML aliases, which are not supported")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAXIMUM_METADATA_DEPTH:
-            raise ValueError(f"the metadata of the card is nested deeper than {_MAXIMUM_METADATA_DEPTH} levels")
 
 
 def repository_url(repository: Repository, base_url: str = "") -> str:
@@ -183,12 +146,24 @@ def count_parameters(snapshot: Snapshot, blobs: BlobStore) -> dict[str, int]:
     for name in names:
         entry = snapshot.files.get(name) if isinstance(name, str) else None
         if entry is not None:
-            try:
-                counts.update(parse_local_safetensors_file_metadata(blobs.path(entry.sha256)).parameter_count)
-            except (SafetensorsParsingError, ValueError, TypeError, AttributeError, RecursionError):
-                # What is no safetensors file has no parameters to count.
+            counted = _parameters_of(blobs.path(entry.sha256))
+            if counted is None:
                 return {}
+            counts.update(counted)
     return dict(counts)
+
+
+@lru_cache(maxsize=1024)
+def _parameters_of(path: Path) -> dict[str, int] | None:
+    """Parameters in a safetensors file; None for what is none. A blob's name is its content, so one look is enough."""
+    # Imported when first needed: it takes longer than all else that the Hub starts with.
+    from huggingface_hub import parse_local_safetensors_file_metadata
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    try:
+        return dict(parse_local_safetensors_file_metadata(path).parameter_count)
+    except (SafetensorsParsingError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _card(snapshot: Snapshot, blobs: BlobStore) -> dict[str, Any]:
@@ -196,11 +171,16 @@ def _card(snapshot: Snapshot, blobs: BlobStore) -> dict[str, Any]:
     entry = snapshot.files.get("README.md")
     if entry is None or entry.size > _MAXIMUM_CARD_BYTES:
         return {}
-    with blobs.open(entry.sha256) as file:
-        try:
-            return read_front_matter(file.read().decode())
-        except ValueError:
-            return {}
+    return _card_at(blobs.path(entry.sha256))
+
+
+@lru_cache(maxsize=64)
+def _card_at(path: Path) -> dict[str, Any]:
+    """Metadata of a card. A blob's name is its content, so it is read once."""
+    try:
+        return read_front_matter(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
 
 
 def _tags(card: dict[str, Any]) -> list[str]:

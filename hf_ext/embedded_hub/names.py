@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils._validators import validate_repo_id
-
 from .errors import HubError
 
 # `datasets/x/y` and `api/...` are URL prefixes: an owner of that name could not be addressed.
@@ -22,6 +19,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def check_repository_id(repository_id: str) -> str:
     """Return `owner/name`, or refuse it by the rule of the Hub (`huggingface_hub.utils.validate_repo_id`)."""
+    # Imported when first needed: it takes longer than all else that the Hub starts with.
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
     try:
         validate_repo_id(repository_id)
     except HFValidationError as error:

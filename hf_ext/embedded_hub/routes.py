@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, quote
 
 from . import descriptions, downloads, uploads
 from .errors import HubError, entry_not_found
+from .front_matter import front_matter, read_front_matter
 from .names import check_file_path, check_sha256
 from .objects import OWNER, Operation
 from .repository import Repository
@@ -18,22 +19,29 @@ from .transport import Request, Response, json_response, parse_object, text, unq
 
 _TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE = 1000, 50, 100
 _PULLS_PAGE = 10
+_STRANGERS_CARD_CHARACTERS = 64 << 10
 _PULL_STATUSES = ("open", "draft", "closed", "merged")
 _NO_XET = "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 for the client"
 
 
 def whoami(request: Request) -> Response:
     """Who holds the token."""
-    if not request.authorised:
+    if not request.may_read:
         raise HubError(401, "Invalid username or password.")
-    token = {"type": "access_token", "accessToken": {"displayName": OWNER, "role": "write"}}
+    role = "write" if request.may_write else "read"
+    token = {"type": "access_token", "accessToken": {"displayName": OWNER, "role": role}}
     return json_response({"type": "user", "id": OWNER, "name": OWNER, "fullname": OWNER, "orgs": [], "auth": token})
 
 
 def validate_yaml(request: Request) -> Response:
     """Check the metadata of a model or dataset card."""
+    card = text(request.json(), "content")
+    if not request.may_read and len(front_matter(card)) > _STRANGERS_CARD_CHARACTERS:
+        # Reading YAML takes time. Clients send the token with the commit of the card, and then it is read.
+        told = f"metadata of more than {_STRANGERS_CARD_CHARACTERS} characters is not checked without the token"
+        return json_response({"errors": [], "warnings": [{"message": told}]})
     try:
-        metadata = descriptions.read_front_matter(text(request.json(), "content"))
+        metadata = read_front_matter(card)
     except ValueError as error:
         return json_response({"errors": [{"message": str(error)}], "warnings": []}, 400)
     warnings = [] if metadata else [{"message": "empty or missing yaml metadata in repo card"}]
@@ -72,7 +80,7 @@ def list_repositories(request: Request, kind: str) -> Response:
     listed = [
         {"id": repository.id, "private": repository.private, "createdAt": repository.created}
         for repository in request.server.store.repositories(kind)
-        if (request.authorised or not repository.private)
+        if (request.may_read or not repository.private)
         and part in repository.id.lower()
         and author in ("", repository.id.partition("/")[0])
     ]
@@ -205,6 +213,7 @@ def lfs_upload(request: Request, oid: str) -> Response:
     """Receive a large file; the signature in the URL is the permission."""
     blob = Blob(check_sha256(oid), request.number("size", 0, 10**18))
     request.server.tickets.check(blob, request.parameter("expires"), request.parameter("signature"))
+    request.body.trust_sender()
     request.body.set_limit(min(blob.size, request.server.max_file_bytes))
     request.server.store.blobs.receive(request.body, blob)
     return Response()
@@ -272,8 +281,8 @@ def refuse_xet(request: Request, repository: Repository, revision: str) -> Respo
 def find_repository(request: Request, kind: str, repository_id: str) -> Repository:
     """The repository, if it exists and the client may see it; the refusal is the same for both."""
     repository = request.server.store.repository(kind, repository_id)
-    if repository is None or (repository.private and not request.authorised):
-        raise HubError(404 if request.authorised else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
+    if repository is None or (repository.private and not request.may_read):
+        raise HubError(404 if request.may_read else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
     return repository
 
 
@@ -336,7 +345,9 @@ def dispatch(method: str, request: Request) -> Response:
         known = True
         if method != allowed and (method, allowed) != ("HEAD", "GET"):
             continue
-        if guarded and not request.authorised:
+        if guarded and not request.may_write:
+            if request.may_read:
+                raise HubError(403, "this token may read only: use the token that may write")
             raise HubError(401, "Invalid username or password.")
         values = {name: unquoted(value) for name, value in match.groupdict().items() if value is not None}
         if "repository" in values:

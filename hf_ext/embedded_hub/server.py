@@ -7,81 +7,19 @@ no Xet storage, discussions, collections or inference. Blobs of deleted reposito
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import logging
-import secrets
 import socket
-import socketserver
-import sys
 import threading
-import time
-from collections.abc import Callable
-from http.server import ThreadingHTTPServer
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .routes import dispatch
+from .access import Access, bracketed
+from .listener import HubListener
 from .store import HubStore
-from .transport import HubRequestHandler, Request, Response
-from .uploads import UploadTickets
-
-logger = logging.getLogger(__name__)
-
-_GRACE_SECONDS = 10.0
 
 __all__ = ["EmbeddedHub", "serve"]
-
-
-class HubHTTPServer(ThreadingHTTPServer):
-    """The listening socket, a thread for each connection, and what all of them share."""
-
-    # Threads are joined when the server stops: a commit that has begun ends.
-    daemon_threads = False
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], family: int, store: HubStore, token: str | None, max_file_bytes: int):
-        self.address_family = family
-        self.store = store
-        self.token = token
-        self.max_file_bytes = max_file_bytes
-        self.tickets = UploadTickets(secrets.token_bytes(32))
-        self.connections: set[socket.socket] = set()
-        self.allowed_hosts: frozenset[str] = frozenset()
-        super().__init__(address, HubRequestHandler)
-
-    def server_bind(self) -> None:
-        """Bind without the name look-up of `http.server`, which can block where there is no DNS."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def route(self, method: str, request: Request) -> Response:
-        """Answer a request that passed the checks of the connection."""
-        return dispatch(method, request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what a connection died of, instead of printing it; clients that vanish are ordinary."""
-        vanished = isinstance(sys.exc_info()[1], ConnectionError)
-        logger.log(logging.DEBUG if vanished else logging.ERROR, "connection of %s", client_address, exc_info=True)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Remember a new connection, so that `finish_connections` can end it."""
-        self.connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Forget a connection that has ended."""
-        self.connections.discard(request)
-        super().shutdown_request(request)
-
-    def finish_connections(self) -> None:
-        """Take no further requests; let running answers end for some seconds, then cut them."""
-        deadline = time.monotonic() + _GRACE_SECONDS
-        _shut_down(self.connections, socket.SHUT_RD)
-        while self.connections and time.monotonic() < deadline:
-            time.sleep(0.01)
-        _shut_down(self.connections, socket.SHUT_RDWR)
 
 
 class EmbeddedHub:
@@ -90,7 +28,8 @@ class EmbeddedHub:
 
     Without a token it answers on loopback only, and to every local user: all may write, and private repositories are
     visible. With a token, writing and reading private repositories need it. There is no encryption: where the network
-    is not trusted, listen on loopback and let clients come through an SSH tunnel to the same port.
+    is not trusted, listen on loopback, and let clients come through an SSH tunnel to the same port or through a proxy
+    that has a certificate, whose address is then the `public_url`.
 
     Args:
         root (`str` or `Path`):
@@ -104,10 +43,20 @@ class EmbeddedHub:
             What clients send as `HF_TOKEN`.
         max_file_bytes (`int`, *optional*, defaults to 50 GiB):
             Largest file, and largest commit of regular files, in bytes.
+        read_token (`str`, *optional*):
+            A second token, which reads private repositories and cannot write.
+        allowed_hosts (`Iterable[str]`, *optional*):
+            Further names by which clients reach the server, `NAME` (with any port) or `NAME:PORT`. Requests to
+            other names are refused: a web page could have pointed its own name here.
+        public_url (`str`, *optional*):
+            Where clients reach a proxy before the server. All links that they are given start with it, those that
+            large files are sent to among them; its name is an allowed host.
+        max_connections (`int`, *optional*, defaults to 256):
+            How many connections may be open. Each is a thread, and one or two file descriptors.
 
     Raises:
-        ValueError: when the host is not loopback and there is no token, the token is empty, or the folder is not
-            usable.
+        ValueError: when the host is not loopback and there is no token, a token is empty, a name or URL is
+            malformed, or the folder is not usable.
 
     Example:
 
@@ -124,20 +73,23 @@ class EmbeddedHub:
         port: int = 0,
         token: str | None = None,
         max_file_bytes: int = 50 << 30,
+        read_token: str | None = None,
+        allowed_hosts: Iterable[str] = (),
+        public_url: str | None = None,
+        max_connections: int = 256,
     ):
-        if token is not None and (not token or not token.isascii() or any(letter.isspace() for letter in token)):
-            raise ValueError("token must be ASCII letters, digits and signs without spaces, got an empty or other one")
-        if max_file_bytes < 1:
-            raise ValueError(f"max_file_bytes must be at least 1, got {max_file_bytes}")
+        self._access = Access(token, read_token, allowed_hosts, public_url)
+        for name, value in (("max_file_bytes", max_file_bytes), ("max_connections", max_connections)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         self.root = Path(root)
         self._host = host
         self._port = port
-        self._token = token
-        self._max_file_bytes = max_file_bytes
+        self._limits = (max_file_bytes, max_connections)
         self._family, self._address = _resolve(host, port)
         if token is None and not ipaddress.ip_address(self._address).is_loopback:
             raise ValueError(f"host {host!r} is not loopback: set a token, or listen on 127.0.0.1")
-        self._server: HubHTTPServer | None = None
+        self._server: HubListener | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -146,7 +98,7 @@ class EmbeddedHub:
         if self._server is None:
             raise ValueError("the Hub has no URL before start()")
         host = "127.0.0.1" if ipaddress.ip_address(self._address).is_unspecified else self._host
-        return f"http://{_bracketed(host)}:{self._server.server_port}"
+        return f"http://{bracketed(host)}:{self._server.port}"
 
     @property
     def store(self) -> HubStore:
@@ -203,59 +155,38 @@ class EmbeddedHub:
     ) -> None:
         self.stop()
 
-    def _bind(self) -> HubHTTPServer:
+    def _bind(self) -> HubListener:
         """Open the folder and the socket."""
         if self._server is not None:
             raise ValueError("the Hub is already started")
         store = HubStore(self.root)
         try:
-            server = HubHTTPServer((self._address, self._port), self._family, store, self._token, self._max_file_bytes)
+            server = HubListener((self._address, self._port), self._family, store, self._access, *self._limits)
         except BaseException:
             store.close()
             raise
-        names = {"localhost", "127.0.0.1", "[::1]", _bracketed(self._host.lower())}
-        hosts = {f"{name}:{server.server_port}" for name in names}
-        # Clients leave out the port that is the default of http.
-        server.allowed_hosts = frozenset(hosts | (names if server.server_port == 80 else set()))
+        self._access.add_own_names(self._host, server.port)
         self._server = server
         return server
 
 
-def serve(
-    root: str | Path,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: str | None = None,
-    ready: Callable[[EmbeddedHub], None] | None = None,
-) -> None:
+def serve(root: str | Path, ready: Callable[[EmbeddedHub], None] | None = None, **options: Any) -> None:
     """
-    Serve a folder until interrupted. See [`EmbeddedHub`].
+    Serve a folder until interrupted.
 
     Args:
         root (`str` or `Path`):
             Folder with the repositories.
-        host (`str`, *optional*, defaults to `"127.0.0.1"`):
-            Address or name to listen on.
-        port (`int`, *optional*, defaults to 0):
-            TCP port; 0 takes a free one.
-        token (`str`, *optional*):
-            What clients send as `HF_TOKEN`; required when the host is not loopback.
         ready (`Callable`, *optional*):
             Called once with the [`EmbeddedHub`] when connections are accepted: the place to print its `url`.
+        **options:
+            Further options of [`EmbeddedHub`].
 
     Raises:
-        ValueError: when the host is not loopback and there is no token, or the folder is not usable.
+        ValueError: when an option or the folder is not usable.
         OSError: when the port is taken.
     """
-    EmbeddedHub(root, host, port, token).serve_forever(ready)
-
-
-def _shut_down(connections: set[socket.socket], how: int) -> None:
-    """Shut down all connections that are still there."""
-    for connection in list(connections):
-        # One that its client has ended already is not connected any more.
-        with contextlib.suppress(OSError):
-            connection.shutdown(how)
+    EmbeddedHub(root, **options).serve_forever(ready)
 
 
 def _resolve(host: str, port: int) -> tuple[int, str]:
@@ -266,8 +197,3 @@ def _resolve(host: str, port: int) -> tuple[int, str]:
         raise ValueError(f"cannot listen on host {host!r}, port {port!r}: {error}") from error
     family, _, _, _, address = found[0]
     return family, str(address[0])
-
-
-def _bracketed(host: str) -> str:
-    """A host as it stands in a URL."""
-    return f"[{host}]" if ":" in host else host

@@ -10,18 +10,21 @@ import binascii
 import hashlib
 import hmac
 import io
-import re
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import HubError
+from .ignore_rules import IgnoreRules
 from .names import check_file_path, check_sha256
 from .objects import Entry, Operation, Snapshot
 from .repository import Change
 from .storage import Blob, BlobStore, git_oid
-from .transport import BodyReader, parse_object, text, whole_number
+from .transport import parse_object, text, whole_number
+
+if TYPE_CHECKING:
+    from .connections import BodyReader
 
 # Larger files always go through LFS, as on the Hub.
 MAXIMUM_REGULAR_BYTES = 10 << 20
@@ -185,62 +188,6 @@ def _rules(snapshot: Snapshot, path: str, blobs: BlobStore) -> str:
         return ""
     with blobs.open(entry.sha256) as file:
         return file.read().decode(errors="replace")
-
-
-class IgnoreRules:
-    """The patterns of a `.gitignore`: the last one that matches decides, and an ignored folder hides all below it.
-
-    Args:
-        content (`str`):
-            Text of the file.
-    """
-
-    def __init__(self, content: str):
-        self._rules: list[tuple[re.Pattern[str], bool, bool]] = []
-        for line in content.splitlines():
-            pattern = line.rstrip()
-            if not pattern or pattern.startswith("#"):
-                continue
-            negated = pattern.startswith("!")
-            pattern = pattern[1:] if negated or pattern.startswith(("\\#", "\\!")) else pattern
-            folders_only = pattern.endswith("/")
-            self._rules.append((_ignore_expression(pattern.rstrip("/")), negated, folders_only))
-
-    def match(self, path: str) -> bool:
-        """Whether a file is ignored."""
-        parts = path.split("/")
-        return any(self._decide("/".join(parts[:end]), end < len(parts)) for end in range(1, len(parts) + 1))
-
-    def _decide(self, path: str, is_folder: bool) -> bool:
-        for expression, negated, folders_only in reversed(self._rules):
-            if (is_folder or not folders_only) and expression.fullmatch(path):
-                return not negated
-        return False
-
-
-def _ignore_expression(pattern: str) -> re.Pattern[str]:
-    """Translate a `.gitignore` pattern; one with a slash inside is anchored at the root."""
-    anchored = "/" in pattern
-    translated = "" if anchored else "(?:.*/)?"
-    rest = pattern.lstrip("/")
-    while rest:
-        if rest.startswith("**/"):
-            translated, rest = translated + "(?:.*/)?", rest[3:]
-        elif rest == "**":
-            translated, rest = translated + ".*", ""
-        elif rest[0] == "*":
-            translated, rest = translated + "[^/]*", rest.lstrip("*")
-        elif rest[0] == "?":
-            translated, rest = translated + "[^/]", rest[1:]
-        elif rest[0] == "[" and "]" in rest[2:]:
-            end = rest.index("]", 2)
-            negated = rest[1] in "!^"
-            members = rest[2 if negated else 1 : end].replace("\\", "\\\\").replace("[", "\\[")
-            translated, rest = f"{translated}[{'^' if negated else ''}{members}]", rest[end + 1 :]
-        else:
-            rest = rest[1:] if rest[0] == "\\" and len(rest) > 1 else rest
-            translated, rest = translated + re.escape(rest[0]), rest[1:]
-    return re.compile(translated)
 
 
 def plan_lfs(

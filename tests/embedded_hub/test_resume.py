@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi, close_session
 
-from hf_ext.embedded_hub import transport
+from hf_ext.embedded_hub import connections
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.embedded_hub.transport import Response
 from tests.hub_testing import run_python
 
 DOWNLOAD = """
@@ -25,24 +26,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:De
 def test_a_download_that_is_cut_off_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = os.urandom(SIZE)
     offsets: list[int] = []
-    send = transport.HubRequestHandler._send
+    send = connections.Connection._write_file
 
-    def cut_the_first(handler: transport.HubRequestHandler, response: transport.Response) -> None:
-        large = handler.command == "GET" and response.file is not None and (response.length or 0) > 1 << 20
-        if not large:
-            return send(handler, response)
+    def cut_the_first(connection: connections.Connection, response: Response) -> None:
+        if response.length <= 1 << 20:
+            return send(connection, response)
         offsets.append(response.offset)
         if len(offsets) > 1:
-            return send(handler, response)
-        handler.send_response(response.status)
-        for name, value in {"Content-Length": str(response.length), **response.headers}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
+            return send(connection, response)
         assert response.file is not None
-        handler.wfile.write(os.pread(response.file.fileno(), CUT, 0))
+        connection.stream.sendall(os.pread(response.file.fileno(), CUT, 0))
         raise ConnectionError("cut by the test")
 
-    monkeypatch.setattr(transport.HubRequestHandler, "_send", cut_the_first)
+    monkeypatch.setattr(connections.Connection, "_write_file", cut_the_first)
     with EmbeddedHub(tmp_path / "hub") as hub:
         api = HfApi(endpoint=hub.url)
         api.create_repo("me/model")

@@ -1,0 +1,120 @@
+"""Who may ask the embedded Hub for what: names of the server, origins of web pages, and the two tokens."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from .errors import HubError
+from .transport import Headers
+
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[0-9a-z_](?:[0-9a-z_.-]*[0-9a-z_.])?)(?::(?P<port>[0-9]{1,5}))?")
+
+
+class Access:
+    """The rules of one server.
+
+    Args:
+        token (`str` or `None`):
+            What clients send to write and to read private repositories; None lets everyone.
+        read_token (`str` or `None`):
+            What clients send to read private repositories only.
+        allowed_hosts (`Iterable[str]`):
+            Further names of the server, `NAME` (any port) or `NAME:PORT`.
+        public_url (`str` or `None`):
+            The URL of a proxy before the server: all links start with it.
+
+    Raises:
+        ValueError: when a token, a name or the URL cannot be used.
+    """
+
+    def __init__(self, token: str | None, read_token: str | None, allowed_hosts: Iterable[str], public_url: str | None):
+        _check_token("token", token)
+        _check_token("read_token", read_token)
+        if read_token is not None and token is None:
+            raise ValueError("read_token needs a token beside it: without one everybody may write")
+        if read_token is not None and read_token == token:
+            raise ValueError("read_token must differ from token: who holds it may not write")
+        self.token = token
+        self._read_token = read_token
+        self.public_url = None if public_url is None else _checked_url(public_url)
+        # Names that stand for every port, and names with one.
+        self._names, self._authorities = set[str](), set[str]()
+        for host in allowed_hosts:
+            match = _HOST.fullmatch(host.lower())
+            if match is None:
+                raise ValueError(f"allowed host {host!r} must be NAME or NAME:PORT, as in hub.lab or [fd00::1]:8765")
+            (self._authorities if match["port"] else self._names).add(match[0])
+        self._origin = None
+        if self.public_url is not None:
+            split = urlsplit(self.public_url)
+            self._names.add(bracketed(str(split.hostname)))
+            self._origin = f"{split.scheme}://{split.netloc}"
+
+    def add_own_names(self, host: str, port: int) -> None:
+        """Answer to loopback names and to the name listened on, at this port."""
+        for name in ("localhost", "127.0.0.1", "[::1]", bracketed(host.lower())):
+            # Clients leave out the port that is the default of http.
+            self._authorities |= {f"{name}:{port}", *([name] if port == 80 else [])}
+
+    def base_url(self, headers: Headers, local: Any) -> str:
+        """Refuse other hosts (DNS rebinding) and pages of other origins; returns the server as clients reach it.
+
+        Args:
+            headers ([`Headers`]):
+                Headers of the request.
+            local (`Any`):
+                The address of this end of the connection.
+        """
+        sent = headers.all("Host")
+        match = _HOST.fullmatch(sent[0].lower()) if len(sent) == 1 else None
+        if match is None or (match["name"] not in self._names and match[0] not in {*self._authorities, _own(local)}):
+            raise HubError(403, f"Host {sent!r} is not a name of this server: it can be added with --allowed-host")
+        if headers.get("Origin", f"http://{match[0]}").lower() not in (f"http://{match[0]}", self._origin):
+            raise HubError(403, "requests of web pages of another origin are refused")
+        return self.public_url or f"http://{sent[0]}"
+
+    def permissions(self, headers: Headers) -> tuple[bool, bool]:
+        """Whether the client may read what is private, and write; a wrong token is an error."""
+        sent = headers.all("Authorization")
+        if self.token is None:
+            return True, True
+        if not sent:
+            return False, False
+        for token, may_write in ((self.token, True), (self._read_token, False)):
+            wanted = b"Bearer " + (token or "").encode()
+            if token is not None and len(sent) == 1 and hmac.compare_digest(sent[0].encode("latin-1"), wanted):
+                return True, may_write
+        raise HubError(401, "Invalid credentials in Authorization header")
+
+
+def _own(address: Any) -> str:
+    """`host:port` of a socket address."""
+    # A socket of both families shows IPv4 addresses as IPv6.
+    return f"{bracketed(address[0].removeprefix('::ffff:'))}:{address[1]}"
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _check_token(name: str, token: str | None) -> None:
+    """Refuse a token that no header can carry."""
+    if token is not None and (not token or not token.isascii() or any(letter.isspace() for letter in token)):
+        raise ValueError(f"{name} must be ASCII letters, digits and signs without spaces, got an empty or other one")
+
+
+def _checked_url(url: str) -> str:
+    """The URL of a proxy, without a slash at its end."""
+    try:
+        split = urlsplit(url)
+        usable = split.scheme in ("http", "https") and _HOST.fullmatch(split.netloc.lower()) is not None
+    except ValueError:
+        usable = False
+    if not usable or split.query or split.fragment or not url.isascii() or any(letter in url for letter in ' "<>'):
+        raise ValueError(f"public_url {url!r} must be http(s)://NAME[:PORT][/PATH], as in https://hub.lab.example")
+    return f"{split.scheme}://{split.netloc.lower()}{split.path}".rstrip("/")

@@ -1,0 +1,110 @@
+"""The YAML metadata at the head of a README.md, read as JSON data and at a bounded cost."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import threading
+from datetime import date
+from typing import Any
+
+import yaml
+
+from .errors import HubError
+
+MAXIMUM_CHARACTERS = 1 << 20
+_MAXIMUM_DEPTH = 50
+_MAXIMUM_SCALAR = 1 << 16
+_MAXIMUM_NUMBER = 300
+_BUSY_SECONDS = 20.0
+_FRONT_MATTER = re.compile(r"\A(?:\ufeff)?\s*---[ \t]*\r?\n(.*?)\r?\n?---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+# One card at a time: what many clients send together takes no more of the processor than what one sends.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """PyYAML's safe loader, in C where there is one, without the numbers that cost more than their length."""
+
+
+def _construct_number(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """A number; a very long one stays text, since PyYAML's arithmetic on `1:59:59...` takes its length squared."""
+    if len(node.value) > _MAXIMUM_NUMBER:
+        return node.value
+    return yaml.constructor.SafeConstructor.yaml_constructors[node.tag](loader, node)
+
+
+for _tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+    _Loader.add_constructor(_tag, _construct_number)
+
+
+def front_matter(card: str) -> str:
+    """The text of the metadata; empty when there is none."""
+    match = _FRONT_MATTER.match(card)
+    return match[1] if match else ""
+
+
+def read_front_matter(card: str) -> dict[str, Any]:
+    """The metadata of a card, as data that JSON can say; empty when there is none.
+
+    Raises:
+        ValueError: when it is not a YAML mapping, or is written to exhaust whoever reads it.
+        [`HubError`]: status 503 when too many cards are waiting to be read.
+    """
+    text = front_matter(card)
+    if not text.strip():
+        return {}
+    if len(text) > MAXIMUM_CHARACTERS:
+        raise ValueError(f"the metadata of the card is longer than {MAXIMUM_CHARACTERS} characters")
+    if not _ONE_AT_A_TIME.acquire(timeout=_BUSY_SECONDS):
+        raise HubError(503, "other cards are being read: try again in some seconds", headers={"Retry-After": "5"})
+    try:
+        _check_cost(text)
+        metadata = as_json(yaml.load(text, Loader=_Loader))  # noqa: S506
+    except ValueError:
+        raise
+    except Exception as error:
+        # PyYAML's constructors raise IndexError, AttributeError, OverflowError... for tags on odd scalars.
+        raise ValueError(f"the metadata of the card is not valid YAML: {error}") from error
+    finally:
+        _ONE_AT_A_TIME.release()
+    if not isinstance(metadata or {}, dict):
+        raise ValueError(f"the metadata of the card must be a mapping, got {type(metadata).__name__}")
+    return metadata or {}
+
+
+def _check_cost(text: str) -> None:
+    """Refuse what takes far more time or memory than its size: deep nesting, and aliases that multiply."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("the metadata of the card uses YAML aliases, which are not supported")
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _MAXIMUM_SCALAR:
+            raise ValueError(f"the metadata of the card has a value longer than {_MAXIMUM_SCALAR} characters")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAXIMUM_DEPTH:
+            raise ValueError(f"the metadata of the card is nested deeper than {_MAXIMUM_DEPTH} levels")
+
+
+def as_json(value: Any) -> Any:
+    """What YAML can say in the types of JSON: dates and binaries are text, keys too, other numbers floats or null."""
+    if isinstance(value, dict):
+        return {_as_key(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [as_json(each) for each in value]
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**64:
+        # Other readers of JSON take such a number for a float, and Python prints no longer one than 4,300 digits.
+        return float(value) if abs(value) < 2**1023 else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value
+
+
+def _as_key(key: Any) -> str:
+    """A key of YAML as one of JSON, which knows only text."""
+    plain = as_json(key)
+    return plain if isinstance(plain, str) else {None: "null", True: "true", False: "false"}.get(plain, str(plain))
