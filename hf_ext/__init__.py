@@ -90,7 +90,23 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# `hf-ext merge` and others move weights and build no model: without the models they start in half the time.
-if getattr(sys.modules.get("hf_ext_cli.main"), "builds_models", True):
+def _reads_first() -> bool:
+    """
+    Whether this process is a program of ours that wants the models later, or never.
+
+    `hf-ext` says so itself. `python -m hf_ext.training` cannot: Python imports this package, to find the program in
+    it, before any line of the program runs. While it looks, it has put "-m" in place of the program's path, and only
+    then; what follows "-m" on the command line is the module that is being looked for.
+    """
+    main = sys.modules.get("hf_ext_cli.main")
+    if main is not None:
+        return not main.builds_models
+    words = sys.orig_argv
+    return sys.argv[:1] == ["-m"] and "-m" in words and words[words.index("-m") + 1 :][:1] == ["hf_ext.training"]
+
+
+# Importing the package registers the models with transformers, but for programs that read what they were given first,
+# and find its mistakes in a tenth of the time. A method of theirs is registered when its task is imported.
+if not _reads_first():
     import_module(".mrconv", __name__)
     import_module(".semanir", __name__)

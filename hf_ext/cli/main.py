@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .errors import Failed, Unusable, library_failures, message
+from .errors import classify
 
 # Command: module of this package that defines a function of that name.
 COMMANDS = {
@@ -27,8 +27,8 @@ COMMANDS = {
     "info": "information",
     "hub": "serving",
 }
-# Commands that never build a model; hf_ext then leaves its models out.
-WITHOUT_MODELS = ("merge", "emr")
+# Commands that build no model, or only after they have read what was given; hf_ext then leaves its models out.
+WITHOUT_MODELS = ("merge", "emr", "train")
 builds_models = True
 
 
@@ -56,12 +56,11 @@ class Commands(click.Group):
         # Click's own errors carry their exit code; a closed pipe (`hf-ext info x | head`) is no error of ours.
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
-        except OSError as error:
-            raise Failed(message(error)) from error
-        except (ValueError, TypeError) as error:
-            raise Unusable(message(error)) from error
-        except library_failures() as error:
-            raise Failed(message(error)) from error
+        except Exception as error:
+            shown = classify(error)
+            if shown is None:
+                raise
+            raise shown from error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
