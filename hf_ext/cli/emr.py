@@ -320,13 +320,20 @@ def pack(artifact: Path, archive: Path, level: int, overwrite: bool, as_json: bo
 @emr.command()
 @click.argument("archive", metavar="FILE.tar.zst", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-def unpack(archive: Path, out: Path) -> None:
+@click.option("--max-bytes", type=click.IntRange(min=1), help="Refuse more.  [default: 10 ** 12]")
+@click.option("--max-files", type=click.IntRange(min=1), help="Refuse more.  [default: 10,000]")
+@click.option("--max-ratio", type=click.FloatRange(min=1), help="Refuse what shrank more than this.  [default: 100]")
+def unpack(archive: Path, out: Path, **limits: Any) -> None:
     """Restore an artifact from FILE.tar.zst into the folder OUT.
+
+    An archive that would fill the disk is refused: by its size, by the number of its files, or because it shrank more
+    than weights and masks do.
 
     \b
     Examples:
       hf-ext emr unpack merged.tar.zst merged
+      hf-ext emr unpack sparse.tar.zst merged --max-ratio 1000
     """
     from hf_ext.emr.archive_emr import unpack as run
 
-    click.echo(run(archive, out))
+    click.echo(run(archive, out, **{name: value for name, value in limits.items() if value is not None}))

@@ -1,11 +1,27 @@
-"""Exit codes of hf-ext, and how an exception becomes a message on the terminal.
+"""The one place where an exception becomes a message and an exit code: of hf-ext and of `python -m hf_ext.training`.
 
-0: done. 1: it was tried and failed (disk, network, the Hub refused, interrupted). 2: what was given cannot be used.
+0: done. 1: it was tried and failed (disk, network, the Hub refused, interrupted). 2: what was given cannot be used:
+options, files, folders, names. A bug of ours keeps its traceback.
 """
 
+import errno
 from typing import ClassVar
 
 import click
+
+# What the system says of a path that the user chose; other numbers are of the disk or of the machine.
+_OF_THE_PATH = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
 
 
 class Failed(click.ClickException):
@@ -20,12 +36,70 @@ class Unusable(click.ClickException):
     exit_code: ClassVar[int] = 2
 
 
-def library_failures() -> tuple[type[BaseException], ...]:
-    """What libraries raise beside OSError when something outside fails; they are imported only when that happens."""
+def classify(error: BaseException) -> click.ClickException | None:
+    """
+    The message and the exit code of an exception.
+
+    Args:
+        error (`BaseException`): What a command raised.
+
+    Returns:
+        `click.ClickException` or `None`: `None` where it is a bug of ours, or none of an error's business.
+    """
+    if isinstance(error, click.ClickException):
+        return error
+    if isinstance(error, OSError):
+        return Unusable(message(error)) if _is_of_what_was_named(error) else Failed(message(error))
+    # Of ours it says what to install; one of Python's, with the name of a module, is a bug.
+    if isinstance(error, ImportError) and error.name is None:
+        return Failed(message(error))
+    if isinstance(error, FloatingPointError | MemoryError):
+        return Failed(message(error))
+    if isinstance(error, ValueError | TypeError):
+        return Unusable(message(error))
+    return _classify_library(error)
+
+
+def _classify_library(error: BaseException) -> click.ClickException | None:
+    """Exceptions of libraries that derive from none of Python's; the libraries are imported only when this happens."""
     import httpx2
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    return (httpx2.HTTPError, SafetensorError)
+    if isinstance(error, StrictDataclassError):
+        # The configuration of a model, in a YAML file or in a config.json.
+        return Unusable(str(error.__cause__ or error))
+    if isinstance(error, SafetensorError):
+        # A file that is none, or is damaged, is a wrong one to give; one that could not be written is not.
+        return Failed(message(error)) if "I/O" in str(error) else Unusable(message(error))
+    if isinstance(error, httpx2.HTTPError):
+        return Failed(message(error))
+    return None
+
+
+def _is_of_what_was_named(error: OSError) -> bool:
+    """Whether there is no such file, folder, repository or revision, or it may not be used."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    found: BaseException | None = error
+    # transformers wraps what huggingface_hub says.
+    while found is not None:
+        if isinstance(found, LocalEntryNotFoundError):
+            # Not in the cache, and the Hub could not be asked.
+            return False
+        if isinstance(found, EntryNotFoundError | RepositoryNotFoundError | RevisionNotFoundError):
+            return True
+        found = found.__cause__
+    if error.errno is not None:
+        return error.errno in _OF_THE_PATH
+    # Without a number and a cause it is the word of a library on what it was given: Pillow's of a file that is no
+    # picture, transformers' of a folder without config.json. Ours, of what failed, tell the cause.
+    return error.__cause__ is None and not isinstance(error, ConnectionError | TimeoutError | InterruptedError)
 
 
 def message(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """hf-ext info: what a checkpoint is, from its headers, configuration and card; no tensor is read."""
 
+import re
 from collections import Counter
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,10 @@ from .output import print_json, print_rows, result_row
 
 # The small files beside the weights; fetched from a Hub together.
 DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
+# Largest of them that is read, but for emr.json, which lists every tensor.
+MAX_DESCRIPTION_BYTES = 10_000_000
+CARD_FIELDS = ("license", "library_name", "pipeline_tag", "base_model", "datasets")
+FRONT_MATTER = re.compile(r"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 
 
 def describe(source: str) -> dict[str, Any]:
@@ -41,12 +45,13 @@ def describe(source: str) -> dict[str, Any]:
     else:
         repo_id = source.partition("@")[0]
         folder = Path(snapshot_download(repo_id, revision=commit, allow_patterns=DESCRIPTIONS))
-    config, adapter = read_json(folder / "config.json"), read_json(folder / "adapter_config.json")
+    config = read_json(folder / "config.json", architectures=list, model_type=str, auto_map=dict)
+    adapter = read_json(folder / "adapter_config.json", peft_type=str, base_model_name_or_path=str)
     if index := read_json(folder / "model_index.json"):
         config = {"architectures": [class_name(index)]}
     dtypes = Counter[str]()
     for tensor in tensors:
-        dtypes[str(tensor.dtype).removeprefix("torch.")] += prod(tensor.shape)
+        dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.numbers
     return {
         "source": source,
         "commit": commit,
@@ -60,7 +65,7 @@ def describe(source: str) -> dict[str, Any]:
         "bytes": sum(tensor.nbytes for tensor in tensors),
         "files": len({tensor.file for tensor in tensors}),
         "card": read_card(folder / "README.md"),
-        "results": read_json(folder / "eval.json").get("results") or [],
+        "results": read_results(folder / "eval.json"),
         "merge": read_merge(folder),
     }
 
@@ -84,22 +89,60 @@ def read_headers(source: str) -> tuple[list[Any], str | None]:
         return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty if there is no such file."""
+def read_json(path: Path, **kinds: type) -> dict[str, Any]:
+    """A JSON object from a file, with keys of these types or without them; empty if there is no such file."""
     from hf_ext.hub.safetensors_headers import parse_json_object
 
-    return parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    found = parse_json_object(read_small(path), str(path))
+    words: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
+    for key, kind in kinds.items():
+        if found.get(key) is not None and not isinstance(found[key], kind):
+            raise ValueError(f"{path}: `{key}` must be {words[kind]}, got {found[key]!r:.80}; correct the file.")
+    return found
+
+
+def read_small(path: Path) -> bytes:
+    """The content of a file that describes a model, which a person or a library wrote in a few kilobytes."""
+    size = path.stat().st_size
+    if size > MAX_DESCRIPTION_BYTES:
+        raise ValueError(f"{path}: {size:,} bytes, at most {MAX_DESCRIPTION_BYTES:,} are read; is it the right file?")
+    return path.read_bytes()
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """The results of an eval.json; each has what a line about it needs."""
+    results: list[Any] = read_json(path, results=list).get("results") or []
+    for result in results:
+        fits = isinstance(result, dict) and isinstance(result.get("dataset"), str)
+        named = fits and isinstance(result.get("name") or result.get("metric"), str)
+        value = result.get("value") if fits else None
+        if not named or isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(
+                f"{path}: a result needs metric and dataset (texts) and value (a number), got {result!r:.80}; "
+                "evaluate again."
+            )
+        if not isinstance(result.get("split"), str | None):
+            raise ValueError(f"{path}: the split of a result must be a text, got {result['split']!r:.80}.")
+    return results
 
 
 def read_card(path: Path) -> dict[str, Any] | None:
     """What a model card says in its metadata, or None if there is no card."""
-    from huggingface_hub import ModelCard
+    from hf_ext.settings import SettingsError, parse_yaml
 
     if not path.is_file():
         return None
-    metadata = ModelCard.load(path, ignore_metadata_errors=True).data
-    names = ("license", "library_name", "pipeline_tag", "base_model", "datasets")
-    return {name: metadata.get(name) for name in names if metadata.get(name) is not None}
+    # A line end of Windows is left as it is: huggingface_hub allows it too.
+    found = FRONT_MATTER.match(read_small(path).decode("utf-8", "replace").removeprefix("\ufeff"))
+    try:
+        metadata = parse_yaml(found[1]) if found else None
+    except SettingsError as error:
+        raise ValueError(f"{path}: the metadata at its head is not usable YAML: {error}") from error
+    if not isinstance(metadata, dict | None):
+        raise ValueError(f"{path}: the metadata at its head must be `key: value` lines, got {metadata!r:.80}.")
+    return {name: metadata[name] for name in CARD_FIELDS if metadata and metadata.get(name) is not None}
 
 
 def read_merge(folder: Path) -> dict[str, Any] | None:
@@ -110,8 +153,8 @@ def read_merge(folder: Path) -> dict[str, Any] | None:
 
     manifest = Manifest.read(folder)
     return {
-        "method": manifest.method["method"],
-        "rescale": manifest.method["rescale"],
+        "method": manifest.method.get("method"),
+        "rescale": manifest.method.get("rescale"),
         "base": {"source": manifest.base.source, "revision": manifest.base.revision},
         "tasks": {
             name: {
@@ -132,7 +175,7 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
     def place(source: dict[str, Any]) -> str:
         return f"{source['source']}@{source['revision']}" if source["revision"] else str(source["source"])
 
-    rows = [("merged by", f"{merge['method']}, rescale {merge['rescale']}"), ("base", place(merge["base"]))]
+    rows = [("merged by", f"{merge['method'] or 'not stated'}, rescale {merge['rescale']}"), ("base", place(merge["base"]))]
     for name, task in merge["tasks"].items():
         scale = "by tensor" if task["scale"] is None else f"{task['scale']:.4f}"
         rows.append((f"task {name}", f"λ {scale}, mask density {task['density']:.4f}, from {place(task)}"))
@@ -159,7 +202,7 @@ def info(source: str, as_json: bool) -> None:
         return
     rows = [
         ("source", source if found["commit"] is None else f"{source} (commit {found['commit']})"),
-        ("architecture", ", ".join(found["architectures"]) or "not stated"),
+        ("architecture", ", ".join(map(str, found["architectures"])) or "not stated"),
         ("model type", found["model_type"] or "not stated"),
         ("parameters", f"{found['parameters']:,}"),
         ("dtypes", ", ".join(f"{dtype} {count:,}" for dtype, count in found["dtypes"].items())),

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .errors import Failed, Unusable, library_failures, message
+from .errors import classify
 
 # Command: module of this package that defines a function of that name.
 COMMANDS = {
@@ -52,12 +52,11 @@ class Commands(click.Group):
         # Click's own errors carry their exit code; a closed pipe (`hf-ext info x | head`) is no error of ours.
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
-        except OSError as error:
-            raise Failed(message(error)) from error
-        except (ValueError, TypeError) as error:
-            raise Unusable(message(error)) from error
-        except library_failures() as error:
-            raise Failed(message(error)) from error
+        except Exception as error:
+            shown = classify(error)
+            if shown is None:
+                raise
+            raise shown from error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,12 +8,14 @@ import click
 
 
 def finite(value: Any) -> Any:
-    """The value with null for infinities and NaN, which JSON does not have."""
+    """The value with null for infinities and NaN, and texts for keys and values, such as dates, that JSON has not."""
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+        return {key if isinstance(key, str) else str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
         return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | None) else str(value)
 
 
 def print_json(value: Any) -> None:

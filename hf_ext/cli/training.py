@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from .library import import_without_models
 from .output import print_json, print_rows, result_row
 
 CONFIG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -30,6 +31,8 @@ def train(context: click.Context, config: Path, overrides: tuple[str, ...]) -> N
     Several GPUs or machines:
       accelerate launch --num_processes 4 -m hf_ext.training FILE.yaml --field value
     """
+    # A mistake in the file is found before torch is imported.
+    import_without_models()
     from hf_ext.training import main as run
 
     context.exit(run([str(config), *overrides]))

@@ -20,6 +20,14 @@ from ..hub.folders import sync_folder
 
 _LEVELS = (1, 19)
 _COPIED_AT_ONCE = 1 << 20
+# What an archive may unpack to. Weights shrink by a third and masks at most a few times; a file of zeros shrinks some
+# 30,000 times, which is how a small archive fills a disk. Below the free size nobody needs to be protected.
+MAX_BYTES = 1_000_000_000_000
+MAX_FILES = 10_000
+MAX_RATIO = 100.0
+_FREE_BYTES = 100_000_000
+# Of the entries before a file that hold its long name; tarfile reads them into memory at once.
+_MAX_NAME_BYTES = 65_536
 # The longest header of a zstandard frame.
 _FRAME_HEADER = 18
 # A part of a path in an archive: nothing that some system reads as a root, a parent, a drive or a hidden file.
@@ -82,7 +90,14 @@ def pack(folder: str | Path, archive: str | Path, *, level: int = 3, overwrite: 
     }
 
 
-def unpack(archive: str | Path, out: str | Path) -> Path:
+def unpack(
+    archive: str | Path,
+    out: str | Path,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_files: int = MAX_FILES,
+    max_ratio: float = MAX_RATIO,
+) -> Path:
     """
     Restores the folder from an archive.
 
@@ -92,25 +107,33 @@ def unpack(archive: str | Path, out: str | Path) -> Path:
     Args:
         archive (`str` or `Path`): What [`pack`] wrote.
         out (`str` or `Path`): The folder to write; it must not exist. It appears complete, or not at all.
+        max_bytes (`int`, *optional*, defaults to 10 ** 12): Refuse an archive that unpacks to more.
+        max_files (`int`, *optional*, defaults to 10,000): Refuse an archive of more files.
+        max_ratio (`float`, *optional*, defaults to 100):
+            Refuse an archive that unpacks to more than this many times its size, and to more than 100 MB.
 
     Returns:
         `Path`: `out`.
 
     Raises:
-        ValueError: It is no such archive, it is damaged, or it holds something else than files inside the folder.
+        ValueError: It is no such archive, it is damaged, it holds something else than files inside the folder, or
+            more than is allowed.
         FileExistsError: `out` exists.
         ImportError: zstandard is not installed.
     """
     zstandard = _zstandard()
     archive, out = Path(archive), Path(out)
+    if not archive.is_file():
+        raise ValueError(f"{archive}: {'no regular file' if archive.exists() else 'no such file'}; give an archive")
     if out.exists():
         raise FileExistsError(f"{out} exists; choose another place")
+    _check_length(archive, zstandard, max_bytes, max_ratio)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}-{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
         try:
-            _extract_all(archive, temporary, zstandard)
+            _extract_all(archive, temporary, zstandard, max_files)
         except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
             raise ValueError(
                 f"{archive}: not a complete archive of an artifact ({error}); fetch or pack it again"
@@ -156,40 +179,90 @@ def _length(entries: list[tarfile.TarInfo]) -> int:
 
 
 class _Counted:
-    """A stream that knows how many bytes were read from it."""
+    """A stream that knows how many bytes were read from it, and ends with an error where there are too many."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream, self.count = stream, 0
+    def __init__(self, stream: IO[bytes], length: int) -> None:
+        self.stream, self.count, self.length = stream, 0, length
 
     def read(self, size: int) -> bytes:
         data = self.stream.read(size)
         self.count += len(data)
+        if self.count > self.length:
+            raise EOFError(f"more than the {self.length:,} bytes that it says it has")
         return data
 
 
-def _extract_all(archive: Path, folder: Path, zstandard: ModuleType) -> None:
+class _Entry(tarfile.TarInfo):
+    """An entry whose name is not read into memory before its length is known."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Entry":
+        entry = super().frombuf(buf, encoding, errors)
+        holds_data = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
+        if not holds_data and entry.size > _MAX_NAME_BYTES:
+            raise ValueError(
+                f"an entry of type {entry.type!r} has {entry.size:,} bytes, at most {_MAX_NAME_BYTES:,} are allowed; "
+                "do not trust this archive"
+            )
+        return entry
+
+
+def _declared_length(archive: Path, zstandard: ModuleType) -> int:
+    """Bytes of the unpacked archive, as its header says."""
     with open(archive, "rb") as source:
-        length = zstandard.get_frame_parameters(source.read(_FRAME_HEADER)).content_size
-        if length == zstandard.CONTENTSIZE_UNKNOWN:
-            raise EOFError("it does not say how long it is")
-        if length > shutil.disk_usage(folder).free:
-            raise OSError(errno.ENOSPC, f"{length:,} bytes are to be unpacked, and the disk has less", str(folder))
-        source.seek(0)
-        with zstandard.ZstdDecompressor().stream_reader(source, closefd=False) as decompressed:
-            stream = _Counted(decompressed)
-            with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar:
-                for member in tar:
-                    _extract(tar, member, folder, archive)
-            # To the end, where the checksum is.
-            while stream.read(_COPIED_AT_ONCE):
-                pass
-        if stream.count != length:
-            raise EOFError(f"{stream.count:,} of {length:,} bytes are there")
+        try:
+            length: int = zstandard.get_frame_parameters(source.read(_FRAME_HEADER)).content_size
+        except zstandard.ZstdError as error:
+            raise ValueError(
+                f"{archive}: not a complete archive of an artifact ({error}); fetch or pack it again"
+            ) from error
+    if length == zstandard.CONTENTSIZE_UNKNOWN:
+        raise ValueError(f"{archive}: it does not say how long it is; pack it again with hf-ext emr pack")
+    return length
+
+
+def _check_length(archive: Path, zstandard: ModuleType, max_bytes: int, max_ratio: float) -> None:
+    """Refuses an archive that would become larger than it may, before anything is written."""
+    length, size = _declared_length(archive, zstandard), archive.stat().st_size
+    if length > max_bytes:
+        raise ValueError(
+            f"{archive}: {length:,} bytes would be unpacked, at most {max_bytes:,} are allowed. If you trust it, raise "
+            "max_bytes (--max-bytes)"
+        )
+    if length > max(_FREE_BYTES, max_ratio * size):
+        raise ValueError(
+            f"{archive}: {size:,} bytes would become {length:,}, {length / size:,.0f} times as many; weights and masks "
+            f"shrink less than {max_ratio:,.0f} times. If you trust it, raise max_ratio (--max-ratio)"
+        )
+
+
+def _extract_all(archive: Path, folder: Path, zstandard: ModuleType, max_files: int) -> None:
+    length = _declared_length(archive, zstandard)
+    if length > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, f"{length:,} bytes are to be unpacked, and the disk has less", str(folder))
+    with (
+        open(archive, "rb") as source,
+        zstandard.ZstdDecompressor().stream_reader(source, closefd=False) as decompressed,
+    ):
+        stream = _Counted(decompressed, length)
+        with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", tarinfo=_Entry) as tar:
+            for number, member in enumerate(tar):
+                if number >= max_files:
+                    raise ValueError(
+                        f"{archive}: more than {max_files:,} files. If you trust it, raise max_files (--max-files)"
+                    )
+                _extract(tar, member, folder, archive)
+        # To the end, where the checksum is.
+        while stream.read(_COPIED_AT_ONCE):
+            pass
+    if stream.count != length:
+        raise EOFError(f"{stream.count:,} of {length:,} bytes are there")
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, archive: Path) -> None:
     parts = member.name.split("/")
-    if not member.isreg() or not all(_PART.fullmatch(part) for part in parts):
+    # A sparse file has more bytes than the archive that holds it.
+    if not member.isreg() or member.issparse() or not all(_PART.fullmatch(part) for part in parts):
         raise ValueError(
             f"{archive}: {member.name!r} is no regular file inside the folder; nothing was unpacked. Do not trust "
             "this archive"

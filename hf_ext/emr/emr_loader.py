@@ -156,9 +156,47 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if wrong or not isinstance(manifest["unified"].get("files"), dict):
         raise ValueError(f"{path}: {wrong or ['unified']} are missing or of the wrong kind; {_DAMAGED}")
     for entry in manifest["tensors"]:
-        if not (isinstance(entry.get("name"), str) and isinstance(entry.get("elements"), int)):
+        if not (isinstance(entry, dict) and isinstance(entry.get("name"), str) and _is_size(entry.get("elements"))):
             raise ValueError(f"{path}: a tensor is described by {entry!r:.80}; {_DAMAGED}")
+    base = manifest["base"]
+    texts = [base.get("source"), base.get("revision"), base.get("folder")]
+    files = base.get("files", {})
+    known = isinstance(files, dict) and all(isinstance(entry, dict) for entry in files.values())
+    if not known or not all(isinstance(text, str | None) for text in texts):
+        raise ValueError(f"{path}: the base is described by {base!r:.80}; {_DAMAGED}")
+    # The system refuses such names with an error of its own.
+    named = [str(base.get("source")), *files, *manifest["unified"]["files"]]
+    if long := [name for name in named if max(map(_bytes, name.split("/"))) > 255 or _bytes(name) > 4000]:
+        raise ValueError(f"{path}: {long[0]!r:.80} is too long for a name; {_DAMAGED}")
+    for name, task in manifest["tasks"].items():
+        _check_task(task, f"{path}: task {name!r}")
     return manifest
+
+
+def _check_task(task: Any, where: str) -> None:
+    """Refuses the description of a task whose parts are of other kinds than they must be."""
+    kinds = {"base_prefix": str, "task_prefix": str, "shared": list, "tails": dict, "scales": dict, "scale_hex": str}
+    if not isinstance(task, dict):
+        raise ValueError(f"{where} is described by {task!r:.80}; {_DAMAGED}")
+    for key, kind in kinds.items():
+        if key in task and not isinstance(task[key], kind):
+            raise ValueError(f"{where}: {key} is {task[key]!r:.80}; {_DAMAGED}")
+    for name in task.get("shared", []):
+        if not isinstance(name, str):
+            raise ValueError(f"{where}: `shared` holds {name!r:.80}; {_DAMAGED}")
+    for name, tail in task.get("tails", {}).items():
+        shape = tail.get("shape") if isinstance(tail, dict) else None
+        if not isinstance(shape, list) or not all(map(_is_size, shape)):
+            raise ValueError(f"{where}: the tail of {name!r} is {tail!r:.80}; {_DAMAGED}")
+
+
+def _bytes(name: str) -> int:
+    return len(name.encode("utf-8", "surrogatepass"))
+
+
+def _is_size(value: object) -> bool:
+    # For Python, true and false are numbers; torch counts in 64-bit integers.
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str] | None = None) -> _Files:
@@ -185,7 +223,8 @@ def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str]
     elif known.get("folder") == "base":
         place = root / "base"
     else:
-        place = Path(str(source)).expanduser()
+        # Unlike Path.expanduser it leaves "~nobody" as it is.
+        place = Path(os.path.expanduser(str(source)))
     alone = place.is_file() and len(files) == 1
     if not place.is_dir() and not alone:
         raise ValueError(
@@ -267,14 +306,17 @@ class _Files:
     def get(self, name: str) -> torch.Tensor:
         if name not in self._holders:
             raise ValueError(f"{self._what}: there is no tensor {name!r}; {_DAMAGED}")
-        tensor: torch.Tensor = self._holders[name].get_tensor(name)
+        try:
+            tensor: torch.Tensor = self._holders[name].get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{self._what}: {name!r} cannot be read ({error}); {_DAMAGED}") from error
         return tensor
 
 
 def _task(manifest: dict[str, Any], task: str) -> dict[str, Any]:
     if task not in manifest["tasks"]:
         raise ValueError(f"there is no task {task!r}; the tasks are {', '.join(map(repr, manifest['tasks']))}")
-    if not _TASK.fullmatch(task) or not isinstance(manifest["tasks"][task], dict):
+    if not _TASK.fullmatch(task):
         raise ValueError(f"{task!r} is not the name of a task (A-Z, a-z, 0-9, '.', '_', '-'); do not trust the folder")
     description: dict[str, Any] = manifest["tasks"][task]
     return description
@@ -289,7 +331,7 @@ def _scale(description: dict[str, Any], name: str) -> float:
     scales = description.get("scales")
     try:
         scale = float.fromhex(scales[name] if scales is not None else description["scale_hex"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"emr.json: no scale for {name!r} ({error!r}); {_DAMAGED}") from error
     if not math.isfinite(scale):
         raise ValueError(f"emr.json: the scale of {name!r} is {scale}; {_DAMAGED}")

@@ -28,12 +28,13 @@ from huggingface_hub.hf_api import RepoFile
 from .folders import stays_inside
 from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
 from .safetensors_headers import (
-    MAX_HEADER_BYTES,
+    MAX_INDEX_BYTES,
     CheckpointError,
     TensorInfo,
     header_length,
     parse_header,
     parse_json_object,
+    read_header,
 )
 
 # In this order, the single file before the sharded form, as transformers looks for them.
@@ -234,12 +235,14 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         reader = self._readers[file]
         digest = hashlib.sha256(prefix + header).hexdigest()
         self.files[file] = WeightsFile(size, digest, reader.sha256, reader.path)
-        return parse_header(header, size, file)
+        if reader.path is None or reader.descriptor is None:
+            return parse_header(header, size, file)
+        return read_header(reader.path, reader.descriptor, len(header), file)
 
     def _read_index(self, index: str) -> None:
         size = self._open(index)
-        if size > MAX_HEADER_BYTES:
-            raise CheckpointError(f"{index}: {size} bytes, at most {MAX_HEADER_BYTES} are allowed; save it again.")
+        if size > MAX_INDEX_BYTES:
+            raise CheckpointError(f"{index}: {size} bytes, at most {MAX_INDEX_BYTES} are allowed; save it again.")
         weight_map = parse_json_object(self._read_bytes(index, 0, size), index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: no `weight_map` object in it; fetch or save it again.")

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, SafetensorsParsingError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-from .checkpoints import open_checkpoint
-from .safetensors_headers import DTYPE_NAMES, CheckpointError, TensorInfo, parse_json_object
+from .checkpoints import Checkpoint, open_checkpoint
+from .range_readers import RemoteFile
+from .safetensors_headers import TensorInfo, parse_json_object
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -210,22 +211,20 @@ def read_remote_headers(source: str) -> tuple[list[TensorInfo], str | None] | No
     repo_id, _, revision = source.partition("@")
     api = HfApi()
     try:
-        info = api.model_info(repo_id, revision=revision or None)
+        info = api.model_info(repo_id, revision=revision or None, files_metadata=True)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.TransportError):
         return None
-    names = [item.rfilename for item in info.siblings or []]
-    if INDEX not in names:
+    if INDEX not in [item.rfilename for item in info.siblings or []]:
         return None
-    tensors = []
-    for name in sorted(name for name in names if fnmatch(name, "*/*.safetensors")):
-        try:
-            header = api.parse_safetensors_file_metadata(repo_id, name, revision=info.sha)
-        except SafetensorsParsingError as error:
-            raise CheckpointError(f"{source}/{name}: {error}; save it again.") from error
-        for tensor in header.tensors.values():
-            start, stop = tensor.data_offsets
-            dtype = next(kind for kind, text in DTYPE_NAMES.items() if text == tensor.dtype)
-            tensors.append(TensorInfo(dtype, tuple(tensor.shape), stop - start, name, start))
+    sizes = {item.rfilename: item.size or 0 for item in info.siblings or []}
+    tensors: list[TensorInfo] = []
+
+    def open_file(name: str) -> RemoteFile:
+        return RemoteFile(repo_id, name, str(info.sha), sizes[name], None, None)
+
+    for name in sorted(name for name in sizes if fnmatch(name, "*/*.safetensors")):
+        with Checkpoint(open_file, name, info.sha) as checkpoint:
+            tensors += [checkpoint.info(tensor) for tensor in checkpoint]
     return tensors, info.sha
 
 

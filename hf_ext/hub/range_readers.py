@@ -76,6 +76,9 @@ class LocalFile:
     """
 
     def __init__(self, path: Path, name: str, sha256: str | None = None) -> None:
+        # To open a pipe would wait for whoever writes into it.
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path}: not a regular file; give a folder, a .safetensors file or org/name.")
         try:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by close())
         except OSError as error:

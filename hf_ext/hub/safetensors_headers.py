@@ -1,17 +1,27 @@
-"""Headers of safetensors files: what a file says it holds, believed only after every number has been checked."""
+"""Headers of safetensors files: what a file says it holds, believed only after every number has been checked.
+
+A file on this disk is parsed by the safetensors library, several times faster and in less memory. It takes whole files
+only, so the header of a file on a Hub, of which nothing else is fetched, is parsed here.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-# The limit of the safetensors format itself.
-MAX_HEADER_BYTES = 100_000_000
+# What huggingface_hub allows too. The format itself allows 100 MB, which are 1.7 million tensors: to parse that takes
+# over a gigabyte of memory. A checkpoint of this world has thousands of tensors in a file, and 100 bytes for each.
+MAX_HEADER_BYTES = 25_000_000
+# Of an index of shards, whose entries are plain strings: that of a trillion parameters has 20 MB.
+MAX_INDEX_BYTES = 50_000_000
 
 _DTYPES = {
     "F64": torch.float64,
@@ -22,6 +32,8 @@ _DTYPES = {
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2": torch.float8_e5m2,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F4": torch.float4_e2m1fn_x2,
     "C64": torch.complex64,
     "I64": torch.int64,
     "I32": torch.int32,
@@ -35,13 +47,15 @@ _DTYPES = {
 }
 # How a header names each type.
 DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+# Numbers in an element: torch packs two numbers of 4 bits into one, a header counts them one by one.
+_PACKED = {torch.float4_e2m1fn_x2: 2}
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read: the message names the file, what is wrong with it and what to do."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """
     Where one tensor lies and what it looks like, known before any of its bytes are read.
@@ -59,6 +73,11 @@ class TensorInfo:
     nbytes: int
     file: str
     offset: int
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the tensor holds; of `torch.float4_e2m1fn_x2` two in each element."""
+        return math.prod(self.shape) * _PACKED.get(self.dtype, 1)
 
 
 def parse_json_object(data: bytes | bytearray, file: str) -> dict[str, Any]:
@@ -107,13 +126,13 @@ def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
         `int`: Length of the JSON header in bytes.
 
     Raises:
-        CheckpointError: The length is over 100 MB, or the file ends before the header does.
+        CheckpointError: The length is over 25 MB, or the file ends before the header does.
     """
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{file}: the header claims {length} bytes, at most {MAX_HEADER_BYTES} are allowed; "
-            "this is not a safetensors file, or it is damaged: fetch it again."
+            f"{file}: the header claims {length} bytes, at most {MAX_HEADER_BYTES} are allowed; this is not a "
+            "safetensors file, or it is damaged (fetch it again), or it has too many tensors (save it in shards)."
         )
     if 8 + length > file_size:
         raise CheckpointError(
@@ -132,7 +151,8 @@ def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[di
         file (`str`): Name of the file, kept in each [`TensorInfo`] and used in the error messages.
 
     Returns:
-        `tuple[dict[str, TensorInfo], dict[str, str]]`: The tensors by name, and the `__metadata__` strings.
+        `tuple[dict[str, TensorInfo], dict[str, str]]`: The tensors by name, in the order in which they lie, and the
+        `__metadata__` strings.
 
     Raises:
         CheckpointError: An entry is malformed, or the tensors do not tile the file exactly: gap, overlap, a
@@ -145,10 +165,10 @@ def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[di
             f"{file}: `__metadata__` must map strings to strings, got {metadata!r:.80}; save it again."
         )
     start = 8 + len(data)
-    tensors = {name: _tensor_info(name, entry, start, file) for name, entry in entries.items()}
+    tensors = _in_order({name: _tensor_info(name, entry, start, file) for name, entry in entries.items()})
 
     position = start
-    for name, info in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+    for name, info in tensors.items():
         if info.offset != position:
             what = "overlaps the tensor before it" if info.offset < position else "leaves a gap before it"
             raise CheckpointError(
@@ -164,29 +184,124 @@ def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[di
     return tensors, metadata
 
 
+def read_header(
+    path: Path, descriptor: int, header_bytes: int, file: str
+) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """
+    Reads the header of a file on this disk with the safetensors library, which verifies it as [`parse_header`] does.
+
+    Args:
+        path (`Path`): The file.
+        descriptor (`int`): The same file, opened before.
+        header_bytes (`int`): Length of its JSON header, as [`header_length`] gives it.
+        file (`str`): Name of the file, kept in each [`TensorInfo`] and used in the error messages.
+
+    Returns:
+        `tuple[dict[str, TensorInfo], dict[str, str]]`: The tensors by name, in the order in which they lie, and the
+        `__metadata__` strings.
+
+    Raises:
+        CheckpointError: The library refuses the file, a type or size is one that torch does not have, or the path
+            leads to another file than the descriptor.
+    """
+    tensors = {}
+    try:
+        # NumPy's form is the one that maps no tensor; only the descriptions are taken from it.
+        with safe_open(path, framework="numpy") as opened:
+            metadata = opened.metadata() or {}
+            # The library names no offsets. It made sure that the tensors tile the file without gap or overlap, so in
+            # this order each begins where the one before it ends.
+            position = 8 + header_bytes
+            for name in opened.offset_keys():
+                described = opened.get_slice(name)
+                info = describe_tensor(name, described.get_dtype(), described.get_shape(), position, file)
+                tensors[name] = info
+                position += info.nbytes
+    except SafetensorError as error:
+        raise CheckpointError(f"{file}: not a safetensors file ({error}); fetch or save it again.") from error
+    # The library opens the file by its name, and the bytes are read from the descriptor.
+    if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+        raise CheckpointError(f"{file}: it was replaced while it was being opened; open it again.")
+    return _in_order(tensors), metadata
+
+
+def _in_order(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """As they lie in the file, those without bytes by their names: the same order for every reader."""
+    return dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes, item[0])))
+
+
 def _tensor_info(name: str, entry: object, start: int, file: str) -> TensorInfo:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(
             f"{file}: tensor {name!r} must have dtype, shape and data_offsets, got {entry!r:.80}; save the file again."
         )
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+    offsets = entry["data_offsets"]
+    if not _are_sizes(offsets) or len(offsets) != 2:
         raise CheckpointError(
-            f"{file}: tensor {name!r} has shape {shape!r:.80} and data_offsets {offsets!r:.80}; "
-            "lists of non-negative integers are allowed (two offsets): save the file again."
+            f"{file}: tensor {name!r} has data_offsets {offsets!r:.80}; two offsets, which are non-negative integers, "
+            "are allowed: save the file again."
         )
-    dtype = _DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
-    if dtype is None:
+    info = describe_tensor(name, entry["dtype"], entry["shape"], start + offsets[0], file)
+    if offsets[1] - offsets[0] != info.nbytes:
         raise CheckpointError(
-            f"{file}: tensor {name!r} has dtype {entry['dtype']!r:.80}; allowed are {sorted(_DTYPES)}: convert it."
-        )
-    nbytes = math.prod(shape) * dtype.itemsize
-    if offsets[1] - offsets[0] != nbytes:
-        raise CheckpointError(
-            f"{file}: tensor {name!r} of shape {shape} and dtype {entry['dtype']} needs {nbytes} bytes, "
+            f"{file}: tensor {name!r} of shape {entry['shape']} and dtype {entry['dtype']} needs {info.nbytes} bytes, "
             f"its offsets give {offsets[1] - offsets[0]}; the file is malformed: fetch or save it again."
         )
-    return TensorInfo(dtype=dtype, shape=tuple(shape), nbytes=nbytes, file=file, offset=start + offsets[0])
+    return info
+
+
+def describe_tensor(name: str, dtype: object, shape: object, offset: int, file: str) -> TensorInfo:
+    """
+    Describes a tensor as torch has it, by what a header says of it.
+
+    Args:
+        name (`str`): Its name.
+        dtype (`object`): How the header names its type.
+        shape (`object`): The shape in the header.
+        offset (`int`): Its first byte in the file.
+        file (`str`): Name used in the error messages.
+
+    Returns:
+        [`TensorInfo`]: Of a type that packs several numbers into an element, the last size is that many times smaller.
+
+    Raises:
+        CheckpointError: A type or a shape that torch does not have.
+    """
+    kind = _DTYPES.get(dtype) if isinstance(dtype, str) else None
+    if kind is None:
+        raise CheckpointError(
+            f"{file}: tensor {name!r} has dtype {dtype!r:.80}; allowed are {sorted(_DTYPES)}: convert it."
+        )
+    if not _are_sizes(shape):
+        raise CheckpointError(
+            f"{file}: tensor {name!r} has shape {shape!r:.80}; a list of non-negative integers is allowed: save the "
+            "file again."
+        )
+    assert isinstance(shape, list)
+    packed = _PACKED.get(kind, 1)
+    if packed > 1:
+        if not shape or shape[-1] % packed:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} of dtype {dtype} has shape {shape!r:.80}; its last size must be a multiple "
+                f"of {packed}: save the file again."
+            )
+        shape = [*shape[:-1], shape[-1] // packed]
+    return TensorInfo(kind, tuple(shape), math.prod(shape) * kind.itemsize, file, offset)
+
+
+def header_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> list[int]:
+    """
+    How a header writes the shape of a tensor.
+
+    Args:
+        dtype (`torch.dtype`): Its type.
+        shape (`tuple[int, ...]`): Its shape as torch has it.
+
+    Returns:
+        `list[int]`: The sizes; of a type that packs several numbers into an element the last one counts numbers.
+    """
+    packed = _PACKED.get(dtype, 1)
+    return list(shape) if packed == 1 else [*shape[:-1], shape[-1] * packed]
 
 
 def _are_sizes(value: object) -> bool:

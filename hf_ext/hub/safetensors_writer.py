@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from .safetensors_headers import DTYPE_NAMES, MAX_HEADER_BYTES
+from .safetensors_headers import DTYPE_NAMES, MAX_HEADER_BYTES, header_shape
 
 # Data starts at a multiple of this, so that every tensor is aligned for a memory map and for vector instructions.
 _ALIGNMENT = 64
@@ -40,7 +40,7 @@ class SafetensorsWriter:
         dtypes (`dict[str, torch.dtype]`): Type of every tensor, by name.
 
     Raises:
-        ValueError: A type that safetensors does not have, a negative size, or a header over 100 MB.
+        ValueError: A type that safetensors does not have, a negative size, or a header over 25 MB.
         OSError: The file cannot be written, or there is no room for it; the message says how much is needed.
     """
 
@@ -222,7 +222,9 @@ def _layout(
 ) -> tuple[bytes, dict[str, int], dict[str, torch.dtype], int]:
     """Header, first byte and type of every tensor, and the length of the file."""
     for name, (dtype, shape) in tensors.items():
-        if dtype not in DTYPE_NAMES or any(size < 0 for size in shape):
+        # Of two numbers in an element, as in float4_e2m1fn_x2, a header counts the last size: there has to be one.
+        known = dtype in DTYPE_NAMES and (len(shape) > 0 or header_shape(dtype, (1,)) == [1])
+        if not known or any(size < 0 for size in shape):
             raise ValueError(f"{file}: tensor {name!r} is {dtype} {tuple(shape)}, which safetensors cannot hold")
     header: dict[str, object] = {"__metadata__": dict({"format": "pt"} if metadata is None else metadata)}
     starts: dict[str, int] = {}
@@ -233,7 +235,7 @@ def _layout(
         position += math.prod(shape) * dtype.itemsize
         header[name] = {
             "dtype": DTYPE_NAMES[dtype],
-            "shape": list(shape),
+            "shape": header_shape(dtype, shape),
             "data_offsets": [starts[name], position],
         }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()

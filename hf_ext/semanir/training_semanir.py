@@ -1,5 +1,6 @@
 """SemanIR in the shared training loop: degradations, patches, scores and pictures."""
 
+import logging
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -20,6 +21,8 @@ from .degradations_semanir import unpack_mosaic
 from .image_processing_semanir import SemanIRImageProcessor
 from .modeling_semanir import SemanIRForImageRestoration
 from .training_degradations_semanir import Degradation, read_degradations
+
+logger = logging.getLogger(__name__)
 
 METRICS = {"psnr": psnr, "ssim": ssim, "psnr_b": psnr_b}
 
@@ -133,6 +136,7 @@ class SemanIRTask:
         else:
             self.config = SemanIRConfig(**{**PRESETS.get(preset, {}), **changes})
         self._check_layout()
+        self._warn_of_top_k()
         model = SemanIRForImageRestoration(self.config)
         if init_from:
             initialize_from(model, init_from)
@@ -154,6 +158,17 @@ class SemanIRTask:
                 raise ValueError(
                     f"task.degradation {degradation} needs model.{wanted}; the model has num_channels {layout[0]}, "
                     f"num_channels_out {layout[1]} and scale {layout[2]}."
+                )
+
+    def _warn_of_top_k(self) -> None:
+        """Says that a k above the size of a window attends to all of it, which is likely not what was meant."""
+        config, tokens = self.config, self.config.window_size**2
+        values = {"model.top_k": config.top_k, "model.train_top_k": max(config.train_top_k, default=0)}
+        for name, value in {**values, "task.top_k": self.top_k or 0}.items():
+            if value > tokens:
+                logger.warning(
+                    "%s is %d, but a window of %d x %d has %d tokens: each attends to all of them, as if it were %d.",
+                    *(name, value, config.window_size, config.window_size, tokens, tokens),
                 )
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:

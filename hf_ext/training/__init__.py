@@ -1,9 +1,14 @@
 """Training of every method through accelerate: one loop, exact resume, evaluation."""
 
-from .arguments import DataArguments, DataSource, TrainingArguments
-from .evaluation import evaluate
-from .launch import build_task, evaluate_checkpoint, main
-from .loop import Task, train
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .arguments import DataArguments, DataSource, TrainingArguments
+    from .evaluation import evaluate
+    from .launch import build_task, evaluate_checkpoint, main
+    from .loop import train
+    from .task import Task
 
 __all__ = [
     "DataArguments",
@@ -16,3 +21,26 @@ __all__ = [
     "main",
     "train",
 ]
+
+# Imported when first used: the files of a run are read, and their mistakes found, before torch is imported.
+_MODULES = {
+    "DataArguments": ".arguments",
+    "DataSource": ".arguments",
+    "Task": ".task",
+    "TrainingArguments": ".arguments",
+    "build_task": ".launch",
+    "evaluate": ".evaluation",
+    "evaluate_checkpoint": ".launch",
+    "main": ".launch",
+    "train": ".loop",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

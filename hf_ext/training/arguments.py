@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import yaml
 from huggingface_hub.dataclasses import strict
 
+from ..settings import SettingsError, parse_yaml
 from ..settings import build as build
 from ..settings import read_yaml as read_yaml
 
@@ -191,6 +191,8 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
     """
     Applies `--field value`, `--field=value` and `--section.field value` flags; a flag without a value means `true`.
 
+    `null` takes a key out, so that its default holds: `--model.num_classes null`, `--data.eval null`.
+
     Args:
         mapping (`dict[str, Any]`): What the YAML file holds; it is not changed.
         flags (`list[str]`): Command-line words. Values are read as YAML.
@@ -221,9 +223,11 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
             if not isinstance(target, dict):
                 raise ValueError(f"--{name}: {section!r} is a value, not a section.")
         try:
-            target[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"--{name} {value!r} cannot be read as a YAML value: {error}") from error
+            target[key] = parse_yaml(value)
+        except SettingsError as error:
+            raise SettingsError(f"--{name} {value!r:.200} cannot be read as a YAML value: {error}") from error
+        if target[key] is None:
+            del target[key]
     return result
 
 

@@ -19,6 +19,7 @@ import datasets
 import numpy as np
 import torch
 from datasets.distributed import split_dataset_by_node
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from .arguments import DataSource
@@ -29,12 +30,13 @@ IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 
 
-def open_source(source: DataSource) -> datasets.Dataset | datasets.IterableDataset:
+def open_source(source: DataSource, section: str = "data") -> datasets.Dataset | datasets.IterableDataset:
     """
     Opens a data source.
 
     Args:
         source ([`DataSource`]): Where the examples are.
+        section (`str`, defaults to `"data"`): Section of the run that names it, for the messages.
 
     Returns:
         `datasets.Dataset` or, with `streaming`, `datasets.IterableDataset`.
@@ -46,13 +48,38 @@ def open_source(source: DataSource) -> datasets.Dataset | datasets.IterableDatas
     if (path / "lq").is_dir() and (path / "hq").is_dir():
         return _paired_folder(path, source)
     if source.path.startswith((".", "/", "~")) and not path.exists():
-        raise ValueError(f"no data at {source.path}: give a folder, a data file or a Hub data set id.")
+        raise ValueError(
+            f"no data at {source.path}: give a folder, a data file or a Hub data set id. {_advice(section)}"
+        )
     try:
         return _load(path, source)
     # datasets raises ConnectionError, an OSError, for a Hub that it cannot reach.
-    except (OSError, datasets.exceptions.DatasetsError, ValueError) as error:
+    except (OSError, datasets.exceptions.DatasetsError, ValueError, TypeError) as error:
         kind = "" if path.exists() else "there is no such folder or file here, and as a data set of the Hub: "
-        raise ValueError(f"cannot read data from {source.path!r} (split {source.split!r}): {kind}{error}") from error
+        raise ValueError(
+            f"cannot read data from {source.path!r} (split {source.split!r}): {kind}{_reasons(error)} "
+            f"{_advice(section)}"
+        ) from error
+
+
+def _reasons(error: BaseException) -> str:
+    """What an exception and its causes say: datasets writes "An error occurred" over the one that tells which."""
+    texts: list[str] = []
+    found: BaseException | None = error
+    while found is not None:
+        text = str(found).strip() or type(found).__name__
+        if not any(text in known for known in texts):
+            texts.append(text)
+        found = found.__cause__
+    return " ← ".join(text.rstrip(".") for text in texts) + "."
+
+
+def _advice(section: str) -> str:
+    """The flags by which another place is given."""
+    if section == "data":
+        return ""
+    without = ", or train without an evaluation: --data.eval null" if section == "data.eval" else ""
+    return f"Set --{section}.path (and --{section}.split){without}."
 
 
 def _load(path: Path, source: DataSource) -> datasets.Dataset | datasets.IterableDataset:
@@ -138,10 +165,19 @@ def read_example(source: datasets.Dataset, index: int) -> dict[str, Any]:
     """One example; a file that vanished or cannot be decoded is named."""
     try:
         return source[index]
-    except OSError as error:
+    # Pillow's for a broken PNG is a SyntaxError, which is no OSError.
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        files = _files_of(source, index)
+        where = f" ({', '.join(files)})" if files and not any(file in str(error) for file in files) else ""
         raise OSError(
-            f"example {index} cannot be read: {error}. Restore the file or remove it from the data."
+            f"example {index}{where} cannot be read: {error}. Restore the file or remove it from the data."
         ) from error
+
+
+def _files_of(source: datasets.Dataset, index: int) -> list[str]:
+    """Where the pictures or recordings of an example lie, or what they are called; nothing is decoded."""
+    row = source.with_format("arrow")[index : index + 1].to_pylist()[0]
+    return [value["path"] for value in row.values() if isinstance(value, dict) and value.get("path")]
 
 
 class PositionBatches(Sampler[list[int]]):
@@ -255,11 +291,11 @@ class TrainingLoader:
             batches = StreamBatches(stream, transform, seed, batch_size)
             batches.replay, batches.rank, batches.first_batch = bool(source.shuffle_buffer), rank, first_batch
             batches.states = list(self.stream_states)
-            self.loader = DataLoader(batches, batch_size=None, **options)
+            self.loader = _QuietLoader(batches, batch_size=None, **options)
         else:
             sampler = PositionBatches(batch_size, rank, world_size, first_batch)
             samples = IndexedSamples(data, transform, seed, groups, batch_size)
-            self.loader = DataLoader(samples, batch_sampler=sampler, **options)
+            self.loader = _QuietLoader(samples, batch_sampler=sampler, **options)
 
     @staticmethod
     def _split(
@@ -288,6 +324,12 @@ class TrainingLoader:
     def _items(self) -> Iterator[Any]:
         try:
             yield from self.loader
+        except (OSError, ValueError, TypeError) as error:
+            # From a loader process it comes with the traceback there as its text, of which the last line is ours.
+            if "in DataLoader worker process" not in str(error):
+                raise
+            kind, _, text = str(error).strip().splitlines()[-1].partition(": ")
+            raise (OSError if isinstance(error, OSError) else ValueError)(text or kind) from error
         except RuntimeError as error:
             if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
                 raise
@@ -295,6 +337,19 @@ class TrainingLoader:
                 f"a loader process died ({error}), most often because memory or shared memory ran out: use fewer "
                 f"than {self.loader.num_workers} data.num_workers, or smaller batches."
             ) from error
+
+
+class _QuietLoader(DataLoader):
+    """
+    A loader that may have more processes than there are cores.
+
+    torch warns twice of each such loader. A recipe is made for other machines than this one, a few processes more do
+    no harm to reading, and of a stream their number decides the order: so it stays, up to the limit of
+    `_check_workers`.
+    """
+
+    def check_worker_number_rationality(self) -> None:
+        """Says nothing."""
 
 
 def _check_workers(num_workers: int) -> None:

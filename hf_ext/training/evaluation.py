@@ -17,7 +17,7 @@ from .provenance import published_name
 from .state import write_json
 
 if TYPE_CHECKING:
-    from .loop import Task
+    from .task import Task
 
 
 def evaluate(

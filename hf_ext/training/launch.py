@@ -5,17 +5,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
-import torch
-import transformers
+from hf_ext_cli.errors import classify
 
+# The libraries and the loop are imported where they are needed, which is after everything was read and checked.
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
-from .data import open_source
-from .evaluation import evaluate, write_results
-from .loop import Task, train
-from .models import adapter_base, load_adapter, pin_revision
+
+if TYPE_CHECKING:
+    from .task import Task
 
 # Where each method keeps its part of the loop; imported when asked for, as diffusers is slow to import.
 TASKS = {
@@ -40,7 +38,7 @@ Trains what FILE.yaml describes; running it again continues an interrupted run.
 """
 
 
-def build_task(arguments: TrainingArguments) -> Task:
+def build_task(arguments: TrainingArguments) -> "Task":
     """
     Builds the task that `arguments.method` names, from the `task` section.
 
@@ -77,6 +75,10 @@ def evaluate_checkpoint(
     Raises:
         ValueError: If the file has no `data.eval`, or something does not fit.
     """
+    from .data import open_source
+    from .evaluation import evaluate, write_results
+    from .models import adapter_base, build_model, load_adapter, pin_revision
+
     mapping = apply_overrides(read_yaml(config), overrides or [])
     arguments = build(TrainingArguments, {"output_dir": "", **mapping})
     eval_source = arguments.data_arguments.eval_source
@@ -86,16 +88,16 @@ def evaluate_checkpoint(
     pinned = pin_revision(source)
     base = adapter_base(pinned)
     # The checkpoint's own configuration counts here, not the model section of the file.
-    model = task.build_model({}, pinned if base is None else pin_revision(base))
+    model = build_model(task, {}, pinned if base is None else pin_revision(base))
     if base is not None:
         model = load_adapter(model, pinned)
-    metrics = evaluate(task, model, open_source(eval_source))
+    metrics = evaluate(task, model, open_source(eval_source, "data.eval"))
     revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]
     return write_results(output, task, metrics, eval_source, revision)
 
 
 def main(
-    argv: list[str] | None = None, make_task: Callable[[TrainingArguments], Task] | None = None, usage: str = USAGE
+    argv: list[str] | None = None, make_task: Callable[[TrainingArguments], "Task"] | None = None, usage: str = USAGE
 ) -> int:
     """
     Runs a training from command-line words.
@@ -107,7 +109,8 @@ def main(
         usage (`str`, *optional*): What is written for `--help`, and where there are no words.
 
     Returns:
-        `int`: 0 when the run is complete, 1 when it failed, 2 when the words or the file are wrong.
+        `int`: 0 when the run is complete, 1 when it failed, 2 when what was given cannot be used: words, file, data,
+        folder.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if not words or words[0] in ("-h", "--help"):
@@ -115,30 +118,36 @@ def main(
         return 0 if words else 2
     try:
         arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
-        task = (make_task or build_task)(arguments)
-    except (ValueError, TypeError, FileNotFoundError) as error:
-        return _fail(error, 2)
+        _run((make_task or build_task)(arguments), arguments)
+    except KeyboardInterrupt:
+        return _fail(InterruptedError("interrupted; the same command continues from the last saved state."))
+    except Exception as error:
+        return _fail(error)
+    return 0
+
+
+def _run(task: "Task", arguments: TrainingArguments) -> None:
+    """The run itself, with its one bar."""
+    import datasets
+    import torch
+    import transformers
+
+    from .loop import train
+
     # One bar is enough: those of every saved shard would tear the run's own.
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     try:
         train(task, arguments)
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
-        return _fail(error, 1)
     except torch.OutOfMemoryError as error:
         advice = "Lower per_device_train_batch_size, or set activation_checkpointing: true or mixed_precision: bf16."
-        return _fail(MemoryError(f"{error}\n{advice}"), 1)
-    except KeyboardInterrupt:
-        return _fail(InterruptedError("interrupted; the same command continues from the last saved state."), 1)
-    return 0
+        raise MemoryError(f"{error}\n{advice}") from error
 
 
-def _fail(error: Exception, code: int) -> int:
-    """One clear line for a user's mistake; the traceback where it is asked for."""
-    if os.environ.get("HF_EXT_DEBUG"):
+def _fail(error: Exception) -> int:
+    """One clear line for what is no bug of ours; the traceback where it is one, or is asked for."""
+    shown = classify(error)
+    if shown is None or os.environ.get("HF_EXT_DEBUG"):
         raise error
-    # A loader process passes on its whole traceback, whose last line is the message.
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    text = lines[-1] if "DataLoader worker" in lines[0] else "\n".join(lines)
-    sys.stderr.write(f"error: {text}\n")
-    return code
+    sys.stderr.write(f"error: {shown.message.strip()}\n")
+    return shown.exit_code

@@ -1,4 +1,4 @@
-"""The training loop of all methods, on `accelerate.Accelerator`, and the protocol by which a method fills it.
+"""The training loop of all methods, on `accelerate.Accelerator`; a method fills it by being a [`Task`].
 
 Order, augmentation and randomness are functions of (seed, rank, step), so that a run continued from a state equals the
 run that was never interrupted.
@@ -11,21 +11,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, ProjectConfiguration, broadcast, send_to_device, set_seed
-from PIL import Image
 from tqdm import tqdm
 from transformers import get_scheduler
 
 from .arguments import TrainingArguments
 from .data import TrainingLoader, open_source
 from .evaluation import evaluate, write_results
-from .models import add_adapter, enable_activation_checkpointing, pin_revision
+from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
 from .plots import plot_curves
 from .processes import check_supported, check_tracker, check_weights, run_main_first
 from .provenance import provenance
@@ -40,61 +39,7 @@ from .state import (
     save_state,
     write_json,
 )
-
-
-class Task(Protocol):
-    """
-    What a method tells the shared loop.
-
-    Attributes:
-        pipeline_tag (`str`): The Hub's name of the task, for results and cards.
-        metric_names (`dict[str, str]`): Metrics of an evaluation with their protocol in words; the first decides which
-            state is the best.
-        greater_is_better (`bool`): Direction of that metric.
-        eval_batch_size (`int`): Examples that `evaluate_batch` gets at once.
-    """
-
-    pipeline_tag: str
-    metric_names: dict[str, str]
-    greater_is_better: bool
-    eval_batch_size: int
-
-    def build_model(self, config: dict[str, Any], init_from: str | None) -> torch.nn.Module:
-        """Builds the model from the `model` section and, where given, a checkpoint's weights."""
-
-    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """Groups for AdamW, in which a method sets its own decay, learning rate or betas."""
-
-    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-        """Turns one example into tensors; all randomness comes from the generator."""
-
-    def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
-        """Mean loss of a batch, a scalar."""
-
-    def evaluate_batch(
-        self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
-    ) -> list[dict[str, float]]:
-        """Scores of each example. Randomness, such as added noise, depends on the index alone."""
-
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
-        """Metrics of the data set from the scores of its examples."""
-
-    def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
-        """A picture of what the model does, or `None`."""
-
-    def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
-        """Writes a folder that `from_pretrained` loads, with processors."""
-
-    def describe(self) -> dict[str, Any]:
-        """What the scores depend on, such as a degradation; for results and cards."""
-
-
-@runtime_checkable
-class ReadsData(Protocol):
-    """A task that looks at the training data before its model is built."""
-
-    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
-        """Notes what it needs, such as names of classes. A number for each example where batches must not mix them."""
+from .task import ReadsData, Task
 
 
 def train(task: Task, arguments: TrainingArguments) -> dict[str, float]:
@@ -138,14 +83,33 @@ class _Training:
         check_supported(arguments, self.accelerator)
         run_main_first(self.accelerator, self._open)
         self._build()
+        # Only now: what cannot be trained leaves no folder behind.
+        run_main_first(self.accelerator, self._prepare)
+        self._warn()
 
     def _open(self) -> None:
-        """The run folder, by the main process, and the data."""
+        """The run folder, looked at by the main process, and the data."""
+        if self.accelerator.is_main_process:
+            self.folder.check(self.arguments, self.accelerator.num_processes)
+        sources = self.arguments.data_arguments
+        evaluation = sources.eval_source
+        self.train_data = open_source(sources.train_source, "data.train")
+        self.eval_data = None if evaluation is None else open_source(evaluation, "data.eval")
+
+    def _prepare(self) -> None:
         if self.accelerator.is_main_process:
             self.folder.prepare(self.arguments, self.accelerator.num_processes)
-        sources = self.arguments.data_arguments
-        self.train_data = open_source(sources.train_source)
-        self.eval_data = None if sources.eval_source is None else open_source(sources.eval_source)
+
+    def _warn(self) -> None:
+        """What is probably not meant, but is right for a short trial."""
+        arguments = self.arguments
+        if arguments.warmup_steps > arguments.max_steps and arguments.lr_scheduler_type != "constant":
+            peak = arguments.learning_rate * arguments.max_steps / arguments.warmup_steps
+            self._say(
+                f"warning: warmup_steps is {arguments.warmup_steps}, max_steps {arguments.max_steps}: the learning "
+                f"rate rises to {peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run set "
+                "warmup_steps too."
+            )
 
     def _build(self) -> None:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
@@ -153,7 +117,7 @@ class _Training:
         set_seed(arguments.seed)
         self.groups = self.task.read_data(self.train_data) if isinstance(self.task, ReadsData) else None
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
-        module = self.task.build_model(arguments.model, init_from)
+        module = build_model(self.task, arguments.model, init_from)
         if arguments.peft is not None and init_from is not None:
             module = add_adapter(module, arguments.peft, init_from)
         if arguments.activation_checkpointing:

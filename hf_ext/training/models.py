@@ -2,17 +2,25 @@
 
 import logging
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import peft
 import torch
 from diffusers import ModelMixin
 from huggingface_hub import file_exists, hf_hub_download
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 
 from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.settings import SettingsError, explain
+
+if TYPE_CHECKING:
+    from .task import Task
 
 logger = logging.getLogger(__name__)
+
+# Attribute of a model: names of its tensors that no checkpoint provided.
+STARTED_ANEW = "hf_ext_started_anew"
 
 
 def split_revision(source: str) -> tuple[str, str]:
@@ -71,9 +79,34 @@ def pipeline_index(source: str) -> Path | None:
         return None
 
 
+def build_model(task: "Task", section: dict[str, Any], init_from: str | None) -> torch.nn.Module:
+    """
+    Builds a task's model.
+
+    Args:
+        task ([`Task`]): The method's part of the loop.
+        section (`dict[str, Any]`): The `model` section of a run.
+        init_from (`str`, *optional*): Folder or `org/name@revision` of the initial weights.
+
+    Returns:
+        `torch.nn.Module`: The model.
+
+    Raises:
+        ValueError: If the section, or the checkpoint's configuration, holds a value that is not allowed.
+    """
+    try:
+        return task.build_model(section, init_from)
+    except StrictDataclassError as error:
+        where = "section 'model'" if section or init_from is None else f"the configuration of {init_from}"
+        raise SettingsError(f"bad value in {where}: {explain(error)}") from error
+
+
 def initialize_from(model: torch.nn.Module, source: str) -> list[str]:
     """
-    Copies into a model the tensors of a checkpoint that fit by name and shape; only safetensors are read.
+    Copies the tensors of a checkpoint into a model; only safetensors are read.
+
+    Every tensor that both have must have the same shape, but for those of a transformers model's head, which starts
+    anew where it is for other classes or another scale.
 
     Args:
         model (`torch.nn.Module`): The model; its other tensors keep their initial values.
@@ -83,29 +116,42 @@ def initialize_from(model: torch.nn.Module, source: str) -> list[str]:
         `list[str]`: Names of the model's tensors that the checkpoint did not provide.
 
     Raises:
-        ValueError: If no tensor fits.
+        ValueError: If no tensor fits, or one outside the head has another shape.
     """
     tensors = model.state_dict()
     with open_checkpoint(source) as checkpoint, torch.no_grad():
-        fitting = [
-            name
-            for name, tensor in tensors.items()
-            if name in checkpoint and tuple(checkpoint.info(name).shape) == tuple(tensor.shape)
-        ]
+        found = {name: tuple(checkpoint.info(name).shape) for name in tensors if name in checkpoint}
+        fitting = [name for name, shape in found.items() if shape == tuple(tensors[name].shape)]
         if not fitting:
             raise ValueError(
                 f"init_from: no tensor of {source} fits {type(model).__name__} by name and shape "
                 f"(for instance {next(iter(tensors))!r} {tuple(next(iter(tensors.values())).shape)}): "
                 "choose a checkpoint of the same method, or the same sizes in the model section."
             )
+        different = [name for name in found if name not in set(fitting) and not _is_of_head(model, name)]
+        if different:
+            shapes = [f"{name} {list(found[name])} → {list(tensors[name].shape)}" for name in different[:4]]
+            raise ValueError(
+                f"init_from: {len(different)} of {len(tensors)} tensors have other sizes than in {source}: "
+                f"{', '.join(shapes)}{', …' if len(different) > 4 else ''}. They would start anew at random: leave "
+                "the sizes out of the model section, which then has those of the checkpoint."
+            )
         for name in fitting:
             tensors[name].copy_(checkpoint[name])
     missing = [name for name in tensors if name not in set(fitting)]
+    # An adapter must not be put on them.
+    setattr(model, STARTED_ANEW, missing)
     if missing:
         logger.warning(
             "init_from %s: %d of %d tensors start anew: %s", source, len(missing), len(tensors), missing[:8]
         )
     return missing
+
+
+def _is_of_head(model: torch.nn.Module, name: str) -> bool:
+    """Whether a tensor of a transformers model lies outside the part that all its tasks share."""
+    prefix = getattr(model, "base_model_prefix", "")
+    return bool(prefix) and hasattr(model, prefix) and not name.startswith(f"{prefix}.")
 
 
 def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str) -> peft.PeftModel:
@@ -121,7 +167,8 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str
         `peft.PeftModel`: The model with its adapter.
 
     Raises:
-        ValueError: If the configuration is not one of peft's, or fits no module.
+        ValueError: If the configuration is not one of peft's, fits no module, or leaves tensors frozen that the base
+            does not have.
     """
     known = sorted(kind.value for kind in peft.PeftType)
     if configuration.get("peft_type") not in known:
@@ -131,9 +178,19 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str
     cast(Any, model).name_or_path = name
     try:
         adapter = peft.get_peft_config({"revision": revision, **configuration})
-        return peft.get_peft_model(cast(PreTrainedModel, model), adapter)
+        adapted = peft.get_peft_model(cast(PreTrainedModel, model), adapter)
     except TypeError as error:
         raise ValueError(f"section 'peft': {error}. Allowed keys are those of peft's configuration class.") from error
+    # peft may have added the head itself.
+    saved = set(getattr(adapter, "modules_to_save", None) or ())
+    random = [item for item in getattr(model, STARTED_ANEW, ()) if not saved & set(item.split("."))]
+    if random:
+        raise ValueError(
+            f"section 'peft': {base} does not have {len(random)} tensors of the model, such as {random[:4]}. An "
+            "adapter leaves them frozen, at random, and does not save them: leave the sizes out of the model section, "
+            "or name their modules in peft.modules_to_save."
+        )
+    return adapted
 
 
 def adapter_base(source: str) -> str | None:

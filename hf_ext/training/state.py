@@ -105,6 +105,42 @@ class RunFolder:
         self.snapshot = self.path / "snapshot"
         self.best = self.path / "best"
 
+    def check(self, arguments: TrainingArguments, processes: int) -> None:
+        """
+        Refuses a folder that a run must not be written to; nothing is written.
+
+        Args:
+            arguments ([`TrainingArguments`]): Arguments of the run that starts.
+            processes (`int`): Number of training processes.
+
+        Raises:
+            ValueError: If the folder holds a run with other arguments or files of something else, is a file, or lies
+                inside the data.
+        """
+        if self.arguments.exists():
+            self._check(read_json(self.arguments), {"arguments": asdict(arguments), "processes": processes})
+            return
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file: choose a folder as output_dir.")
+        if any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
+            raise ValueError(
+                f"{self.path} holds training files but no args.json, so it is not a run that can be continued: "
+                "choose another output_dir."
+            )
+        others = sorted(path.name for path in self.path.glob("*") if not _may_lie_beside(path.name))
+        if others:
+            raise ValueError(
+                f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}): choose a "
+                "folder that is new or empty as output_dir."
+            )
+        for source in filter(None, (arguments.data_arguments.train_source, arguments.data_arguments.eval_source)):
+            data = Path(source.path).expanduser()
+            if data.is_dir() and not (data / "lq").is_dir() and self.path.resolve().is_relative_to(data.resolve()):
+                raise ValueError(
+                    f"{self.path} lies inside the data {source.path}, which would take the files of the run for data: "
+                    "choose another output_dir."
+                )
+
     def prepare(self, arguments: TrainingArguments, processes: int) -> None:
         """
         Creates the folder, or readies an existing run of the same arguments for being continued.
@@ -114,19 +150,12 @@ class RunFolder:
             processes (`int`): Number of training processes.
 
         Raises:
-            ValueError: If the folder holds a run with other arguments, or files of something else.
+            ValueError: As in [`~RunFolder.check`].
         """
-        wanted = {"arguments": asdict(arguments), "processes": processes}
-        if self.arguments.exists():
-            self._check(read_json(self.arguments), wanted)
-        elif any(path.exists() for path in (self.states, self.snapshot, self.best, self.metrics)):
-            raise ValueError(
-                f"{self.path} holds training files but no args.json, so it is not a run that can be continued: "
-                "choose another output_dir."
-            )
+        self.check(arguments, processes)
         self.path.mkdir(parents=True, exist_ok=True)
         # First: it is what marks the folder as ours.
-        write_json(self.arguments, wanted)
+        write_json(self.arguments, {"arguments": asdict(arguments), "processes": processes})
         self.states.mkdir(exist_ok=True)
         for leftover in self.states.glob("step-*.tmp"):
             shutil.rmtree(leftover)
@@ -197,6 +226,11 @@ class RunFolder:
             return []
         text = self.metrics.read_text()
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def _may_lie_beside(name: str) -> bool:
+    """What may be in the folder of a new run: hidden files, where the output of the run goes, our own first file."""
+    return name.startswith(".") or name.endswith((".log", ".out", ".err")) or name == "args.json.tmp"
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:

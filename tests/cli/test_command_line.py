@@ -11,7 +11,14 @@ import click
 import httpx2
 import pytest
 from click.testing import CliRunner, Result
+from huggingface_hub.errors import (
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    StrictDataclassFieldValidationError,
+)
+from safetensors import SafetensorError
 
+from hf_ext_cli.errors import classify
 from hf_ext_cli.main import COMMANDS, main
 from hf_ext_cli.output import finite
 
@@ -147,20 +154,33 @@ def test_a_value_before_the_model_is_refused(tmp_path):
     [
         (ValueError("the value is wrong"), 2),
         (TypeError("the type is wrong"), 2),
-        (OSError("the disk is full"), 1),
-        (FileNotFoundError(2, "No such file", "weights"), 1),
+        (StrictDataclassFieldValidationError("width", ValueError("the width is wrong")), 2),
+        (FloatingPointError("the loss is nan"), 1),
+        (MemoryError("too much"), 1),
+        (ImportError("install x"), 1),
+        (SafetensorError("Error while deserializing header: header too small"), 2),
+        (SafetensorError("Error while serializing: I/O error: No space left on device"), 1),
+        (OSError(28, "No space left on device"), 1),
+        (ConnectionError("the connection was closed"), 1),
+        (OSError("the folder has no config.json, says a library"), 2),
+        (FileNotFoundError(2, "No such file", "weights"), 2),
+        (PermissionError(13, "Permission denied", "weights"), 2),
+        (LocalEntryNotFoundError("not in the cache"), 1),
         (httpx2.ConnectError("connection refused"), 1),
         (KeyboardInterrupt(), 1),
     ],
 )
 def test_an_expected_error_is_a_message_with_its_exit_code(monkeypatch, error, exit_code):
     def fail(source: str) -> None:
+        if isinstance(error, StrictDataclassFieldValidationError):
+            raise error from ValueError("the width is wrong")
         raise error
 
     monkeypatch.setattr("hf_ext_cli.information.describe", fail)
     result = run("info", "model")
     assert result.exit_code == exit_code
-    assert result.stderr == ("\nAborted!\n" if isinstance(error, KeyboardInterrupt) else f"Error: {error}\n")
+    text = error.__cause__ if isinstance(error, StrictDataclassFieldValidationError) else error
+    assert result.stderr == ("\nAborted!\n" if isinstance(error, KeyboardInterrupt) else f"Error: {text}\n")
     assert "Traceback" not in result.output
 
 
@@ -174,12 +194,34 @@ def test_debug_lets_the_exception_through(monkeypatch, how):
     assert isinstance(run("info", "/nowhere/at/all").exception, SystemExit)
 
 
-def test_our_own_mistakes_keep_their_traceback(monkeypatch):
+@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyError("x"), ModuleNotFoundError("no x", name="x")])
+def test_our_own_mistakes_keep_their_traceback(monkeypatch, error):
     def fail(source: str) -> None:
-        raise ZeroDivisionError
+        raise error
 
     monkeypatch.setattr("hf_ext_cli.information.describe", fail)
-    assert isinstance(run("info", "model").exception, ZeroDivisionError)
+    assert run("info", "model").exception is error
+
+
+def test_what_transformers_says_of_an_unknown_repository_is_of_what_was_given():
+    try:
+        try:
+            raise RepositoryNotFoundError(
+                "404", response=httpx2.Response(404, request=httpx2.Request("GET", "http://x"))
+            )
+        except OSError as error:
+            raise OSError("org/none is not a valid model identifier") from error
+    except OSError as error:
+        shown = classify(error)
+    assert shown is not None and shown.exit_code == 2
+    try:
+        try:
+            raise FileNotFoundError(2, "No such file", "photo.png")
+        except OSError as error:
+            raise OSError("example 3 cannot be read") from error
+    except OSError as error:
+        shown = classify(error)
+    assert shown is not None and shown.exit_code == 1
 
 
 def test_the_installed_program_ends_with_the_exit_code_and_one_message(tmp_path):

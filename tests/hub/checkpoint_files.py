@@ -17,6 +17,8 @@ def some_tensors() -> dict[str, torch.Tensor]:
         "half": torch.randn(7).half(),
         "brain": torch.randn(6, 2).bfloat16(),
         "eighth": torch.randn(9).to(torch.float8_e4m3fn),
+        "scales": torch.arange(6, dtype=torch.uint8).view(torch.float8_e8m0fnu),
+        "quarter": torch.arange(12, dtype=torch.uint8).view(3, 4).view(torch.float4_e2m1fn_x2),
         "complex": torch.randn(4, dtype=torch.complex64),
         "long": torch.arange(10),
         "unsigned": torch.tensor([1, 2, 65535], dtype=torch.uint16),

@@ -53,8 +53,12 @@ shapes = st.lists(st.integers(0, 5), max_size=3)
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).filter(lambda x: x != "__metadata__")
 
 
+# A packed type has a last size, of which each element holds two.
+kinds = st.tuples(types, shapes).filter(lambda kind: kind[0] != torch.float4_e2m1fn_x2 or kind[1])
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(texts, st.tuples(types, shapes), min_size=1, max_size=6), st.randoms())
+@given(st.dictionaries(texts, kinds, min_size=1, max_size=6), st.randoms())
 def test_any_names_types_and_shapes_written_in_pieces_in_any_order(tmp_path_factory, described, random):
     path = tmp_path_factory.mktemp("writer") / "model.safetensors"
     content = {name: random.randbytes(_count(shape) * dtype.itemsize) for name, (dtype, shape) in described.items()}

@@ -89,16 +89,16 @@ def test_wrong_words_exit_with_2_and_name_the_key(tmp_path, capsys, tiny, words,
 def test_unusable_files(tmp_path, capsys):
     assert "no configuration file at" in fails(capsys, 2, str(tmp_path / "absent.yaml"))
     (tmp_path / "twice.yaml").write_text("seed: 1\nseed: 2\n")
-    assert "repeated key(s) ['seed']" in fails(capsys, 2, str(tmp_path / "twice.yaml"))
+    assert "repeated key 'seed' in line 2" in fails(capsys, 2, str(tmp_path / "twice.yaml"))
 
 
 def test_what_this_machine_cannot_do(tmp_path, capsys, tiny, examples):
     config = write_config(tmp_path, {"train": {"path": str(examples)}})
-    assert "mixed_precision fp16 needs a GPU" in fails(capsys, 1, config, "--mixed_precision", "fp16")
-    assert "report_to is 'wandb'; installed here are" in fails(capsys, 1, config, "--report_to", "wandb")
-    assert "data.num_workers is 999" in fails(capsys, 1, config, "--data.num_workers", "999")
+    assert "mixed_precision fp16 needs a GPU" in fails(capsys, 2, config, "--mixed_precision", "fp16")
+    assert "report_to is 'wandb'; installed here are" in fails(capsys, 2, config, "--report_to", "wandb")
+    assert "data.num_workers is 999" in fails(capsys, 2, config, "--data.num_workers", "999")
     stream = ["--data.train.streaming", "--data.num_workers", "3"]
-    assert "a process has only 2 shard(s)" in fails(capsys, 1, config, *stream)
+    assert "a process has only 2 shard(s)" in fails(capsys, 2, config, *stream)
 
 
 def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path, capsys, tiny, examples):
@@ -179,8 +179,20 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
         assert (tmp_path / "b" / "args.json").read_text() == text
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "mine.tmp").write_text("precious")
-    run(TinyTask(), make_arguments(tmp_path / "c", data, max_steps=1))
-    assert (tmp_path / "c" / "mine.tmp").read_text() == "precious"
+    with pytest.raises(ValueError, match=r"c holds other files \(mine.tmp\): choose a folder that is new or empty"):
+        run(TinyTask(), make_arguments(tmp_path / "c", data))
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["mine.tmp"]
+    (tmp_path / "d").write_text("precious")
+    with pytest.raises(ValueError, match="d is a file"):
+        run(TinyTask(), make_arguments(tmp_path / "d", data))
+    with pytest.raises(ValueError, match="lies inside the data"):
+        run(TinyTask(), make_arguments(examples / "run", data))
+    assert not (examples / "run").exists()
+    # Where the output of the run itself goes.
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "train.log").write_text("started")
+    run(TinyTask(), make_arguments(tmp_path / "e", data, max_steps=1))
+    assert (tmp_path / "e" / "train.log").read_text() == "started"
 
 
 def test_a_cut_off_row_of_metrics_is_survived(tmp_path, examples):
