@@ -24,6 +24,7 @@ from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, pac
 
 from ..hub.checkpoints import Checkpoint
 from ..hub.safetensors_writer import SafetensorsWriter
+from ..hub.system_calls import open_descriptor, write_at
 from .plan import Plan
 from .sources import Source
 
@@ -157,7 +158,7 @@ class _Patched:
                 (folder / name).unlink(missing_ok=True)
                 assert about.path is not None
                 shutil.copyfile(about.path, folder / name)
-                self._descriptors[name] = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
+                self._descriptors[name] = open_descriptor(folder / name, os.O_RDWR)
         except BaseException:
             self.close()
             raise
@@ -166,7 +167,7 @@ class _Patched:
         info = self._checkpoint.info(name)
         data, done = values.view(torch.uint8).numpy().data, 0
         while done < len(data):
-            done += os.pwrite(self._descriptors[info.file], data[done:], info.offset + first_byte + done)
+            done += write_at(self._descriptors[info.file], data[done:], info.offset + first_byte + done)
 
     def close(self) -> None:
         for descriptor in self._descriptors.values():
