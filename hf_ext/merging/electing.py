@@ -79,7 +79,8 @@ def elect_again(folder: Path, work: Path, manifest: Manifest, plan: Plan) -> Ele
         else dataclasses.replace(tensor, elements=parts[tensor.name].elements, dtype=parts[tensor.name].dtype)
         for tensor in manifest.tensors
     )  # fmt: skip
-    after = dataclasses.replace(manifest, tensors=tensors)
+    # The hashes are those of the old files.
+    after = dataclasses.replace(manifest, tensors=tensors, files={})
     rows = {name: row for row, name in enumerate(after.merged)}
     sums: dict[str, np.ndarray] = {}
     for task in manifest.tasks:

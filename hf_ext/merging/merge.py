@@ -1,7 +1,7 @@
 """Merging checkpoints: one streaming pass over all of them, into a folder that appears complete or not at all.
 
-The work is done in `.NAME.partial/` beside the result, see `places`: `result/` grows in place, `journal/` tells what is
-finished, `merge.json` what is merged. A merge that was interrupted goes on where it stopped, with the same bits.
+The work is done in `.NAME.partial/` beside the result (see `places`): `result/` grows in place, `journal/` tells what
+is finished, `merge.json` what is merged. A merge that was interrupted goes on where it stopped, with the same bits.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def merge_checkpoints(
 
     Raises:
         FileExistsError: `out` holds something, and `overwrite` is off or it is no merge.
-        ValueError: `out` cannot be written. Something does not fit together, holds NaN or infinity, or changed since the interruption; the
-            message says what to do.
+        ValueError: `out` cannot be written, something does not fit together, holds NaN or infinity, or changed since
+            the interruption; the message says what to do.
         OSError: The disk is full; the merge can go on when there is room.
     """
     return merge_and_show(
@@ -274,7 +274,7 @@ class _Run:
         base = self.base_identity.result()
         closed = _started(self.outputs.close)
         try:
-            report = finish(folder, self.plan, self.extras, self.shared, sums, base, name=self.out.name)
+            report = finish(folder, self.plan, self.extras, self.shared, sums, base, out=self.out)
         finally:
             closed.result()
         sync_folder(folder)
