@@ -1,6 +1,7 @@
 """hf_ext: NeurIPS 2024 methods as Hugging Face plugins. Importing it registers the models with transformers."""
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

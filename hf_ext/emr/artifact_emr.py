@@ -1,4 +1,4 @@
-"""The files of an artifact, opened only where they are what the manifest says; and the rescalers."""
+"""The files of an artifact, opened only where they are what the manifest says, to the hash; and the rescalers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
+from .files_emr import require_unchanged
 from .manifest_emr import RESCALES, TENSOR_RESCALES, Manifest, artifact_file
 from .ops_emr import DTYPES, SUMS
 
@@ -91,6 +92,7 @@ def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
     for name, about in manifest.unified.items():
         size = artifact_file(folder, name).stat().st_size
         _require(size == about["bytes"], f"{folder}/{name}", f"{size} bytes, the manifest says {about['bytes']}")
+        require_unchanged(folder, manifest, name)
     with _opening(folder) as unified:
         found = {name: (unified.info(name).shape, unified.info(name).dtype) for name in unified}
         told = {tensor.name: (tensor.shape, tensor.dtype) for tensor in manifest.tensors}
@@ -114,7 +116,7 @@ def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
     Raises:
         CheckpointError: The file is missing, or does not fit the root weights.
     """
-    path = artifact_file(folder, "tasks", task, "mask.safetensors")
+    path = _task_file(folder, manifest, task, "mask.safetensors")
     record, merged = manifest.tasks[task], manifest.merged
     with _opening(path) as masks:
         for name in masks:
@@ -145,7 +147,7 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
     record, merged = manifest.tasks[task], manifest.merged
     if not record.tails and not Path(folder, "tasks", task, "extra.safetensors").exists():
         return None
-    path = artifact_file(folder, "tasks", task, "extra.safetensors")
+    path = _task_file(folder, manifest, task, "extra.safetensors")
     with _opening(path) as extras:
         for name, shape in record.tails.items():
             base = merged.get(record.base_name(name))
@@ -174,7 +176,7 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
     Raises:
         CheckpointError: The file is missing, or not of that shape.
     """
-    path = artifact_file(folder, "tasks", task, "sums.safetensors")
+    path = _task_file(folder, manifest, task, "sums.safetensors")
     with open_checkpoint(path) as file:
         expected = ((len(manifest.merged), len(SUMS)), torch.float64)
         found = (file.info("sums").shape, file.info("sums").dtype) if "sums" in file else None
@@ -205,6 +207,7 @@ def open_state(folder: str | Path, manifest: Manifest) -> tuple[Checkpoint, dict
         CheckpointError: There is none, or it does not fit the manifest.
     """
     path = artifact_file(folder, "state.safetensors")
+    require_unchanged(folder, manifest, path.name)
     with ExitStack() as stack:
         state = stack.enter_context(open_checkpoint(path))
         expected = {f"{kind}.{name}" for name in manifest.merged for kind in ("total", "highest", "lowest")}
@@ -215,7 +218,7 @@ def open_state(folder: str | Path, manifest: Manifest) -> tuple[Checkpoint, dict
             _require(fits, str(path), f"{name!r} is not a floating-point tensor of {elements} elements")
         signs: dict[str, Checkpoint] = {}
         for task, record in manifest.tasks.items():
-            path = artifact_file(folder, "tasks", task, "state.safetensors")
+            path = _task_file(folder, manifest, task, "state.safetensors")
             signs[task] = stack.enter_context(open_checkpoint(path))
             for name in signs[task]:
                 base = manifest.merged.get(record.base_name(name.partition(".")[2]))
@@ -224,6 +227,13 @@ def open_state(folder: str | Path, manifest: Manifest) -> tuple[Checkpoint, dict
                 _require_mask(signs[task].info(name), base.elements, path, name)
         stack.pop_all()
     return state, signs
+
+
+def _task_file(folder: str | Path, manifest: Manifest, task: str, name: str) -> Path:
+    """The path of a file of a task, which is as the merge wrote it."""
+    path = artifact_file(folder, "tasks", task, name)
+    require_unchanged(folder, manifest, f"tasks/{task}/{name}")
+    return path
 
 
 @contextmanager

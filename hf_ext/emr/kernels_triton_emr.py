@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Fused kernels of EMR-Merging (arXiv 2405.17461) for CUDA, used by `ops_emr` where triton can be imported.
+"""Fused kernels of EMR-Merging (arXiv 2405.17461) for CUDA, used by `ops_emr` where HF_EXT_TRITON=1 asks for them.
 
 Merging reads every weight twice, the second time mostly from the cache, and writes the unified weights and the packed
 masks; restoring reads and writes each weight once. Multiplications and additions are not fused, so weights and masks

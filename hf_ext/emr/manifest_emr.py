@@ -29,6 +29,7 @@ TENSOR_RESCALES = ("tensor", "tensor_l2")
 TASK_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")
 # A file without a folder before it, and not hidden.
 _FILE = re.compile(r"[\w\-][\w.\- ]*")
+OWN_FILE = re.compile(rf"({_FILE.pattern}/)*{_FILE.pattern}")
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -58,7 +59,7 @@ class SourceRecord:
     Where weights came from.
 
     Args:
-        source (`str`): `org/name`, or a path as it was given.
+        source (`str`): `org/name`, or a path, relative ones to the artifact (`places_emr`).
         revision (`str` or `None`): Commit, of a Hub.
         files (`dict[str, dict]`): `bytes`, `sha256` (or `None`) and `header_sha256` of every weight file.
         folder (`str` or `None`): `"base"` when the weights lie in the artifact.
@@ -125,6 +126,7 @@ class Manifest:
         aliases (`dict[str, str]`): Tied names, to the name that is stored.
         tasks (`dict[str, TaskRecord]`): Tasks by name.
         version (`str`): Version of the package that wrote it.
+        files (`dict[str, dict]`): `bytes` and `sha256` of the artifact's files by path; empty in early artifacts.
     """
 
     library: str
@@ -135,6 +137,7 @@ class Manifest:
     aliases: dict[str, str]
     tasks: dict[str, TaskRecord]
     version: str
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def merged(self) -> dict[str, TensorRecord]:
@@ -223,6 +226,7 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
         ],
         "aliases": manifest.aliases,
         "tasks": {name: _task_dict(task) for name, task in manifest.tasks.items()},
+        **({"files": manifest.files} if manifest.files else {}),
     }
 
 
@@ -286,10 +290,11 @@ class _Reader:
             number = math.nan
         return self.number(number, what)
 
-    def files(self, record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def files(self, record: Mapping[str, Any], form: re.Pattern[str] = _FILE) -> dict[str, dict[str, Any]]:
         files = self.mapping(record, "files")
         for name, about in files.items():
-            self.expect(bool(_FILE.fullmatch(name)), "a file must be named without folders", name)
+            what = "a file must be named without folders" if form is _FILE else "a file must lie in the artifact"
+            self.expect(bool(form.fullmatch(name)), what, name)
             self.expect(isinstance(about, dict), f"what is said of {name!r} must be an object", about)
             size = about.get("bytes")
             self.expect(type(size) is int and size >= 0, f"`bytes` of {name!r} must be its length", size)
@@ -384,4 +389,5 @@ def _parse(record: dict[str, Any], file: str) -> Manifest:
         aliases=aliases,
         tasks={name: read.task(task) for name, task in tasks.items()},
         version=read.text(record, "hf_ext_version"),
+        files=read.files(record, OWN_FILE) if "files" in record else {},
     )

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from .in_turn_emr import InTurn, Rows, all_rows, signature, take, take_rows
 from .units_emr import Leaf, NotByRows, Unit, are_close, observe, patched_forwards, plan_units
 
 if TYPE_CHECKING:
     from .using_emr import EMRModel
 
-Rows = Mapping[str, torch.Tensor]
 # Shapes of batches whose units are remembered.
 _MAX_PLANS = 256
 # What a model may raise when it is run in a way that it is not made for.
@@ -41,6 +41,7 @@ class Mixer:
         self._plans: dict[Any, dict[str, Unit] | NotByRows] = {}
         self._proven: set[Any] = set()
         self._warned: set[str] = set()
+        self._in_turn = InTurn(emr)
 
     def run(self, task_ids: Sequence[str], arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
         """
@@ -53,12 +54,12 @@ class Mixer:
 
         Returns:
             What the model returns. Where the heads of the tasks differ in width, `logits` is a list with a tensor for
-            each sample. Outputs that are not by sample are left out where the tasks had to run one after the other,
-            which a warning tells once.
+            each sample. Where the tasks had to run one after the other, outputs that are not by sample are left out
+            (contrastive logits, say, which compare the samples of a batch with each other); a warning names them once.
 
         Raises:
-            ValueError: An unknown task, another number of names than of samples, or labels or a cache with samples of
-                several tasks.
+            ValueError: An unknown task, another number of names than of samples, labels or a cache with samples of
+                several tasks, or a model without any output by sample.
         """
         emr = self._emr
         if isinstance(task_ids, str) or not set(task_ids) <= set(emr.tasks):
@@ -80,8 +81,10 @@ class Mixer:
             try:
                 return self._run_together(rows, arguments, batch)
             except _FAILURES as error:
-                self._warn_once(error)
-            return _run_in_turn(emr, rows, arguments, batch)
+                failure = error
+            output, left_out = self._in_turn.run(rows, arguments, batch)
+            self._warn_once(failure, left_out)
+            return output
 
     def _run_together(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
         """One forward pass; raises [`NotByRows`] where that is not possible."""
@@ -94,7 +97,7 @@ class Mixer:
             self._model = emr.model
         size = sum(map(len, rows.values()))
         leaves, form = tree_flatten((arguments, batch))
-        key = (str(form), emr.model.training, *(_signature(leaf, size) for leaf in leaves))
+        key = (str(form), emr.model.training, *(signature(leaf, size) for leaf in leaves))
         if key not in self._plans:
             other = next(task for task in rows if task != emr.current)
             self._plans[key] = self._plan(other, arguments, batch, size)
@@ -108,11 +111,9 @@ class Mixer:
     ) -> dict[str, Unit] | NotByRows:
         """Units with which one pass for two tasks gives what each of them gives alone, or why there are none."""
         emr, model, current = self._emr, self._emr.model, str(self._emr.current)
-        weights = _weight_names(emr)
+        weights = _differing_tensors(emr)
         zero, one = torch.tensor([0]), torch.tensor([1])
-        first, second, both = (
-            _take_rows((arguments, batch), rows, size) for rows in (zero, one, torch.tensor([0, 1]))
-        )
+        first, second, both = (take_rows((arguments, batch), rows, size) for rows in (zero, one, torch.tensor([0, 1])))
         single = observe(model, weights, lambda: model(*first[0], **first[1]))
         double = observe(model, weights, lambda: model(*both[0], **both[1]))
         failure = NotByRows("no module can be run by rows")
@@ -135,10 +136,11 @@ class Mixer:
             failure = NotByRows("samples of two tasks in one pass do not give what each gives alone")
         return failure
 
-    def _warn_once(self, error: Exception) -> None:
+    def _warn_once(self, error: Exception, left_out: list[Any]) -> None:
+        missing = f", and these outputs, which are not by sample, are left out: {left_out}" if left_out else ""
         text = (
             f"samples of several tasks could not pass in one forward, so each task gets its own: {error}. This is "
-            "slower, and outputs that are not by sample are left out."
+            f"slower{missing}."
         )
         if text not in self._warned:
             self._warned.add(text)
@@ -153,7 +155,10 @@ class _MixedForward:
         self._units = units
         self._rows = rows
         self._size = sum(map(len, rows.values()))
-        self._holders = _holders(emr.model, _weight_names(emr))
+        self._holders = _holders(emr.model, _differing_tensors(emr))
+        self._parts = defaultdict(list)
+        for name, place in emr.places.items():
+            self._parts[place.tensor].append((name, place))
         self._inside: str | None = None
         self._done: dict[str, int] = defaultdict(int)
         # Width of the head's output by task, if they differ.
@@ -188,7 +193,7 @@ class _MixedForward:
         counts = [self._count(name, leaf, take) for leaf, take in zip(leaves, takes, strict=True)]
         results: dict[str, list[Any]] = {}
         for task, rows in self._rows.items():
-            chosen = [_take(leaf, rows, count) for leaf, count in zip(leaves, counts, strict=True)]
+            chosen = [take(leaf, rows, count) for leaf, count in zip(leaves, counts, strict=True)]
             own_args, own_kwargs = tree_unflatten(chosen, form)
             self._inside = task
             try:
@@ -232,7 +237,7 @@ class _MixedForward:
         whole = first.new_zeros(count * self._size, *first.shape[1:-1], *([max(widths.values())] * (first.ndim > 1)))
         for task, part in parts.items():
             target = whole if first.ndim < 2 else whole[..., : part.shape[-1]]
-            target.index_copy_(0, _all_rows(self._rows[task], count, part.device), part)
+            target.index_copy_(0, all_rows(self._rows[task], count, part.device), part)
         return whole
 
     @contextmanager
@@ -240,17 +245,28 @@ class _MixedForward:
         replaced: list[tuple[dict[str, Any], str, Any]] = []
         try:
             # The model itself holds the weights of the current task.
-            for name in unit.weights if task != self._emr.current else ():
-                held = [holder[attribute] for holder, attribute in self._holders[name]]
-                tensor = self._emr.weights.restore(task, name, device=held[0].device, dtype=held[0].dtype)
+            for whole in unit.weights if task != self._emr.current else ():
+                held = [holder[attribute] for holder, attribute in self._holders[whole]]
+                tensor = self._restore(task, whole, held[0])
                 is_parameter = isinstance(held[0], torch.nn.Parameter)
-                for (holder, attribute), original in zip(self._holders[name], held, strict=True):
+                for (holder, attribute), original in zip(self._holders[whole], held, strict=True):
                     replaced.append((holder, attribute, original))
                     holder[attribute] = torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
             yield
         finally:
             for holder, attribute, original in reversed(replaced):
                 holder[attribute] = original
+
+    def _restore(self, task: str, whole: str, held: torch.Tensor) -> torch.Tensor:
+        """A task's values for one of the model's tensors; a head may have another width than the model's."""
+        weights, parts = self._emr.weights, self._parts[whole]
+        name, place = parts[0]
+        if place.part is None:
+            return weights.restore(task, name, device=held.device, dtype=held.dtype)
+        fused = torch.empty_like(held)
+        for name, place in parts:
+            weights.restore_into(task, name, place.within(fused))
+        return fused
 
 
 def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:
@@ -267,42 +283,10 @@ def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:
     return output
 
 
-def _run_in_turn(emr: EMRModel, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
-    """A forward pass for each task, and the outputs that are by sample put together."""
-    size = sum(map(len, rows.values()))
-    previous, outputs = emr.current, {}
-    try:
-        for task, indices in rows.items():
-            few, many = _take_rows((arguments, batch), indices, size)
-            outputs[task] = emr.set_task(task).model(*few, **many)
-    finally:
-        if previous is not None:
-            emr.set_task(previous)
-    first = next(iter(outputs.values()))
-    keys: list[Any] = list(first) if isinstance(first, Mapping) else list(range(len(first)))
-    joined: dict[Any, Any] = {
-        key: _join_samples({task: output[key] for task, output in outputs.items()}, rows) for key in keys
-    }
-    if isinstance(first, Mapping):
-        return type(first)(**{key: value for key, value in joined.items() if value is not None})
-    return tuple(joined.values())
-
-
-def _join_samples(parts: dict[str, Any], rows: Rows) -> Any:
-    """A tensor, or a list where the shapes of the samples differ; None for what is not by sample."""
-    samples: dict[int, torch.Tensor] = {}
-    for task, part in parts.items():
-        if not isinstance(part, torch.Tensor) or part.ndim == 0 or len(part) != len(rows[task]):
-            return None
-        samples |= {int(row): sample for row, sample in zip(rows[task], part, strict=True)}
-    ordered = [samples[row] for row in sorted(samples)]
-    return torch.stack(ordered) if len({sample.shape for sample in ordered}) == 1 else ordered
-
-
-def _weight_names(emr: EMRModel) -> dict[int, str]:
-    """Name in the checkpoints of each parameter and buffer of the model that the tasks have their own of, by `id`."""
+def _differing_tensors(emr: EMRModel) -> dict[int, str]:
+    """Name of each parameter and buffer of the model that the tasks have their own of, by `id`."""
     held = emr.model.state_dict(keep_vars=True)
-    return {id(held[place]): name for name, place in emr.places.items()}
+    return {id(held[place.tensor]): place.tensor for place in emr.places.values()}
 
 
 def _holders(model: torch.nn.Module, weights: Mapping[int, str]) -> dict[str, list[tuple[dict[str, Any], str]]]:
@@ -338,27 +322,3 @@ def _agree(together: Any, alone: list[Any]) -> bool:
                     return False
                 compared += 1
     return compared > 0
-
-
-def _signature(leaf: Any, size: int) -> Any:
-    """What the course of a forward pass may depend on."""
-    if not isinstance(leaf, torch.Tensor):
-        return repr(leaf)
-    shape = tuple(leaf.shape)
-    return (shape[1:] if shape[:1] == (size,) else shape, leaf.dtype, shape[:1] == (size,))
-
-
-def _take_rows(tree: Any, rows: torch.Tensor, size: int) -> Any:
-    """The same arguments for some samples: tensors with a row for each sample have those rows."""
-    leaves, form = tree_flatten(tree)
-    by_row = [int(isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == size) for leaf in leaves]
-    return tree_unflatten([_take(leaf, rows, count) for leaf, count in zip(leaves, by_row, strict=True)], form)
-
-
-def _take(leaf: Any, rows: torch.Tensor, count: int) -> Any:
-    """The samples' rows of something that has `count` for each sample; all of it for 0."""
-    return leaf.index_select(0, _all_rows(rows, count, leaf.device)) if count else leaf
-
-
-def _all_rows(rows: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
-    return (rows if count == 1 else (rows[:, None] * count + torch.arange(count)).flatten()).to(device)

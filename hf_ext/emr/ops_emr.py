@@ -1,9 +1,10 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Block operations of EMR-Merging (arXiv 2405.17461): elect, mask, the sums of the rescalers, and restore.
 
-On the CPU compiled by numba (`kernels_emr`), on CUDA by triton (`kernels_triton_emr`), where these can be imported,
-else plain torch (`kernels_torch_emr`): bit-equal weights and masks, sums within 1e-12. `HF_EXT_NO_NUMBA=1` forces
-torch on the CPU. `reference_emr` has the same functions in the paper's own two passes.
+On the CPU compiled by numba (`kernels_emr`) where it can be imported, elsewhere plain torch (`kernels_torch_emr`):
+bit-equal weights and masks, sums within 1e-12. `HF_EXT_NO_NUMBA=1` forces torch on the CPU; `HF_EXT_TRITON=1` asks for
+the kernels in triton (`kernels_triton_emr`) on CUDA, which no GPU has run yet and which are no default before that.
+`reference_emr` has the same functions in the paper's own two passes.
 Shapes: n elements of a flat tensor, N tasks. A sum is taken in fp64 over each sub-block of 8,192 elements, and the
 sub-blocks are added in the order of their index: how a tensor is cut into blocks changes no bit.
 """
@@ -54,7 +55,7 @@ class _Kernels(NamedTuple):
 @functools.cache
 def compiled() -> _Kernels | None:
     """Kernels for the CPU, or None where they are not wanted or numba is missing."""
-    if os.environ.get("HF_EXT_NO_NUMBA", "0") not in ("", "0"):
+    if _is_set("HF_EXT_NO_NUMBA"):
         return None
     try:
         from .kernels_emr import run_block, run_files
@@ -66,14 +67,17 @@ def compiled() -> _Kernels | None:
 
 @functools.cache
 def _fused() -> _Kernels | None:
-    """Kernels for CUDA, or None where triton is missing."""
-    from .kernels_torch_emr import multiply
-
-    try:
-        from .kernels_triton_emr import restore, run_block
-    except ImportError:
+    """Kernels in triton for CUDA, or None where nobody asked for them; without triton they cannot be had."""
+    if not _is_set("HF_EXT_TRITON"):
         return None
+    from .kernels_torch_emr import multiply
+    from .kernels_triton_emr import restore, run_block
+
     return _Kernels(run_block, restore, multiply)
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "0") not in ("", "0")
 
 
 def _kernels(device: torch.device) -> _Kernels:

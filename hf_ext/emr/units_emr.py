@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -135,13 +136,23 @@ def patched_forwards(
     model: torch.nn.Module, patch: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
     """
-    Replaces the `forward` of modules inside a `with` block.
+    Replaces the `forward` of modules inside a `with` block, for this thread: another one that is in the middle of the
+    model runs what was there.
 
     Args:
         model (`torch.nn.Module`): The model.
         patch (`Callable`): Gives, for a module's name and its `forward`, what takes its place; or that itself.
     """
     replaced: list[tuple[dict[str, Any], Any]] = []
+    here = threading.get_ident()
+
+    def only_here(forward: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (other if threading.get_ident() == here else forward)(*args, **kwargs)
+
+        return call
+
     try:
         for name, module in model.named_modules():
             forward = cast(Callable[..., Any], module.forward)
@@ -149,7 +160,7 @@ def patched_forwards(
             if other is not forward:
                 # An instance may have a `forward` of its own already, from a hook of another library.
                 replaced.append((vars(module), vars(module).get("forward")))
-                vars(module)["forward"] = functools.wraps(forward)(other)
+                vars(module)["forward"] = only_here(forward, other)
         yield
     finally:
         for held, original in reversed(replaced):

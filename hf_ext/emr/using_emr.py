@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any, cast
 
 import torch
 
-from .building_emr import BuiltModel, build_model, relabel, same_network
+from .building_emr import BuiltModel, Place, build_model, relabel, same_network
 from .mixed_emr import Mixer
 from .routing_emr import BaseFeatures, TaskRouter
+from .turns_emr import Turns
 from .weights_emr import TaskWeights
 
 
@@ -22,6 +24,12 @@ class EMRModel:
 
     `model` is an ordinary model of transformers, diffusers or peft. The weights of a task are always computed from the
     base, Ŵ_t = W_0 + λ_t·M_t ⊙ τ_uni: switching back and forth changes no bit. Made by [`~EMRModel.from_pretrained`].
+
+    There is one set of weights, so threads take turns. `with em.task(name) as model:` and calls of the object itself
+    (`em(...)`, with `task_ids` or without) wait for each other and give right answers from any number of threads.
+    [`~EMRModel.set_task`] is for one thread: another one that calls it gets a `RuntimeError`, and so does a plain
+    `em.model(...)` while which another thread changed the weights. Calls of a compiled model are not watched. For
+    threads that shall not wait, make an [`EMRModel`] for each: they share base and root weights in memory.
 
     Attributes:
         model (`torch.nn.Module`): The model of the current task.
@@ -45,6 +53,8 @@ class EMRModel:
         self._device = torch.device(device or "cpu")
         self._dtype = dtype
         self._trust_remote_code = trust_remote_code
+        self._turns = Turns()
+        self._warned = False
         self._mixer = Mixer(self)
         self._router: TaskRouter | None = None
         self._base_features: BaseFeatures | None = None
@@ -108,12 +118,13 @@ class EMRModel:
 
     @property
     def model(self) -> Any:
-        """The model of the current task."""
-        return self._built.model
+        """The model of the current task; while another thread is inside `with em.task(...)`, this waits for it."""
+        with self._turns.hold():
+            return self._built.model
 
     @property
-    def places(self) -> Mapping[str, str]:
-        """Name in `model` of each tensor of the tasks' checkpoints."""
+    def places(self) -> Mapping[str, Place]:
+        """Where in `model` each tensor of the tasks' checkpoints is."""
         return self._built.places
 
     @property
@@ -126,7 +137,10 @@ class EMRModel:
         Gives the model another task's weights, head and label names.
 
         This happens in place, in `model` itself, for tasks whose configurations differ in their labels only. A task of
-        another class, or with another configuration, gets a new `model`.
+        another class, or with another configuration, gets a new `model`; so does every task where the library changes
+        weights on loading in a way that cannot be followed, which a warning tells. Where `task` is the current one,
+        nothing is done: weights that were changed in place, by training for instance, stay as they are. Any other
+        switch overwrites them.
 
         Args:
             task (`str`): Name of the task. Its files are fetched when they are first used.
@@ -136,19 +150,40 @@ class EMRModel:
 
         Raises:
             ValueError: There is no such task, or its files are damaged.
+            RuntimeError: Another thread has called it, and is alive; use [`~EMRModel.task`].
         """
+        with self._turns.hold() as inside:
+            if not inside:
+                self._turns.choose()
+            self._switch(task)
+        return self
+
+    def _switch(self, task: str) -> None:
+        """Gives the model another task's weights; this thread holds the lock."""
         if task == self.current:
-            return self
+            return
         config = self._read_config(task)
         if self.fits(task):
+            self._turns.note_change()
             # Half-way through, the model is of no task.
             self.current = None
             self._restore_in_place(task, config)
         else:
+            self._warn_of_another_model(config)
             self._built = self._build(task)
         self._config = config
         self.current = task
-        return self
+
+    def _warn_of_another_model(self, config: dict[str, Any]) -> None:
+        if self._built.complete or self._warned or not same_network(config, self._config):
+            return
+        self._warned = True
+        warnings.warn(
+            f"the weights of {type(self._built.model).__name__} are changed on loading in a way that cannot be "
+            "followed: every switch of tasks makes a new `model`, and what holds the old one (a pipeline, an "
+            "optimizer) keeps the old task. Take `model` anew after each switch.",
+            stacklevel=4,
+        )
 
     def fits(self, task: str) -> bool:
         """
@@ -167,7 +202,8 @@ class EMRModel:
     @contextmanager
     def task(self, name: str) -> Iterator[Any]:
         """
-        Makes a task the current one inside a `with` block, and the previous one again after it.
+        Makes a task the current one inside a `with` block, and the previous one again after it. Other threads that
+        want a task wait until the block ends.
 
         Args:
             name (`str`): Name of the task.
@@ -175,13 +211,14 @@ class EMRModel:
         Yields:
             `torch.nn.Module`: `model`, with that task's weights.
         """
-        previous = self.current
-        self.set_task(name)
-        try:
-            yield self.model
-        finally:
-            if previous is not None:
-                self.set_task(previous)
+        with self._turns.hold():
+            previous = self.current
+            self._switch(name)
+            try:
+                yield self._built.model
+            finally:
+                if previous is not None:
+                    self._switch(previous)
 
     def export(self, task: str, out: str | Path) -> Path:
         """
@@ -243,7 +280,7 @@ class EMRModel:
 
     def __call__(self, *arguments: Any, task_ids: Sequence[str] | None = None, **batch: Any) -> Any:
         """
-        Runs the model on a batch.
+        Runs the model on a batch. Several threads may do so: they wait for each other.
 
         Args:
             *arguments, **batch: As the model takes them.
@@ -258,13 +295,19 @@ class EMRModel:
         Raises:
             ValueError: No task is current, or `task_ids` does not fit the batch.
         """
-        if task_ids is None:
-            if self.current is None:
-                raise ValueError("a switch of tasks has failed, so the weights are of no task: call set_task first")
-            return self.model(*arguments, **batch)
-        if task_ids == "auto":
-            task_ids = self.route(**batch)
-        return self._mixer.run(task_ids, arguments, batch)
+        with self._turns.hold():
+            if task_ids is None:
+                if self.current is None:
+                    raise ValueError(
+                        "a switch of tasks has failed, so the weights are of no task: call set_task first"
+                    )
+                return self._built.model(*arguments, **batch)
+            if task_ids == "auto":
+                task_ids = self.route(**batch)
+            if len(set(task_ids)) > 1:
+                # Weights of other tasks stand in for the model's own while it runs.
+                self._turns.note_change()
+            return self._mixer.run(task_ids, arguments, batch)
 
     def _features(self, batch: Mapping[str, Any]) -> torch.Tensor:
         library = self.weights.manifest.library
@@ -288,7 +331,7 @@ class EMRModel:
         return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
 
     def _build(self, task: str) -> BuiltModel:
-        return build_model(
+        built = build_model(
             self.weights.manifest.library,
             self.weights.small_files(task),
             lambda: {name: self.weights.restore(task, name) for name in self.weights.entries(task)},
@@ -297,10 +340,12 @@ class EMRModel:
             device=self._device,
             trust_remote_code=self._trust_remote_code,
         )
+        self._turns.watch(built.model)
+        return built
 
     def _restore_in_place(self, task: str, config: dict[str, Any]) -> None:
         if config != self._config and self.weights.manifest.library == "transformers":
             relabel(self.model, type(self.model.config).from_dict(config))
         held = self.model.state_dict()
         for name, place in self._built.places.items():
-            self.weights.restore_into(task, name, held[place])
+            self.weights.restore_into(task, name, place.of(held))

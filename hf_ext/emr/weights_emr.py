@@ -6,7 +6,7 @@ they are kept there.
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import math
 import re
 import shutil
@@ -23,18 +23,21 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import safe_open
 
 from ..hub.checkpoints import Checkpoint, open_checkpoint
+from ..hub.file_hashes import file_sha256
 from ..hub.folders import replace_folder
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .artifact_emr import compute_scales, open_extras, open_masks, open_unified, read_sums
 from .manifest_emr import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file
 from .ops_emr import restore_block
+from .places_emr import find_recorded
 
 # Files of a checkpoint beside its weights: configuration, tokenizer, processor, chat template, code.
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 # What an artifact has and a plain checkpoint does not.
 _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")
 _SHARD_BYTES = 5 * 10**9
+_LOGGER = logging.getLogger(__name__)
 
 
 class _Mapped:
@@ -120,6 +123,8 @@ class TaskWeights:
         elif revision is not None:
             raise ValueError(f"revision={revision!r} has no meaning for the local path {self.folder}; leave it out")
         self.manifest = Manifest.read(self.folder)
+        if not self.manifest.files:
+            _LOGGER.warning("%s: written before artifacts had hashes of their files; they are believed", self.folder)
         self._merged = self.manifest.merged
         if self._repository:
             self._download(*self._repository, list(self.manifest.unified))
@@ -315,7 +320,7 @@ class TaskWeights:
         base = self.manifest.base
         named = base.source + (f" at commit {base.revision}" if base.revision else "")
         hub = given is None and base.folder is None and base.revision is not None
-        place = Path(given if given is not None else base.source).expanduser()
+        place = find_recorded(base.source, self.folder) if given is None else Path(given).expanduser()
         if given is None and base.folder is not None:
             if self._repository:
                 self._download(*self._repository, [f"{base.folder}/*"])
@@ -328,9 +333,8 @@ class TaskWeights:
                 f"the base of this merge, {named}, is not at {place}, and the tasks are restored from it: pass its "
                 "folder or Hub id as `base`."
             )
-        # What came at its commit from a Hub, or with the artifact, need not be read to be believed.
-        complete = not hub and base.folder is None
-        return [_open_verified(place, file, base, named, complete or given is not None) for file in base.files]
+        # What came at its commit from a Hub need not be read to be believed.
+        return [_open_verified(place, file, base, named, not hub) for file in base.files]
 
     def _require_base(self) -> None:
         """The base has what was merged, in the same shapes."""
@@ -385,11 +389,8 @@ def _open_verified(folder: Path, file: str, base: SourceRecord, named: str, comp
         differs = f"has {found.size:,} bytes, expected {expected['bytes']:,}"
     elif expected.get("header_sha256") not in (None, found.header_sha256):
         differs = "holds other tensors (its header has another SHA-256)"
-    elif complete and expected.get("sha256"):
-        with open(path, "rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        if digest != expected["sha256"]:
-            differs = f"has other weights (SHA-256 {digest}, expected {expected['sha256']})"
+    elif complete and expected.get("sha256") and (digest := file_sha256(path)) != expected["sha256"]:
+        differs = f"has other weights (SHA-256 {digest}, expected {expected['sha256']})"
     if differs:
         checkpoint.close()
         raise CheckpointError(

@@ -24,7 +24,8 @@ def sync_folder(folder: Path) -> None:
     """
     for path in folder.rglob("*"):
         if path.is_file():
-            with open(path, "rb") as file:
+            # Windows flushes only what is open for writing.
+            with open(path, "rb" if os.name == "posix" else "r+b") as file:
                 os.fsync(file.fileno())
 
 

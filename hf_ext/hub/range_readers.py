@@ -17,6 +17,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from .safetensors_headers import CheckpointError
+from .system_calls import read_at
 
 # A range is asked for at most this often; each retry resumes at the byte that was reached.
 _ATTEMPTS = 5
@@ -94,7 +95,7 @@ class LocalFile:
         done = 0
         # one call may return less than was asked for (2 GiB at most on Linux)
         while done < len(buffer):
-            count = os.preadv(self._file.fileno(), [buffer[done:]], start + done)
+            count = read_at(self._file.fileno(), buffer[done:], start + done)
             if not count:
                 raise CheckpointError(
                     f"{self.name}: short read, {done} of {len(buffer)} bytes from byte {start}; "

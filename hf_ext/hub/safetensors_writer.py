@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from .safetensors_headers import DTYPE_NAMES, MAX_HEADER_BYTES, header_shape
+from .system_calls import free_bytes, open_descriptor, reserve, sync_data, write_at
 
 # Data starts at a multiple of this, so that every tensor is aligned for a memory map and for vector instructions.
 _ALIGNMENT = 64
@@ -53,7 +54,7 @@ class SafetensorsWriter:
         self.path = Path(path)
         header, self._offsets, self.dtypes, self.size = _layout(tensors, metadata, self.path.name)
         self._lengths = {name: math.prod(shape) for name, (_, shape) in tensors.items()}
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._descriptor = open_descriptor(self.path, os.O_RDWR | os.O_CREAT)
         try:
             self._reserve()
             self._write_at(memoryview(header), 0)
@@ -122,7 +123,7 @@ class SafetensorsWriter:
 
     def flush(self) -> None:
         """Waits until what was written so far is on the disk."""
-        os.fdatasync(self._descriptor)
+        sync_data(self._descriptor)
 
     def close(self, *, sync: bool = True) -> None:
         """
@@ -142,31 +143,26 @@ class SafetensorsWriter:
 
     def _reserve(self) -> None:
         try:
-            os.ftruncate(self._descriptor, self.size)
-            os.posix_fallocate(self._descriptor, 0, self.size)
+            reserve(self._descriptor, self.size, self.path)
         except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-                # a file system that cannot reserve: a full disk is then noticed when it is
-                return
-            raise self._explained(error) from error
+            raise self._explain(error) from error
 
     def _write_at(self, data: memoryview, position: int) -> None:
         done = 0
         while done < len(data):
             try:
-                done += os.pwrite(self._descriptor, data[done:], position + done)
+                done += write_at(self._descriptor, data[done:], position + done)
             except OSError as error:
-                raise self._explained(error) from error
+                raise self._explain(error) from error
 
-    def _explained(self, error: OSError) -> OSError:
+    def _explain(self, error: OSError) -> OSError:
         """The same error, with what is needed and what there is."""
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return OSError(error.errno, f"cannot write ({error.strerror})", str(self.path))
-        place = os.statvfs(self.path.parent)
         return OSError(
             error.errno,
             f"no room ({error.strerror}): this file needs {self.size:,} bytes in all, "
-            f"{place.f_bavail * place.f_frsize:,} are free on its disk; make room, or lift the limit",
+            f"{free_bytes(self.path.parent):,} are free on its disk; make room, or lift the limit",
             str(self.path),
         )
 

@@ -108,6 +108,11 @@ class Baseline:
         self._passes_done += 1
 
     @property
+    def passes_done(self) -> int:
+        """How many passes are closed."""
+        return self._passes_done
+
+    @property
     def thresholds(self) -> torch.Tensor:
         """The smallest magnitude that TIES keeps of each task vector, `[N]`, fp32; 0 keeps all."""
         return torch.from_numpy(self._threshold.astype(np.int32).view(np.float32))
@@ -162,7 +167,7 @@ class Baseline:
         out.copy_(merged.mul_(scale).add_(base))
 
     def state(self) -> dict[str, Any]:
-        """What the passes have found so far, for the journal."""
+        """What the passes have found so far: an interrupted merge goes on from it."""
         return {
             "passes": self._passes_done,
             "threshold_bits": self._threshold.tolist(),

@@ -24,6 +24,7 @@ from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, pac
 
 from ..hub.checkpoints import Checkpoint
 from ..hub.safetensors_writer import SafetensorsWriter
+from ..hub.system_calls import open_descriptor, write_at
 from .plan import Plan
 from .sources import Source
 
@@ -78,7 +79,8 @@ def elect_again(folder: Path, work: Path, manifest: Manifest, plan: Plan) -> Ele
         else dataclasses.replace(tensor, elements=parts[tensor.name].elements, dtype=parts[tensor.name].dtype)
         for tensor in manifest.tensors
     )  # fmt: skip
-    after = dataclasses.replace(manifest, tensors=tensors)
+    # The hashes are those of the old files.
+    after = dataclasses.replace(manifest, tensors=tensors, files={})
     rows = {name: row for row, name in enumerate(after.merged)}
     sums: dict[str, np.ndarray] = {}
     for task in manifest.tasks:
@@ -157,7 +159,7 @@ class _Patched:
                 (folder / name).unlink(missing_ok=True)
                 assert about.path is not None
                 shutil.copyfile(about.path, folder / name)
-                self._descriptors[name] = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
+                self._descriptors[name] = open_descriptor(folder / name, os.O_RDWR)
         except BaseException:
             self.close()
             raise
@@ -166,7 +168,7 @@ class _Patched:
         info = self._checkpoint.info(name)
         data, done = values.view(torch.uint8).numpy().data, 0
         while done < len(data):
-            done += os.pwrite(self._descriptors[info.file], data[done:], info.offset + first_byte + done)
+            done += write_at(self._descriptors[info.file], data[done:], info.offset + first_byte + done)
 
     def close(self) -> None:
         for descriptor in self._descriptors.values():

@@ -19,6 +19,7 @@ import torch
 from hf_ext.emr import ops_emr
 from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, merge_block, pack_mask
 
+from ..hub.system_calls import has_positions
 from .baselines import Baseline
 from .outputs import Copy, Outputs, state_type
 from .plan import Part, Plan
@@ -86,7 +87,7 @@ class Engine:
         self._step = max(min(self.block, _FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
         compiled = ops_emr.compiled()
         plain = baseline is None and plan.given is None and not plan.config.keep_state
-        self._run_files = compiled.run_files if compiled is not None and plain else None
+        self._run_files = compiled.run_files if compiled is not None and plain and has_positions() else None
         connections = min(workers * len(self._sources), _MAX_CONNECTIONS)
         self._pool = ThreadPoolExecutor(connections) if remote else None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,20 +15,23 @@ from typing import Any
 import numpy as np
 
 from hf_ext.emr.artifact_emr import compute_scales
+from hf_ext.emr.files_emr import hash_files, list_files
 from hf_ext.emr.manifest_emr import TENSOR_RESCALES, Manifest, SourceRecord, TaskRecord, TensorRecord
 from hf_ext.emr.ops_emr import SUMS
+from hf_ext.emr.places_emr import recorded_path
 from hf_ext.emr.report_emr import make_report
 from hf_ext.emr.sums_emr import write_sums, write_totals
+from hf_ext.emr.tasks_emr import mark_root
 
+from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import header_length
 from .configuration import MergeConfig
 from .outputs import masked_parts, root_tensors
 from .plan import Extra, Plan, Shared
-from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES
+from .report_files import NOT_WEIGHTS, list_own_files, measure_sizes, write_report
+from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source
 from .work import TensorSums
 
-# Beside the weights at the root.
-NOT_WEIGHTS = ("state.safetensors", "sums.safetensors")
 # They do not change what comes out, or are told elsewhere.
 _NOT_METHOD = ("base", "tasks", "memory", "workers", "max_shard_size")
 
@@ -39,7 +44,7 @@ def finish(
     sums: TensorSums,
     base: Mapping[str, Any],
     *,
-    name: str,
+    out: Path,
 ) -> dict[str, Any]:
     """
     Completes the folder of a merge whose weights are written.
@@ -51,63 +56,99 @@ def finish(
         shared (`Sequence[Shared]`): What the tasks have in common with the base.
         sums ([`TensorSums`]): Sums of the merge.
         base (`Mapping`): Identity of the base.
-        name (`str`): What the card calls the model.
+        out (`Path`): Where the folder will be in the end: its name is that of the model on the card, and paths of
+            checkpoints are written relative to it.
 
     Returns:
         `dict[str, Any]`: The report.
     """
-    own_files = _copy_small_files(folder, plan)
-    participates = np.array([[name is not None for name in part.task_names] for part in plan.merged], bool)
-    participates = participates.reshape(len(plan.merged), len(plan.tasks))
-    elements = np.array([part.elements for part in plan.merged], np.int64)
-    method = method_record(plan.config)
-    if plan.config.with_masks:
-        scales = compute_scales(sums.tensors, elements, participates, plan.config.rescale)
-        for index, task in enumerate(plan.tasks):
-            write_sums(folder, task.label, sums.tensors[:, index])
-        _write_manifest(folder, plan, shared, extras, sums.tensors, scales, base, method)
-        write_totals(folder, sums.totals, sums.gram)
-        loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
-        (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
-    report = make_report(
-        tasks=[task.label for task in plan.tasks],
-        names=[part.name for part in plan.merged],
-        elements=elements,
-        participates=participates,
-        sums=sums.tensors,
-        totals=sums.totals,
-        gram=sums.gram,
-        method=method,
-        sizes=_sizes(folder, plan),
-    )
-    report["warnings"] = [*plan.warnings, *report["warnings"]]
-    report["files"] = own_files
-    report["library"] = plan.base.library
-    report["sources"] = {"base": dict(base), "tasks": {task.label: task.identity() for task in plan.tasks}}
-    _write_report(folder, report, name)
+    with ThreadPoolExecutor(1) as beside:
+        # The weights are complete, and reading them through for their hashes needs no interpreter.
+        weights = [name for name in list_files(folder) if _is_of_the_engine(name)]
+        hashing = beside.submit(hash_files, folder, weights) if plan.config.with_masks else None
+        written = beside.submit(_weight_files, folder / "base") if plan.config.include_base else None
+        _copy_small_files(folder, plan)
+        sources = {
+            "base": _recorded(base, out),
+            "tasks": {task.label: _recorded(task.identity(), out) for task in plan.tasks},
+        }
+        participates = np.array([[name is not None for name in part.task_names] for part in plan.merged], bool)
+        participates = participates.reshape(len(plan.merged), len(plan.tasks))
+        elements = np.array([part.elements for part in plan.merged], np.int64)
+        method = method_record(plan.config, plan.given, out)
+        if plan.config.with_masks:
+            for index, task in enumerate(plan.tasks):
+                write_sums(folder, task.label, sums.tensors[:, index])
+            write_totals(folder, sums.totals, sums.gram)
+            loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
+            (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
+        kept = written.result() if written is not None else None
+        report = make_report(
+            tasks=[task.label for task in plan.tasks],
+            names=[part.name for part in plan.merged],
+            elements=elements,
+            participates=participates,
+            sums=sums.tensors,
+            totals=sums.totals,
+            gram=sums.gram,
+            method=method,
+            sizes=measure_sizes(
+                folder,
+                sources["base"]["files"] if kept is None else kept,
+                [source["files"] for source in sources["tasks"].values()],
+            ),
+        )
+        report["warnings"] = [*plan.warnings, *report["warnings"]]
+        report["files"] = list_own_files(folder, sources["tasks"]) if plan.config.with_masks else {}
+        report["library"] = plan.base.library
+        report["sources"] = sources
+        write_report(folder, report)
+        if hashing is not None:
+            scales = compute_scales(sums.tensors, elements, participates, plan.config.rescale)
+            manifest = _make_manifest(folder, plan, shared, extras, sums.tensors, scales, sources, kept, method)
+            known = hashing.result()
+            dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
+    from ..hub.cards import write_card
+
+    write_card(folder, repo_id=out.name)
     return report
 
 
-def method_record(config: MergeConfig) -> dict[str, Any]:
+def _is_of_the_engine(name: str) -> bool:
+    """Whether nothing writes a file any more once all units are done; sums are written after that."""
+    return name.endswith(".safetensors") and not name.endswith("sums.safetensors")
+
+
+def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[str, Any]:
     """
     The options that decided the numbers.
 
     Args:
         config ([`MergeConfig`]): The configuration.
+        given ([`Source`] or `None`): The merged model of method `"given"`.
+        out (`Path`): Where the merge will be.
 
     Returns:
         `dict[str, Any]`: For `emr.json`.
     """
-    return {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
+    record = {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
+    return record if given is None or given.repo_id else record | {"merged": recorded_path(given.spec, out)}
 
 
-def _copy_small_files(folder: Path, plan: Plan) -> dict[str, list[str]]:
-    """The base's files to the root, every task's configuration and what else is its own to the task; names of that."""
+def _recorded(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """The identity of a source, with its path as an artifact has it."""
+    source = identity["source"]
+    if identity["revision"] is None and Path(source).expanduser().exists():
+        source = recorded_path(source, out)
+    return {**identity, "source": source}
+
+
+def _copy_small_files(folder: Path, plan: Plan) -> None:
+    """The base's files to the root, every task's configuration and what else is its own to the task."""
     root = plan.base.small_files()
     _copy(root, folder)
     if plan.config.include_base:
         _copy(root, folder / "base")
-    own_files: dict[str, list[str]] = {}
     for task in plan.tasks if plan.config.with_masks else ():
         place = folder / "tasks" / task.label
         _copy(task.small_files(CONFIGURATION_FILES), place)
@@ -117,9 +158,8 @@ def _copy_small_files(folder: Path, plan: Plan) -> dict[str, list[str]]:
         candidates = task.small_files((*TOKENIZER_FILES, *PROCESSOR_FILES))
         own = {name: path for name, path in candidates.items() if name not in root or not _same(path, root[name])}
         _copy(own, place)
-        if own:
-            own_files[task.label] = sorted(own)
-    return own_files
+    if plan.config.with_masks:
+        mark_root(folder, [task.label for task in plan.tasks])
 
 
 def _copy(files: Mapping[str, Path], folder: Path) -> None:
@@ -140,32 +180,35 @@ def _same(first: Path, second: Path) -> bool:
         return False
 
 
-def _write_manifest(
+def _make_manifest(
     folder: Path,
     plan: Plan,
     shared: Sequence[Shared],
     extras: Sequence[Extra],
     sums: np.ndarray,
     scales: np.ndarray,
-    base: Mapping[str, Any],
+    sources: Mapping[str, Any],
+    kept: dict[str, dict[str, Any]] | None,
     method: dict[str, Any],
-) -> None:
+) -> Manifest:
     elements = {part.name: part.elements for part in plan.merged}
     tensors = tuple(
         TensorRecord(name, tuple(shape), dtype, elements.get(name, 0))
         for name, (dtype, shape) in root_tensors(plan).items()
     )
+    base = sources["base"]
     record = SourceRecord(base["source"], base["revision"], base["files"])
-    if plan.config.include_base:
-        record = SourceRecord(base["source"], base["revision"], _weight_files(folder / "base"), "base")
+    if kept is not None:
+        record = SourceRecord(base["source"], base["revision"], kept, "base")
     tasks = {}
     for index, task in enumerate(plan.tasks):
         own_shared = tuple(item.name for item in shared if item.task == index)
         tails = {item.name: tuple(item.shape) for item in extras if item.task == index and item.start}
-        tasks[task.label] = _task_record(plan, index, sums[:, index], scales, own_shared, tails)
+        origin = SourceRecord(**sources["tasks"][task.label])
+        tasks[task.label] = _task_record(plan, index, origin, sums[:, index], scales, own_shared, tails)
     from .. import __version__
 
-    Manifest(
+    return Manifest(
         library=plan.base.library,
         base=record,
         unified={
@@ -178,26 +221,26 @@ def _write_manifest(
         aliases=plan.aliases,
         tasks=tasks,
         version=__version__,
-    ).write(folder)
+    )
 
 
 def _task_record(
     plan: Plan,
     index: int,
+    origin: SourceRecord,
     sums: np.ndarray,
     scales: np.ndarray,
     shared: tuple[str, ...],
     tails: dict[str, tuple[int, ...]],
 ) -> TaskRecord:
     task, parts = plan.tasks[index], masked_parts(plan, index)
-    identity = task.identity()
     merged = sum(part.elements for part in parts.values())
     rows = {part.name: row for row, part in enumerate(plan.merged)}
     by_tensor = plan.config.rescale in TENSOR_RESCALES
     architectures = task.config.get("architectures") or [task.config.get("_class_name")]
     base_prefix, task_prefix = plan.renames[index]
     return TaskRecord(
-        origin=SourceRecord(identity["source"], identity["revision"], identity["files"]),
+        origin=origin,
         architecture=architectures[0],
         base_prefix=base_prefix,
         task_prefix=task_prefix,
@@ -218,36 +261,7 @@ def _weight_files(folder: Path) -> dict[str, dict[str, Any]]:
             header = file.read(header_length(prefix, path.stat().st_size, path.name))
         found[path.name] = {
             "bytes": path.stat().st_size,
-            "sha256": _hash(path),
+            "sha256": file_sha256(path),
             "header_sha256": hashlib.sha256(prefix + header).hexdigest(),
         }
     return found
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sizes(folder: Path, plan: Plan) -> dict[str, int]:
-    def total(pattern: str) -> int:
-        return sum(path.stat().st_size for path in folder.glob(pattern))
-
-    return {
-        "checkpoints": plan.checkpoints_bytes,
-        "base": plan.base.nbytes,
-        "unified": total("*.safetensors") - sum(map(total, NOT_WEIGHTS)),
-        "masks": total("tasks/*/mask.safetensors"),
-        "extras": total("tasks/*/extra.safetensors"),
-    }
-
-
-def _write_report(folder: Path, report: Mapping[str, Any], name: str) -> None:
-    from hf_ext.emr.pictures_emr import draw_report
-
-    from ..hub.cards import write_card
-
-    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-    draw_report(report, folder / "report.png")
-    write_card(folder, repo_id=name)

@@ -1,14 +1,12 @@
 """Merging checkpoints: one streaming pass over all of them, into a folder that appears complete or not at all.
 
-The work is done in `.NAME.partial/` beside the result: `result/` grows in place, `journal/` tells what is finished,
-`merge.json` what is merged. A merge that was interrupted goes on where it stopped, with the same bits.
+The work is done in `.NAME.partial/` beside the result (see `places`): `result/` grows in place, `journal/` tells what
+is finished, `merge.json` what is merged. A merge that was interrupted goes on where it stopped, with the same bits.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -17,21 +15,29 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from hf_ext.emr.manifest_emr import FORMAT, MANIFEST
 from hf_ext.emr.pictures_emr import load_drawing
 
-from ..hub.folders import recover_folder, replace_folder, sync_folder
+from ..hub.folders import replace_folder, sync_folder
+from ..hub.system_calls import count_cores
 from .baselines import Baseline
 from .configuration import MergeConfig, load_config
 from .engine import Engine, NotFiniteError
 from .finishing import finish
 from .journal import Journal
 from .outputs import Outputs
+from .places import (
+    explain_full_disk,
+    forget_passes,
+    lock_partial,
+    read_passes,
+    require_free,
+    write_passes,
+)
 from .plan import Extra, Plan, Shared, make_plan, resolve_plan
 from .ranks import Ranks
 from .work import Unit, add_up, make_units
@@ -40,7 +46,6 @@ from .work import Unit, add_up, make_units
 _FLUSH_SECONDS = 0.25
 # What may change when an interrupted merge goes on.
 _FREE = ("memory", "workers")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,8 @@ def merge_checkpoints(
 
     Raises:
         FileExistsError: `out` holds something, and `overwrite` is off or it is no merge.
-        ValueError: Something does not fit together, holds NaN or infinity, or changed since the interruption; the
-            message says what to do.
+        ValueError: `out` cannot be written, something does not fit together, holds NaN or infinity, or changed since
+            the interruption; the message says what to do.
         OSError: The disk is full; the merge can go on when there is room.
     """
     return merge_and_show(
@@ -126,21 +131,21 @@ def merge_and_show(
     with contextlib.ExitStack() as stack:
         with _together(ranks):
             if ranks.index == 0:
-                _require_free(out, overwrite)
+                require_free(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
             if ranks.index == 0:
                 show(plan)
             extras, shared = resolve_plan(plan)
         run = _Run(plan, extras, shared, out, ranks, progress)
-        with _together(ranks), _explained(plan, run.partial):
+        with _together(ranks), explain_full_disk(plan, run.partial):
             if ranks.index == 0:
                 run.prepare(stack)
-        with _together(ranks), _explained(plan, run.partial):
+        with _together(ranks), explain_full_disk(plan, run.partial):
             run.open(stack)
         run.count()
-        with _together(ranks), _explained(plan, run.partial):
+        with _together(ranks), explain_full_disk(plan, run.partial):
             run.merge()
-        with _together(ranks), _explained(plan, run.partial):
+        with _together(ranks), explain_full_disk(plan, run.partial):
             if ranks.index == 0:
                 report = run.complete()
     return MergeResult(out, ranks.gather(report)[0])
@@ -171,12 +176,13 @@ class _Run:
         self.base_identity = _started(self._work_beside)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(exist_ok=True)
-        stack.enter_context(_locked(self.partial))
+        stack.enter_context(lock_partial(self.partial))
         known = self.partial / "merge.json"
         begun = self._begun(known)
         if not begun:
             shutil.rmtree(self.partial / "result", ignore_errors=True)
             shutil.rmtree(self.partial / "journal", ignore_errors=True)
+            forget_passes(self.partial)
             temporary = known.with_suffix(".tmp")
             temporary.write_text(json.dumps(self.identity, indent=1) + "\n", encoding="utf-8")
             os.replace(temporary, known)
@@ -185,7 +191,8 @@ class _Run:
 
     def _begun(self, known: Path) -> bool:
         """Whether there is something to go on from."""
-        if not known.is_file() or not Journal.any_finished(self.partial / "journal"):
+        counted = read_passes(self.partial) is not None
+        if not known.is_file() or not (counted or Journal.any_finished(self.partial / "journal")):
             return False
         changed = _differences(json.loads(known.read_text(encoding="utf-8")), self.identity)
         if changed:
@@ -207,21 +214,26 @@ class _Run:
         stack.callback(self.journal.close)
         workers = self.plan.config.workers
         if workers is None:
-            workers = max(1, len(os.sched_getaffinity(0)) // self.ranks.local_count)
+            workers = max(1, count_cores() // self.ranks.local_count)
         memory = self.plan.config.memory_bytes
         self.engine = Engine(self.plan, self.outputs, self.baseline, workers, memory)
         stack.callback(self.engine.close)
         self.units = make_units(self.plan.merged, self.outputs.copies)
+        if self.baseline is not None and (counted := read_passes(self.partial)) is not None:
+            self.baseline.load_state(counted)
 
     def count(self) -> None:
-        """The counting passes of the baseline, each over all of the data."""
+        """The counting passes of the baseline, each over all of the data; those that are finished are kept."""
         if self.baseline is None:
             return
-        for index in range(self.baseline.passes):
+        for index in range(self.baseline.passes_done, self.baseline.passes):
             counts = None
-            with _together(self.ranks), _explained(self.plan, self.partial):
+            with _together(self.ranks), explain_full_disk(self.plan, self.partial):
                 counts = self.engine.count(index, self._share(dict(enumerate(self.units))))
             self.baseline.close_pass(index, self.ranks.sum(counts))
+            with _together(self.ranks), explain_full_disk(self.plan, self.partial):
+                if self.ranks.index == 0:
+                    write_passes(self.partial, self.baseline.state())
 
     def merge(self) -> None:
         """Does this process's share of the units that are not finished."""
@@ -262,14 +274,17 @@ class _Run:
         base = self.base_identity.result()
         closed = _started(self.outputs.close)
         try:
-            report = finish(folder, self.plan, self.extras, self.shared, sums, base, name=self.out.name)
+            report = finish(folder, self.plan, self.extras, self.shared, sums, base, out=self.out)
         finally:
             closed.result()
         sync_folder(folder)
         # without its journal the folder is never taken for an interrupted merge
+        self.journal.close()
         shutil.rmtree(self.partial / "journal")
+        forget_passes(self.partial)
         replace_folder(folder, self.out)
-        shutil.rmtree(self.partial)
+        # not the lock, where a file that is open cannot be deleted
+        shutil.rmtree(self.partial, ignore_errors=True)
         return report
 
     def _share(self, units: dict[int, Unit]) -> list[tuple[int, Unit]]:
@@ -294,29 +309,6 @@ def _started(function: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
-
-
-def _require_free(out: Path, overwrite: bool) -> None:
-    if not out.name:
-        raise ValueError(f"{out} cannot be replaced by a merge; name a folder")
-    recover_folder(out)
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not overwrite:
-        raise FileExistsError(f"{out} exists and is not empty; choose another place, or overwrite it")
-    if not _is_merge(out):
-        raise FileExistsError(f"{out} exists and is no merge of ours, so it is not replaced; choose another place")
-
-
-def _is_merge(folder: Path) -> bool:
-    """Whether a folder was written by a merge, with masks or without."""
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return isinstance(found, dict) and found.get("format") == FORMAT
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        return isinstance(found, dict) and "sources" in found
-    return False
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
@@ -344,34 +336,6 @@ def _together(ranks: Ranks) -> Iterator[None]:
     except Exception as error:
         failure = error
     ranks.agree(failure)
-
-
-@contextlib.contextmanager
-def _explained(plan: Plan, partial: Path) -> Iterator[None]:
-    """Says of a full disk what is needed, and that nothing is lost."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        place = os.statvfs(partial.parent)
-        raise OSError(
-            error.errno,
-            f"no room for the merge ({error.strerror}): the result needs {plan.bytes_written:,} bytes in all, "
-            f"{place.f_bavail * place.f_frsize:,} are free on that disk; make room and run the same command again, "
-            f"which goes on from {partial}",
-        ) from error
-
-
-@contextlib.contextmanager
-def _locked(partial: Path) -> Iterator[IO[bytes]]:
-    """Keeps a second merge out of the folder; the system lets go when the process ends, however it ends."""
-    with open(partial / "lock", "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"another process is merging into {partial}; wait for it, or end it") from error
-        yield file
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
-"""The report, picture and card of an artifact whose tasks have changed, from the sums that lie in it."""
+"""The report and picture of an artifact whose tasks have changed, from the sums that lie in it."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,17 @@ from hf_ext.emr.report_emr import make_report
 from hf_ext.emr.sums_emr import read_totals
 
 from .card import read_report
+from .report_files import list_own_files, measure_sizes, write_report
 
 
-def refresh(folder: Path, manifest: Manifest, warnings: list[str], *, name: str) -> dict[str, Any]:
+def refresh(folder: Path, manifest: Manifest, warnings: list[str]) -> dict[str, Any]:
     """
-    Writes report, picture and card anew.
+    Writes report and picture anew.
 
     Args:
         folder (`Path`): The artifact, with its manifest and all sums.
         manifest ([`Manifest`]): Its manifest.
         warnings (`list[str]`): What its plan warned of.
-        name (`str`): What the card calls the model.
 
     Returns:
         `dict[str, Any]`: The report.
@@ -40,15 +39,7 @@ def refresh(folder: Path, manifest: Manifest, warnings: list[str], *, name: str)
             "they need the checkpoints.",
         ]
     report["warnings"] = [*dict.fromkeys([*warnings, *report["warnings"]])]
-    report["files"] = {
-        task: sorted(
-            path.name
-            for path in (folder / "tasks" / task).iterdir()
-            if path.suffix != ".safetensors" and path.name not in ("config.json", "adapter_config.json")
-        )
-        for task in manifest.tasks
-    }
-    report["files"] = {task: files for task, files in report["files"].items() if files}
+    report["files"] = list_own_files(folder, manifest.tasks)
     report["library"] = manifest.library
     report["sources"] = before.get("sources", {}) | {
         "tasks": {
@@ -56,7 +47,7 @@ def refresh(folder: Path, manifest: Manifest, warnings: list[str], *, name: str)
             for task, record in manifest.tasks.items()
         }
     }
-    _write(folder, report, name)
+    write_report(folder, report)
     return report
 
 
@@ -77,7 +68,7 @@ def _report(folder: Path, manifest: Manifest) -> dict[str, Any]:
         totals=totals,
         gram=gram,
         method=manifest.method,
-        sizes=_sizes(folder, manifest),
+        sizes=measure_sizes(folder, manifest.base.files, [record.origin.files for record in manifest.tasks.values()]),
     )
     found: dict[str, Any] = _finite(report)
     return found
@@ -90,33 +81,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _sizes(folder: Path, manifest: Manifest) -> dict[str, int]:
-    def total(name: str) -> int:
-        paths = [folder / "tasks" / task / name for task in manifest.tasks]
-        return sum(path.stat().st_size for path in paths if path.is_file())
-
-    return {
-        "checkpoints": sum(
-            about["bytes"] for record in manifest.tasks.values() for about in record.origin.files.values()
-        ),
-        "base": sum(about["bytes"] for about in manifest.base.files.values()),
-        "unified": sum(about["bytes"] for about in manifest.unified.values()),
-        "masks": total("mask.safetensors"),
-        "extras": total("extra.safetensors"),
-    }
-
-
-def _write(folder: Path, report: dict[str, Any], name: str) -> None:
-    from hf_ext.emr.pictures_emr import draw_report
-
-    from ..hub.cards import write_card
-
-    # new files: those that are there may be shared with the artifact that is being replaced
-    for file in ("report.json", "report.png"):
-        (folder / file).unlink(missing_ok=True)
-    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-    draw_report(report, folder / "report.png")
-    write_card(folder, repo_id=name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 import os
 import threading
@@ -18,6 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tqdm.auto import tqdm
 
 from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint
+from hf_ext.hub.file_hashes import file_sha256
 from hf_ext.hub.folders import stays_inside
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
@@ -208,7 +208,7 @@ class Source:
         files = {
             name: {
                 "bytes": file.size,
-                "sha256": _hash(file.path) if hash_files and file.path and not file.sha256 else file.sha256,
+                "sha256": file_sha256(file.path) if hash_files and file.path and not file.sha256 else file.sha256,
                 "header_sha256": file.header_sha256,
             }
             for name, file in self.checkpoint.files.items()
@@ -359,8 +359,3 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{label}: {path} holds {type(value).__name__}, not a JSON object; save it again.")
     return value
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

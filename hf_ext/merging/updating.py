@@ -19,22 +19,20 @@ from typing import Any
 import numpy as np
 
 from hf_ext.emr.artifact_emr import compute_scales, open_masks, read_sums
-from hf_ext.emr.manifest_emr import TASK_ID, TENSOR_RESCALES, Manifest, SourceRecord, TaskRecord
+from hf_ext.emr.files_emr import hash_files
+from hf_ext.emr.manifest_emr import TASK_ID, TENSOR_RESCALES, Manifest, TaskRecord
 from hf_ext.emr.ops_emr import SUMS
+from hf_ext.emr.places_emr import recorded_path
 from hf_ext.emr.sums_emr import read_totals, write_sums, write_totals
+from hf_ext.emr.tasks_emr import mark_root
 
+from ..hub.cards import write_card
 from ..hub.folders import recover_folder, replace_folder, sync_folder
-from ..hub.safetensors_headers import CheckpointError
-from .configuration import MergeConfig
 from .electing import elect_again, write_signs
 from .merge import merge_checkpoints
-from .plan import Plan, make_plan
+from .origins import VOTED, merge_again, plan_task, record_options
+from .plan import Plan
 from .refreshing import refresh
-
-# Options of the first merge that decide what happens to a new task's tensors and to its scale.
-_KEPT = ("rescale", "exclude", "shape_policy", "small_raw", "dtype", "adapters")
-# In the manifest's method: the tasks that voted, once they are not simply all tasks.
-VOTED = "elected_from"
 
 
 def add_task(
@@ -71,7 +69,7 @@ def add_task(
     place, manifest = _open(folder)
     _require_new(manifest, name, place)
     options: dict[str, Any] = {"token": token, "endpoint": endpoint}
-    with _plan(place, manifest, name, source, base, options) as plan:
+    with plan_task(place, manifest, name, source, base, options) as plan:
         why = _why_not_by_state(place, manifest, plan, name)
         if why is None:
             with _rewriting(place) as work:
@@ -80,10 +78,10 @@ def add_task(
                 manifest = _rescaled(work, election.manifest, election.sums)
                 voters = [*_voters(manifest), name]
                 manifest.write(work)
-                manifest = _append(work, manifest, voters, name, source, plan, options)
-                refresh(work, manifest, plan.warnings, name=place.name)
+                manifest = _append(work, place, manifest, voters, name, source, plan, options)
+                _complete(work, place, manifest, plan.warnings)
             return _added(place, manifest, name, "state", None)
-    _merge_again(place, manifest, name, source, base, why, options)
+    merge_again(place, manifest, name, source, base, why, options)
     return _added(place, Manifest.read(place), name, "merged again", why)
 
 
@@ -117,9 +115,10 @@ def add_task_frozen(
     place, manifest = _open(folder)
     _require_new(manifest, name, place)
     options: dict[str, Any] = {"token": token, "endpoint": endpoint}
-    with _plan(place, manifest, name, source, base, options) as plan, _rewriting(place) as work:
-        manifest = _append(work, manifest, _voters(manifest), name, source, plan, options)
-        refresh(work, manifest, plan.warnings, name=place.name)
+    with plan_task(place, manifest, name, source, base, options) as plan, _rewriting(place) as work:
+        unsealed = dataclasses.replace(manifest, files={})
+        manifest = _append(work, place, unsealed, _voters(manifest), name, source, plan, options)
+        _complete(work, place, manifest, plan.warnings)
     return _added(place, manifest, name, "frozen", None)
 
 
@@ -144,14 +143,14 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
     if len(manifest.tasks) == 1:
         raise ValueError(f"{name!r} is the last task of {place}; delete the folder instead")
     tasks = {task: record for task, record in manifest.tasks.items() if task != name}
-    before, manifest = manifest, _changed(manifest, tasks, _voters(manifest))
+    before = manifest
+    manifest = dataclasses.replace(_changed(manifest, tasks, _voters(manifest)), files={})
     with _rewriting(place) as work:
         totals, gram = read_totals(work, before)
         left = [row for row, task in enumerate(before.tasks) if task != name]
         write_totals(work, totals, gram[np.ix_(left, left)])
         shutil.rmtree(work / "tasks" / name)
-        manifest.write(work)
-        refresh(work, manifest, [], name=place.name)
+        _complete(work, place, manifest, [])
     return {"removed": name, "tasks": list(tasks), "path": str(place)}
 
 
@@ -199,51 +198,19 @@ def _changed(manifest: Manifest, tasks: dict[str, TaskRecord], voters: list[str]
     return dataclasses.replace(manifest, tasks=tasks, method=method)
 
 
-def _base_spec(place: Path, base: SourceRecord, given: str | None) -> str:
-    if given is not None:
-        return given
-    if base.folder is not None:
-        return str(place / base.folder)
-    return _spec(base)
+def _complete(work: Path, place: Path, manifest: Manifest, warnings: list[str]) -> None:
+    """What follows from the tasks: the mark of the root, the report, the hashes, the card."""
+    mark_root(work, list(manifest.tasks))
+    refresh(work, manifest, warnings)
+    # Files that the copy shares with the artifact have the hashes that they had.
+    before = Manifest.read(place).files
+    shared = {name: about for name, about in before.items() if _is_shared(work / name, place / name)}
+    dataclasses.replace(manifest, files=hash_files(work, known=shared)).write(work)
+    write_card(work, repo_id=place.name)
 
 
-def _spec(source: SourceRecord) -> str:
-    return f"{source.source.partition('@')[0]}@{source.revision}" if source.revision else source.source
-
-
-def _configuration(manifest: Manifest) -> dict[str, Any]:
-    return {key: manifest.method[key] for key in _KEPT if key in manifest.method}
-
-
-def _plan(place: Path, manifest: Manifest, name: str, source: str, base: str | None, options: dict[str, Any]) -> Plan:
-    """The plan of the new task alone, on the base of the merge."""
-    if manifest.library == "peft":
-        raise ValueError(f"{place} holds adapters, which are small: merge them again with the new one")
-    given = {"base": _base_spec(place, manifest.base, base), "tasks": {name: source}, **_configuration(manifest)}
-    plan = make_plan(MergeConfig.from_dict(given), **options)
-    try:
-        _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {given['base']}")
-    except BaseException:
-        plan.close()
-        raise
-    return plan
-
-
-def _require_same(record: SourceRecord, found: dict[str, Any], what: str) -> None:
-    """The files of a source are those of the merge, as far as their hashes are known."""
-    for file, about in record.files.items():
-        other = found["files"].get(file, {})
-        for key in ("bytes", "header_sha256", "sha256"):
-            if other.get(key) != about.get(key) and None not in (other.get(key), about.get(key)):
-                raise ValueError(
-                    f"{what} is not the one that was merged: {key} of {file} is {other.get(key)}, expected "
-                    f"{about.get(key)}; give the checkpoint of the merge, or merge all again"
-                )
-    if record.files.keys() != found["files"].keys():
-        raise ValueError(
-            f"{what} is not the one that was merged: its files are {sorted(found['files'])}, expected "
-            f"{sorted(record.files)}; give the checkpoint of the merge, or merge all again"
-        )
+def _is_shared(ours: Path, theirs: Path) -> bool:
+    return ours.is_file() and theirs.is_file() and ours.samefile(theirs)
 
 
 def _why_not_by_state(place: Path, manifest: Manifest, plan: Plan, name: str) -> str | None:
@@ -325,13 +292,20 @@ def _names(folder: Path, manifest: Manifest, task: str) -> dict[str, str]:
 
 
 def _append(
-    work: Path, manifest: Manifest, voters: list[str], name: str, source: str, plan: Plan, options: dict[str, Any]
+    work: Path,
+    place: Path,
+    manifest: Manifest,
+    voters: list[str],
+    name: str,
+    source: str,
+    plan: Plan,
+    options: dict[str, Any],
 ) -> Manifest:
     """Masks and rescales the new task against the unified weights as they are: method `given`, of one task."""
     merged = manifest.merged
     # What was not merged before, or not in as many elements, has no unified weights: the task keeps it.
     own = [part.name for part in plan.merged if part.name not in merged or merged[part.name].elements != part.elements]
-    kept = _configuration(manifest)
+    kept = record_options(manifest)
     given = {
         **kept,
         "base": plan.config.base,
@@ -344,6 +318,9 @@ def _append(
     merge_checkpoints(given, alone, **options, progress=False)
     found = Manifest.read(alone)
     record: TaskRecord = found.tasks[name]
+    if record.origin.revision is None:
+        origin = dataclasses.replace(record.origin, source=recorded_path(source, place))
+        record = dataclasses.replace(record, origin=origin)
     sums = np.zeros((len(merged), len(SUMS)))
     rows = {tensor: row for row, tensor in enumerate(merged)}
     sums[[rows[tensor] for tensor in found.merged]] = read_sums(alone, found, name)
@@ -361,27 +338,6 @@ def _append(
         write_signs(work, name, record, manifest, plan)
     manifest.write(work)
     return manifest
-
-
-def _merge_again(
-    place: Path, manifest: Manifest, name: str, source: str, base: str | None, why: str, options: dict[str, Any]
-) -> None:
-    """All tasks from their recorded sources and the new one, by the options of the first merge."""
-    method = {key: value for key, value in manifest.method.items() if key != VOTED}
-    tasks = {task: _spec(record.origin) for task, record in manifest.tasks.items()}
-    config = MergeConfig.from_dict(
-        {**method, "base": _base_spec(place, manifest.base, base), "tasks": {**tasks, name: source}}
-    )
-    try:
-        with make_plan(config, **options) as plan:
-            for opened in plan.tasks[:-1]:
-                _require_same(manifest.tasks[opened.label].origin, opened.identity(), f"task {opened.label!r}")
-    except (CheckpointError, ValueError) as error:
-        raise ValueError(
-            f"{place}: {name!r} cannot be added exactly: {why}. Then all tasks have to be merged again, and that "
-            f"fails: {error} Add it frozen (hf-ext emr add --frozen), or bring the checkpoints back"
-        ) from error
-    merge_checkpoints(config, place, **options, overwrite=True)
 
 
 def _added(place: Path, manifest: Manifest, name: str, how: str, why: str | None) -> dict[str, Any]:

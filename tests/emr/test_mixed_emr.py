@@ -219,9 +219,11 @@ def test_what_cannot_pass_in_one_forward_warns_once(tmp_path: Path):
     # The temperature of CLIP is the model's own, and what it computes is no sample's.
     emr, batch = make_family(tmp_path, CLIPModel, config, SAME), clip_batch()
     before, expected = snapshot(emr), alone(emr, batch, "image_embeds")
-    with pytest.warns(UserWarning, match=r"could not pass in one forward, so each task gets its own.*CLIPModel"):
+    with pytest.warns(UserWarning, match=r"each task gets its own.*CLIPModel.*left out: \['logits_per_im"):
         output = emr(**batch, task_ids=TASKS)
     assert all(map(torch.equal, output.image_embeds, expected))
+    # These compare the samples of a batch: with those of a task alone they would have two columns, and mean nothing.
+    assert output.logits_per_image is None and output.logits_per_text is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         emr(**batch, task_ids=TASKS)

@@ -5,11 +5,14 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
+from hf_ext.emr import kernels_torch_emr
 from hf_ext.emr import ops_emr as ops
 from tests.emr.blocks import DTYPES, Block, assert_agree, random_block, same_bits
 
@@ -44,9 +47,37 @@ def test_interpreted_kernels_have_the_bits_of_the_cpu():
     subprocess.run([sys.executable, "-c", INTERPRETED], cwd=ROOT, env=environment, check=True)
 
 
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The environment decides once in a process; here it may decide again."""
+    ops._fused.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    ops._fused.cache_clear()
+
+
+def test_torch_is_the_default_on_cuda_and_triton_has_to_be_asked_for(chosen: pytest.MonkeyPatch):
+    # Also where triton can be imported, as on every machine with a CUDA build of torch; no GPU is touched.
+    stand_in = ModuleType("hf_ext.emr.kernels_triton_emr")
+    stand_in.restore = stand_in.run_block = lambda *arguments: None  # type: ignore[attr-defined]
+    chosen.setitem(sys.modules, "hf_ext.emr.kernels_triton_emr", stand_in)
+    chosen.delenv("HF_EXT_TRITON", raising=False)
+    cuda = torch.device("cuda")
+    assert ops._kernels(cuda) == ops._Kernels(
+        kernels_torch_emr.run_block, kernels_torch_emr.restore, kernels_torch_emr.multiply
+    )
+    ops._fused.cache_clear()
+    chosen.setenv("HF_EXT_TRITON", "1")
+    assert ops._kernels(cuda).run_block is stand_in.run_block
+    assert ops._kernels(cuda).restore is stand_in.restore
+    assert ops._kernels(torch.device("cpu")).restore is not stand_in.restore
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.parametrize("kind", DTYPES)
-def test_the_device_has_the_bits_of_the_cpu(kind):
+def test_the_device_has_the_bits_of_the_cpu(kind, kernels, chosen: pytest.MonkeyPatch):
+    chosen.setenv("HF_EXT_TRITON", str(int(kernels == "triton")))
     for n, count, tasks in itertools.product((1, 9, 5 * 2**20 + 77), (1, 3, 8), ((kind,), DTYPES)):
         expected = random_block(n, count, base=kind, tasks=tasks, dtype=kind, spread=1e-3).merge(first=3)
         block = Block(expected.base.cuda(), [task.cuda() for task in expected.tasks], kind)

@@ -118,6 +118,16 @@ def test_a_task_for_a_while(bert: Path):
     assert equal(copied(emr.model), before)
 
 
+def test_what_was_changed_in_place_stays_until_another_task_comes(bert: Path):
+    emr = EMRModel.from_pretrained(bert, "two")
+    before = copied(emr.model)
+    with torch.no_grad():
+        emr.model.classifier.weight.add_(1)
+    emr.set_task("two")
+    assert torch.equal(emr.model.classifier.weight, before["classifier.weight"] + 1)
+    assert equal(copied(emr.set_task("five").set_task("two").model), before)
+
+
 def test_tied_weights_stay_tied(gpt2: Path):
     emr = EMRModel.from_pretrained(gpt2, "a")
     model, before = emr.model, copied(emr.model)

@@ -1,0 +1,104 @@
+"""One task of a merge where a checkpoint is asked for; and the root of a merge, which is the model of no task.
+
+The root loads like any checkpoint and its answers look like answers, but they are nobody's: of a restorer's merge they
+were worse than the input. So its `config.json` names the tasks under `emr_tasks`, by which whoever loads it can tell.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from .manifest_emr import MANIFEST, Manifest
+
+MARK = "emr_tasks"
+
+
+def mark_root(folder: Path, tasks: Sequence[str]) -> None:
+    """
+    Writes the names of the tasks into the root's `config.json`.
+
+    Args:
+        folder (`Path`): The artifact; the file is replaced by a new one, since it may be shared with the artifact that
+            is being replaced. Nothing is done for diffusers, which complains of keys that it does not know, for
+            adapters, and where a task has no `config.json` of its own and so takes the root's.
+        tasks (`Sequence[str]`): The tasks.
+    """
+    path = folder / "config.json"
+    if not path.is_file() or not all((folder / "tasks" / task / path.name).is_file() for task in tasks):
+        return
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if "_diffusers_version" in config:
+        return
+    path.unlink()
+    text = json.dumps(config | {MARK: list(tasks)}, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read_tasks(source: str | Path) -> list[str] | None:
+    """
+    The tasks of a merge.
+
+    Args:
+        source (`str` or `Path`): A folder, or `org/name` or `org/name@revision` on a Hub.
+
+    Returns:
+        `list[str]` or `None`: Their names; `None` if it is no artifact of a merge with masks.
+
+    Raises:
+        CheckpointError: Its manifest is malformed; a `ValueError`.
+    """
+    folder = Path(source).expanduser()
+    if not folder.exists():
+        folder = _fetch_manifest(str(source)) or folder
+    return list(Manifest.read(folder).tasks) if (folder / MANIFEST).is_file() else None
+
+
+def _fetch_manifest(source: str) -> Path | None:
+    """The folder in the cache with the manifest of a repository; None if it has none, or cannot be asked."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    name, _, revision = source.partition("@")
+    try:
+        return Path(hf_hub_download(name, MANIFEST, revision=revision or None)).parent
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
+        # Whoever loads the checkpoint next says what is wrong with it.
+        return None
+
+
+@contextmanager
+def task_checkpoint(source: str, task: str | None) -> Iterator[str]:
+    """
+    A checkpoint to load: what was named, or one task of it where that is a merge.
+
+    Args:
+        source (`str`): A folder, or `org/name` or `org/name@revision` on a Hub.
+        task (`str` or `None`): Name of the task.
+
+    Yields:
+        `str`: `source` where it is no merge, else a folder with the task's plain checkpoint, which is deleted at the
+        end of the block.
+
+    Raises:
+        ValueError: It is a merge and no task is named, or no such task; or it is none and a task is named.
+    """
+    tasks = read_tasks(source)
+    if tasks is None:
+        if task is not None:
+            raise ValueError(f"{source} is no merge with task masks, so it has no task {task!r}; leave the task out")
+        yield source
+        return
+    if task is None:
+        raise ValueError(
+            f"{source} is a merge, and the model at its root is of no task. Name one of its tasks with --task: "
+            f"{', '.join(tasks)}; or write one as a plain checkpoint: hf-ext emr export {source} {tasks[0]} FOLDER"
+        )
+    from .weights_emr import TaskWeights
+
+    # Windows deletes no file that is still mapped into memory.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        yield str(TaskWeights(source).export(task, Path(place, "checkpoint")))

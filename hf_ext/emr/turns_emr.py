@@ -1,0 +1,130 @@
+"""Which thread uses the one model of an [`EMRModel`], and for which task.
+
+One set of weights can be of one task at a time. Whoever needs them for a while (a `with em.task(name)` block, a call
+of the object itself) holds a re-entrant lock meanwhile, and other threads wait for it. Two things a lock cannot do:
+
+- `set_task` chooses for longer than a block. Were two threads to choose, each would go on with the other's weights. So
+  the choice belongs to the first thread that makes it, for as long as that thread lives; others are refused.
+- `em.model(x)` is a plain call of a plain model, which takes no lock. Hooks on the model notice it: before the forward
+  they wait until no other thread holds the lock, and after it they compare a number that grows with every change of
+  weights in place. If it grew, the output is of mixed weights, and an error takes its place. A lock that is taken in
+  one hook and given back in the other would be simpler, but an interrupted forward would never give it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Turns:
+    """The lock of one [`EMRModel`], the thread that chooses its task, and the watch over forwards without a lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._coroutine: asyncio.Task[Any] | None = None
+        self._chooser: threading.Thread | None = None
+        self._changes = 0
+        self._seen = threading.local()
+        self._watched: weakref.ref[torch.nn.Module] | None = None
+
+    @contextmanager
+    def hold(self) -> Iterator[bool]:
+        """
+        Keeps all other threads from the model inside a `with` block; they wait.
+
+        Yields:
+            `bool`: Whether this thread held it already.
+
+        Raises:
+            RuntimeError: Another coroutine of this thread holds it: waiting would stop both.
+        """
+        with self._lock:
+            coroutine = _running_coroutine()
+            if self._depth and coroutine is not self._coroutine:
+                raise RuntimeError(
+                    "another coroutine of this thread is inside `with em.task(...)` and waits for something: let no "
+                    "coroutine await inside that block, or run the block in a thread (asyncio.to_thread)"
+                )
+            outer, self._coroutine = self._coroutine, coroutine
+            self._depth += 1
+            try:
+                yield self._depth > 1
+            finally:
+                self._depth -= 1
+                self._coroutine = outer
+
+    def choose(self) -> None:
+        """
+        Makes this thread the one that chooses the task outside of `with` blocks.
+
+        Raises:
+            RuntimeError: Another thread does, and is alive.
+        """
+        here = threading.current_thread()
+        if self._chooser is not None and self._chooser is not here and self._chooser.is_alive():
+            raise RuntimeError(
+                f"set_task was called in thread {self._chooser.name!r}, so it cannot be called in {here.name!r} too: "
+                "each would run with the other's weights. Use `with em.task(name) as model:` or task_ids=[...], which "
+                "wait for each other, or give each thread an EMRModel of its own"
+            )
+        self._chooser = here
+
+    def note_change(self) -> None:
+        """Tells that weights are about to change in place; for whoever holds the lock."""
+        self._changes += 1
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """
+        Lets plain calls of a model, which take no lock, fail where another thread changed its weights meanwhile.
+
+        Args:
+            model (`torch.nn.Module`): The model whose weights are changed in place from now on.
+        """
+        self._watched = weakref.ref(model)
+        model.register_forward_pre_hook(_Hook(self._begin), prepend=True)
+        model.register_forward_hook(_Hook(self._end))
+
+    def _begin(self, model: torch.nn.Module) -> None:
+        with self._lock:
+            # A model that was replaced by another one is changed by nobody.
+            current = self._watched is not None and self._watched() is model
+            self._seen.changes = self._changes if current else None
+
+    def _end(self, model: torch.nn.Module) -> None:
+        seen = getattr(self._seen, "changes", None)
+        if seen is not None and seen != self._changes:
+            raise RuntimeError(
+                "another thread switched the task while the model ran, so its output is of no task: use `with "
+                "em.task(name) as model:` or call the EMRModel itself, which wait for each other, or give each thread "
+                "an EMRModel of its own"
+            )
+
+
+class _Hook:
+    """A hook that stays behind when its model is copied or pickled: the copy belongs to nobody else."""
+
+    def __init__(self, run: Callable[[torch.nn.Module], None] | None = None) -> None:
+        self._run = run
+
+    def __call__(self, model: torch.nn.Module, *_: Any) -> None:
+        # Compiled code cannot take a lock, so what is compiled or exported is not watched.
+        if not torch.compiler.is_compiling() and self._run is not None:
+            self._run(model)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return (_Hook, ())
+
+
+def _running_coroutine() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

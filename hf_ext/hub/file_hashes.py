@@ -1,0 +1,104 @@
+"""SHA-256 of local files, computed once for as long as a file stays as it is.
+
+A base of 14 GB takes 10 s to hash, and its hash is asked for on every load. So what was found is kept, in this process
+and in a small file in the assets folder of the Hugging Face cache, under device, inode, length and time of the last
+change. Whoever writes to the file changes its time; whoever puts another file in its place changes its inode.
+
+One case is left: a file that is written to twice within one tick of the file system's clock has the same time after
+both. So a hash is only kept if the last change lay at least two seconds back when the hashing began, the coarsest tick
+that file systems have (FAT), and if nothing about the file changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from huggingface_hub import cached_assets_path
+
+_TICK_NS = 2 * 10**9
+# The newest are kept; a line has about 120 bytes.
+_MAX_ENTRIES = 4096
+_lock = threading.Lock()
+_known: dict[str, str] = {}
+
+
+def cache_file() -> Path:
+    """
+    Where hashes are kept between processes.
+
+    Returns:
+        `Path`: The file; it need not be there.
+
+    Raises:
+        OSError: Its folder cannot be made.
+    """
+    return cached_assets_path("hf_ext", namespace="file_hashes") / "sha256.json"
+
+
+def file_sha256(path: str | Path, *, fresh: bool = False) -> str:
+    """
+    The SHA-256 of a file.
+
+    Args:
+        path (`str` or `Path`): The file; a link is followed.
+        fresh (`bool`, *optional*, defaults to `False`): Whether to read the file in any case.
+
+    Returns:
+        `str`: 64 hexadecimal digits.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    key = None if fresh else _key(os.stat(path))
+    if key is not None and (found := _find(key)) is not None:
+        return found
+    with open(path, "rb") as file:
+        before, begun = os.fstat(file.fileno()), time.time_ns()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        after = os.fstat(file.fileno())
+    if _key(before) == _key(after) and before.st_mtime_ns < begun - _TICK_NS:
+        _keep(_key(after), digest)
+    return digest
+
+
+def _key(about: os.stat_result) -> str:
+    return f"{about.st_dev}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}"
+
+
+def _find(key: str) -> str | None:
+    with _lock:
+        if key not in _known:
+            _known.update(_read())
+        return _known.get(key)
+
+
+def _keep(key: str, digest: str) -> None:
+    with _lock:
+        _known[key] = digest
+        # Without a place to write to, it is kept in this process only.
+        with contextlib.suppress(OSError):
+            entries = {**_read(), key: digest}
+            file = cache_file()
+            temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
+            try:
+                temporary.write_text(json.dumps(dict(list(entries.items())[-_MAX_ENTRIES:]), indent=0) + "\n")
+                os.replace(temporary, file)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+
+def _read() -> dict[str, str]:
+    """What is in the file; nothing where it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(cache_file().read_text())
+        return (
+            {key: value for key, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+        )
+    return {}

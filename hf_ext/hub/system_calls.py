@@ -1,0 +1,146 @@
+"""Calls that only some systems have, and what stands in for them elsewhere: macOS lacks `posix_fallocate`, `fdatasync`
+and `sched_getaffinity`, Windows also reads and writes at a place of an open file.
+
+Each is looked for when it is used, so that a test can take it away.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import threading
+from pathlib import Path
+
+# Windows opens files as text unless told otherwise, and lets child processes have them or not by another way.
+_OPEN_FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+# Where a file has one position for all, whoever moves it keeps the others out.
+_moving = threading.Lock()
+
+
+def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
+    """
+    Opens a file for bytes, not for child processes.
+
+    Args:
+        path (`str` or `Path`): The file.
+        flags (`int`): Of `os.open`.
+        mode (`int`, *optional*, defaults to 0o666): Permissions of a new file.
+
+    Returns:
+        `int`: The descriptor.
+    """
+    return os.open(path, flags | _OPEN_FLAGS, mode)
+
+
+def has_positions() -> bool:
+    """
+    Whether the system reads and writes at a place of a file, so that compiled code and threads may do it at once.
+
+    Returns:
+        `bool`: Whether it does.
+    """
+    return hasattr(os, "pread") and hasattr(os, "pwrite")
+
+
+def read_at(descriptor: int, buffer: memoryview, position: int) -> int:
+    """
+    Reads bytes from a place of a file. Thread-safe.
+
+    Args:
+        descriptor (`int`): The file.
+        buffer (`memoryview`): Takes the bytes.
+        position (`int`): First byte.
+
+    Returns:
+        `int`: Bytes that were read; fewer than asked for at the end of the file, and where the system gives fewer.
+    """
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], position)
+    if hasattr(os, "pread"):
+        data = os.pread(descriptor, len(buffer), position)
+        buffer[: len(data)] = data
+        return len(data)
+    with _moving, io.FileIO(descriptor, "rb", closefd=False) as file:
+        file.seek(position)
+        return file.readinto(buffer) or 0
+
+
+def write_at(descriptor: int, data: memoryview, position: int) -> int:
+    """
+    Writes bytes to a place of a file. Thread-safe.
+
+    Args:
+        descriptor (`int`): The file.
+        data (`memoryview`): The bytes.
+        position (`int`): Where the first one goes.
+
+    Returns:
+        `int`: Bytes that were written.
+    """
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, position)
+    with _moving:
+        os.lseek(descriptor, position, os.SEEK_SET)
+        return os.write(descriptor, data)
+
+
+def reserve(descriptor: int, size: int, path: Path) -> None:
+    """
+    Gives a file its length, and its room on the disk where the system can do that.
+
+    Args:
+        descriptor (`int`): The file.
+        size (`int`): Its length in bytes.
+        path (`Path`): Where it is.
+
+    Raises:
+        OSError: There is no room. Where the system cannot reserve, that is found by asking how much is free, and what
+            others write meanwhile is noticed when it happens.
+    """
+    missing = size - os.fstat(descriptor).st_size
+    os.ftruncate(descriptor, size)
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+    elif missing > free_bytes(path.parent):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def sync_data(descriptor: int) -> None:
+    """
+    Waits until what was written to a file is on the disk.
+
+    Args:
+        descriptor (`int`): The file, open for writing.
+    """
+    getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+def free_bytes(folder: Path) -> int:
+    """
+    How much may be written to the disk of a folder.
+
+    Args:
+        folder (`Path`): The folder.
+
+    Returns:
+        `int`: Bytes.
+    """
+    return shutil.disk_usage(folder).free
+
+
+def count_cores() -> int:
+    """
+    How many cores this process may use.
+
+    Returns:
+        `int`: At least 1; all of the machine's where the system does not tell what the process may use.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,262 @@
+"""One EMRModel and several threads: right answers, or an error in words, and never another task's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_ext.emr import EMRModel
+from tests.emr.emr_testing import tiny_bert
+from tests.emr.use_testing import merge
+
+TASKS = ("a", "b", "c")
+TOKENS = torch.tensor([[2, 5, 6, 3], [2, 9, 8, 3]])
+WAIT = 30.0
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("turns")
+    base = tiny_bert(folder / "base")
+    tasks = {name: tiny_bert(folder / name, seed, base=base, noise=0.3) for seed, name in enumerate(TASKS, 1)}
+    return merge(base, tasks, folder / "merged")
+
+
+@pytest.fixture
+def emr(merged: Path) -> Iterator[EMRModel]:
+    """The threads of these tests change places as often as the interpreter lets them."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield EMRModel.from_pretrained(merged, "a")
+    sys.setswitchinterval(interval)
+
+
+@torch.no_grad()
+def expected(emr: EMRModel) -> dict[str, torch.Tensor]:
+    found = {}
+    for task in TASKS:
+        with emr.task(task) as model:
+            found[task] = model(TOKENS).logits
+    return found
+
+
+def is_of(output: torch.Tensor, task: str, right: dict[str, torch.Tensor]) -> bool:
+    return torch.allclose(output, right[task], atol=1e-4)
+
+
+def run_in_threads(*functions: Callable[[], None]) -> list[BaseException]:
+    """Runs them at once; what they raised."""
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(len(functions))
+
+    def run(function: Callable[[], None]) -> None:
+        try:
+            with torch.no_grad():
+                barrier.wait(WAIT)
+                function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(4 * WAIT)
+        assert not thread.is_alive()
+    return errors
+
+
+def by_context(emr: EMRModel, task: str) -> torch.Tensor:
+    with emr.task(task) as model:
+        return model(TOKENS).logits
+
+
+def by_context_and_call(emr: EMRModel, task: str) -> torch.Tensor:
+    with emr.task(task):
+        return emr(TOKENS).logits
+
+
+def by_one_name(emr: EMRModel, task: str) -> torch.Tensor:
+    return emr(input_ids=TOKENS, task_ids=[task, task]).logits
+
+
+def in_a_mixed_batch(emr: EMRModel, task: str) -> torch.Tensor:
+    other = TASKS[TASKS.index(task) - 1]
+    return emr(input_ids=TOKENS.repeat(2, 1), task_ids=[task, task, other, other]).logits[:2]
+
+
+@pytest.mark.parametrize("ask", [by_context, by_context_and_call, by_one_name, in_a_mixed_batch])
+def test_threads_that_ask_for_tasks_get_theirs(emr: EMRModel, ask: Callable[[EMRModel, str], torch.Tensor]):
+    right, wrong = expected(emr), []
+    assert not torch.allclose(right["a"], right["b"], atol=1e-2)
+
+    def work(first: int) -> None:
+        for turn in range(25):
+            task = TASKS[(first + turn) % len(TASKS)]
+            if not is_of(ask(emr, task), task, right):
+                wrong.append(task)
+
+    assert run_in_threads(*(lambda first=first: work(first) for first in range(4))) == []
+    assert wrong == []
+    assert emr.current == "a"
+    assert is_of(emr.model(TOKENS).logits, "a", right)
+
+
+def test_a_thread_waits_for_the_block_of_another(emr: EMRModel):
+    right, inside, order = expected(emr), threading.Event(), []
+
+    def hold() -> None:
+        with emr.task("b") as model:
+            inside.set()
+            order.append("b begins")
+            # The others have all the time to come in between.
+            threading.Event().wait(0.3)
+            assert is_of(model(TOKENS).logits, "b", right)
+            order.append("b ends")
+
+    def ask() -> None:
+        inside.wait(WAIT)
+        assert is_of(emr(input_ids=TOKENS, task_ids=["c", "c"]).logits, "c", right)
+        order.append("c")
+
+    def use_the_model() -> None:
+        inside.wait(WAIT)
+        # No lock is taken here by hand: reading `model` waits, and so does a call of it.
+        assert is_of(emr.model(TOKENS).logits, "a", right)
+        order.append("a")
+
+    model = emr.model
+
+    def use_a_model_from_before() -> None:
+        inside.wait(WAIT)
+        assert is_of(model(TOKENS).logits, "a", right)
+        order.append("a")
+
+    assert run_in_threads(hold, ask) == []
+    assert order == ["b begins", "b ends", "c"]
+    for use in (use_the_model, use_a_model_from_before):
+        order.clear(), inside.clear()
+        assert run_in_threads(hold, use) == []
+        assert order == ["b begins", "b ends", "a"]
+
+
+def test_set_task_belongs_to_one_thread(emr: EMRModel):
+    right, refused, wrong = expected(emr), [], []
+
+    def work(task: str) -> None:
+        for _ in range(40):
+            try:
+                if not is_of(emr.set_task(task).model(TOKENS).logits, task, right):
+                    wrong.append(task)
+                if not is_of(emr(TOKENS).logits, task, right):
+                    wrong.append(task)
+            except RuntimeError as error:
+                refused.append(str(error))
+
+    assert run_in_threads(*(lambda task=task: work(task) for task in TASKS)) == []
+    assert wrong == []
+    assert len(refused) >= 40
+    assert all("with em.task(name) as model" in text for text in refused)
+    # Those threads have ended, so that this one may choose; not even the task that is there may be chosen by another.
+    assert is_of(emr.set_task("b").model(TOKENS).logits, "b", right)
+    (error,) = run_in_threads(lambda: emr.set_task("b"))
+    assert "so it cannot be called in" in str(error)
+
+    def switch_inside() -> None:
+        # In a block of its own a thread may switch as it likes.
+        with emr.task("a"):
+            assert is_of(emr.set_task("c").model(TOKENS).logits, "c", right)
+
+    assert run_in_threads(switch_inside) == []
+    assert emr.current == "b"
+
+
+def test_a_plain_call_never_gives_the_weights_of_two_tasks(emr: EMRModel):
+    right, model, refused, ended = expected(emr), emr.model, [], threading.Event()
+
+    def call() -> None:
+        try:
+            for _ in range(150):
+                try:
+                    assert is_of(model(TOKENS).logits, "a", right)
+                except RuntimeError as error:
+                    refused.append(str(error))
+        finally:
+            ended.set()
+
+    def switch() -> None:
+        while not ended.is_set():
+            assert is_of(by_context(emr, "b"), "b", right)
+            assert is_of(in_a_mixed_batch(emr, "c"), "c", right)
+
+    assert run_in_threads(call, switch) == []
+    assert all("another thread switched the task while the model ran" in text for text in refused)
+
+
+def test_a_switch_in_the_middle_of_a_plain_call_is_told(emr: EMRModel):
+    reached, switched = threading.Event(), threading.Event()
+
+    def pause(*_: object) -> None:
+        if threading.current_thread() is caller:
+            reached.set()
+            assert switched.wait(WAIT)
+
+    def switch() -> None:
+        assert reached.wait(WAIT)
+        by_context(emr, "b")
+        switched.set()
+
+    handle = emr.model.bert.encoder.layer[1].register_forward_pre_hook(pause)
+    caller = threading.current_thread()
+    other = threading.Thread(target=switch, daemon=True)
+    other.start()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="another thread switched the task while the model ran"):
+        emr.model(TOKENS)
+    other.join(WAIT)
+    handle.remove()
+    assert emr(TOKENS).logits.shape == (2, 2)
+
+
+def test_coroutines_of_one_thread(emr: EMRModel):
+    right = expected(emr)
+
+    async def wait_inside() -> None:
+        with emr.task("b") as model:
+            await asyncio.sleep(0.05)
+            with torch.no_grad():
+                assert is_of(model(TOKENS).logits, "b", right)
+
+    async def ask() -> None:
+        await asyncio.sleep(0.01)
+        with pytest.raises(RuntimeError, match="another coroutine of this thread is inside"), emr.task("c"):
+            pass
+
+    async def both() -> None:
+        await asyncio.gather(wait_inside(), ask())
+
+    asyncio.run(both())
+    assert emr.current == "a"
+
+
+def test_a_copy_of_the_model_belongs_to_nobody(emr: EMRModel):
+    right = expected(emr)
+    copies = [copy.deepcopy(emr.model), pickle.loads(pickle.dumps(emr.model))]
+    with emr.task("b"), torch.no_grad():
+        assert all(is_of(model(TOKENS).logits, "a", right) for model in copies)
+
+
+def test_a_compiled_model_is_whole(emr: EMRModel):
+    right = expected(emr)
+    compiled = torch.compile(emr.model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert is_of(compiled(TOKENS).logits, "a", right)
+        emr.set_task("b")
+        assert is_of(compiled(TOKENS).logits, "b", right)
