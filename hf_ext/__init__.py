@@ -100,7 +100,7 @@ def _wants_models() -> bool:
 
     Half of the time of an import goes into transformers, which registration needs. HF_EXT_REGISTER_MODELS=0 leaves it
     out, for a Hub or a merge; each name above still imports what it needs, and a method is registered when its task is
-    imported. `python -m hf_ext.training` cannot set it in time: Python imports this package, to find the program in it,
+    imported. `python -m hf_ext.training` cannot set it in time: Python imports this package, to find the program,
     before any line of the program runs. While it looks, it has put "-m" in place of the program's path, and only then;
     what follows "-m" on the command line is the module that is being looked for.
     """

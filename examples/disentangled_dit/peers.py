@@ -107,7 +107,7 @@ class Peer(DisentangledDiTSamplingMixin, ModelMixin, ConfigMixin, CacheMixin):
         return {**sizes, "sample_size": self.side, "out_channels": config.in_channels}
 
     def class_token(self) -> nn.Embedding:
-        """Embeddings of the classes and of no class. They start at 0.02, ours at 1: the peers' own habit, not equal starts."""
+        """Embeddings of the classes and of no class. They start at a spread of 0.02, ours at 1: no equal starts."""
         embedding = nn.Embedding(self.config.num_classes + 1, self.width)
         nn.init.normal_(embedding.weight, std=0.02)
         return embedding

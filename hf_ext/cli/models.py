@@ -25,7 +25,14 @@ def models(as_json: bool) -> None:
         print_json([{key: value for key, value in asdict(model).items() if key != "folder"} for model in found])
         return
     for model in found:
-        size = f"{model.parameters / 1e6:.2f} M parameters, {model.bytes / 1e6:.1f} MB, {model.core_hours:g} core-hours"
+        size = (
+            f"{model.parameters / 1e6:.2f} M parameters, {model.bytes / 1e6:.1f} MB, {model.core_hours:g} core-hours"
+        )
         click.echo(f"{model.name}: {model.task}")
-        for name, value in (("size", size), ("scores", model.scores), ("data", model.data), ("licence", model.license)):
+        for name, value in (
+            ("size", size),
+            ("scores", model.scores),
+            ("data", model.data),
+            ("licence", model.license),
+        ):
             click.echo(f"  {name:<8}{value}")

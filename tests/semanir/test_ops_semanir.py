@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_ext.semanir import ops_semanir as ops
 from hf_ext.semanir import kernels_operators_semanir, ops_windows_semanir, reference_windows_semanir
+from hf_ext.semanir import ops_semanir as ops
 from hf_ext.semanir import reference_semanir as reference
 from tests.testing import assert_operators_agree, operator_pairs
 
