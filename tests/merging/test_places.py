@@ -1,4 +1,4 @@
-"""Where merges are written and where they find their checkpoints again; what is kept of a merge that was interrupted."""
+"""Where merges are written, where they find their checkpoints again, and what is kept of an interrupted one."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_path_that_was_given_absolute_stays_so(project: Path):
 
 
 def test_an_artifact_of_an_earlier_version(project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Its paths are relative to the folder in which it was merged: from there it opens, and elsewhere it says why not."""
+    """Its paths are relative to the folder where it was merged: it opens from there, and elsewhere says why not."""
     folder = merge(relative("t0", "t1"), Path("out/merged"))
     text = (folder / "emr.json").read_text().replace("../../models", "models")
     (folder / "emr.json").write_text(text)
@@ -242,8 +242,8 @@ def test_a_narrower_type_is_warned_of(tmp_path: Path):
         texts = [text for text in plan.warnings if "which does not hold all of it" in text]
         assert any(line.startswith("warning ") and texts[0] in line for line in plan.lines())
     assert texts == [
-        f"{task}: stored in {own}, merged, restored and exported in bfloat16, which does not hold all of it. Set dtype "
-        "to float32 to keep it."
+        f"{task}: stored in {own}, merged, restored and exported in bfloat16, which does not hold all of it. "
+        "Set dtype to float32 to keep it."
         for task, own in (("fine", "float32"), ("half", "float16"))
     ]
     folder = merge(given, tmp_path / "merged")

@@ -17,24 +17,12 @@ from hf_ext.hub import system_calls
 from .merging import write_set
 
 ROOT = Path(__file__).resolve().parents[2]
-# macOS has no `posix_fallocate`, `fdatasync`, `sched_getaffinity`; Windows lacks all of these, `fcntl` and file links
-# besides. `shutil.disk_usage` of Windows asks the system by another way.
-MISSING = {
-    "macos": ["posix_fallocate", "posix_fadvise", "fdatasync", "sched_getaffinity", "preadv", "pwritev"],
-    "windows": [
-        *(
-            "posix_fallocate",
-            "posix_fadvise",
-            "fdatasync",
-            "sched_getaffinity",
-            "preadv",
-            "pwritev",
-            "pread",
-            "pwrite",
-        ),
-        *("statvfs", "fstatvfs", "O_CLOEXEC"),
-    ],
-}
+# The first line is missing on macOS, both on Windows, with `fcntl` and the exchange of two folders. Windows' own
+# `shutil.disk_usage` asks the system by another way.
+MISSING = (
+    *("posix_fallocate", "posix_fadvise", "fdatasync", "sched_getaffinity", "preadv", "pwritev"),
+    *("pread", "pwrite", "statvfs", "fstatvfs", "O_CLOEXEC"),
+)
 SCRIPT = """
     import os, shutil, sys
     from types import SimpleNamespace
