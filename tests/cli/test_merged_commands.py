@@ -34,7 +34,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("merged")
     base = tiny_semanir(place / "base")
     tasks = {name: tiny_semanir(place / name, seed, base=base, noise=0.3) for seed, name in enumerate("ab", 1)}
-    pixels = np.random.default_rng(0).integers(0, 255, (12, 9, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 255, (16, 13, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(place / "photo.png")
     return merge(base, tasks, place / "merged")
 
