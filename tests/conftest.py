@@ -24,6 +24,15 @@ def without_pictures() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def hashes_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is known of hashed files lies in the cache of the user otherwise."""
+    file = tmp_path_factory.mktemp("hashes") / "sha256.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_ext.hub.file_hashes.cache_file", lambda: file)
+        yield
+
+
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[EmbeddedHub]:
     """A running embedded Hub without a token, on a folder of its own."""

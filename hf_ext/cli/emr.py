@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .errors import Unusable
 from .library import import_without_models
 from .output import print_json, print_rows
 
@@ -189,7 +190,7 @@ SHOWN_FILES = ("report.json", "README.md")
 
 @click.group()
 def emr() -> None:
-    """Artifacts of a merge: add and remove tasks, export one as a plain checkpoint, compare, archive."""
+    """Artifacts of a merge: add, remove and export tasks, verify, compare, archive."""
     import_without_models()
 
 
@@ -266,6 +267,30 @@ def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str 
     from hf_ext.emr.weights_emr import TaskWeights
 
     click.echo(TaskWeights(artifact, base=base, endpoint=endpoint).export(task, out))
+
+
+@emr.command()
+@click.argument("artifact", type=ARTIFACT)
+@JSON_OPTION
+def verify(artifact: Path, as_json: bool) -> None:
+    """Read every file of ARTIFACT, and its base where that is on this disk, and compare them with emr.json.
+
+    \b
+    Examples:
+      hf-ext emr verify merged
+    """
+    from hf_ext.emr.files_emr import verify_artifact
+
+    found = verify_artifact(artifact)
+    if as_json:
+        print_json(found._asdict())
+    else:
+        for line in (*found.wrong, *(f"note: {text}" for text in found.notes)):
+            click.echo(line)
+    if found.wrong:
+        raise Unusable(f"{artifact} is damaged: {len(found.wrong)} of its files are not as they were merged.")
+    if not as_json:
+        click.echo(f"{artifact}: {found.files} files, {found.bytes:,} bytes, as they were merged")
 
 
 @emr.command()

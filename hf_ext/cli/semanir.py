@@ -40,8 +40,16 @@ class Numbers(click.ParamType):
             self.fail(f"{value!r} is no list of whole numbers such as 16,64.", param, ctx)
 
 
-def load_model(source: str, device: str | None, dtype: str | None) -> Any:
-    """The model of a folder or org/name[@revision], an adapter with its base; on the GPU if there is one."""
+def load_model(source: str, device: str | None, dtype: str | None, task: str | None = None) -> Any:
+    """The model of a folder or org/name[@revision], of one task if that is a merge; on the GPU if there is one."""
+    from hf_ext.emr.tasks_emr import task_checkpoint
+
+    with task_checkpoint(source, task) as checkpoint:
+        return load_checkpoint(checkpoint, device, dtype)
+
+
+def load_checkpoint(source: str, device: str | None, dtype: str | None) -> Any:
+    """The model of a checkpoint, an adapter with its base; on the GPU if there is one."""
     import torch
     from transformers import AutoConfig
 
@@ -68,6 +76,7 @@ def load_model(source: str, device: str | None, dtype: str | None) -> Any:
 @click.command()
 @click.argument("source", metavar="MODEL")
 @click.argument("inputs", metavar="IN...", nargs=-1, required=True)
+@click.option("--task", metavar="NAME", help="Of a merge: the task whose model restores.")
 @click.option("--out", required=True, help="Folder of the restored pictures; - for one picture on standard output.")
 @click.option("--tile", type=Tile(), help="Side of tiles in pixels, or auto: tiles where memory is short.")
 @click.option("--self-ensemble", is_flag=True, help="Average over the 8 flips and turns: better, 8 times the work.")
@@ -91,6 +100,7 @@ def load_model(source: str, device: str | None, dtype: str | None) -> Any:
 def restore(
     source: str,
     inputs: tuple[str, ...],
+    task: str | None,
     out: str,
     tile: int | str | None,
     self_ensemble: bool,
@@ -116,6 +126,7 @@ def restore(
     Examples:
       hf-ext restore runs/denoise/snapshot noisy.png --out restored
       hf-ext restore org/name photos/ "scans/**/*.tif" --out restored --compare
+      hf-ext restore merged old.jpg --task jpeg --out restored
       hf-ext restore org/name huge.png --out restored --tile auto --dtype bfloat16
       curl -s https://example.org/a.jpg | hf-ext restore org/name - --out - > restored.jpg
       hf-ext restore org/name photos/ --out photos --suffix _restored
@@ -154,7 +165,7 @@ def restore(
     failed = len(plan.refused)
     parts = [f"0 restored to {out}"]
     if to_do:
-        model = load_model(source, device, dtype)
+        model = load_model(source, device, dtype, task)
         restored, wrong, speed = _restore(model, to_do, overwrite, sheet, options)
         failed += wrong
         parts = [f"{restored} restored to {out}", speed]

@@ -42,9 +42,12 @@ def train(context: click.Context, config: Path, overrides: tuple[str, ...]) -> N
 @click.argument("source", metavar="MODEL")
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file that names the method, task and data.eval.")
+@click.option("--task", metavar="NAME", help="Of a merge: the task whose model is evaluated.")
 @click.option("--output", type=click.Path(path_type=Path), help="Also write the result to this file (eval.json).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; a number that is not finite is null.")
-def evaluate(source: str, overrides: tuple[str, ...], config: Path, output: Path | None, as_json: bool) -> None:
+def evaluate(
+    source: str, overrides: tuple[str, ...], config: Path, task: str | None, output: Path | None, as_json: bool
+) -> None:
     """Evaluate MODEL, a folder or org/name[@revision], on the data.eval of a YAML file.
 
     Values after MODEL replace those in the file; sections take dots. A peft adapter is put on the model that it names.
@@ -52,13 +55,14 @@ def evaluate(source: str, overrides: tuple[str, ...], config: Path, output: Path
     \b
     Examples:
       hf-ext evaluate runs/denoise/snapshot --config examples/semanir/denoise_color.yaml
+      hf-ext evaluate merged --task sigma25 --config examples/semanir/denoise_color.yaml
       hf-ext evaluate org/name@v1 --config examples/semanir/denoise_color.yaml --data.eval.path photos/ --json
     """
     from hf_ext.training import evaluate_checkpoint
 
     if source.startswith("-"):
         raise click.UsageError(f"MODEL comes before the values that replace those of the file, got {source} first.")
-    result: dict[str, Any] = evaluate_checkpoint(source, config, list(overrides), output)
+    result: dict[str, Any] = evaluate_checkpoint(source, config, list(overrides), output, task)
     if as_json:
         print_json(result)
     else:

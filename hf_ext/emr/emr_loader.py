@@ -31,6 +31,7 @@ _TASK = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")
 _FILE = re.compile(r"[\w\-][\w.\- ]*\.safetensors")
 _MAX_JSON_BYTES = 100_000_000
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_OF_A_TASK = ("mask.safetensors", "extra.safetensors")
 # Elements restored at once; a multiple of 8, so that every piece starts with a byte of the mask.
 _PIECE = 2**20
 
@@ -63,6 +64,7 @@ def restore(
     masks = _Files({"mask.safetensors": inside(here, "mask.safetensors", root)}, f"the masks of {task}")
     optional = ["extra.safetensors"] if (here / "extra.safetensors").exists() else []
     extras = _Files({file: inside(here, file, root) for file in optional}, f"the extras of {task}")
+    verify_own(root, manifest, [*manifest["unified"]["files"], *(f"tasks/{task}/{kind}" for kind in _OF_A_TASK)])
     lengths = {entry["name"]: entry["elements"] for entry in manifest["tensors"]}
 
     restored: dict[str, torch.Tensor] = {}
@@ -199,6 +201,28 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
+def verify_own(root: Path, manifest: dict[str, Any], names: list[str]) -> None:
+    """
+    Compares files of the folder with their SHA-256 in `emr.json`; early folders have none.
+
+    Args:
+        root (`Path`): The folder with `emr.json`.
+        manifest (`dict[str, Any]`): Its content.
+        names (`list[str]`): Paths of the files in it; those of which nothing is said are left out.
+
+    Raises:
+        ValueError: A file has other content.
+    """
+    told = manifest.get("files") or {}
+    for name in names if isinstance(told, dict) else ():
+        expected = told.get(name)
+        if isinstance(expected, dict) and (root / name).is_file():
+            with open(root / name, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if expected.get("sha256") not in (None, digest):
+                raise ValueError(f"{root / name}: its SHA-256 is {digest}, not that of emr.json; {_DAMAGED}")
+
+
 def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str] | None = None) -> _Files:
     """
     Finds and verifies the base checkpoint: the length of each file and, where `emr.json` has it, its SHA-256.
@@ -225,6 +249,9 @@ def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str]
     else:
         # Unlike Path.expanduser it leaves "~nobody" as it is.
         place = Path(os.path.expanduser(str(source)))
+        # A relative path is one from the folder; early folders have them from where the merge ran.
+        if not place.is_absolute() and (root.resolve() / place).exists():
+            place = root.resolve() / place
     alone = place.is_file() and len(files) == 1
     if not place.is_dir() and not alone:
         raise ValueError(

@@ -183,7 +183,31 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
             f"the task vector of {longest} is {norms[longest] / norms[shortest]:.1f} times as long as that of "
             f"{shortest}: long ones win most votes. Look at the errors of the short ones, and at rescale l2."
         )
+    if report["method"]["masks"]:
+        warnings += _one_bit_warnings(report)
     return warnings + _cosine_warnings([entry["task"] for entry in report["tasks"]], report["cosines"])
+
+
+def _one_bit_warnings(report: Mapping[str, Any]) -> list[str]:
+    """The tasks that deltas of one bit, which take the room of the masks alone, would restore better than this."""
+    better = [
+        entry
+        for entry in report["tasks"]
+        if None not in (entry["error"]["one_bit"], entry["error"]["rescaled"])
+        and entry["error"]["one_bit"] < entry["error"]["rescaled"]
+    ]
+    if not better:
+        return []
+    mean = {key: _mean([entry["error"][key] for entry in better]) for key in ("one_bit", "rescaled", *RESCALES[:-1])}
+    known = [mode for mode in RESCALES[:-1] if mean[mode] is not None]
+    best = min(known, key=mean.__getitem__)
+    advice = f" Rescale {best} would come to {mean[best]:.3f}." if mean[best] < 0.99 * mean["rescaled"] else ""
+    names = ", ".join(entry["task"] for entry in better)
+    return [
+        "plain 1-bit deltas (sign times mean magnitude of each tensor), which take no more room than the masks, would "
+        f"restore {names} better: error {mean['one_bit']:.3f}, here {mean['rescaled']:.3f}.{advice} A small error is "
+        "not all: measure the tasks before you choose."
+    ]
 
 
 def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | None]]) -> list[str]:

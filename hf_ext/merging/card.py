@@ -142,6 +142,7 @@ def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: 
             "source": merge.base.source.partition("@")[0],
             "revision": merge.base.revision,
             "folder": merge.base.folder,
+            "beside": merge.base.revision is None and merge.base.source.startswith(".."),
         },
         "tasks": tasks,
         "first": tasks[0],

@@ -14,6 +14,7 @@ from hf_ext.emr.report_emr import aligned_table, number_text
 from hf_ext.emr.weights_emr import TaskWeights
 
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
+from .origins import source_spec
 from .sources import Source, open_weights
 
 REPORT = "report.json"
@@ -203,7 +204,7 @@ def compare_with_checkpoints(
         # Says which tasks there are, should this be none of them.
         entries = weights.entries(task)
         origin = weights.manifest.tasks[task].origin
-        spec = (checkpoints or {}).get(task) or origin.source + (f"@{origin.revision}" if origin.revision else "")
+        spec = (checkpoints or {}).get(task) or source_spec(origin, weights.folder)
         with (
             open_weights(task, spec, token=token, endpoint=endpoint) as source,
             open_masks(weights.folder, weights.manifest, task) as masks,

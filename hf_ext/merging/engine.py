@@ -252,7 +252,7 @@ class Engine:
             # what a file did not give or take, this gets on with, or says why not
             sums = _new_sums(len(members))
             self._merge_blocks(piece, members, sums, buffers)
-        self._require_finite(part, members, sums)
+        self._require_finite(piece, members, sums, buffers)
         wide, pairs = np.zeros((len(plan.tasks), len(SUMS))), np.zeros((len(plan.tasks),) * 2)
         wide[members], pairs[np.ix_(members, members)] = sums.tensors.numpy(), sums.gram.numpy()
         return np.concatenate([wide.ravel(), sums.totals.numpy(), pairs[np.triu_indices(len(plan.tasks))]])
@@ -350,18 +350,28 @@ class Engine:
         for name, values in (("total", total), ("highest", highest), ("lowest", lowest)):
             state.write(f"{name}.{part.name}", low, values)
 
-    def _require_finite(self, part: Part, members: list[int], sums: _Sums) -> None:
+    def _require_finite(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
         if bool(torch.isfinite(sums.tensors).all()) and bool(torch.isfinite(sums.totals).all()):
             return
+        part = self._plan.merged[piece.index]
         if not math.isfinite(sums.totals[TOTALS.index("base_square")]):
             raise NotFiniteError(_not_finite(part.name, self._plan.base))
         for row, task in enumerate(members):
-            if not math.isfinite(sums.tensors[row, SUMS.index("square")]):
-                raise NotFiniteError(_not_finite(str(part.task_names[task]), self._plan.tasks[task]))
+            if math.isfinite(sums.tensors[row, SUMS.index("square")]):
+                continue
+            if self._is_finite(piece, task, buffers):
+                raise NotFiniteError(_too_far(str(part.task_names[task]), self._plan.tasks[task]))
+            raise NotFiniteError(_not_finite(str(part.task_names[task]), self._plan.tasks[task]))
         raise NotFiniteError(
             f"tensor {part.name!r}: merged, it does not fit into {part.dtype}, or the merged model holds NaN or "
             "infinity there; choose another dtype, or another merged model."
         )
+
+    def _is_finite(self, piece: Piece, task: int, buffers: _Buffers) -> bool:
+        """Whether the weights of a task themselves are finite."""
+        blocks = _blocks(piece.start, piece.stop, self.block)
+        reads = (self._read(self._plan.merged[piece.index], low, high, buffers)[1][task] for low, high in blocks)
+        return all(bool(torch.isfinite(weights.float()).all()) for weights in reads)
 
 
 def _new_sums(members: int) -> _Sums:
@@ -378,4 +388,12 @@ def _not_finite(name: str, source: Source) -> str:
     return (
         f"tensor {name!r} of {whose} ({source.spec}) holds NaN or infinity, which would spoil the merge; "
         "repair that checkpoint, or leave it out."
+    )
+
+
+def _too_far(name: str, source: Source) -> str:
+    return (
+        f"tensor {name!r} of task {source.label!r} ({source.spec}) is finite, but its difference from the base does "
+        "not fit into float32: such weights are no fine-tune of this base; repair that checkpoint, leave it out, or "
+        "exclude the tensor."
     )

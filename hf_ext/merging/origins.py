@@ -74,7 +74,7 @@ def merge_again(
     if method.get("merged"):
         merged = find_recorded(str(method["merged"]), place)
         method["merged"] = str(merged) if merged.exists() else method["merged"]
-    tasks = {task: _spec(record.origin, place) for task, record in manifest.tasks.items()}
+    tasks = {task: source_spec(record.origin, place) for task, record in manifest.tasks.items()}
     config = MergeConfig.from_dict(
         {**method, "base": _base_spec(place, manifest.base, base), "tasks": {**tasks, name: source}}
     )
@@ -125,11 +125,20 @@ def _base_spec(place: Path, base: SourceRecord, given: str | None) -> str:
         return given
     if base.folder is not None:
         return str(place / base.folder)
-    return _spec(base, place)
+    return source_spec(base, place)
 
 
-def _spec(source: SourceRecord, place: Path) -> str:
-    """How a source is given to a merge: again relative to the working folder where it was not absolute."""
+def source_spec(source: SourceRecord, place: Path) -> str:
+    """
+    How a recorded source is given to a merge.
+
+    Args:
+        source ([`SourceRecord`]): What is recorded.
+        place (`Path`): The artifact.
+
+    Returns:
+        `str`: `org/name@revision`, or a path: again relative to the working folder where it was not absolute.
+    """
     if source.revision:
         return f"{source.source.partition('@')[0]}@{source.revision}"
     found = find_recorded(source.source, place)

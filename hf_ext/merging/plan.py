@@ -24,7 +24,7 @@ from .matching import (
 )
 from .plan_table import plan_dict, plan_lines
 from .sources import Source, open_weights
-from .tensor_rules import TIED, Copied, Extra, Part, Shared, SortedTensors
+from .tensor_rules import TIED, Copied, Extra, Part, Shared, SortedTensors, narrowing_warnings
 
 _COMPARED_AT_ONCE = 2**18
 _OPENED_AT_ONCE = 8
@@ -274,6 +274,7 @@ def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], given: S
     aliases = tied_names(base, tasks, warnings)
     renames = tuple(choose_prefixes(base.tensors, task.tensors) for task in tasks)
     tensors = SortedTensors(config, base, tasks, renames, aliases)
+    warnings += narrowing_warnings(tasks, tensors.merged)
     return Plan(
         config=config,
         base=base,

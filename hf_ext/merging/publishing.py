@@ -11,6 +11,7 @@ from typing import Any
 
 from hf_ext.emr import manifest_emr
 from hf_ext.emr.artifact_emr import open_extras, open_masks, open_unified
+from hf_ext.emr.files_emr import hash_files
 from hf_ext.emr.manifest_emr import MANIFEST, Manifest
 
 from ..hub.folders import stays_inside
@@ -97,7 +98,8 @@ def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:
 
 def hide_paths(folder: Path) -> None:
     """
-    Cuts the paths of this machine in `emr.json` and `report.json` of a merge to their last part.
+    Cuts the paths of this machine in `emr.json` and `report.json` of a merge to their last part, and lets the hashes
+    be those of the files that are published.
 
     Args:
         folder (`Path`): A staged folder.
@@ -108,7 +110,7 @@ def hide_paths(folder: Path) -> None:
     names = {source.source: public_name(source) for source in (merge.base, *merge.tasks.values())}
     if merged := merge.method.get("merged"):
         # `org/name` stays as it is
-        names[merged] = Path(merged).name if Path(merged).expanduser().exists() else merged
+        names[merged] = Path(merged).name if _is_path(merged) else merged
     # the longest first: one may begin another
     paths = [
         (path, names[path]) for path in sorted(names, key=len, reverse=True) if "/" in path and names[path] != path
@@ -117,7 +119,21 @@ def hide_paths(folder: Path) -> None:
         path = folder / file
         if path.is_file():
             content = _hidden(parse_json_object(path.read_bytes(), str(path)), paths)
+            if file == MANIFEST and merge.manifest is not None and merge.manifest.files:
+                content["files"] = _published_files(folder, merge.manifest)
             path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _is_path(spec: str) -> bool:
+    return Path(spec).is_absolute() or spec.startswith((".", "~")) or Path(spec).expanduser().exists()
+
+
+def _published_files(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """
+    What is published, as `emr.json` names it: weights are copies, and keep the hashes of the merge, by which a fault
+    of the copy is noticed; configurations may have been changed for publication.
+    """
+    return hash_files(folder, known=manifest.files)
 
 
 def _hidden(value: Any, paths: list[tuple[str, str]]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -286,3 +287,32 @@ class SortedTensors:
         if (index, count) not in self._same_tokens:
             refuse_other_tokens(self._base, self._tasks[index], count, name)
             self._same_tokens.add((index, count))
+
+
+def narrowing_warnings(tasks: Sequence[Source], merged: Sequence[Part]) -> list[str]:
+    """
+    Tells of tasks that are restored in a type which does not hold their weights exactly.
+
+    Args:
+        tasks (`Sequence[Source]`): The tasks.
+        merged (`Sequence[Part]`): The tensors that are merged.
+
+    Returns:
+        `list[str]`: Warnings, one for each pair of types.
+    """
+    narrowed: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
+    for part in merged:
+        for task, name in zip(tasks, part.task_names, strict=True):
+            own = None if name is None else task.tensors[name].dtype
+            if own is not None and torch.promote_types(own, part.dtype) != part.dtype:
+                labels = narrowed.setdefault((own, part.dtype), [])
+                labels += [task.label] if task.label not in labels else []
+    return [
+        f"{', '.join(labels)}: stored in {_short(own)}, merged, restored and exported in {_short(kept)}, which does "
+        "not hold all of it. Set dtype to float32 to keep it."
+        for (own, kept), labels in narrowed.items()
+    ]
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

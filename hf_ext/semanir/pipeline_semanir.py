@@ -53,6 +53,12 @@ class ImageRestorationPipeline(Pipeline):
             raise ValueError(
                 f"the model is of type {self.model.config.model_type!r}; this pipeline restores with 'semanir' models."
             )
+        # The root of a merge loads like a checkpoint, and restores worse than not at all.
+        if tasks := getattr(self.model.config, "emr_tasks", None):
+            raise ValueError(
+                f"{self.model.config.name_or_path} is a merge, and the model at its root is of no task. Choose one of "
+                f"{', '.join(tasks)} and give its model: hf_ext.EMRModel.from_pretrained(..., task={tasks[0]!r}).model"
+            )
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """

@@ -58,7 +58,11 @@ def build_task(arguments: TrainingArguments) -> "Task":
 
 
 def evaluate_checkpoint(
-    source: str, config: Path, overrides: list[str] | None = None, output: Path | None = None
+    source: str,
+    config: Path,
+    overrides: list[str] | None = None,
+    output: Path | None = None,
+    merged_task: str | None = None,
 ) -> dict[str, Any]:
     """
     Evaluates a published or local model, or a peft adapter on its base model, as the YAML file's run would.
@@ -68,13 +72,16 @@ def evaluate_checkpoint(
         config (`Path`): The run's YAML file; `data.eval` and the `task` section are used.
         overrides (`list[str]`, *optional*): `--field value` words.
         output (`Path`, *optional*): Where to write the result as `eval.json`.
+        merged_task (`str`, *optional*): Of a merge, which has no model of its own: the task that is evaluated.
 
     Returns:
         `dict`: What `eval.json` holds.
 
     Raises:
-        ValueError: If the file has no `data.eval`, or something does not fit.
+        ValueError: If the file has no `data.eval`, something does not fit, or a merge is given without a task.
     """
+    from hf_ext.emr.tasks_emr import task_checkpoint
+
     from .data import open_source
     from .evaluation import evaluate, write_results
     from .models import adapter_base, build_model, load_adapter, pin_revision
@@ -86,11 +93,12 @@ def evaluate_checkpoint(
         raise ValueError(f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER.")
     task = build_task(arguments)
     pinned = pin_revision(source)
-    base = adapter_base(pinned)
-    # The checkpoint's own configuration counts here, not the model section of the file.
-    model = build_model(task, {}, pinned if base is None else pin_revision(base))
-    if base is not None:
-        model = load_adapter(model, pinned)
+    with task_checkpoint(pinned, merged_task) as checkpoint:
+        base = adapter_base(checkpoint)
+        # The checkpoint's own configuration counts here, not the model section of the file.
+        model = build_model(task, {}, checkpoint if base is None else pin_revision(base))
+        if base is not None:
+            model = load_adapter(model, checkpoint)
     metrics = evaluate(task, model, open_source(eval_source, "data.eval"))
     revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]
     return write_results(output, task, metrics, eval_source, revision)

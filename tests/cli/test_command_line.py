@@ -43,7 +43,7 @@ def all_commands() -> dict[str, click.Command]:
 
 
 def test_the_commands_are_those_that_are_promised():
-    emr = {f"emr {name}" for name in ("add", "remove", "export", "compare", "pack", "unpack")}
+    emr = {f"emr {name}" for name in ("add", "remove", "export", "verify", "compare", "pack", "unpack")}
     mrconv = {"mrconv make-listops", "mrconv plot"}
     semanir = {"restore", "semanir", "semanir explain"}
     dit = {"dit", "dit precompute", "dit sample"}

@@ -234,3 +234,23 @@ def test_several_processes_write_the_same_and_one_of_them_talks(sources, merged,
     ours, theirs = contents(tmp_path / "out"), contents(merged)
     differing = {name for name in ours if ours[name] != theirs.get(name)}
     assert ours.keys() == theirs.keys() and differing <= {"README.md", "report.png"}
+
+
+def test_verify_names_what_is_damaged(artifact):
+    done = run("emr", "verify", artifact)
+    assert re.fullmatch(rf"{re.escape(str(artifact))}: \d+ files, [\d,]+ bytes, as they were merged\n", done.stdout)
+    mask = artifact / "tasks" / "a" / "mask.safetensors"
+    mask.write_bytes(mask.read_bytes()[:-1] + b"\xff")
+    done = run("emr", "verify", artifact, code=2)
+    assert done.stdout.startswith("tasks/a/mask.safetensors: other content than the merge wrote")
+    assert f"{artifact} is damaged: 1 of its files are not as they were merged." in done.stderr
+    found = json.loads(run("emr", "verify", artifact, "--json", code=2).stdout)
+    assert [line.partition(":")[0] for line in found["wrong"]] == ["tasks/a/mask.safetensors"]
+    refused = run("emr", "export", artifact, "a", artifact.parent / "out", code=2)
+    assert "mask.safetensors: not as the merge wrote it" in refused.stderr
+
+
+def test_a_target_that_cannot_be_written_comes_before_the_plan(sources):
+    refused = run("merge", *sources, "--out", "/proc/nope", code=2)
+    assert "/proc/nope cannot be written: no folder can be made in /proc" in refused.stderr
+    assert refused.stdout == ""

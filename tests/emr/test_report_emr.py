@@ -198,8 +198,25 @@ def test_a_report_is_json_without_nan(report):
     assert json.loads(json.dumps(report, allow_nan=False)) == report
 
 
-def test_healthy_tasks_cause_no_warning(report):
-    assert report["warnings"] == []
+def test_healthy_tasks_cause_no_warning_but_of_a_better_way(report):
+    (text,) = report["warnings"]
+    better = [entry for entry in report["tasks"] if entry["error"]["one_bit"] < entry["error"]["rescaled"]]
+    assert 0 < len(better) < len(report["tasks"])
+    mean = {key: np.mean([entry["error"][key] for entry in better]) for key in ("one_bit", "rescaled", "tensor_l2")}
+    assert text.startswith("plain 1-bit deltas")
+    names = ", ".join(entry["task"] for entry in better)
+    assert f"restore {names} better: error {mean['one_bit']:.3f}, here {mean['rescaled']:.3f}" in text
+    assert f"Rescale tensor_l2 would come to {mean['tensor_l2']:.3f}." in text
+
+
+def test_where_nothing_is_better_nothing_is_said():
+    # One task is restored exactly by itself, 1-bit deltas keep only its mean magnitudes.
+    base, tasks = fine_tunes(1)
+    alone = Merge(base, tasks).report()
+    assert alone["tasks"][0]["error"]["rescaled"] < alone["tasks"][0]["error"]["one_bit"]
+    assert alone["warnings"] == []
+    base, tasks = fine_tunes()
+    assert warnings_of(base, tasks, masks=False) == []
 
 
 def warnings_of(base, tasks, **method):

@@ -122,7 +122,9 @@ def test_real_models_load_from_the_root_and_tasks_are_restored(tmp_path, make):
             assert set(restored) == set(own)
             for name, values in restored.items():
                 assert values.shape == own[name].shape and torch.allclose(values, own[name], rtol=0, atol=4e-3), name
-    assert (folder / "config.json").read_bytes() == (base / "config.json").read_bytes()
+    # Of transformers, the root says that it is of no task; diffusers would complain of a key that it does not know.
+    own = {} if make is tiny_unet else {"emr_tasks": ["t1", "t2", "t3"]}
+    assert json.loads((folder / "config.json").read_text()) == json.loads((base / "config.json").read_text()) | own
 
 
 def test_the_artifact_holds_what_others_need(config, tmp_path):

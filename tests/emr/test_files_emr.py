@@ -1,0 +1,230 @@
+"""Hashes of an artifact's files and of its base: damage is found, and what was read once is not read again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hf_ext.emr import EMRModel
+from hf_ext.emr.files_emr import verify_artifact
+from hf_ext.emr.manifest_emr import Manifest
+from hf_ext.emr.weights_emr import TaskWeights
+from hf_ext.hub import file_hashes
+from hf_ext.hub.file_hashes import file_sha256
+from tests.emr.use_testing import merge_berts
+
+LONG_AGO = 10**18
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return merge_berts(tmp_path_factory.mktemp("files"))
+
+
+@pytest.fixture
+def artifact(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made.parent / "base", tmp_path / "base")
+    return Path(shutil.copytree(made, tmp_path / "merged"))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """Names of the files that are read through; what is known of them is forgotten before and after."""
+    names: list[str] = []
+    digest = hashlib.file_digest
+
+    def noted(file, kind):
+        names.append(Path(file.name).name)
+        return digest(file, kind)
+
+    monkeypatch.setattr(file_hashes, "_known", {})
+    monkeypatch.setattr(file_hashes, "cache_file", lambda: tmp_path / "cache" / "sha256.json")
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setattr(hashlib, "file_digest", noted)
+    yield names
+
+
+def flip(path: Path, place: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def make_old(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        os.utime(path, ns=(LONG_AGO, LONG_AGO))
+
+
+DAMAGED = ("model.safetensors", "tasks/two/mask.safetensors", "tasks/two/extra.safetensors")
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_one_flipped_bit_is_found_on_loading(artifact: Path, tmp_path: Path, name: str):
+    flip(artifact / name)
+    with pytest.raises(ValueError, match=rf"{name}: not as the merge wrote it"):
+        TaskWeights(artifact).export("two", tmp_path / "out")
+    with pytest.raises(ValueError, match="not as the merge wrote it"):
+        EMRModel.from_pretrained(artifact, "two")
+    assert not (tmp_path / "out").exists()
+    # Other tasks do not need the files of this one.
+    if name.startswith("tasks"):
+        TaskWeights(artifact).export("five", tmp_path / "out")
+
+
+def test_a_manifest_names_every_file_that_the_merge_wrote(artifact: Path):
+    manifest = Manifest.read(artifact)
+    names = {path.relative_to(artifact).as_posix() for path in artifact.rglob("*") if path.is_file()}
+    assert names - manifest.files.keys() == {"emr.json", "README.md", "report.json", "report.png"}
+    assert manifest.files.keys() <= names
+    for name, about in manifest.files.items():
+        data = (artifact / name).read_bytes()
+        assert about == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}, name
+    found = verify_artifact(artifact)
+    assert (found.wrong, found.notes) == ([], [])
+    assert found.files == len(manifest.files) + 1  # with the base
+
+
+def test_everything_that_is_not_as_it_was_is_named(artifact: Path):
+    flip(artifact / "tasks" / "five" / "mask.safetensors")
+    flip(artifact / "tasks" / "two" / "config.json", 3)
+    (artifact / "tokenizer.json").unlink()
+    (artifact / "tasks" / "plain" / "sums.safetensors").write_bytes(b"short")
+    (artifact / "router.safetensors").write_bytes(b"a router is written later")
+    (artifact / "mine.txt").write_text("a note")
+    found = verify_artifact(artifact)
+    assert sorted(line.partition(":")[0] for line in found.wrong) == [
+        "tasks/five/mask.safetensors",
+        "tasks/plain/sums.safetensors",
+        "tasks/two/config.json",
+        "tokenizer.json",
+    ]
+    text = "\n".join(found.wrong)
+    assert "tokenizer.json: missing" in text and "5 bytes, expected" in text and "its SHA-256 differs" in text
+    assert found.notes == ["mine.txt: not of the merge, not compared."]
+
+
+def test_the_base_is_verified_where_it_is(made: Path, tmp_path: Path):
+    copy = Path(shutil.copytree(made, tmp_path / "merged"))
+    manifest = Manifest.read(copy)
+    base = Path(shutil.copytree(made.parent / "base", tmp_path / "base"))
+    moved = dataclasses.replace(manifest, base=dataclasses.replace(manifest.base, source=str(base)))
+    moved.write(copy)
+    flip(base / "model.safetensors")
+    assert [line.partition(":")[0] for line in verify_artifact(copy).wrong] == [str(base / "model.safetensors")]
+    with pytest.raises(ValueError, match=r"has other weights \(SHA-256"):
+        TaskWeights(copy)
+    shutil.rmtree(base)
+    found = verify_artifact(copy)
+    assert found.wrong == [] and "was not read: it is not on this disk" in found.notes[0]
+
+
+def test_an_early_artifact_has_no_hashes_and_loads_with_a_note(artifact: Path, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, "hf_ext.emr.weights_emr"):
+        TaskWeights(artifact)
+    assert caplog.messages == []
+    record = json.loads((artifact / "emr.json").read_text())
+    del record["files"]
+    (artifact / "emr.json").write_text(json.dumps(record))
+    flip(artifact / "tasks" / "two" / "mask.safetensors")
+    with caplog.at_level(logging.WARNING, "hf_ext.emr.weights_emr"):
+        TaskWeights(artifact).entries("two")
+    assert caplog.messages == [f"{artifact}: written before artifacts had hashes of their files; they are believed"]
+    found = verify_artifact(artifact)
+    assert found.wrong == [] and "no hashes of the artifact's own files" in found.notes[0]
+    assert found.files == 1
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "tasks/../x", ".env", "a//b", "a\\b"])
+def test_a_manifest_names_only_files_inside(artifact: Path, name: str):
+    record = json.loads((artifact / "emr.json").read_text())
+    record["files"][name] = {"bytes": 1, "sha256": "0" * 64}
+    (artifact / "emr.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="a file must lie in the artifact"):
+        Manifest.read(artifact)
+
+
+def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, read: list[str]):
+    make_old(artifact), make_old(tmp_path / "base")
+    base = tmp_path / "base"
+    TaskWeights(artifact, base=base).entries("two")
+    # The root, the base, and the task's own two files.
+    assert sorted(read) == ["extra.safetensors", "mask.safetensors", "model.safetensors", "model.safetensors"]
+    read.clear()
+    TaskWeights(artifact, base=base).entries("two")
+    assert read == []
+    # Nor in another process, which knows what is in the cache.
+    file_hashes._known.clear()
+    TaskWeights(artifact, base=base).entries("two")
+    assert read == []
+    # What changed is read again, even where its length did not.
+    flip(base / "model.safetensors")
+    with pytest.raises(ValueError, match="it is not the base of this merge"):
+        TaskWeights(artifact, base=base)
+    assert read == ["model.safetensors"]
+    # `verify` believes no cache.
+    read.clear()
+    verify_artifact(artifact)
+    assert len(read) == len(Manifest.read(artifact).files) + 1
+
+
+def test_a_file_that_was_just_written_is_read_again(tmp_path: Path, read: list[str]):
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    first = file_sha256(path)
+    at = time.time_ns()
+    path.write_bytes(b"two")
+    # As if both had happened within one tick of the clock of the file system.
+    os.utime(path, ns=(at, at))
+    assert file_sha256(path) != first
+    path.write_bytes(b"six")
+    os.utime(path, ns=(at, at))
+    assert file_sha256(path) == hashlib.sha256(b"six").hexdigest()
+    assert read == ["file"] * 3
+    os.utime(path, ns=(LONG_AGO, LONG_AGO))
+    assert file_sha256(path) == file_sha256(path)
+    assert read == ["file"] * 4
+
+
+def test_another_file_in_its_place_is_another_file(tmp_path: Path, read: list[str]):
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, ns=(LONG_AGO, LONG_AGO))
+    first = file_sha256(tmp_path / "one")
+    os.replace(tmp_path / "two", tmp_path / "one")
+    assert file_sha256(tmp_path / "one") == hashlib.sha256(b"two").hexdigest() != first
+
+
+def test_a_cache_that_is_damaged_or_cannot_be_written_does_no_harm(
+    tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "file"
+    path.write_bytes(b"one")
+    os.utime(path, ns=(LONG_AGO, LONG_AGO))
+    for text in ("[1, 2]", "{", '{"a": 1}', ""):
+        file_hashes.cache_file().write_text(text)
+        file_hashes._known.clear()
+        assert file_sha256(path) == hashlib.sha256(b"one").hexdigest()
+    file_hashes._known.clear()
+    monkeypatch.setattr(file_hashes, "cache_file", lambda: tmp_path / "nowhere" / "sha256.json")
+    assert file_sha256(path) == file_sha256(path)
+    assert len(read) == 5
+
+
+def test_the_cache_does_not_grow_for_ever(tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(file_hashes, "_MAX_ENTRIES", 3)
+    for number in range(5):
+        path = tmp_path / f"file{number}"
+        path.write_text(str(number))
+        os.utime(path, ns=(LONG_AGO, LONG_AGO))
+        file_sha256(path)
+    kept = json.loads(file_hashes.cache_file().read_text())
+    assert list(kept.values()) == [hashlib.sha256(str(number).encode()).hexdigest() for number in (2, 3, 4)]

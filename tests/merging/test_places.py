@@ -1,0 +1,270 @@
+"""Where merges are written, where they find their checkpoints again, and what is kept of an interrupted one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_ext.emr import emr_loader
+from hf_ext.emr.manifest_emr import Manifest
+from hf_ext.emr.places_emr import find_recorded, recorded_path
+from hf_ext.emr.weights_emr import TaskWeights
+from hf_ext.merging import add_task, add_task_frozen, merge_checkpoints, remove_task
+from hf_ext.merging import places as merge_places
+from hf_ext.merging.compare import compare_with_checkpoints
+from hf_ext.merging.engine import Engine
+from hf_ext.merging.merge import merge_and_show
+from hf_ext.merging.plan import make_plan
+from hf_ext.merging.publishing import hide_paths
+from tests.emr.emr_testing import write_weights
+
+from .merging import assert_same_files, config, merge, short_segments_and_no_picture, write_set
+
+__all__ = ["config", "short_segments_and_no_picture"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with checkpoints in `models/`, in which the commands are run."""
+    write_set(tmp_path / "project" / "models")
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+def relative(*names: str, **options: Any) -> dict[str, Any]:
+    return {"base": "models/base", "tasks": {name: f"models/{name}" for name in names}, **options}
+
+
+def test_an_artifact_finds_its_base_from_any_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = merge(relative("t0", "t1"), Path("out/merged"))
+    manifest = Manifest.read(folder)
+    assert manifest.base.source == os.path.join("..", "..", "models", "base")
+    assert manifest.tasks["t1"].origin.source == os.path.join("..", "..", "models", "t1")
+    report = json.loads((folder / "report.json").read_text())
+    assert report["sources"]["base"]["source"] == manifest.base.source
+    expected = {name: TaskWeights(folder).restore("t1", name) for name in TaskWeights(folder).entries("t1")}
+
+    def assert_found(place: Path) -> None:
+        weights = TaskWeights(place)
+        assert all(torch.equal(weights.restore("t1", name), values) for name, values in expected.items())
+        loaded = emr_loader.restore(place, "t1")
+        assert all(torch.equal(loaded[name], values) for name, values in expected.items())
+        found = compare_with_checkpoints(place)
+        assert [entry["raw_different"] for entry in found] == [[], []]
+
+    assert_found(folder)
+    monkeypatch.chdir(tmp_path)
+    assert_found(folder)
+    # Both were moved together.
+    os.rename(project, tmp_path / "moved")
+    monkeypatch.chdir("/")
+    assert_found(tmp_path / "moved" / "out" / "merged")
+    # The artifact alone was moved: where the base was looked for is said, and it can be given.
+    os.rename(tmp_path / "moved" / "out" / "merged", tmp_path / "alone")
+    with pytest.raises(ValueError, match="the base of this merge, .*base, is not at .* pass its folder"):
+        TaskWeights(tmp_path / "alone")
+    TaskWeights(tmp_path / "alone", base=tmp_path / "moved" / "models" / "base")
+
+
+def test_tasks_are_added_from_any_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = merge(relative("t0", "t1", keep_state=True), Path("kept"))
+    again = merge(relative("t0", "t1"), Path("again"))
+    frozen = merge(relative("t0", "t1"), Path("frozen"))
+    whole = merge(relative("t0", "t1", "t2"), Path("whole"))
+    monkeypatch.chdir(project / "models")
+    for run, place in ((add_task, kept), (add_task, again), (add_task_frozen, frozen)):
+        run(place, "t2", "t2")
+        assert Manifest.read(place).tasks["t2"].origin.source == os.path.join("..", "models", "t2")
+        assert Manifest.read(place).tasks["t0"].origin.source == os.path.join("..", "models", "t0")
+        assert Manifest.read(place).base.source == os.path.join("..", "models", "base")
+    for place in (kept, again):
+        assert load_file(place / "model.safetensors").keys() == load_file(whole / "model.safetensors").keys()
+        for name, values in load_file(whole / "model.safetensors").items():
+            assert torch.equal(load_file(place / "model.safetensors")[name], values)
+
+
+def test_a_path_that_was_given_absolute_stays_so(project: Path):
+    folder = merge(relative("t0", "t1") | {"base": str(project / "models" / "base")}, Path("merged"))
+    assert Manifest.read(folder).base.source == str(project / "models" / "base")
+    assert Manifest.read(folder).tasks["t0"].origin.source == os.path.join("..", "models", "t0")
+
+
+def test_an_artifact_of_an_earlier_version(project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Its paths are relative to the folder where it was merged: it opens from there, and elsewhere says why not."""
+    folder = merge(relative("t0", "t1"), Path("out/merged"))
+    text = (folder / "emr.json").read_text().replace("../../models", "models")
+    (folder / "emr.json").write_text(text)
+    TaskWeights(folder)
+    emr_loader.restore(folder, "t0")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="the base of this merge, models/base, is not at .*: pass its folder"):
+        TaskWeights(folder)
+    with pytest.raises(ValueError, match="the base of the merge, models/base, is not at models/base"):
+        emr_loader.restore(folder, "t0")
+
+
+def test_how_paths_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/deep")
+    out = tmp_path / "link" / "out"
+    # `link/out/../..` is real/, whatever it looks like.
+    source = recorded_path("base", out)
+    (tmp_path / "base").mkdir()
+    out.mkdir()
+    assert find_recorded(source, out).samefile(tmp_path / "base")
+    assert recorded_path("/somewhere/base", out) == "/somewhere/base"
+    # The name of the base is shown on cards, so it has to be in the path.
+    assert recorded_path(".", tmp_path / "out") == str(tmp_path)
+    # Something that could be a name on a Hub would be taken for one.
+    assert Path(recorded_path("link/out/inside/base", out)).is_absolute()
+
+
+def test_no_path_is_published(project: Path, tmp_path: Path):
+    folder = merge(relative("t0", "t1", include_base=True), Path("out/merged"))
+    staged = Path(shutil.copytree(folder, tmp_path / "staged"))
+    (staged / "tasks" / "t0" / "config.json").write_text('{"vocab_size": 9, "published": true}')
+    (staged / "tasks" / "t1" / "sums.safetensors").unlink()
+    hide_paths(staged)
+    manifest = Manifest.read(staged)
+    assert (manifest.base.source, manifest.tasks["t0"].origin.source) == ("base", "t0")
+    assert "models" not in (staged / "emr.json").read_text() + (staged / "report.json").read_text()
+    # What is published is what the manifest names.
+    before = Manifest.read(folder).files
+    assert before.keys() - manifest.files.keys() == {"tasks/t1/sums.safetensors"}
+    changed = {name for name, about in manifest.files.items() if before[name] != about}
+    assert changed == {"tasks/t0/config.json"}
+
+
+def test_the_two_writers_of_a_report_agree(config: dict[str, Any], tmp_path: Path):
+    some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}
+    expected = json.loads((merge(some, tmp_path / "two") / "report.json").read_text())
+    grown = merge(some, tmp_path / "grown", keep_state=True)
+    add_task_frozen(grown, "t2", config["tasks"]["t2"])
+    remove_task(grown, "t2")
+    found = json.loads((grown / "report.json").read_text())
+    assert found["sizes"] == expected["sizes"]
+    base = sum(path.stat().st_size for path in Path(config["base"]).glob("*.safetensors"))
+    assert found["sizes"]["base"] == base
+    assert found["files"] == expected["files"]
+    assert found["sources"]["tasks"] == expected["sources"]["tasks"]
+
+
+def test_a_target_that_cannot_be_written_is_found_before_anything_is_shown(config: dict[str, Any], tmp_path: Path):
+    shown: list[object] = []
+    (tmp_path / "file").write_text("no folder")
+    for out in (Path("/proc/nope"), Path("/proc/nope/deeper/out"), tmp_path / "file" / "out"):
+        with pytest.raises(ValueError, match=rf"{out} cannot be written: no folder can be made in .* choose another"):
+            merge_and_show(shown.append, config, out, progress=False)
+    assert shown == []
+    names = sorted(path.name for path in tmp_path.iterdir())
+    merge_and_show(lambda plan: None, config, tmp_path / "new" / "out", progress=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "new"])
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
+
+
+def test_a_full_disk_is_not_taken_for_a_place_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(**options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(merge_places.tempfile, "mkdtemp", full)
+    merge_places.require_free(tmp_path / "out", overwrite=False)
+
+
+class Killed(BaseException):
+    """The end of a process, as far as files can tell."""
+
+
+@pytest.mark.parametrize("finished", [0, 1, 2])
+def test_counting_goes_on_after_the_last_finished_pass(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: int
+):
+    ties = config | {"method": "ties", "density": 0.3, "masks": True}
+    expected = merge(ties, tmp_path / "merged-expected")
+    count, passes = Engine.count, []
+
+    def counted(self: Engine, index: int, units: Any) -> np.ndarray:
+        if index == finished and not passes[finished:]:
+            raise Killed
+        passes.append(index)
+        return count(self, index, units)
+
+    def killed(self: Engine, *arguments: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "count", counted)
+        patch.setattr(Engine, "run", killed)
+        with pytest.raises(Killed):
+            merge(ties, tmp_path / "merged-out")
+    assert passes == list(range(finished))
+    partial = tmp_path / ".merged-out.partial"
+    assert (merge_places.read_passes(partial) or {"passes": 0})["passes"] == finished
+    if finished:
+        with pytest.raises(ValueError, match="interrupted merge of something else: config.density was 0.3, is 0.5"):
+            merge(ties | {"density": 0.5}, tmp_path / "merged-out")
+    passes.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "count", lambda self, index, units: passes.append(index) or count(self, index, units))
+        assert_same_files(merge(ties, tmp_path / "merged-out"), expected)
+    assert passes == list(range(finished, 2))
+    assert not partial.exists()
+
+
+def test_passes_that_are_damaged_are_counted_again(config: dict[str, Any], tmp_path: Path):
+    ties = config | {"method": "ties", "density": 0.3}
+    expected = merge(ties, tmp_path / "merged-expected")
+    partial = tmp_path / ".merged-out.partial"
+    partial.mkdir()
+    for text in ("", "[]", '{"passes": '):
+        (partial / "passes.json").write_text(text)
+        assert merge_places.read_passes(partial) is None
+    assert_same_files(merge(ties, tmp_path / "merged-out"), expected)
+
+
+def test_a_narrower_type_is_warned_of(tmp_path: Path):
+    values = {"w": torch.randn(40, 3)}
+    write_weights(tmp_path / "base", {"w": values["w"].bfloat16()}, config={})
+    for name, dtype in (("fine", torch.float32), ("half", torch.float16), ("same", torch.bfloat16)):
+        write_weights(tmp_path / name, {"w": (values["w"] + 0.1).to(dtype)}, config={})
+    tasks = {name: str(tmp_path / name) for name in ("fine", "half", "same")}
+    given = {"base": str(tmp_path / "base"), "tasks": tasks}
+    with make_plan(given) as plan:
+        texts = [text for text in plan.warnings if "which does not hold all of it" in text]
+        assert any(line.startswith("warning ") and texts[0] in line for line in plan.lines())
+    assert texts == [
+        f"{task}: stored in {own}, merged, restored and exported in bfloat16, which does not hold all of it. "
+        "Set dtype to float32 to keep it."
+        for task, own in (("fine", "float32"), ("half", "float16"))
+    ]
+    folder = merge(given, tmp_path / "merged")
+    assert set(texts) <= set(json.loads((folder / "report.json").read_text())["warnings"])
+    with make_plan(given | {"dtype": "float32"}) as plan:
+        assert not [text for text in plan.warnings if "hold all of it" in text]
+
+
+@pytest.mark.parametrize("method", ["emr", "average"])
+def test_finite_weights_that_are_too_far_from_the_base(tmp_path: Path, method: str):
+    base, far, bad = torch.randn(70000), torch.randn(70000), torch.randn(70000)
+    base[65536 + 5], far[65536 + 5], bad[7] = -3e38, 3e38, torch.inf
+    for name, values in (("base", base), ("near", base + 0.1), ("far", far), ("bad", bad)):
+        write_weights(tmp_path / name, {"w": values}, config={})
+
+    def merged(task: str) -> None:
+        tasks = {"near": str(tmp_path / "near"), task: str(tmp_path / task)}
+        config = {"base": str(tmp_path / "base"), "tasks": tasks, "method": method}
+        merge_checkpoints(config, tmp_path / "merged", progress=False)
+
+    with pytest.raises(ValueError, match="'w' of task 'far' .* is finite, but its difference from the base does not"):
+        merged("far")
+    with pytest.raises(ValueError, match="'w' of task 'bad' .* holds NaN or infinity"):
+        merged("bad")
