@@ -262,7 +262,7 @@ def test_forward_uses_no_name_of_its_module():
     model = module.DisentangledDiTTransformer2DModel(**make_transformer(num_decoder_layers=1).config)
     model.load_state_dict(make_transformer(num_decoder_layers=1).state_dict())
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    assert len(own) == 6
+    assert len(own) == 7
     for name in own:
         delattr(module, name)
     expected = make_transformer(num_decoder_layers=1)
@@ -271,4 +271,18 @@ def test_forward_uses_no_name_of_its_module():
     again = type(model).from_config(model.config)
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(predict(again, **inputs), predict(expected, **inputs), **EXACT)
+    # nor does what the pipeline asks it for
+    given = dict.fromkeys(model.CONTROL_SIZES) | {"crop": [1, 2], "aspect_ratio": 1.5}
+    values = model.read_controls(given, (6, 10), 2, 1)
+    assert values == expected.read_controls(given, (6, 10), 2, 1)
+    times, nowhere = torch.tensor([700, 20]), torch.device("cpu")
+    tables = [
+        table
+        for network in (model, expected)
+        for table, idle in network.modulation_tables(
+            times, *network.plan_states(values, [(5, 1), (5, 2)], False, nowhere), None
+        )
+    ]
+    assert len(tables) == 4
+    torch.testing.assert_close(tables[:2], tables[2:], **EXACT)
     del sys.modules[module.__name__]
