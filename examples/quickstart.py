@@ -7,7 +7,7 @@
 5. quickstart/before_after.png compares it with total-variation denoising tuned on the training photographs.
 6. Three short fine-tunes of it (σ = 15, σ = 50, JPEG) are merged into one artifact that switches between them.
 7. A small MRConv learns handwritten digits pixel by pixel; its branches are merged, it is pushed, pulled and used.
-8. A tiny Disentangled DiT learns to draw digits of a class; pushed and pulled, it draws the same bytes.
+8. A tiny Disentangled DiT learns to draw digits of a class; pushed and pulled, it draws the same pictures.
 
 Running it again continues where it stopped; delete the folder `quickstart` to start anew.
 """

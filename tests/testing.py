@@ -8,12 +8,39 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
+
+# Of the largest value. Weights are compared bit for bit, what two copies of a model make of them is not: kernels add
+# in another order where memory is aligned otherwise, and a file's tensors lie wherever its header ends. On an AMD EPYC
+# processor with AVX-512 two copies of a network differed by 3.6e-7.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def assert_same_answers(found: torch.Tensor, expected: torch.Tensor, what: str = "") -> None:
+    """Outputs of two copies of a model, or of one in two places, are the same but for the order of sums."""
+    atol = TOLERANCES[expected.dtype] * float(expected.detach().abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=lambda text: f"{what}: {text}")
+
+
+def assert_same_picture(found: np.ndarray, expected: np.ndarray) -> None:
+    """Pictures of whole numbers that two copies of a model made: a value in a hundred may be rounded the other way."""
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    difference = np.abs(found.astype(int) - expected.astype(int))
+    assert difference.max() <= 1 and (difference > 0).mean() <= 0.01
+
+
+def assert_same_weights(found: torch.nn.Module, expected: torch.nn.Module) -> None:
+    """All that two models save is equal bit for bit."""
+    ours, theirs = found.state_dict(), expected.state_dict()
+    assert ours.keys() == theirs.keys()
+    different = [name for name, value in theirs.items() if not torch.equal(ours[name], value)]
+    assert not different
 
 
 class ModelTester:
@@ -53,11 +80,11 @@ class ModelTesterMixin(ModelTester):
 
     def test_same_seed_gives_same_model_and_same_outputs(self):
         first, second = self.make_model(), self.make_model()
-        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-        assert torch.equal(self.predict(first), self.predict(first))
-        assert torch.equal(self.predict(first), self.predict(second))
+        assert_same_weights(first, second)
+        assert_same_answers(self.predict(first), self.predict(first))
+        assert_same_answers(self.predict(second), self.predict(first))
 
-    def test_saved_model_loads_bit_equal(self, tmp_path):
+    def test_saved_model_loads_with_equal_weights(self, tmp_path):
         model = self.make_model()
         model.save_pretrained(tmp_path)
         loaded, report = self.model_class.from_pretrained(tmp_path, output_loading_info=True)
@@ -65,7 +92,8 @@ class ModelTesterMixin(ModelTester):
         assert {name: value.dtype for name, value in loaded.named_buffers()} == {
             name: value.dtype for name, value in model.named_buffers()
         }
-        assert torch.equal(self.predict(loaded), self.predict(model))
+        assert_same_weights(loaded, model)
+        assert_same_answers(self.predict(loaded), self.predict(model))
 
     def test_every_parameter_gets_a_gradient(self):
         model = self.make_model().train()
@@ -84,8 +112,9 @@ class ModelTesterMixin(ModelTester):
             loss.backward()
             losses.append(loss)
             gradients.append([parameter.grad for parameter in model.parameters()])
-        assert torch.equal(*losses)
-        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+        assert_same_answers(losses[1], losses[0])
+        for found, expected in zip(gradients[1], gradients[0], strict=True):
+            assert_same_answers(found, expected)
 
     def test_bfloat16_is_finite_and_near_float32(self, tmp_path):
         model = self.make_model()
@@ -113,7 +142,8 @@ class ModelTesterMixin(ModelTester):
             named = model(**self.make_inputs())
             plain = model(**self.make_inputs(), return_dict=False)
         assert isinstance(plain, tuple)
-        assert all(torch.equal(a, b) for a, b in zip(named.to_tuple(), plain, strict=True))
+        for found, expected in zip(plain, named.to_tuple(), strict=True):
+            assert_same_answers(found, expected)
 
 
 class _OneBatch(Dataset):
@@ -172,7 +202,7 @@ class LoraTesterMixin(ModelTester):
         model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=self.lora_targets))
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         assert trained and all("lora_" in name for name in trained)
-        assert torch.equal(self.predict(model), expected)
+        assert_same_answers(self.predict(model), expected)
         # An adapter is saved without the buffers of its base: one that moves in training is lost.
         buffers = {name: value.clone() for name, value in model.named_buffers()}
 
@@ -186,11 +216,12 @@ class LoraTesterMixin(ModelTester):
         moved = [name for name, value in model.named_buffers() if not torch.equal(value, buffers[name])]
         assert not moved
         adapted = self.predict(model.eval())
-        assert not torch.equal(adapted, expected)
+        assert not torch.allclose(adapted, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
         model.save_pretrained(tmp_path)
         loaded = peft.PeftModel.from_pretrained(self.make_model(), tmp_path)
-        assert torch.equal(self.predict(loaded), adapted)
+        assert_same_weights(loaded, model)
+        assert_same_answers(self.predict(loaded), adapted)
         torch.testing.assert_close(self.predict(loaded.merge_and_unload()), adapted, atol=1e-5, rtol=1e-5)
 
 

@@ -208,20 +208,20 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         """
         if prompt_embeds is None and prompt is not None:
             prompt_embeds = self._encode_texts(prompt, device)
-        if prompt_embeds is None:
-            return None, None
-        if negative_prompt_embeds is None and do_classifier_free_guidance:
+        given: Any = prompt_embeds  # not None below
+        if given is not None and negative_prompt_embeds is None and do_classifier_free_guidance:
             negative_prompt_embeds = self._encode_texts(negative_prompt or "", device)
-        if negative_prompt_embeds is not None:
+        if given is not None and negative_prompt_embeds is not None:
             if len(negative_prompt_embeds) == 1:
-                negative_prompt_embeds = negative_prompt_embeds.expand(len(prompt_embeds), -1, -1)
-            if negative_prompt_embeds.shape != prompt_embeds.shape:
+                negative_prompt_embeds = negative_prompt_embeds.expand(len(given), -1, -1)
+            if negative_prompt_embeds.shape != given.shape:
                 raise ValueError(
                     f"The negative text has the shape {tuple(negative_prompt_embeds.shape)} and the text "
-                    f"{tuple(prompt_embeds.shape)}; they must be equal, or the negative text one row."
+                    f"{tuple(given.shape)}; they must be equal, or the negative text one row."
                 )
             negative_prompt_embeds = negative_prompt_embeds.repeat_interleave(num_images_per_prompt, dim=0)
-        prompt_embeds = prompt_embeds.repeat_interleave(num_images_per_prompt, dim=0)
+        prompt_embeds = None if given is None else given.repeat_interleave(num_images_per_prompt, dim=0)
+        # one return, and of these names: diffusers' tests read them from the code
         return prompt_embeds, negative_prompt_embeds
 
     def _encode_texts(self, texts: str | list[str], device: torch.device | str | None) -> Tensor:

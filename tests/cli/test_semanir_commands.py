@@ -13,6 +13,7 @@ from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.image_processing_files_semanir import Picture, read_image, write_image
 from hf_ext.semanir.restoring_semanir import restore_pixels
 from hf_ext_cli.main import main
+from tests.testing import assert_same_picture
 
 SIZES = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
 
@@ -62,7 +63,7 @@ def test_a_folder_is_restored_with_its_paths(models, photos, tmp_path):
     model = SemanIRForImageRestoration.from_pretrained(models / "restore")
     for name in files(out):
         pixels = read_image(photos / name).pixels
-        np.testing.assert_array_equal(read_image(out / name).pixels, restore_pixels(model, pixels))
+        assert_same_picture(read_image(out / name).pixels, restore_pixels(model, pixels))
 
 
 def test_results_that_exist_are_left_alone_unless_told(models, photos, tmp_path):
@@ -111,7 +112,7 @@ def test_patterns_lists_and_standard_input(models, photos, tmp_path, monkeypatch
     assert files(tmp_path / "stdin") == ["stdin.png"]
     result = run("restore", models / "restore", "-", "--out", "-", stdin=data)
     shown = Image.open(io.BytesIO(result.stdout_bytes))
-    np.testing.assert_array_equal(np.asarray(shown), read_image(tmp_path / "list" / "a.png").pixels)
+    assert_same_picture(np.asarray(shown), read_image(tmp_path / "list" / "a.png").pixels)
     result = run("restore", models / "restore", "photos", "--out", "-", code=2)
     assert "standard output takes one picture, got 2" in result.stderr
     result = run("restore", models / "restore", "-", "--out", "broken", stdin=b"text", code=1)
@@ -156,8 +157,8 @@ def test_options_reach_the_model(models, tmp_path):
     ):
         run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / name, *words)
         restored = read_image(tmp_path / name / "a.png").pixels
-        np.testing.assert_array_equal(restored, restore_pixels(model, pixels, **options))
-        assert name == "tile" or not np.array_equal(restored, plain)
+        assert_same_picture(restored, restore_pixels(model, pixels, **options))
+        assert name == "tile" or (restored != plain).mean() > 0.02
     run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "auto", "--tile", "auto")
     run(
         *("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "half"),
@@ -216,10 +217,9 @@ def test_adapters_and_other_models(models, photos, tmp_path):
     run("restore", tmp_path / "adapter", photos / "a.png", "--out", tmp_path / "out")
     pixels = read_image(photos / "a.png").pixels
     wanted = restore_pixels(adapted.merge_and_unload().eval(), pixels)
-    np.testing.assert_array_equal(read_image(tmp_path / "out" / "a.png").pixels, wanted)
-    assert not np.array_equal(
-        wanted, restore_pixels(SemanIRForImageRestoration.from_pretrained(models / "restore"), pixels)
-    )
+    assert_same_picture(read_image(tmp_path / "out" / "a.png").pixels, wanted)
+    bare = restore_pixels(SemanIRForImageRestoration.from_pretrained(models / "restore"), pixels)
+    assert (wanted != bare).mean() > 0.02
     config = MRConvConfig(hidden_size=4, num_hidden_layers=1, kernel_size=4, max_position_embeddings=16)
     MRConvForSequenceClassification(config).save_pretrained(tmp_path / "mrconv")
     result = run("restore", tmp_path / "mrconv", photos / "a.png", "--out", tmp_path / "o", code=2)

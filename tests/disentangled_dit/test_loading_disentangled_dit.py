@@ -23,6 +23,7 @@ from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, Disentang
 from tests.disentangled_dit.dit_testing import generator
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.hub_testing import run_python
+from tests.testing import assert_same_answers
 
 # huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
@@ -99,8 +100,8 @@ if presence == "absent":
         assert old in text
         (out / "other" / file).write_text(text.replace(old, new))
     _, changed = run("class-second", out / "other")
-    assert not torch.equal(changed, expected)
-    assert torch.equal(sample("class-third", first), expected)
+    assert not torch.allclose(changed, expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(sample("class-third", first), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     first.save_pretrained(out / "first")
     for path, text in code.items():
         assert (out / "first" / path.relative_to(sources["class-local"])).read_text() == text, path
@@ -130,7 +131,7 @@ def published(tmp_path_factory) -> Iterator[tuple[EmbeddedHub, Path, dict, dict]
 
 
 @pytest.mark.parametrize("presence", ["absent", "installed"])
-def test_every_way_to_load_gives_equal_bits(published, presence):
+def test_every_way_to_load_gives_the_same_answers(published, presence):
     hub, place, sources, expected = published
     out = place / presence
     out.mkdir()
@@ -141,7 +142,7 @@ def test_every_way_to_load_gives_equal_bits(published, presence):
     assert set(results) == ways | ({"class-first", "class-third"} if presence == "absent" else set())
     for way, images in results.items():
         wanted = expected[f"{way.partition('-')[0]}-local"]
-        assert images.equal(wanted), way
+        assert_same_answers(images, wanted, way)
         assert wanted.isfinite().all() and wanted.std() > 0
     # what was saved from remote code is ours again, without a trust flag
     for name in sources:
@@ -149,7 +150,7 @@ def test_every_way_to_load_gives_equal_bits(published, presence):
         assert type(again) is DisentangledDiTPipeline
         again.set_progress_bar_config(disable=True)
         images = again(generator=generator(), **CALLS[name.partition("-")[0]], **COMMON).images
-        assert images.equal(expected[name]), name
+        assert_same_answers(images, expected[name], name)
 
 
 def test_a_saved_folder_says_what_it_needs(tmp_path):

@@ -212,8 +212,8 @@ def test_scores_depend_on_the_index_alone():
         for label in (0, 2)
     ]
     both = task.evaluate_batch(model, examples, [4, 5])
-    assert task.evaluate_batch(model, examples[1:], [5]) == both[1:]
-    assert task.evaluate_batch(model, examples[1:], [6]) != both[1:]
+    assert task.evaluate_batch(model, examples[1:], [5])[0] == pytest.approx(both[1], rel=1e-5)
+    assert task.evaluate_batch(model, examples[1:], [6])[0] != pytest.approx(both[1], rel=1e-5)
     # One timestep in each quarter, with the class and all controls.
     for part, (_, timesteps, conditions) in enumerate(model.calls[:4]):
         assert ((timesteps >= 250 * part) & (timesteps < 250 * (part + 1))).all()
@@ -267,9 +267,9 @@ def test_bf16_and_checkpointing_train_near_the_plain_run(tmp_path, pictures):
     options = {"task": SMALL, "max_steps": 3}
     run(make_arguments(tmp_path / "plain", pictures, **options))
     run(make_arguments(tmp_path / "checkpointed", pictures, activation_checkpointing=True, **options))
-    assert losses(tmp_path / "checkpointed") == losses(tmp_path / "plain")
+    np.testing.assert_allclose(losses(tmp_path / "checkpointed"), losses(tmp_path / "plain"), rtol=1e-5)
     run(make_arguments(tmp_path / "halved", pictures, mixed_precision="bf16", **options))
-    assert losses(tmp_path / "halved") != losses(tmp_path / "plain")
+    assert not np.allclose(losses(tmp_path / "halved"), losses(tmp_path / "plain"), rtol=1e-5)
     np.testing.assert_allclose(losses(tmp_path / "halved"), losses(tmp_path / "plain"), rtol=0.02)
 
 
@@ -291,7 +291,7 @@ def test_an_adapter_loads_into_the_pipeline(tmp_path, pictures):
     before = picture()
     pipeline.load_lora_weights(tmp_path / "run" / "snapshot", adapter_name="ours")
     assert pipeline.get_list_adapters() == {"transformer": ["ours"]}
-    assert not torch.equal(picture(), before)
+    assert (picture() - before).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hf_ext.mrconv import (
     MRConvNextImageProcessor,
 )
 from tests import warm_python
-from tests.testing import LoraTesterMixin, TrainerTesterMixin
+from tests.testing import LoraTesterMixin, TrainerTesterMixin, assert_same_answers, assert_same_weights
 
 LENGTH = 24
 TOKENS = {
@@ -105,7 +105,7 @@ def test_direct_convolutions_are_those_by_fft_and_export_with_any_length(bidirec
     for batch, wanted in zip(inputs, expected, strict=True):
         torch.testing.assert_close(logits(model, batch), wanted, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(logits(exported, batch), wanted, atol=1e-5, rtol=1e-5)
-    assert torch.equal(logits(model.use_direct_convolution(False), inputs[0]), expected[0])
+    assert_same_answers(logits(model.use_direct_convolution(False), inputs[0]), expected[0])
 
 
 def test_models_with_branches_have_no_direct_convolution():
@@ -267,9 +267,10 @@ def test_layers_may_lie_on_disk(case, merged, tmp_path):
     assert {parameter.device.type for parameter in offloaded.parameters()} == {"cpu", "meta"}
     # Twice: what the first call loads, and keeps, is gone from memory in between.
     for _ in range(2):
-        assert torch.equal(logits(offloaded, inputs), logits(model, inputs))
+        assert_same_answers(logits(offloaded, inputs), logits(model, inputs))
     automatic = load(tmp_path / "model", device_map="auto")
-    assert torch.equal(logits(automatic, inputs), logits(model, inputs))
+    assert_same_weights(automatic, model)
+    assert_same_answers(logits(automatic, inputs), logits(model, inputs))
 
 
 WITHOUT_PACKAGE = """
@@ -320,12 +321,13 @@ def test_folders_load_and_save_again_without_the_package(tmp_path):
     batch = extractor(inputs["audio"], sampling_rate=8000, return_tensors="pt")
     pixels = processor(inputs["picture"], return_tensors="pt")
     outputs = load_file(tmp_path / "outputs")
-    torch.testing.assert_close(outputs["sound"], logits(sound, batch), atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(outputs["image"], logits(image, pixels), atol=1e-6, rtol=1e-6)
+    assert_same_answers(outputs["sound"], logits(sound, batch))
+    assert_same_answers(outputs["image"], logits(image, pixels))
     # What was saved from remote code is ours again.
     again = AutoModelForAudioClassification.from_pretrained(tmp_path / "second" / "sound")
     assert type(again) is MRConvForAudioClassification
-    assert torch.equal(logits(again, batch), logits(sound, batch))
+    assert_same_weights(again, sound)
+    assert_same_answers(logits(again, batch), logits(sound, batch))
     assert type(AutoFeatureExtractor.from_pretrained(tmp_path / "second" / "sound")) is MRConvFeatureExtractor
     assert type(AutoImageProcessor.from_pretrained(tmp_path / "second" / "image")) is MRConvNextImageProcessor
     for name in ("sound", "image"):

@@ -15,6 +15,7 @@ from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
 from hf_ext.mrconv.modeling_norms_mrconv import MRConvBatchNorm, MRConvBranchNorm
 from hf_ext.mrconv.reference_mrconv import batch_norm_conv, long_conv
 from tests.mrconv.mrconv_testing import EVERY_KERNEL, TOKENS, make_layer, make_model, make_signal, make_tokens
+from tests.testing import assert_same_answers, assert_same_weights
 
 
 def branches_of(layer: MRConvLayer, u: torch.Tensor) -> list[torch.Tensor]:
@@ -187,7 +188,7 @@ def test_padding_changes_nothing_in_training(fields):
 def test_full_masks_are_no_masks():
     model = make_model()
     tokens = make_tokens(2, 9)
-    assert torch.equal(model(tokens, torch.ones_like(tokens)).logits, model(tokens).logits)
+    assert_same_answers(model(tokens, torch.ones_like(tokens)).logits, model(tokens).logits)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -208,7 +209,7 @@ def test_statistics_are_counted_once_under_activation_checkpointing(reentrant):
     norms = [module for module in model.modules() if isinstance(module, (MRConvBatchNorm, MRConvBranchNorm))]
     assert len(statistics[0]) == 2 * len(norms) == 10
     for name, value in statistics[0].items():
-        assert torch.equal(statistics[1][name], value), name
+        assert_same_answers(statistics[1][name], value, name)
 
 
 def test_block_statistics_are_those_of_torch():
@@ -259,10 +260,11 @@ def test_statistics_and_merged_kernels_stay_precise_in_half_precision(tmp_path):
         before = loaded(make_tokens(2, 20)).logits
         after = loaded.reparameterize()(make_tokens(2, 20)).logits
     assert {value.dtype for value in loaded.buffers()} == {torch.float32}
-    assert torch.equal(before, after)
+    assert_same_answers(after, before)
     loaded.save_pretrained(tmp_path / "merged")
     again = MRConvForSequenceClassification.from_pretrained(tmp_path / "merged")
-    assert torch.equal(again(make_tokens(2, 20)).logits, after)
+    assert_same_weights(again, loaded)
+    assert_same_answers(again(make_tokens(2, 20)).logits, after)
     assert {value.dtype for value in again.double().buffers()} == {torch.float64}
 
 
@@ -276,8 +278,8 @@ def test_merged_spectra_follow_the_kernel():
     model(tokens, labels=torch.tensor([1])).loss.backward()
     other = make_model(**TOKENS, kernel_type="dilated").reparameterize()
     model.load_state_dict(other.state_dict())
-    assert not torch.equal(model(tokens).logits, first)
-    assert torch.equal(model(tokens).logits, other(tokens).logits)
+    assert not torch.allclose(model(tokens).logits, first, rtol=1e-2, atol=1e-2)
+    assert_same_answers(model(tokens).logits, other(tokens).logits)
     assert torch.allclose(model.double()(tokens).logits.float(), other(tokens).logits, atol=1e-5)
 
 

@@ -23,7 +23,13 @@ from hf_ext.mrconv import (
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
 from tests import warm_python
 from tests.mrconv.mrconv_testing import SIZES, TOKENS, make_model, make_signal, make_tokens
-from tests.testing import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
+from tests.testing import (
+    LoraTesterMixin,
+    ModelTesterMixin,
+    TrainerTesterMixin,
+    assert_same_answers,
+    assert_same_weights,
+)
 
 
 class MRConvTester(ModelTesterMixin):
@@ -98,7 +104,7 @@ def test_a_model_is_saved_whole(fields, merged, tmp_path):
     states = model.state_dict()
     assert all(value.equal(states[name]) for name, value in loaded.state_dict().items())
     assert any("positions" in name for name in states) is (fields.get("kernel_type") == "sparse" and not merged)
-    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert_same_answers(loaded(tokens).logits, model(tokens).logits)
     other = make_model(**{**TOKENS, **fields})
     if merged:
         other.reparameterize()
@@ -107,7 +113,7 @@ def test_a_model_is_saved_whole(fields, merged, tmp_path):
             module.positions.zero_()
     other(tokens)
     other.load_state_dict(states)
-    assert torch.equal(other(tokens).logits, model(tokens).logits)
+    assert_same_answers(other(tokens).logits, model(tokens).logits)
 
 
 RATES = {**SIZES, "kernel_size": 8, "max_position_embeddings": 64, "sampling_rate": 16000}
@@ -130,13 +136,14 @@ def test_a_model_moves_to_half_the_rate_and_is_saved_so(kernel_type, branch_norm
         assert (changed - expected).norm() < 0.5 * (unchanged - expected).norm()
     model.save_pretrained(tmp_path)
     loaded = MRConvForAudioClassification.from_pretrained(tmp_path)
-    assert torch.equal(loaded(wave[:, :64:2]).logits, changed)
+    assert_same_weights(loaded, model)
+    assert_same_answers(loaded(wave[:, :64:2]).logits, changed)
     loaded.reparameterize().save_pretrained(tmp_path)
     merged = MRConvForAudioClassification.from_pretrained(tmp_path)
     torch.testing.assert_close(merged(wave[:, :64:2]).logits, changed, atol=1e-5, rtol=1e-5)
     model.change_rate(0.5)
     assert (model.config.rate_factor, model.config.sampling_rate) == (1.0, 16000)
-    assert torch.equal(model(wave[:, :64]).logits, expected)
+    assert_same_answers(model(wave[:, :64]).logits, expected)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +195,11 @@ def test_blocks_are_normalised_before_or_after():
 def test_inputs_that_mean_the_same_give_the_same():
     model = make_model()
     tokens = make_tokens(2, 9)
-    assert torch.equal(model(inputs_embeds=model.model.embedding(tokens)).logits, model(tokens).logits)
+    assert_same_answers(model(inputs_embeds=model.model.embedding(tokens)).logits, model(tokens).logits)
     audio = make_model(MRConvForAudioClassification, **SIZES)
     wave = make_signal(2, 20, dtype=torch.float32)
-    assert torch.equal(audio(wave).logits, audio(wave[..., None]).logits)
-    assert torch.equal(audio.double()(wave.double()).logits, audio(wave).logits)
+    assert_same_answers(audio(wave[..., None]).logits, audio(wave).logits)
+    assert_same_answers(audio.double()(wave.double()).logits, audio(wave).logits)
 
 
 def test_documents_of_different_lengths_are_compared():

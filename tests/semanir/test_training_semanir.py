@@ -19,6 +19,7 @@ from hf_ext.semanir.training_semanir import SemanIRTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.models import initialize_from
 from tests import warm_python
+from tests.testing import assert_same_answers, assert_same_weights
 from tests.training.launching import ROOT, environment
 
 MODEL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
@@ -75,20 +76,21 @@ def test_a_run_leaves_a_model_that_scores_what_was_said(tmp_path, photos):
     examples = [{"image": Image.open(path)} for path in sorted(photos.iterdir())]
     with torch.no_grad():
         again = task.summarize(task.evaluate_batch(model, examples, [0, 1, 2]))
-    assert again == metrics
+    assert again == pytest.approx(metrics, rel=1e-4)
     results = json.loads((tmp_path / "run" / "snapshot" / "eval.json").read_text())["results"]
     assert {result["metric"]: result["value"] for result in results} == metrics
 
 
 def test_activation_checkpointing_gives_the_same_losses(tmp_path, photos):
     plain = run(tmp_path, photos, "plain")
-    assert run(tmp_path, photos, "checkpointed", activation_checkpointing=True) == plain
+    metrics, losses = run(tmp_path, photos, "checkpointed", activation_checkpointing=True)
+    assert metrics == pytest.approx(plain[0], rel=1e-4) and losses == pytest.approx(plain[1], rel=1e-5)
 
 
 def test_bf16_trains_near_float32(tmp_path, photos):
     _, plain = run(tmp_path, photos, "plain")
     _, halved = run(tmp_path, photos, "halved", mixed_precision="bf16")
-    assert halved != plain
+    assert halved != pytest.approx(plain, rel=1e-5)
     np.testing.assert_allclose(halved, plain, rtol=0.02)
 
 
@@ -124,8 +126,8 @@ def test_an_adapter_is_trained_and_loads_with_peft(tmp_path, photos, checkpointi
     original = SemanIRForImageRestoration.from_pretrained(base)
     expected = restore(original)
     loaded = restore(peft.PeftModel.from_pretrained(original, snapshot))
-    assert torch.equal(loaded, task.output)
-    assert not torch.equal(loaded, expected)
+    assert_same_answers(loaded, task.output)
+    assert not torch.allclose(loaded, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_wrong_adapter_sections_are_refused(tmp_path, photos):
@@ -144,7 +146,9 @@ def test_weights_come_from_a_folder(tmp_path, photos, caplog):
     base = tmp_path / "base" / "snapshot"
     task = SemanIRTask(patch_size=8)
     expected = SemanIRForImageRestoration.from_pretrained(base)
-    assert torch.equal(restore(task.build_model({}, str(base))), restore(expected))
+    built = task.build_model({}, str(base))
+    assert_same_weights(built, expected)
+    assert_same_answers(restore(built), restore(expected))
     with caplog.at_level(logging.WARNING):
         model = SemanIRTask(patch_size=8).build_model({"mlp_ratio": 3.0}, str(base))
     assert "tensors start anew" in caplog.text

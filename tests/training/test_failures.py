@@ -96,7 +96,7 @@ def test_what_this_machine_cannot_do(tmp_path, capsys, tiny, examples):
     config = write_config(tmp_path, {"train": {"path": str(examples)}})
     assert "mixed_precision fp16 needs a GPU" in fails(capsys, 2, config, "--mixed_precision", "fp16")
     assert "report_to is 'wandb'; installed here are" in fails(capsys, 2, config, "--report_to", "wandb")
-    assert "data.num_workers is 999" in fails(capsys, 2, config, "--data.num_workers", "999")
+    assert "data.num_workers is 999999" in fails(capsys, 2, config, "--data.num_workers", "999999")
     stream = ["--data.train.streaming", "--data.num_workers", "3"]
     assert "a process has only 2 shard(s)" in fails(capsys, 2, config, *stream)
 

@@ -1,4 +1,9 @@
-"""A run that was interrupted and continued equals the one that was not, bit for bit."""
+"""A run that was interrupted and continued equals the one that was not, bit for bit.
+
+Weights are compared, but what they are computed from has to be equal too. It is: in both runs torch itself made all
+memory that a kernel reads, aligned to 64 bytes (what is loaded is copied into the parameters that are there), and the
+threads are as many, so that each kernel adds in the same order. A model whose weights are views of a file may differ.
+"""
 
 import json
 
