@@ -61,7 +61,7 @@ def push(
 
         announced: list[Listing] = []
 
-        def announce(listing: Listing) -> None:
+        def announce(listing: "Listing") -> None:
             announced.append(listing)
             print_listing(listing, to_stderr=as_json)
 
