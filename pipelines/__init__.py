@@ -47,10 +47,11 @@ def _prefer_installed() -> None:
     needed, and code that came along is not run. The tests load both ways, which is how we see it if diffusers comes to
     read the file elsewhere.
     """
-    read: Any = DiffusionPipeline.__dict__.get("_dict_from_json_file", DiffusionPipeline._dict_from_json_file)
-    if hasattr(read, "__wrapped__"):
+    place: Any = DiffusionPipeline
+    if "_dict_from_json_file" in vars(place):
         # this package was reloaded
         return
+    original = place._dict_from_json_file.__func__
 
     def read_index(cls: type, json_file: Any) -> dict[str, Any]:
         content: dict[str, Any] = original(cls, json_file)
@@ -59,9 +60,6 @@ def _prefer_installed() -> None:
                 content["_class_name"] = name
         return content
 
-    original = read.__func__
-    read_index.__wrapped__ = original  # type: ignore[attr-defined]
-    place: Any = DiffusionPipeline
     place._dict_from_json_file = classmethod(read_index)
 
 

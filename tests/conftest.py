@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from subprocess import TimeoutExpired
+from subprocess import DEVNULL, TimeoutExpired
 from types import SimpleNamespace
 
 import pytest
@@ -57,7 +57,7 @@ def run_client(hub: EmbeddedHub, tmp_path: Path) -> Callable[..., str]:
 @pytest.fixture
 def warm_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The load check of what is published runs in processes that start with torch imported."""
-    replaced = SimpleNamespace(run=warm_python.run, TimeoutExpired=TimeoutExpired)
+    replaced = SimpleNamespace(run=warm_python.run, TimeoutExpired=TimeoutExpired, DEVNULL=DEVNULL)
     monkeypatch.setattr("hf_ext.hub.load_check.subprocess", replaced)
 
 

@@ -61,7 +61,7 @@ def push(
 
         announced: list[Listing] = []
 
-        def announce(listing: Listing) -> None:
+        def announce(listing: "Listing") -> None:
             announced.append(listing)
             print_listing(listing, to_stderr=as_json)
 
@@ -156,17 +156,15 @@ def find_problems(folder: Path) -> list[str]:
     """What is missing from a card or contradicts the folder, one line each."""
     from huggingface_hub import ModelCard
 
+    from hf_ext.hub.cards import expected_task
     from hf_ext.hub.safetensors_headers import parse_json_object
 
     path = folder / "README.md"
     if not path.is_file():
         return [f"{path}: there is no card"]
     content = ModelCard.load(path)
-    problems = [
-        f"{path}: {name} is not in the metadata"
-        for name in ("license", "library_name", "pipeline_tag")
-        if content.data.get(name) is None
-    ]
+    wanted = ["license", "library_name", *(["pipeline_tag"] if expected_task(folder) is not None else [])]
+    problems = [f"{path}: {name} is not in the metadata" for name in wanted if content.data.get(name) is None]
     if "[More Information Needed]" in content.text:
         problems.append(f"{path}: [More Information Needed] is left in the text")
     stated = {(result.metric_type, result.metric_value) for result in content.data.eval_results or []}

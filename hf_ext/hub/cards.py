@@ -93,13 +93,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     if template_name == "adapter.md" and installed_room(method) is not None:
         # an adapter of ours does the task of its method, under the same licence
         fields = {**_template(f"{method}.md")[0], **fields}
-    results = evaluation["results"]
-    named = [fields.pop("pipeline_tag", None), *(result.get("task") for result in results[:1])]
-    # of a pipeline of diffusers its configuration says it; of an adapter or an artifact with masks what is at the root
-    # does no task, and transformers refuses to guess one
-    task = config.get("pipeline_tag")
-    if template_name != "adapter.md" and (merge is None or merge.manifest is None) and task is None:
-        task = runnable_task(folder, config, named)
+    task = _task(folder, config, template_name, fields.pop("pipeline_tag", None), evaluation)
     config["classifies_images"] = task == "image-classification"
     if merge is not None:
         fields = {**fields, **metadata(merge)}
@@ -121,6 +115,41 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         **(card_values(merge, folder, config, repo_id) if merge is not None else {}),
     )
     return f"---\n{front.to_yaml().strip()}\n---\n\n{MARKER}\n\n" + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def expected_task(folder: Path) -> str | None:
+    """
+    The `pipeline_tag` that a card of a folder should have.
+
+    Args:
+        folder (`Path`): As for [`write_card`].
+
+    Returns:
+        `str` or `None`: The task that the model does through a pipeline; `None` where it does none.
+
+    Raises:
+        ValueError: A file of the folder is malformed.
+    """
+    from ..merging.card import read_merge
+
+    merged = read_merge(folder) is not None
+    config, name = (_read_optional(folder / "config.json"), "emr.md") if merged else _read_config(folder)
+    evaluation = _read_evaluation(folder / "eval.json")
+    return _task(folder, config, name, _template(name)[0].get("pipeline_tag"), evaluation)
+
+
+def _task(
+    folder: Path, config: dict[str, Any], template: str, preferred: str | None, evaluation: dict[str, Any]
+) -> str | None:
+    """What the model does; preferred is what its template says, then what it was measured at."""
+    # of an adapter transformers guesses no task, and the root of an artifact with masks does none
+    if template == "adapter.md" or (folder / "emr.json").is_file():
+        return None
+    if "pipeline_tag" in config:
+        # a pipeline of diffusers
+        return str(config["pipeline_tag"])
+    measured = [result.get("task") for result in evaluation["results"][:1]]
+    return runnable_task(folder, config, [preferred, *measured])
 
 
 def _template(name: str) -> tuple[dict[str, Any], str]:

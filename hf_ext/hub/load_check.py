@@ -254,6 +254,8 @@ def _run_probe(folder: Path, command: list[str], home: Path) -> None:
             [sys.executable, "-c", *command],
             cwd=home,
             env=environment,
+            # where code had to be trusted, transformers would ask the user
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_SECONDS,

@@ -66,7 +66,15 @@ def copy_artifact(folder: Path, out: Path) -> None:
     for place in places:
         (out / place).mkdir(parents=True, exist_ok=True)
         _copy(folder, place, out, _weights(manifest.base.files if place == Path("base") else manifest.unified))
+    _promise_no_task(out / "config.json")
     shutil.copyfile(packaged_loader(), out / LOADER)
+
+
+def _promise_no_task(path: Path) -> None:
+    """The root is no task's model, so its configuration offers no pipeline; those of the tasks do."""
+    if path.is_file() and "custom_pipelines" in (config := parse_json_object(path.read_bytes(), str(path))):
+        del config["custom_pipelines"]
+        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _require_reachable(manifest: Manifest, folder: Path) -> None:

@@ -39,6 +39,8 @@ AutoModelForNextSentencePrediction.register(MRConvConfig, MRConvForRetrieval)
 AutoModelForAudioClassification.register(MRConvConfig, MRConvForAudioClassification)
 AutoModelForCausalLM.register(MRConvConfig, MRConvForCausalLM)
 AutoFeatureExtractor.register(MRConvConfig, MRConvFeatureExtractor)
+# Of models on pixels: without it, the code beside the weights would be asked for.
+AutoImageProcessor.register(MRConvConfig, image_processor_classes={"pil": MRConvNextImageProcessor})
 
 AutoConfig.register("mrconvnext", MRConvNextConfig)
 AutoModel.register(MRConvNextConfig, MRConvNextModel)

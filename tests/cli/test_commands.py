@@ -92,7 +92,7 @@ def test_card_check_finds_what_is_missing_or_contradicts(tmp_path):
     folder = save_snapshot(tmp_path / "snapshot")
     run("card", folder)
     card = folder / "README.md"
-    text = card.read_text(encoding="utf-8").replace("pipeline_tag: image-to-image\n", "")
+    text = card.read_text(encoding="utf-8").replace("pipeline_tag: image-restoration\n", "")
     card.write_text(text + "\n[More Information Needed]\n", encoding="utf-8")
     report = json.loads((folder / "eval.json").read_text())
     report["results"][0]["value"] = 31.5

@@ -287,6 +287,22 @@ def test_a_diffusers_model(tmp_path):
     assert all(value.equal(expected[name]) for name, value in scope["model"].state_dict().items())
 
 
+def test_the_root_promises_no_task(models, artifact, tmp_path):
+    result = {"metric": "accuracy", "value": 0.5, "dataset": "reviews", "task": "text-classification"}
+    (artifact / "eval.json").write_text(json.dumps({"results": [result]}))
+    staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
+    data = ModelCard.load(staged / "README.md").data
+    assert data.pipeline_tag is None and data.eval_results[0].task_type == "text-classification"
+    # nor does a plain merge whose heads differ, of which the body is left
+    average = merge(models, tmp_path / "average", method="average")
+    (average / "eval.json").write_text(json.dumps({"results": [result]}))
+    assert ModelCard.load(stage(average, tmp_path / "plain") / "README.md").data.pipeline_tag is None
+    # one task's model does it
+    model = Path(shutil.copytree(models / "a", tmp_path / "a"))
+    (model / "eval.json").write_text(json.dumps({"results": [result]}))
+    assert ModelCard.load(stage(model, tmp_path / "task") / "README.md").data.pipeline_tag == "text-classification"
+
+
 def test_our_own_models_travel_with_their_code(tmp_path):
     base = tiny_semanir(tmp_path / "base")
     for seed, name in enumerate("ab", start=1):
@@ -294,6 +310,12 @@ def test_our_own_models_travel_with_their_code(tmp_path):
     artifact = merge(tmp_path, tmp_path / "merged", include_base=True)
     staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")
     assert {name for name in contents(staged) if name.endswith(".py")} == {*CODE, "emr_loader.py"}
+    offered = {
+        name: "custom_pipelines" in json.loads((staged / name / "config.json").read_text())
+        for name in (".", "tasks/a", "base")
+    }
+    assert offered == {".": False, "tasks/a": True, "base": True}
+    assert ModelCard.load(staged / "README.md").data.pipeline_tag is None
     check_loads(staged)
 
 

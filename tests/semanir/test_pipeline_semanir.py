@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import close_session
 from PIL import Image
 from transformers import pipeline
 
+from hf_ext.hub.publish import push
 from hf_ext.semanir import (
     ImageRestorationPipeline,
     SemanIRConfig,
@@ -86,6 +88,68 @@ def test_what_cannot_be_restored_is_refused(restore, tmp_path):
         restore(COLOUR, output_type="jpeg")
     with pytest.raises(ValueError, match="infinite or no number"):
         restore(np.full((4, 4, 3), np.nan))
+
+
+# Runs as somebody without hf_ext and then as somebody with it; numba would need ten seconds for each copy of the code.
+PULL = """
+import json, sys
+import numpy as np
+sys.modules["hf_ext"] = sys.modules["numba"] = None
+from transformers import pipeline
+image = np.array(json.loads(sys.argv[1]), dtype=np.uint8)
+results, trust = [], {"trust_remote_code": True, "device": "cpu"}
+
+def run(restore, prefix):
+    assert type(restore).__module__.startswith(prefix) and type(restore.model).__module__.startswith(prefix)
+    assert restore.task == "image-restoration"
+    results.append(restore(image, output_type="np").tolist())
+    return restore
+
+try:
+    pipeline("image-restoration", model="me/model", trust_remote_code=False)
+except ValueError as error:
+    assert "trust_remote_code" in str(error), error
+else:
+    raise AssertionError("remote code ran without being trusted")
+run(pipeline(model="me/model", **trust), "transformers_modules.")
+restore = run(pipeline("image-restoration", model="me/model", **trust), "transformers_modules.")
+# what is saved again is whole
+restore.save_pretrained("again")
+run(pipeline("image-restoration", model="again", **trust), "transformers_modules.")
+del sys.modules["hf_ext"]
+import hf_ext
+
+def ask(question=""):
+    raise AssertionError(f"asked: {question}")
+
+__builtins__.input = ask
+run(pipeline(model="me/model", device="cpu"), "hf_ext.semanir.")
+run(pipeline("image-restoration", model="me/model", **trust), "hf_ext.semanir.")
+run(pipeline("image-restoration", model="again", device="cpu"), "hf_ext.semanir.")
+print(json.dumps(results))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+def test_what_a_pipeline_saved_is_pushed_and_pulled_with_and_without_hf_ext(hub, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path / "model")
+    SemanIRImageProcessor().save_pretrained(tmp_path / "model")
+    restore = pipeline("image-restoration", model=str(tmp_path / "model"), device="cpu")
+    restore.save_pretrained(tmp_path / "pipeline")
+    config = json.loads((tmp_path / "pipeline" / "config.json").read_text())
+    assert config["custom_pipelines"].keys() == {"image-restoration"}
+    push(tmp_path / "pipeline", "me/model", endpoint=hub.url, token=False, check=False)
+    close_session()
+    # where the installed package loads it, transformers would ask for trust
+    assert not hasattr(SemanIRForImageRestoration.from_pretrained(tmp_path / "model").config, "custom_pipelines")
+    shown = run_python(PULL, hub.url, tmp_path / "home", json.dumps(COLOUR.tolist()))
+    wanted = restore_pixels(model, COLOUR).astype(int)
+    results = json.loads(shown.splitlines()[-1])
+    assert len(results) == 6
+    for restored in results:
+        # other copies of the network, and another way to compute attention: a last bit may round otherwise
+        assert abs(np.array(restored) - wanted).max() <= 1
 
 
 # Runs in a process of its own: first as somebody without hf_ext, with a folder, then with it, from a Hub.

@@ -1,0 +1,208 @@
+"""What would be disclosed: tokens refuse a push without being shown, paths of this machine are cut."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from hf_ext.hub.disclosure import find_machine_paths, is_path, refuse_secrets
+from hf_ext.hub.publish import push, rehearse, stage
+
+from .published import EVALUATION, TRAINING, contents, save_bert, save_snapshot, tiny_adapter
+
+# peft 0.21 asks transformers for a property by its old name.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+# Made up, in pieces, so that no scanner takes this file for a leak.
+TOKENS = {
+    "Hugging Face": "hf" + "_" + "aBcDeFgHiJ" * 3 + "kLmN",
+    "OpenAI": "sk" + "-" + "aB3dE6gH9j" * 4,
+    "OpenAI, of a project": "sk" + "-proj-" + "aB3dE6gH9j" * 4,
+    "Anthropic": "sk" + "-ant-api03-" + "aB3dE6gH9j" * 4,
+    "AWS": "AKIA" + "ABCDEFGH12345678",
+    "AWS, for a while": "ASIA" + "ABCDEFGH12345678",
+    "GitHub": "ghp" + "_" + "aB3dE6" * 6,
+    "GitHub, fine-grained": "github" + "_pat_" + "aB3dE6gH9j_" * 6,
+    "GitLab": "glpat" + "-" + "aB3dE6gH9jaB3dE6gH9j",
+    "Slack": "xoxb" + "-123456789012-" + "aB3dE6gH9j",
+    "Google": "AIza" + "aB3dE" * 7,
+    "a key": "-----BEGIN RSA PRIVATE " + "KEY-----\nabc",
+    "a key of OpenSSH": "-----BEGIN OPENSSH PRIVATE " + "KEY-----\nabc",
+    "a key without a name": "-----BEGIN PRIVATE " + "KEY-----\nabc",
+    "a key of PGP": "-----BEGIN PGP PRIVATE " + "KEY BLOCK-----\nabc",
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_token_refuses_the_push_and_is_not_shown(name, tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    (bert / "README.md").write_text(f"# Mine\n\nexport KEY={TOKENS[name]}\n")
+    with pytest.raises(ValueError, match=r"^README\.md, line 3: a .*; nothing was uploaded") as caught:
+        push(bert, "org/bert", endpoint="http://127.0.0.1:9", check=False)
+    assert TOKENS[name][8:] not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
+
+
+PLACES = {
+    "config.json": lambda text: json.dumps({"note": text}),
+    "tokenizer_config.json": lambda text: json.dumps({"deep": [{"er": text}]}),
+    "vocab.txt": lambda text: f"a\nb\n{text}",
+    "chat_template.jinja": lambda text: f"{{# {text} #}}",
+    "tokenizer.model": lambda text: f"\x00\x01{text}\x00",
+    "additional_chat_templates/tool.jinja": lambda text: text,
+    "LICENSE": lambda text: text,
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_every_file_that_goes_up_is_read(name, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(PLACES[name](TOKENS["Hugging Face"]))
+    with pytest.raises(ValueError, match=rf"^{re.escape(name)}, line \d: a token of Hugging Face"):
+        refuse_secrets(tmp_path)
+
+
+def test_headers_of_weights_and_texts_of_other_encodings_are_read(tmp_path):
+    (tmp_path / "README.md").write_text(TOKENS["Hugging Face"], encoding="utf-16")
+    with pytest.raises(ValueError, match=r"README\.md, line 1: a token of Hugging Face"):
+        refuse_secrets(tmp_path)
+    (tmp_path / "README.md").unlink()
+    bert = save_bert(tmp_path / "bert")
+    weights = load_file(bert / "model.safetensors")
+    save_file(weights, bert / "model.safetensors", metadata={"format": "pt", "command": TOKENS["OpenAI"]})
+    with pytest.raises(ValueError, match=r"^model\.safetensors, in its header: a key of OpenAI"):
+        stage(bert, tmp_path / "staged")
+
+
+HARMLESS = """
+hf_ext hf_xet hf_hub_download hf_token hf_olmo_hybrid_model_with_a_long_name task-oriented-classification-of-things
+sk-learn ask-me-anything-about-this-model risk-0123456789012345678 AKIAN AKIAabcdefgh12345678 ghp_short xoxb-
+-----BEGIN CERTIFICATE----- -----BEGIN PUBLIC KEY----- sk-based-classification-with-a-pipeline AIzashort glpat-short
+"""
+
+
+def test_harmless_words_are_none(tmp_path):
+    (tmp_path / "README.md").write_text(HARMLESS)
+    for index, path in enumerate(Path(__file__).parents[2].joinpath("hf_ext").rglob("*.py")):
+        (tmp_path / f"{index}.py").write_bytes(path.read_bytes())
+    refuse_secrets(tmp_path)
+
+
+def test_the_scan_is_linear(tmp_path):
+    """Texts made of beginnings of tokens, a megabyte each: no pattern goes over them again and again."""
+    for index, piece in enumerate(("sk-a-", "sk-aaaaaaaaaaaaaaa-", "-----BEGIN A ", "hf_a", "xoxb-1 ", "A ", "sk-")):
+        (tmp_path / f"{index}.txt").write_text(piece * (2**20 // len(piece)))
+    started = time.process_time()
+    refuse_secrets(tmp_path)
+    # a quadratic one would take hours
+    assert time.process_time() - started < 60
+
+
+PATHS = {
+    "/data/alice/client-acme/photos": "photos",
+    "/data/alice/client-acme/": "client-acme",
+    "~/photos": "photos",
+    "~alice/photos": "photos",
+    r"C:\Users\alice\photos": "photos",
+    "D:/alice/photos": "photos",
+    r"\\server\share\photos": "photos",
+    "file:///data/alice/photos": "photos",
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_are_cut_to_their_last_name(path, tmp_path):
+    assert is_path(path)
+    snapshot = save_snapshot(tmp_path / "snapshot")
+    arguments = TRAINING["arguments"] | {"data": {"train": {"path": path, "split": "train"}}, "init_from": path}
+    (snapshot / "training.json").write_text(json.dumps(TRAINING | {"arguments": arguments}))
+    results = [EVALUATION["results"][0] | {"dataset": path, "arguments": {"reference": path}}]
+    (snapshot / "eval.json").write_text(json.dumps({"results": results}))
+    staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
+    for name, data in contents(staged).items():
+        for written in (path, json.dumps(path)[1:-1], "alice"):
+            assert name.endswith(".py") or written.encode() not in data, name
+    training = json.loads((staged / "training.json").read_text())["arguments"]
+    assert training["data"]["train"]["path"] == training["init_from"] == PATHS[path]
+    assert json.loads((staged / "eval.json").read_text())["results"][0]["dataset"] == PATHS[path]
+
+
+@pytest.mark.parametrize(
+    "text", ["org/photos", "org/photos@v1", "gpt2", "photographs", "https://example.org/a", "1/2"]
+)
+def test_names_of_a_hub_are_none(text):
+    assert not is_path(text)
+
+
+def test_a_relative_path_that_is_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not is_path("runs/acme")
+    (tmp_path / "runs" / "acme").mkdir(parents=True)
+    assert is_path("runs/acme")
+
+
+def test_only_known_fields_of_a_training_are_published(tmp_path):
+    snapshot = save_snapshot(tmp_path / "snapshot")
+    arguments = TRAINING["arguments"] | {"mine": "mine", "data": TRAINING["arguments"]["data"] | {"mine": "mine"}}
+    arguments["data"]["train"] = arguments["data"]["train"] | {"mine": "mine"}
+    odd = TRAINING | {"env": {"SECRET": "mine"}, "hostname": "mine", "arguments": arguments}
+    (snapshot / "training.json").write_text(json.dumps(odd))
+    staged = stage(snapshot, tmp_path / "staged", repo_id="org/model")
+    text = (staged / "training.json").read_text()
+    assert "mine" not in text and "output_dir" not in text
+    published = json.loads(text)
+    assert {key: published[key] for key in TRAINING if key != "arguments"} == {
+        key: value for key, value in TRAINING.items() if key != "arguments"
+    }
+    assert published["arguments"]["task"] == TRAINING["arguments"]["task"]
+    assert published["arguments"]["learning_rate"] == 2e-4
+
+
+def test_origins_in_configurations_are_cut_and_labels_are_not(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    config = json.loads((bert / "config.json").read_text())
+    labels = {"0": "/m/09x0r", "1": "~ and /"}
+    config |= {"_name_or_path": str(bert), "id2label": labels, "text": {"_name_or_path": "/data/alice/text"}}
+    (bert / "config.json").write_text(json.dumps(config))
+    tokenizer = {"name_or_path": "/data/alice/tok", "special_tokens_map_file": None, "eos_token": "/s"}
+    (bert / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    staged = stage(bert, tmp_path / "staged")
+    published = json.loads((staged / "config.json").read_text())
+    assert (published["_name_or_path"], published["text"]) == ("bert", {"_name_or_path": "text"})
+    assert published["id2label"] == labels
+    assert json.loads((staged / "tokenizer_config.json").read_text()) == tokenizer | {"name_or_path": "tok"}
+    # what names a Hub, and what says nothing of this machine, stays as it is to the byte
+    (bert / "config.json").write_text(json.dumps(config | {"_name_or_path": "org/base", "text": {}}))
+    again = stage(bert, tmp_path / "again")
+    assert (again / "config.json").read_bytes() == (bert / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("base", ["/data/alice/secret/base", "../base", "C:\\alice\\base", "a/b/c", "here"])
+def test_an_adapter_over_a_folder_is_refused_with_advice(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    adapter = tmp_path / "adapter"
+    tiny_adapter().save_pretrained(adapter)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+    with pytest.raises(ValueError, match="a folder that others cannot reach. Push the base first") as caught:
+        stage(adapter, tmp_path / "staged")
+    assert "alice" not in str(caught.value)
+    for public in ("org/base", "gpt2"):
+        (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": public}))
+        staged = stage(adapter, tmp_path / public.replace("/", "-"))
+        assert json.loads((staged / "adapter_config.json").read_text())["base_model_name_or_path"] == public
+
+
+def test_other_texts_that_name_this_machine_are_pointed_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: Path("/data/alice"))
+    bert = save_bert(tmp_path / "bert")
+    (bert / "README.md").write_text("# Mine\n\nTrained on /data/alice/client-acme.\n")
+    assert rehearse(bert, tmp_path / "staged").notes == ("README.md, line 3: names a folder of this machine",)
+    (bert / "README.md").write_text("# Mine\n\nTrained on /data/alicent and x/data/alice/y.\n")
+    assert find_machine_paths(stage(bert, tmp_path / "again")) == ()

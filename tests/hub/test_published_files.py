@@ -1,0 +1,272 @@
+"""Which files go up: those that libraries write, by name, and none through a link out of the folder; the listing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import diffusers
+import peft
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+from huggingface_hub import HfApi, close_session, constants
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from transformers import BertConfig, BertModel, BertTokenizer
+
+from hf_ext.hub.publish import push, rehearse, stage
+from hf_ext.hub.published_files import is_described, is_loaded, list_files, walk
+from hf_ext_cli.main import main
+from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline
+from tests.emr.emr_testing import tiny_bert
+
+from .published import contents, save_bert, save_snapshot
+
+# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+
+# What people keep in the folder of a model and never mean to publish.
+PRIVATE = {
+    "credentials.json": '{"key": "mine"}',
+    "hf_token.txt": "mine",
+    "notes.txt": "the key of the door",
+    "trainer_state.json": "{}",
+    "optimizer_state.json": "{}",
+    "all_results.json": "{}",
+    "events.log": "x",
+    ".env": "KEY=mine",
+    "extra.jinja": "x",
+    "other.model": "x",
+    "checkpoint-5/config.json": "{}",
+    "optimizer.safetensors": "",
+}
+
+
+def add(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def names_in_tokenizers() -> set[str]:
+    """What the tokenizers of the installed transformers call their files."""
+    names = set()
+    for path in Path(transformers.__file__).parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "FILES_NAMES" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Assign) and "FILES_NAMES" in ast.unparse(node.targets[0]):
+                values = node.value.values if isinstance(node.value, ast.Dict) else []
+                names |= {value.value for value in values if isinstance(value, ast.Constant)}
+    return names
+
+
+def test_every_file_of_every_tokenizer_goes_up():
+    names = names_in_tokenizers()
+    assert len(names) > 20 and {"vocab.txt", "spiece.model", "sentencepiece.bpe.model"} < names
+    assert not [name for name in names if not is_loaded(name)]
+
+
+LOADED = [
+    *("tiktoken.model", "tokenizer.model", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "additional_chat_templates/tool_use.jinja", "qformer_tokenizer/tokenizer.json"),
+    *("config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+    *("processor_config.json", "adapter_config.json", "adapter_model.safetensors", "tokenizer_config.json"),
+    *("model.safetensors", "model-00001-of-00012.safetensors", "model.safetensors.index.json"),
+    *("model.fp16.safetensors", "model.fp16-00001-of-00002.safetensors", "model.safetensors.index.fp16.json"),
+    *("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model-00001-of-00002.fp16.safetensors"),
+    *("diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.safetensors.index.fp16.json"),
+]
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_what_loaders_read_goes_up(name):
+    assert is_loaded(name) and not is_described(name)
+
+
+def test_the_names_of_the_installed_libraries_are_known():
+    files = transformers.utils
+    names = [
+        *(files.CONFIG_NAME, files.GENERATION_CONFIG_NAME, files.PROCESSOR_NAME, files.VIDEO_PROCESSOR_NAME),
+        *(files.FEATURE_EXTRACTOR_NAME, files.IMAGE_PROCESSOR_NAME, files.AUDIO_TOKENIZER_NAME),
+        *(files.SAFE_WEIGHTS_NAME, files.SAFE_WEIGHTS_INDEX_NAME, files.CHAT_TEMPLATE_FILE),
+        *(peft.utils.CONFIG_NAME, peft.utils.SAFETENSORS_WEIGHTS_NAME),
+        diffusers.utils.SAFETENSORS_WEIGHTS_NAME,
+        diffusers.utils.SAFE_WEIGHTS_INDEX_NAME,
+    ]
+    assert not [name for name in names if not is_loaded(name)]
+
+
+@pytest.mark.parametrize(
+    "name", [*PRIVATE, "LICENSE.key", "config.json.bak", "my-config.json", "model.safetensors.txt"]
+)
+def test_nothing_else_does(name):
+    assert not is_loaded(name) and not is_described(name)
+
+
+def test_a_folder_of_transformers_is_published_by_name_and_says_so(tmp_path):
+    bert = tiny_bert(tmp_path / "bert")
+    tokenizer = BertTokenizer.from_pretrained(bert)
+    tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    tokenizer.save_pretrained(bert)
+    wanted = {name for name, _ in walk(bert)}
+    assert "additional_chat_templates/tool_use.jinja" in wanted
+    add(bert, PRIVATE | {"LICENSE": "mine", "README.md": "# Mine", "eval.json": '{"results": []}'})
+    listing = rehearse(bert, tmp_path / "staged")
+    assert set(listing.files) == wanted | {"LICENSE", "README.md", "eval.json"}
+    assert listing.files == {name: len(data) for name, data in contents(tmp_path / "staged").items()}
+    flat = {name for name in PRIVATE if "/" not in name}
+    assert set(listing.stays_behind) == flat | {"checkpoint-5/"}
+    assert listing.stays_behind["checkpoint-5/"] == "1 file, none of them of a model"
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "staged").chat_template == tokenizer.chat_template
+
+
+def test_shards_and_variants_go_up(tmp_path):
+    config = BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    model = BertModel(config)
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="1KB")
+    staged = stage(tmp_path / "sharded", tmp_path / "staged")
+    shards = {path.name for path in (tmp_path / "sharded").glob("*.safetensors")}
+    assert len(shards) > 2 and shards < set(contents(staged))
+    loaded = BertModel.from_pretrained(staged).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+
+
+def test_weights_of_another_name_are_refused_before_they_stay_behind(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    (bert / "model.safetensors").rename(bert / "mine.safetensors")
+    with pytest.raises(ValueError, match="its weights are not called as transformers, diffusers or peft call them"):
+        stage(bert, tmp_path / "staged")
+
+
+@pytest.fixture
+def secret(tmp_path) -> Path:
+    path = tmp_path / "elsewhere" / "id_rsa"
+    path.parent.mkdir()
+    path.write_text('{"secret": "the text of a secret"}')
+    return path
+
+
+KINDS = {
+    "transformers": lambda folder: save_bert(folder),
+    "ours": lambda folder: save_snapshot(folder),
+    "pipeline": lambda folder: make_pipeline().save_pretrained(folder) or folder,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["LICENSE", "README.md", "eval.json", "extra.json"])
+def test_a_description_that_is_a_link_out_of_the_folder_stays_behind(kind, name, tmp_path, secret):
+    folder = KINDS[kind](tmp_path / "folder")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    staged = tmp_path / "staged"
+    listing = rehearse(folder, staged)
+    assert all(b"secret" not in data for data in contents(staged).values())
+    assert listing.stays_behind[name] == "a link that leaves the folder"
+    # a link to a file of the folder itself is one of its files
+    (folder / name).unlink()
+    (folder / "own.txt").write_text("mine" if name != "eval.json" else '{"results": []}')
+    (folder / name).symlink_to("own.txt")
+    assert (name in contents(stage(folder, tmp_path / "again"))) == (name != "extra.json")
+
+
+LINKED = {
+    "transformers": ["config.json", "model.safetensors", "vocab.txt", "tokenizer.json"],
+    "ours": ["config.json", "model.safetensors", "preprocessor_config.json"],
+    "pipeline": ["model_index.json", "scheduler/scheduler_config.json", "transformer/config.json"],
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in LINKED.items() for name in names])
+def test_what_is_loaded_is_refused_as_a_link_out_of_the_folder(kind, name, tmp_path, secret):
+    folder = KINDS[kind](tmp_path / "folder")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    with pytest.raises(ValueError, match=rf"{name}: a link that leaves the folder"):
+        stage(folder, tmp_path / "staged")
+    assert not (tmp_path / "staged").exists()
+
+
+def test_a_component_that_is_a_link_to_another_folder_is_refused(tmp_path):
+    make_text_pipeline().save_pretrained(tmp_path / "folder")
+    (tmp_path / "folder" / "tokenizer").rename(tmp_path / "tokenizer")
+    (tmp_path / "folder" / "tokenizer").symlink_to(tmp_path / "tokenizer")
+    with pytest.raises(ValueError, match="tokenizer: a link that leaves the folder"):
+        stage(tmp_path / "folder", tmp_path / "staged")
+
+
+def test_every_part_of_a_pipeline_goes_up(tmp_path):
+    make_text_pipeline().save_pretrained(tmp_path / "folder")
+    wanted = {name for name, _ in walk(tmp_path / "folder")}
+    assert {"text_encoder/config.json", "tokenizer/tokenizer.json"} < wanted
+    assert wanted | {"README.md"} == set(contents(stage(tmp_path / "folder", tmp_path / "staged")))
+
+
+def test_a_snapshot_in_the_cache_of_a_hub_is_published_though_all_its_files_are_links(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    repository = tmp_path / "hub" / "models--org--bert"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for number, path in enumerate(bert.iterdir()):
+        (repository / "blobs" / str(number)).write_bytes(path.read_bytes())
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    listing = rehearse(snapshot, tmp_path / "staged")
+    assert {"config.json", "model.safetensors"} < set(listing.files) and not listing.stays_behind
+
+
+def test_of_a_model_in_memory_nothing_stays_behind(tmp_path):
+    bert = BertModel.from_pretrained(save_bert(tmp_path / "bert"))
+    listing = list_files(bert, stage(bert, tmp_path / "staged"))
+    assert not listing.stays_behind and "model.safetensors" in listing.files
+
+
+@pytest.fixture
+def _quiet_clean_client(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    disable_progress_bars()
+    yield
+    enable_progress_bars()
+    close_session()
+
+
+def test_the_command_lists_before_it_uploads_and_uploads_nothing_else(hub, tmp_path, secret, _quiet_clean_client):
+    bert = add(save_bert(tmp_path / "bert"), PRIVATE)
+    (bert / "LICENSE").symlink_to(secret)
+    arguments = ["push", str(bert), "org/bert", "--endpoint", hub.url, "--no-check"]
+    dry = CliRunner().invoke(main, [*arguments, "--dry-run"])
+    assert dry.exit_code == 0, dry.output
+    up, _, behind = dry.output.partition("stays behind:\n")
+    assert up.startswith("goes up:\n") and "model.safetensors" in up and "notes.txt" not in up
+    for line in ("notes.txt", "credentials.json", "LICENSE"):
+        assert line in behind
+    assert "a link that leaves the folder" in behind and "mine" not in dry.output
+    shown = json.loads(CliRunner().invoke(main, [*arguments, "--dry-run", "--json"]).output)
+    assert "notes.txt" in shown["stays_behind"] and "config.json" in shown["files"]
+    pushed = CliRunner().invoke(main, [*arguments, "--json"])
+    assert pushed.exit_code == 0, pushed.output
+    result = json.loads(pushed.stdout)
+    assert "stays behind:" in pushed.stderr and result["stays_behind"] == shown["stays_behind"]
+    files = set(HfApi(endpoint=hub.url, token=False).list_repo_files("org/bert")) - {".gitattributes"}
+    assert files == {"README.md", "config.json", "model.safetensors"} == set(result["files"])
+
+
+def test_the_listing_comes_before_the_hub_is_asked(tmp_path):
+    bert = save_bert(tmp_path / "bert")
+    announced = []
+    with pytest.raises(Exception, match=r"(?i)connect|refused|attempts"):
+        push(bert, "org/bert", endpoint="http://127.0.0.1:9", token=False, check=False, announce=announced.append)
+    assert "config.json" in announced[0].files
+    close_session()
+
+
+def test_folders_of_version_control_are_not_walked(tmp_path):
+    add(tmp_path, {".git/config": "x", "sub/__pycache__/a.pyc": "x", "sub/b.txt": "x"})
+    os.symlink(tmp_path, tmp_path / "again")
+    assert [name for name, _ in walk(tmp_path)] == ["again", "sub/b.txt"]
