@@ -90,8 +90,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# Half of the time of an import goes into transformers, which registration needs. A process that builds no model,
-# such as a Hub or a merge, may leave it out with HF_EXT_REGISTER_MODELS=0; each name above still imports what it needs.
+# Registration needs transformers, which takes most of the time of the import. A process that builds no model, such as
+# a Hub or a merge, may leave it out with HF_EXT_REGISTER_MODELS=0; each name above still imports what it needs.
 if os.environ.get("HF_EXT_REGISTER_MODELS", "1") != "0":
     import_module(".mrconv", __name__)
     import_module(".semanir", __name__)

@@ -31,7 +31,9 @@ class Access:
         ValueError: when a token, a name or the URL cannot be used.
     """
 
-    def __init__(self, token: str | None, read_token: str | None, allowed_hosts: Iterable[str], public_url: str | None):
+    def __init__(
+        self, token: str | None, read_token: str | None, allowed_hosts: Iterable[str], public_url: str | None
+    ):
         _check_token("token", token)
         _check_token("read_token", read_token)
         if read_token is not None and token is None:

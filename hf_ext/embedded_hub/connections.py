@@ -40,7 +40,7 @@ class Connection:
         address (`Any`):
             Where it comes from.
         answer (`Callable`):
-            Turns method, target, [`Headers`], [`BodyReader`] and the address of this end into a [`Response`]; may raise.
+            Turns method, target, [`Headers`], [`BodyReader`] and the address of this end into a [`Response`].
     """
 
     def __init__(self, stream: socket.socket, address: Any, answer: Callable[..., Response]):

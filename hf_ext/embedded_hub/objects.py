@@ -91,6 +91,9 @@ class Snapshot:
                 continue
             prefix = f"{operation.path}/"
             doomed = [path for path in files if path.startswith(prefix)] if operation.folder else [operation.path]
+            if operation.folder and not doomed and operation.path in self.folders:
+                # A folder whose files were deleted one by one before is gone already.
+                continue
             if not doomed or doomed[0] not in files:
                 what = "folder" if operation.folder else "file"
                 raise entry_not_found(f"A {what} with this name doesn't exist: {operation.path!r}")

@@ -24,8 +24,7 @@ from hf_ext.embedded_hub.objects import Operation
 from hf_ext.embedded_hub.repository import Change
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
-from hf_ext.embedded_hub.uploads import store_regular
-from tests.hub_testing import ask, client_environment, commit_body, create_repository, request_lfs_upload
+from tests.hub_testing import ask, client_environment, commit_body, create_repository, request_lfs_upload, store_now
 
 COMMIT = "/api/models/me/model/commit/main"
 SERVE = """
@@ -151,7 +150,7 @@ def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     for step in range(60):
         root = tmp_path / str(step)
         before = HubStore(root)
-        entry = store_regular(b"first", before.blobs)
+        entry = store_now(b"first", before.blobs)
         old = before.create("models", "me/old", False, [Operation("first.txt", entry)])
         head = old.resolve("main")
         calls, name = 0, operation.removeprefix("os.")
@@ -167,7 +166,7 @@ def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         with monkeypatch.context() as patch:
             patch.setattr(storage.os, name, failing)
             try:
-                change = Change("second", "", [Operation("second.txt", store_regular(b"second", before.blobs))])
+                change = Change("second", "", [Operation("second.txt", store_now(b"second", before.blobs))])
                 old.append("main", change)
                 before.create("models", "me/new", False, [Operation("first.txt", entry)])
                 reached_the_end = True
@@ -188,7 +187,7 @@ def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         for oid in {path.name for path in (survivor.folder / "commits").iterdir()} - visible:
             with pytest.raises(HubError, match="Invalid rev id"):
                 survivor.resolve(oid)
-        survivor.append("main", Change("third", "", [Operation("third.txt", store_regular(b"3", after.blobs))]))
+        survivor.append("main", Change("third", "", [Operation("third.txt", store_now(b"3", after.blobs))]))
         assert after.verify() == []
         after.close()
         if reached_the_end:
