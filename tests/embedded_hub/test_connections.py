@@ -1,4 +1,4 @@
-"""No client stops the embedded Hub: malformed HTTP, slow clients, too many of them, rules and cards made to be slow."""
+"""No client stops the embedded Hub: malformed HTTP, slow or many clients, rules and cards made to be slow."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SECOND = b"GET /me/model/resolve/main/file.bin HTTP/1.1\r\nHost: %s\r\n\r\n"
     ],
 )
 def test_no_second_request_in_what_is_malformed(url: str, header: bytes) -> None:
-    """A proxy that reads such a head in another way takes what follows for the body, or for somebody else's request."""
+    """A proxy that reads such a head in another way takes what follows for the body, or for another request."""
     host = urlsplit(url).netloc.encode()
     second = SECOND % host
     head = b"GET /api/models HTTP/1.1\r\nHost: " + host + b"\r\n" + header % len(second) + b"\r\n\r\n"
