@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard, close_session, get_session, parse_eval_result_entries
-from PIL import Image
+from PIL import Image, ImageChops
 
 from hf_ext.hub import cards
 from hf_ext.hub.cards import MARKER, write_card
@@ -236,6 +236,9 @@ def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_pat
         outputs = model(**SemanIRImageProcessor()(degraded, return_tensors="pt"))
     expected = SemanIRImageProcessor().post_process_image_restoration(outputs)[0]
     with Image.open(home / "restored.png") as restored:
-        pixels = restored.tobytes()
-    assert pixels == expected.tobytes() and pixels != degraded.tobytes()
+        difference = ImageChops.difference(restored, expected)
+        changed = ImageChops.difference(restored, degraded)
+    # Two copies of a model: a value on the edge between two of 256 may be rounded to the other one.
+    assert max(high for _, high in difference.getextrema()) <= 1
+    assert min(high for _, high in changed.getextrema()) > 10
     close_session()
