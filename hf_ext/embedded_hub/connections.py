@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import secrets
 import socket
 import time
@@ -30,6 +31,7 @@ _PIECE_BYTES = 256 << 10
 _FILE_PIECE_BYTES = 8 << 20
 _LINGER_SECONDS = 5.0
 _LINGER_BYTES = 64 << 20
+_IDENTIFIER = re.compile(r"[\w.=;:-]{1,100}", re.ASCII)
 
 
 class Connection:
@@ -105,6 +107,9 @@ class Connection:
                 return False
             self.answering, self.since = True, time.monotonic()
             headers = Headers(request.headers)
+            if _IDENTIFIER.fullmatch(headers.get("X-Amzn-Trace-Id")):
+                # huggingface_hub names its requests.
+                identifier = headers.get("X-Amzn-Trace-Id")
             if headers.all("Content-Length") and headers.all("Transfer-Encoding"):
                 # Which of them a proxy believed is not known: what follows could be somebody else's request.
                 raise HubError(400, "a request may have Content-Length or Transfer-Encoding, not both")
