@@ -32,6 +32,7 @@ MAXIMUM_REGULAR_BYTES = 10 << 20
 _MAXIMUM_LINE_BYTES = MAXIMUM_REGULAR_BYTES * 4 // 3 + (64 << 10)
 _MAXIMUM_OPERATIONS = 100_000
 _MAXIMUM_RULES_BYTES = 1 << 20
+_MAXIMUM_PLAN_SECONDS = 10.0
 _TICKET_SECONDS = 6 * 3600
 
 DEFAULT_GITATTRIBUTES = "".join(
@@ -163,8 +164,11 @@ def plan_uploads(payload: dict[str, Any], snapshot: Snapshot, blobs: BlobStore) 
     attributes = _rules(snapshot, ".gitattributes", blobs)
     patterns = [line.split()[0] for line in attributes.splitlines() if "filter=lfs" in line.split()[1:]]
     ignored = IgnoreRules(text(payload, "gitIgnore", "") or _rules(snapshot, ".gitignore", blobs))
+    deadline = time.thread_time() + _MAXIMUM_PLAN_SECONDS
     planned = []
     for file in files:
+        if time.thread_time() > deadline:
+            raise HubError(400, f"{len(files)} files and {len(patterns)} patterns are too many at once: send fewer")
         path, size, sample = check_file_path(text(file, "path")), whole_number(file, "size"), text(file, "sample", "")
         name, present = path.rpartition("/")[2], snapshot.files.get(path)
         matches = any(fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)

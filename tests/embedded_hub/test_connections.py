@@ -228,6 +228,17 @@ def test_who_holds_many_connections_keeps_nobody_out(crowded: EmbeddedHub, held:
         wait_until(lambda: len(listener(crowded)._connections) <= 8)
 
 
+def test_an_address_of_the_network_has_half_of_the_connections(
+    crowded: EmbeddedHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hf_ext.embedded_hub.listener._is_loopback", lambda host: False)
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(connect(crowded.url))
+        assert ask(crowded.url, "GET", "/me/model/resolve/main/file.bin").body == CONTENT
+        wait_until(lambda: len(listener(crowded)._connections) <= 4)
+
+
 def test_who_has_shown_the_token_is_not_cut_off(crowded: EmbeddedHub) -> None:
     body = commit_body({"slow.txt": b"x" * 1000})
     head = f"POST {COMMIT} HTTP/1.1\r\nHost: {urlsplit(crowded.url).netloc}\r\nAuthorization: Bearer secret\r\n"
