@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from hf_ext.embedded_hub.objects import Entry
+from hf_ext.embedded_hub.storage import BlobStore
+from hf_ext.embedded_hub.uploads import store_regular
 from tests import warm_python
 
 
@@ -129,6 +132,12 @@ def commit_body(files: dict[str, bytes], **header: str) -> bytes:
         value = {"path": path, "content": base64.b64encode(content).decode(), "encoding": "base64"}
         lines.append({"key": "file", "value": value})
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def store_now(data: bytes, blobs: BlobStore) -> Entry:
+    """Store one small file, in a batch of its own."""
+    with blobs.batch() as batch:
+        return store_regular(data, batch)
 
 
 def create_repository(url: str, repository_id: str, **fields: Any) -> Answer:

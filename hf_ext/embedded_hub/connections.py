@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
+import re
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -29,6 +31,7 @@ _PIECE_BYTES = 256 << 10
 _FILE_PIECE_BYTES = 8 << 20
 _LINGER_SECONDS = 5.0
 _LINGER_BYTES = 64 << 20
+_IDENTIFIER = re.compile(r"[\w.=;:-]{1,100}", re.ASCII)
 
 
 class Connection:
@@ -40,7 +43,7 @@ class Connection:
         address (`Any`):
             Where it comes from.
         answer (`Callable`):
-            Turns method, target, [`Headers`], [`BodyReader`] and the address of this end into a [`Response`]; may raise.
+            Turns method, target, [`Headers`], [`BodyReader`] and the address of this end into a [`Response`].
     """
 
     def __init__(self, stream: socket.socket, address: Any, answer: Callable[..., Response]):
@@ -75,14 +78,12 @@ class Connection:
             # Its client has ended it already.
             logger.debug("%s: %s", self.address, error)
 
-    def receive(self, seconds: float) -> int:
-        """Wait for bytes and give them to the protocol; returns their number, 0 at the end."""
+    def receive(self, seconds: float, most: int = _PIECE_BYTES) -> None:
+        """Wait for bytes, or the end of them, and give them to the protocol."""
         if seconds <= 0:
             raise TimeoutError("the client sends too slowly")
         self.stream.settimeout(seconds)
-        data = self.stream.recv(_PIECE_BYTES)
-        self._protocol.receive_data(data)
-        return len(data)
+        self._protocol.receive_data(self.stream.recv(most))
 
     def next_event(self) -> Any:
         """The next part of the request that has arrived."""
@@ -99,22 +100,27 @@ class Connection:
 
     def _serve_request(self) -> bool:
         """Read and answer one request; whether another one may follow."""
-        request, body = None, None
+        request, body, identifier = None, None, secrets.token_hex(8)
         try:
             request = self._read_head()
             if request is None:
                 return False
             self.answering, self.since = True, time.monotonic()
             headers = Headers(request.headers)
+            if _IDENTIFIER.fullmatch(headers.get("X-Amzn-Trace-Id")):
+                # huggingface_hub names its requests.
+                identifier = headers.get("X-Amzn-Trace-Id")
             if headers.all("Content-Length") and headers.all("Transfer-Encoding"):
                 # Which of them a proxy believed is not known: what follows could be somebody else's request.
                 raise HubError(400, "a request may have Content-Length or Transfer-Encoding, not both")
             body = BodyReader(self, headers)
             method, target = request.method.decode("ascii"), request.target.decode("latin-1")
-            logger.debug("%s: %s %s", self.address, method, target)
+            logger.debug("%s: request %s: %s %s", self.address, identifier, method, target)
             response = self._answer(method, target, headers, body, self.stream.getsockname())
         except Exception as error:
-            response = _response_to(error, body)
+            response = _response_to(error, identifier)
+        # Clients show it with an error, and the log names it.
+        response.headers["X-Request-Id"] = identifier
         keep = body is not None and body.finished and self._protocol.their_state is h11.DONE
         try:
             self._send(response, keep, with_body=request is None or request.method != b"HEAD")
@@ -131,13 +137,16 @@ class Connection:
         deadline = time.monotonic() + (HEADER_SECONDS if begun else IDLE_SECONDS)
         while (event := self.next_event()) is h11.NEED_DATA:
             try:
-                self.receive(deadline - time.monotonic())
+                # In small pieces: h11 measures a head only while it is not complete.
+                self.receive(deadline - time.monotonic(), _MAXIMUM_HEADER_BYTES // 4)
             except TimeoutError:
                 if not begun:
                     return None
                 raise HubError(408, f"the head of a request must arrive in {HEADER_SECONDS:g} seconds") from None
             if not begun:
                 begun, deadline = True, time.monotonic() + HEADER_SECONDS
+        if isinstance(event, h11.Request) and event.http_version not in (b"1.0", b"1.1"):
+            raise HubError(505, "this server speaks HTTP/1.1")
         return event if isinstance(event, h11.Request) else None
 
     def _send(self, response: Response, keep: bool, with_body: bool) -> None:
@@ -288,7 +297,7 @@ class _Span:
         return self._length
 
 
-def _response_to(error: Exception, body: BodyReader | None) -> Response:
+def _response_to(error: Exception, identifier: str) -> Response:
     """What to answer to a request that failed; what nobody foresaw is logged with its traceback."""
     if isinstance(error, HubError):
         return error_response(error)
@@ -298,7 +307,7 @@ def _response_to(error: Exception, body: BodyReader | None) -> Response:
     if isinstance(error, (ConnectionError, TimeoutError)):
         raise error
     if isinstance(error, OSError):
-        logger.error("storage failed: %s", error)
+        logger.error("request %s: storage failed: %s", identifier, error)
         return error_response(HubError(507, f"the server cannot read or write its files: {error.strerror}"))
-    logger.error("a request failed", exc_info=error)
+    logger.error("request %s failed", identifier, exc_info=error)
     return error_response(HubError(500, f"this server failed with {type(error).__name__}: its log says where"))

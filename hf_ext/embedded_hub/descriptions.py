@@ -161,7 +161,8 @@ def _parameters_of(path: Path) -> dict[str, int] | None:
     from huggingface_hub.errors import SafetensorsParsingError
 
     try:
-        return dict(parse_local_safetensors_file_metadata(path).parameter_count)
+        counts = parse_local_safetensors_file_metadata(path).parameter_count
+        return {str(dtype): count for dtype, count in counts.items()}
     except (SafetensorsParsingError, ValueError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -1,4 +1,4 @@
-"""The listening socket of the embedded Hub: a thread for each connection, a cap on them, and who gives way at the cap."""
+"""The listening socket of the embedded Hub: a thread for each connection, a cap on them, who gives way at it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import heapq
 import json
+import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from .storage import inside, sync_directory, write_atomically
 
 _STATE = "repository.json"
 _SNAPSHOTS_IN_MEMORY = 8
+_SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Repository:
         self._deleted = False
         self._snapshot = lru_cache(maxsize=_SNAPSHOTS_IN_MEMORY)(self._read_snapshot)
         # A commit that a crash left without a ref is not in here, and so cannot be named by its hash.
-        self._visible = {commit.oid for commit in self._walk([*self.refs.values(), *self._state["kept"]])}
+        self._visible = self._reachable()
 
     @classmethod
     def initialise(
@@ -70,8 +72,8 @@ class Repository:
         state = {**identity, "created": hub_time(datetime.now(UTC)), "refs": {}, "kept": [], "pulls": []}
         write_atomically(folder / _STATE, json.dumps(state).encode(), incoming)
         repository = cls(folder, incoming)
-        with repository._changing() as draft:
-            first = repository._write_commit(Snapshot({}).apply(operations), (), "initial commit", "")
+        with repository.changing() as draft:
+            first = repository.write_commit(Snapshot({}).apply(operations), (), "initial commit", "")
             draft["refs"]["refs/heads/main"] = first.oid
         sync_directory(folder)
 
@@ -80,7 +82,8 @@ class Repository:
     @property
     def id(self) -> str:
         """`owner/name`."""
-        return str(self._state["id"])
+        # Not in the state: moving a repository is one step, the renaming of its folder.
+        return f"{self.folder.parent.name}/{self.folder.name}"
 
     @property
     def kind(self) -> str:
@@ -119,7 +122,7 @@ class Repository:
         return self._compare(pull["base"], target, self.refs[f"refs/pr/{pull['num']}"])[1]
 
     def resolve(self, revision: str) -> str:
-        """Commit hash of a branch, tag, full ref name or visible commit.
+        """Commit hash of a branch, tag, full ref name or visible commit, of which 7 digits are enough.
 
         Raises:
             [`HubError`]: `RevisionNotFound` when it is none of them.
@@ -130,6 +133,10 @@ class Repository:
                 return str(refs[name])
         if revision in self._visible:
             return revision
+        if _SHORT_COMMIT.fullmatch(revision):
+            found = [oid for oid in tuple(self._visible) if oid.startswith(revision)]
+            if len(found) == 1:
+                return found[0]
         raise revision_not_found(revision)
 
     def commit(self, oid: str) -> Commit:
@@ -180,7 +187,7 @@ class Repository:
             [`HubError`]: status 412 when the parent is not the head, 404 when there is no such branch, 400 when the
                 revision is a tag or a commit.
         """
-        with self._changing() as state:
+        with self.changing() as state:
             ref = f"refs/heads/{revision}" if f"refs/heads/{revision}" in state["refs"] else revision
             if ref not in state["refs"] or ref.startswith("refs/tags/"):
                 # It names a tag or a commit, which cannot move, or nothing.
@@ -195,7 +202,7 @@ class Repository:
 
     def open_pull(self, revision: str, title: str, description: str, change: Change | None) -> dict[str, Any]:
         """Open a pull request against a branch, with a first commit if there is a change."""
-        with self._changing() as state:
+        with self.changing() as state:
             if f"refs/heads/{revision}" not in state["refs"]:
                 raise revision_not_found(revision)
             base = state["refs"][f"refs/heads/{revision}"]
@@ -223,7 +230,7 @@ class Repository:
         Raises:
             [`HubError`]: status 409 when both changed the same file, or when it is not open.
         """
-        with self._changing() as state:
+        with self.changing() as state:
             pull = _open_pull(state["pulls"], number)
             ref, head = f"refs/heads/{pull['branch']}", state["refs"][f"refs/pr/{number}"]
             if ref not in state["refs"]:
@@ -235,7 +242,7 @@ class Repository:
             ours, theirs = self.snapshot(target).files, self.snapshot(head).files
             merged = {path: entry for path, entry in ours.items() if path not in changed}
             merged |= {path: theirs[path] for path in changed if path in theirs}
-            commit = self._write_commit(Snapshot(merged), (target, head), f"{pull['title']} (#{number})", "")
+            commit = self.write_commit(Snapshot(merged), (target, head), f"{pull['title']} (#{number})", "")
             state["refs"][ref] = commit.oid
             pull |= {"status": "merged", "merge_commit": commit.oid}
             pull["events"].append(_event("status-change", {"status": "merged"}))
@@ -245,7 +252,7 @@ class Repository:
         """Open or close a pull request that is not merged."""
         if status not in ("open", "closed"):
             raise HubError(400, f"status must be 'open' or 'closed', got {status!r}")
-        with self._changing() as state:
+        with self.changing() as state:
             pull = _pull(state["pulls"], number)
             if pull["status"] == "merged":
                 raise HubError(409, f"pull request {number} is merged already")
@@ -254,25 +261,25 @@ class Repository:
 
     def create_ref(self, namespace: str, name: str, revision: str) -> None:
         """Create a branch (`refs/heads`) or tag (`refs/tags`) at a revision; status 409 when it exists."""
-        ref = f"{namespace}/{check_ref_name(name)}"
-        with self._changing() as state:
+        with self.changing() as state:
+            commit, ref = self.resolve(revision), f"{namespace}/{check_ref_name(name)}"
             if ref in state["refs"]:
-                raise HubError(409, f"Reference already exists: {ref}")
-            state["refs"][ref] = self.resolve(revision)
+                raise HubError(409, f"Reference {ref} already exists")
+            state["refs"][ref] = commit
 
     def delete_ref(self, namespace: str, name: str) -> None:
         """Delete a branch or tag. Its commits stay readable by their hashes."""
         ref = f"{namespace}/{name}"
         if ref == "refs/heads/main":
-            raise HubError(403, "the branch 'main' cannot be deleted")
-        with self._changing() as state:
+            raise HubError(403, "Cannot delete refs/heads/main: every repository has it")
+        with self.changing() as state:
             if ref not in state["refs"]:
                 raise revision_not_found(name)
             state["kept"].append(state["refs"].pop(ref))
 
     def set_private(self, private: bool) -> None:
         """Make the repository private or public."""
-        with self._changing() as state:
+        with self.changing() as state:
             state["private"] = private
 
     @contextmanager
@@ -286,7 +293,7 @@ class Repository:
     # Private.
 
     @contextmanager
-    def _changing(self) -> Iterator[dict[str, Any]]:
+    def changing(self) -> Iterator[dict[str, Any]]:
         """Give a draft of the state; publish it atomically unless the block raises."""
         with self._lock:
             self._check_present()
@@ -296,6 +303,11 @@ class Repository:
             self._state = draft
             self._visible.update(draft["refs"].values())
 
+    def forget_unreachable(self) -> None:
+        """Look again at which commits can be named, after history was rewritten."""
+        with self._lock:
+            self._visible = self._reachable()
+
     def _check_present(self) -> None:
         """Refuse to write to a repository that was deleted while the request was on its way."""
         if self._deleted:
@@ -304,11 +316,12 @@ class Repository:
     def _apply(self, head: str, change: Change) -> Commit:
         """Write the commit that a change makes of a head; the head itself when nothing changes."""
         if change.parent is not None and change.parent != head:
-            raise HubError(412, f"A commit has happened since: the parent is {change.parent}, but the head is {head}")
+            told = "The branch was updated since you opened this page. Please refresh and try again."
+            raise HubError(412, f"{told} The parent is {change.parent}, but the head is {head}")
         before, after = self.snapshot(head), self.snapshot(head).apply(change.operations)
         if after.files == before.files:
             return self.commit(head)
-        return self._write_commit(after, (head,), change.title, change.description)
+        return self.write_commit(after, (head,), change.title, change.description)
 
     def _compare(self, base: str, target: str, head: str) -> tuple[list[str], list[str]]:
         """Files that `head` changed since `base`, and those of them that `target` changed in another way."""
@@ -316,14 +329,25 @@ class Repository:
         changed = sorted(path for path in before.keys() | theirs.keys() if before.get(path) != theirs.get(path))
         return changed, [path for path in changed if ours.get(path) not in (before.get(path), theirs.get(path))]
 
-    def _write_commit(self, snapshot: Snapshot, parents: tuple[str, ...], title: str, description: str) -> Commit:
+    def write_commit(
+        self,
+        snapshot: Snapshot,
+        parents: tuple[str, ...],
+        title: str,
+        description: str,
+        date: datetime | None = None,
+    ) -> Commit:
         """Put a snapshot and its commit on disk; no ref names them yet."""
         tree = snapshot.folders[""]
-        data = Commit.encode(tree, parents, title, description, datetime.now(UTC))
+        data = Commit.encode(tree, parents, title, description, date or datetime.now(UTC))
         commit = Commit.decode(data)
         write_atomically(inside(self.folder, "trees", f"{tree}.json"), snapshot.dump(), self._incoming)
         write_atomically(inside(self.folder, "commits", commit.oid), data, self._incoming)
         return commit
+
+    def _reachable(self) -> set[str]:
+        """Hashes of all commits that a ref can reach, or could when it was deleted."""
+        return {commit.oid for commit in self._walk([*self.refs.values(), *self._state["kept"]])}
 
     def _read_snapshot(self, tree: str) -> Snapshot:
         """The snapshot of a git tree id."""

@@ -7,14 +7,11 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, quote
 
-from . import descriptions, downloads, uploads
+from . import administration, descriptions, downloads, uploads
 from .errors import HubError, entry_not_found
-from .front_matter import front_matter, read_front_matter
 from .names import check_file_path, check_sha256
-from .objects import OWNER, Operation
 from .repository import Repository
 from .storage import Blob
-from .store import KINDS
 from .transport import Request, Response, json_response, parse_object, text, unquoted
 
 _TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE = 1000, 50, 100
@@ -22,79 +19,6 @@ _PULLS_PAGE = 10
 _STRANGERS_CARD_CHARACTERS = 64 << 10
 _PULL_STATUSES = ("open", "draft", "closed", "merged")
 _NO_XET = "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 for the client"
-
-
-def whoami(request: Request) -> Response:
-    """Who holds the token."""
-    if not request.may_read:
-        raise HubError(401, "Invalid username or password.")
-    role = "write" if request.may_write else "read"
-    token = {"type": "access_token", "accessToken": {"displayName": OWNER, "role": role}}
-    return json_response({"type": "user", "id": OWNER, "name": OWNER, "fullname": OWNER, "orgs": [], "auth": token})
-
-
-def validate_yaml(request: Request) -> Response:
-    """Check the metadata of a model or dataset card."""
-    card = text(request.json(), "content")
-    if not request.may_read and len(front_matter(card)) > _STRANGERS_CARD_CHARACTERS:
-        # Reading YAML takes time. Clients send the token with the commit of the card, and then it is read.
-        told = f"metadata of more than {_STRANGERS_CARD_CHARACTERS} characters is not checked without the token"
-        return json_response({"errors": [], "warnings": [{"message": told}]})
-    try:
-        metadata = read_front_matter(card)
-    except ValueError as error:
-        return json_response({"errors": [{"message": str(error)}], "warnings": []}, 400)
-    warnings = [] if metadata else [{"message": "empty or missing yaml metadata in repo card"}]
-    return json_response({"errors": [], "warnings": warnings})
-
-
-def create_repository(request: Request) -> Response:
-    """Create a repository with a first commit; status 409 and its URL when it exists."""
-    payload = request.json()
-    kind, repository_id = _named_repository(payload)
-    private = payload.get("visibility") == "private" or payload.get("private") is True
-    store = request.server.store
-    attributes = uploads.store_regular(uploads.DEFAULT_GITATTRIBUTES.encode(), store.blobs)
-    first = [Operation(".gitattributes", attributes)]
-    try:
-        repository = store.create(kind, repository_id, private, first)
-    except HubError as error:
-        existing = store.repository(kind, repository_id) if error.status == 409 else None
-        if existing is None:
-            raise
-        answer = {"error": error.message, "url": descriptions.repository_url(existing, request.base_url)}
-        return json_response(answer, 409, {"X-Error-Message": error.message})
-    return json_response({"url": descriptions.repository_url(repository, request.base_url), "name": repository.id})
-
-
-def delete_repository(request: Request) -> Response:
-    """Delete a repository."""
-    kind, repository_id = _named_repository(request.json())
-    request.server.store.delete(kind, find_repository(request, kind, repository_id))
-    return json_response({})
-
-
-def list_repositories(request: Request, kind: str) -> Response:
-    """All repositories that the client may see, filtered by author and a part of the id."""
-    author, part = request.parameter("author"), request.parameter("search").lower()
-    listed = [
-        {"id": repository.id, "private": repository.private, "createdAt": repository.created}
-        for repository in request.server.store.repositories(kind)
-        if (request.may_read or not repository.private)
-        and part in repository.id.lower()
-        and author in ("", repository.id.partition("/")[0])
-    ]
-    return json_response(listed)
-
-
-def update_settings(request: Request, repository: Repository) -> Response:
-    """Make a repository private or public."""
-    payload = request.json()
-    visibility = payload.get("visibility", "private" if payload.get("private") else "public")
-    if visibility not in ("private", "public") or set(payload) - {"visibility", "private"}:
-        raise HubError(400, "only the visibility, 'private' or 'public', can be set")
-    repository.set_private(visibility == "private")
-    return json_response({})
 
 
 def repository_info(request: Request, repository: Repository, revision: str = "main") -> Response:
@@ -278,40 +202,32 @@ def refuse_xet(request: Request, repository: Repository, revision: str) -> Respo
     raise HubError(404, _NO_XET)
 
 
-def find_repository(request: Request, kind: str, repository_id: str) -> Repository:
-    """The repository, if it exists and the client may see it; the refusal is the same for both."""
-    repository = request.server.store.repository(kind, repository_id)
-    if repository is None or (repository.private and not request.may_read):
-        raise HubError(404 if request.may_read else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
-    return repository
-
-
-def _named_repository(payload: dict[str, Any]) -> tuple[str, str]:
-    """Kind and id of the repository that a JSON body names."""
-    kinds = {name: kind for kind, name in KINDS.items()}
-    kind = kinds.get(text(payload, "type", "model"))
-    if kind is None:
-        raise HubError(400, f"field 'type' must be one of {sorted(kinds)}, got {payload['type']!r}")
-    owner = text(payload, "organization", "") or OWNER
-    return kind, f"{owner}/{text(payload, 'name')}"
-
-
 _KIND = r"/api/(?P<kind>models|datasets|spaces)"
-_API = rf"{_KIND}/(?P<owner>[^/]+)/(?P<repository>[^/]+)"
-_WEB = r"/(?:(?P<kind>datasets|spaces)/)?(?P<owner>[^/]+)/(?P<repository>[^/]+)"
+_OWNER = "(?P<owner>[^/]+)"
+# What stands for `owner/name`, and for `name` alone.
+_ID = "<id>"
+_TWO_PARTS, _ONE_PART = rf"{_OWNER}/(?P<repository>[^/]+)", "(?P<repository>[^/]+)"
+_API = rf"{_KIND}/{_ID}"
+_WEB = rf"/(?:(?P<kind>datasets|spaces)/)?{_ID}"
 _REVISION, _NAME, _NUMBER = "(?P<revision>[^/]+)", "(?P<name>[^/]+)", r"(?P<number>\d{1,9})"
 
 # Method, path, function, and whether only who holds the token may use it (else: whoever may see the repository).
 _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
-    ("GET", "/api/whoami-v2", whoami, False),
-    ("POST", "/api/validate-yaml", validate_yaml, False),
-    ("POST", "/api/repos/create", create_repository, True),
-    ("DELETE", "/api/repos/delete", delete_repository, True),
-    ("GET", _KIND, list_repositories, False),
+    ("GET", "/api/whoami-v2", administration.whoami, False),
+    ("POST", "/api/validate-yaml", administration.validate_yaml, False),
+    ("POST", "/api/repos/create", administration.create_repository, True),
+    ("DELETE", "/api/repos/delete", administration.delete_repository, True),
+    ("POST", "/api/repos/move", administration.move_repository, True),
+    ("GET", "/api/settings/repositories", administration.list_own_repositories, False),
+    ("GET", f"/api/organizations/{_OWNER}/settings/repositories", administration.list_own_repositories, False),
+    ("GET", _KIND, administration.list_repositories, False),
     ("GET", _API, repository_info, False),
     ("GET", f"{_API}/revision/{_REVISION}", repository_info, False),
     ("GET", f"{_API}/auth-check", auth_check, False),
-    ("PUT", f"{_API}/settings", update_settings, True),
+    ("PUT", f"{_API}/settings", administration.update_settings, True),
+    ("POST", f"{_API}/super-squash/{_REVISION}", administration.squash, True),
+    ("GET", f"{_API}/lfs-files", administration.list_lfs_files, False),
+    ("POST", f"{_API}/lfs-files/batch", administration.delete_lfs_files, True),
     ("GET", f"{_API}/tree/{_REVISION}(?:/(?P<path>.*))?", list_tree, False),
     ("POST", f"{_API}/paths-info/{_REVISION}", paths_info, False),
     ("GET", f"{_API}/refs", list_refs, False),
@@ -332,12 +248,18 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("PUT", "/lfs/upload/(?P<oid>[^/]+)", lfs_upload, False),
     ("GET", f"{_WEB}/resolve/{_REVISION}/(?P<path>.+)", downloads.resolve, False),
 ]
-ROUTES = [(method, re.compile(path), function, guarded) for method, path, function, guarded in _TABLE]
+# An id of one part is tried last: `/api/models/me/refs` is a model if there is one, else the refs of `me`.
+_EXPANDED = [(m, path.replace(_ID, _TWO_PARTS), function, guarded) for m, path, function, guarded in _TABLE]
+_EXPANDED += [
+    (m, path.replace(_ID, _ONE_PART), function, guarded) for m, path, function, guarded in _TABLE if _ID in path
+]
+ROUTES = [(method, re.compile(path), function, guarded) for method, path, function, guarded in _EXPANDED]
 
 
 def dispatch(method: str, request: Request) -> Response:
     """Find the route of a request, check who asks, and answer."""
     known = False
+    refusal: HubError | None = None
     for allowed, pattern, function, guarded in ROUTES:
         match = pattern.fullmatch(request.path)
         if match is None:
@@ -350,9 +272,15 @@ def dispatch(method: str, request: Request) -> Response:
                 raise HubError(403, "this token may read only: use the token that may write")
             raise HubError(401, "Invalid username or password.")
         values = {name: unquoted(value) for name, value in match.groupdict().items() if value is not None}
-        if "repository" in values:
-            # Models have no prefix in the URLs of files.
-            kind, owner = values.pop("kind", "models"), values.pop("owner")
-            return function(request, find_repository(request, kind, f"{owner}/{values.pop('repository')}"), **values)
-        return function(request, **values)
-    raise HubError(405 if known else 404, f"this Hub has no {method} {request.path}")
+        if "repository" not in values:
+            return function(request, **values)
+        # Models have no prefix in the URLs of files.
+        kind, parts = values.pop("kind", "models"), (values.pop("owner", None), values.pop("repository"))
+        try:
+            repository = administration.find_repository(request, kind, "/".join(part for part in parts if part))
+        except HubError as error:
+            if refusal is None or error.code:
+                refusal = error
+            continue
+        return function(request, repository, **values)
+    raise refusal or HubError(405 if known else 404, f"this Hub has no {method} {request.path}")

@@ -97,7 +97,7 @@ class HubStore:
         """
         folder = self._folder(kind, check_repository_id(repository_id))
         with tempfile.TemporaryDirectory(dir=self.incoming) as temporary:
-            identity = {"id": repository_id, "kind": KINDS[kind], "private": private}
+            identity = {"kind": KINDS[kind], "private": private}
             draft = Path(temporary, "repository")
             draft.mkdir()
             Repository.initialise(draft, self.incoming, identity, operations)
@@ -117,10 +117,29 @@ class HubStore:
             sync_directory(repository.folder.parent)
             del self._open[kind, repository.id]
 
+    def move(self, kind: str, repository: Repository, repository_id: str) -> None:
+        """Give a repository another id, in one step. The old id names nothing then.
+
+        Raises:
+            [`HubError`]: status 409 when the id is taken, 400 when it is not allowed.
+        """
+        target = self._folder(kind, check_repository_id(repository_id))
+        make_directory(target.parent)
+        with repository.retiring(), self._lock:
+            if target.exists():
+                raise HubError(409, f"A {KINDS[kind]} repository called {repository_id} already exists")
+            os.rename(repository.folder, target)
+            sync_directory(target.parent)
+            sync_directory(repository.folder.parent)
+            del self._open[kind, repository.id]
+
+    def identifiers(self, kind: str) -> list[str]:
+        """The ids of all repositories of a kind, sorted."""
+        return sorted(f"{folder.parent.name}/{folder.name}" for folder in (self.root / kind).glob("*/*"))
+
     def repositories(self, kind: str) -> list[Repository]:
         """All repositories of a kind, by their ids."""
-        identifiers = sorted(f"{folder.parent.name}/{folder.name}" for folder in (self.root / kind).glob("*/*"))
-        found = (self.repository(kind, identifier) for identifier in identifiers)
+        found = (self.repository(kind, identifier) for identifier in self.identifiers(kind))
         return [repository for repository in found if repository is not None]
 
     def verify(self) -> list[str]:

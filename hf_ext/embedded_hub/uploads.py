@@ -20,7 +20,7 @@ from .ignore_rules import IgnoreRules
 from .names import check_file_path, check_sha256
 from .objects import Entry, Operation, Snapshot
 from .repository import Change
-from .storage import Blob, BlobStore, git_oid
+from .storage import Blob, BlobBatch, BlobStore, git_oid
 from .transport import parse_object, text, whole_number
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ MAXIMUM_REGULAR_BYTES = 10 << 20
 _MAXIMUM_LINE_BYTES = MAXIMUM_REGULAR_BYTES * 4 // 3 + (64 << 10)
 _MAXIMUM_OPERATIONS = 100_000
 _MAXIMUM_RULES_BYTES = 1 << 20
+_MAXIMUM_PLAN_SECONDS = 10.0
 _TICKET_SECONDS = 6 * 3600
 
 DEFAULT_GITATTRIBUTES = "".join(
@@ -85,17 +86,18 @@ def read_change(body: BodyReader, blobs: BlobStore) -> Change:
     """
     header: dict[str, Any] | None = None
     operations: list[Operation] = []
-    for line in _lines(body):
-        item = parse_object(line)
-        key, value = text(item, "key"), item.get("value")
-        if not isinstance(value, dict):
-            raise HubError(400, f"field 'value' of a {key!r} line must be an object, got {type(value).__name__}")
-        if key == "header":
-            header = value
-        else:
-            operations.append(_read_operation(key, value, blobs))
-        if len(operations) > _MAXIMUM_OPERATIONS:
-            raise HubError(413, f"a commit may have at most {_MAXIMUM_OPERATIONS} operations")
+    with blobs.batch() as batch:
+        for line in _lines(body):
+            item = parse_object(line)
+            key, value = text(item, "key"), item.get("value")
+            if not isinstance(value, dict):
+                raise HubError(400, f"field 'value' of a {key!r} line must be an object, got {type(value).__name__}")
+            if key == "header":
+                header = value
+            else:
+                operations.append(_read_operation(key, value, blobs, batch))
+            if len(operations) > _MAXIMUM_OPERATIONS:
+                raise HubError(413, f"a commit may have at most {_MAXIMUM_OPERATIONS} operations")
     if header is None:
         raise HubError(400, "a commit must have a 'header' line")
     # The title of a commit is one line.
@@ -116,7 +118,7 @@ def _lines(body: BodyReader) -> Iterator[bytes]:
             yield line
 
 
-def _read_operation(key: str, value: dict[str, Any], blobs: BlobStore) -> Operation:
+def _read_operation(key: str, value: dict[str, Any], blobs: BlobStore, batch: BlobBatch) -> Operation:
     """One operation of a commit."""
     if key == "deletedFolder":
         return Operation(check_file_path(text(value, "path").rstrip("/")), None, folder=True)
@@ -124,7 +126,7 @@ def _read_operation(key: str, value: dict[str, Any], blobs: BlobStore) -> Operat
     if key == "deletedFile":
         return Operation(path, None)
     if key == "file":
-        return Operation(path, store_regular(_decode(path, value), blobs))
+        return Operation(path, store_regular(_decode(path, value), batch))
     if key == "lfsFile":
         sha256 = check_sha256(value.get("oid"))
         size = blobs.size(sha256)
@@ -148,9 +150,9 @@ def _decode(path: str, value: dict[str, Any]) -> bytes:
     return data
 
 
-def store_regular(data: bytes, blobs: BlobStore) -> Entry:
+def store_regular(data: bytes, batch: BlobBatch) -> Entry:
     """Store a small file; its id is that of git's blob."""
-    blob = blobs.receive(io.BytesIO(data))
+    blob = batch.add(data)
     return Entry(git_oid("blob", data), blob.size, blob.sha256, lfs=False)
 
 
@@ -162,8 +164,11 @@ def plan_uploads(payload: dict[str, Any], snapshot: Snapshot, blobs: BlobStore) 
     attributes = _rules(snapshot, ".gitattributes", blobs)
     patterns = [line.split()[0] for line in attributes.splitlines() if "filter=lfs" in line.split()[1:]]
     ignored = IgnoreRules(text(payload, "gitIgnore", "") or _rules(snapshot, ".gitignore", blobs))
+    deadline = time.thread_time() + _MAXIMUM_PLAN_SECONDS
     planned = []
     for file in files:
+        if time.thread_time() > deadline:
+            raise HubError(400, f"{len(files)} files and {len(patterns)} patterns are too many at once: send fewer")
         path, size, sample = check_file_path(text(file, "path")), whole_number(file, "size"), text(file, "sample", "")
         name, present = path.rpartition("/")[2], snapshot.files.get(path)
         matches = any(fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)

@@ -21,7 +21,21 @@ COMMIT = "/api/models/me/model/commit/main"
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[EmbeddedHub]:
     """A Hub with a token, a public and a private repository."""
-    with EmbeddedHub(tmp_path / "locked", token="correct-horse") as hub:
+    with serving(tmp_path) as hub:
+        yield hub
+
+
+@pytest.fixture
+def readable(tmp_path: Path) -> Iterator[EmbeddedHub]:
+    """The same with a second token."""
+    with serving(tmp_path, read_token="reader") as hub:
+        yield hub
+
+
+@contextlib.contextmanager
+def serving(folder: Path, **options: str) -> Iterator[EmbeddedHub]:
+    """A Hub with a public and a private repository."""
+    with EmbeddedHub(folder / "locked", token="correct-horse", **options) as hub:
         bearer = {"Authorization": "Bearer correct-horse"}
         for name, visibility in (("public", "public"), ("private", "private")):
             body = json.dumps({"organization": "me", "name": name, "visibility": visibility}).encode()
@@ -102,7 +116,12 @@ WRITES = [
     ("POST", "/api/models/me/public/discussions/1/merge"),
     ("POST", "/api/models/me/public/discussions/1/status"),
     ("POST", "/me/public.git/info/lfs/objects/batch"),
+    ("POST", "/api/repos/move"),
+    ("POST", "/api/models/me/public/super-squash/main"),
+    ("POST", "/api/models/me/public/lfs-files/batch"),
 ]
+# By ids of one part.
+WRITES += [(method, path.replace("/me/", "/")) for method, path in WRITES if "/me/" in path]
 
 
 @pytest.mark.parametrize(("method", "path"), WRITES)
@@ -125,6 +144,74 @@ def test_every_route_that_changes_something_is_among_those_tested() -> None:
     # What may be sent without a token reads only, or carries a signature.
     reading = {"validate_yaml", "paths_info", "lfs_upload"}
     assert {f.__name__ for m, _, f, needs_token in ROUTES if m != "GET" and not needs_token} == reading
+
+
+@pytest.mark.parametrize(("method", "path"), WRITES)
+def test_the_token_that_reads_does_not_write(readable: EmbeddedHub, method: str, path: str) -> None:
+    answer = ask(readable.url, method, path, b"{}", {"Authorization": "Bearer reader"})
+    assert answer.status == 403 and "may read only" in answer.headers["X-Error-Message"]
+
+
+def test_the_token_that_reads_sees_what_is_private(readable: EmbeddedHub) -> None:
+    reader = {"Authorization": "Bearer reader"}
+    assert ask(readable.url, "GET", "/me/private/resolve/main/file.bin", headers=reader).body == CONTENT
+    assert ask(readable.url, "GET", "/me/private/resolve/main/file.bin").status == 401
+    roles = [
+        ask(readable.url, "GET", "/api/whoami-v2", headers={"Authorization": f"Bearer {token}"}).json()["auth"]
+        for token in ("reader", "correct-horse")
+    ]
+    assert [role["accessToken"]["role"] for role in roles] == ["read", "write"]
+    twice = (
+        b"GET /api/whoami-v2 HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer x\r\nAuthorization: Bearer reader\r\n\r\n"
+    )
+    assert b" 401 " in raw(readable.url, twice % urlsplit(readable.url).netloc.encode()).split(b"\r\n")[0]
+
+
+def test_tokens_that_make_no_sense_together(tmp_path: Path) -> None:
+    for tokens in ({"read_token": "a"}, {"token": "a", "read_token": "a"}, {"token": "a", "read_token": "b c"}):
+        with pytest.raises(ValueError, match="read_token"):
+            EmbeddedHub(tmp_path, **tokens)
+
+
+def test_further_names(tmp_path: Path) -> None:
+    with EmbeddedHub(tmp_path, allowed_hosts=["Hub.lab", "other.lab:81", "[fd00::1]"]) as hub:
+        for host in ("hub.lab", "HUB.lab:8443", "other.lab:81", "[fd00::1]:9", urlsplit(hub.url).netloc):
+            assert ask(hub.url, "GET", "/api/models", headers={"Host": host}).status == 200, host
+        for host in (
+            "lab",
+            "x.hub.lab",
+            "other.lab",
+            "other.lab:82",
+            "hub.lab:",
+            "hub.lab:x",
+            "hub.lab@evil",
+            "[fd00::2]",
+        ):
+            assert ask(hub.url, "GET", "/api/models", headers={"Host": host}).status in (400, 403), host
+    for name in ("", "*", "a b", "http://x", "x/y", "x:", "x:123456"):
+        with pytest.raises(ValueError, match="allowed host"):
+            EmbeddedHub(tmp_path, allowed_hosts=[name])
+
+
+def test_behind_a_proxy_all_links_are_public(tmp_path: Path) -> None:
+    """A proxy may pass on the public name, or the one by which it reaches the server itself."""
+    with EmbeddedHub(tmp_path, public_url="https://hub.lab/mirror/") as hub:
+        for host in ("hub.lab", urlsplit(hub.url).netloc):
+            name = {"Host": host}
+            body = json.dumps({"organization": "me", "name": f"m{len(host)}"}).encode()
+            url = ask(hub.url, "POST", "/api/repos/create", body, name).json()["url"]
+            assert url == f"https://hub.lab/mirror/me/m{len(host)}"
+            batch = {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 3}]}
+            path = f"/me/m{len(host)}.git/info/lfs/objects/batch"
+            planned = ask(hub.url, "POST", path, json.dumps(batch).encode(), name).json()["objects"][0]
+            assert planned["actions"]["upload"]["href"].startswith("https://hub.lab/mirror/lfs/upload/000")
+            link = ask(hub.url, "GET", "/api/models?limit=0", headers=name).headers["Link"]
+            assert link.startswith("<https://hub.lab/mirror/api/models?limit=0")
+            assert ask(hub.url, "GET", "/api/models", headers=name | {"Origin": "https://hub.lab"}).status == 200
+            assert ask(hub.url, "GET", "/api/models", headers=name | {"Origin": "https://evil.lab"}).status == 403
+    for url in ("hub.lab", "ftp://hub.lab", "https://", "https://a b", "https://x?y=1", "https://u:p@x", "https://[x"):
+        with pytest.raises(ValueError, match="public_url"):
+            EmbeddedHub(tmp_path, public_url=url)
 
 
 def test_private_repositories_look_absent(locked: EmbeddedHub) -> None:

@@ -1,0 +1,199 @@
+"""Endpoints of the embedded Hub for whole repositories: making, finding, moving, deleting, and rewriting history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+from . import descriptions, uploads
+from .errors import HubError
+from .front_matter import front_matter, read_front_matter
+from .objects import OWNER, Operation, hub_time
+from .repository import Repository
+from .rewriting import list_large_files, remove_large_files, squash_history
+from .store import KINDS
+from .transport import Request, Response, json_response, text
+
+_REPOSITORIES_PAGE = 1000
+_STRANGERS_CARD_CHARACTERS = 64 << 10
+
+
+def whoami(request: Request) -> Response:
+    """Who holds the token."""
+    if not request.may_read:
+        raise HubError(401, "Invalid username or password.")
+    role = "write" if request.may_write else "read"
+    token = {"type": "access_token", "accessToken": {"displayName": OWNER, "role": role}}
+    return json_response({"type": "user", "id": OWNER, "name": OWNER, "fullname": OWNER, "orgs": [], "auth": token})
+
+
+def validate_yaml(request: Request) -> Response:
+    """Check the metadata of a model or dataset card."""
+    card = text(request.json(), "content")
+    if not request.may_read and len(front_matter(card)) > _STRANGERS_CARD_CHARACTERS:
+        # Reading YAML takes time. Clients send the token with the commit of the card, and then it is read.
+        told = f"metadata of more than {_STRANGERS_CARD_CHARACTERS} characters is not checked without the token"
+        return json_response({"errors": [], "warnings": [{"message": told}]})
+    try:
+        metadata = read_front_matter(card)
+    except ValueError as error:
+        return json_response({"errors": [{"message": str(error)}], "warnings": []}, 400)
+    if not isinstance(metadata.get("model-index", []), list):
+        return json_response({"errors": [{"message": '"model-index" must be a list'}], "warnings": []}, 400)
+    warnings = [] if metadata else [{"message": "empty or missing yaml metadata in repo card"}]
+    return json_response({"errors": [], "warnings": warnings})
+
+
+def create_repository(request: Request) -> Response:
+    """Create a repository with a first commit; status 409 and its URL when it exists."""
+    payload = request.json()
+    kind, repository_id = _named_repository(payload)
+    private = payload.get("visibility") == "private" or payload.get("private") is True
+    store = request.server.store
+    with store.blobs.batch() as batch:
+        attributes = uploads.store_regular(uploads.DEFAULT_GITATTRIBUTES.encode(), batch)
+    first = [Operation(".gitattributes", attributes)]
+    try:
+        repository = store.create(kind, repository_id, private, first)
+    except HubError as error:
+        existing = store.repository(kind, repository_id) if error.status == 409 else None
+        if existing is None:
+            raise
+        answer = {"error": error.message, "url": descriptions.repository_url(existing, request.base_url)}
+        return json_response(answer, 409, {"X-Error-Message": error.message})
+    return json_response({"url": descriptions.repository_url(repository, request.base_url), "name": repository.id})
+
+
+def delete_repository(request: Request) -> Response:
+    """Delete a repository."""
+    kind, repository_id = _named_repository(request.json())
+    request.server.store.delete(kind, find_repository(request, kind, repository_id))
+    return json_response({})
+
+
+def move_repository(request: Request) -> Response:
+    """Give a repository another id."""
+    payload = request.json()
+    kind = _kind(payload)
+    repository = find_repository(request, kind, text(payload, "fromRepo"))
+    request.server.store.move(kind, repository, text(payload, "toRepo"))
+    return json_response({})
+
+
+def squash(request: Request, repository: Repository, revision: str) -> Response:
+    """Replace the history of a branch by one commit."""
+    squash_history(repository, revision, text(request.json(), "message", f"Super-squash branch '{revision}'"))
+    return json_response({})
+
+
+def list_lfs_files(request: Request, repository: Repository) -> Response:
+    """The large files of all refs."""
+    listed = [
+        {
+            "fileOid": entry.oid,
+            "filename": path,
+            "oid": entry.sha256,
+            "pushedAt": hub_time(commit.date),
+            "ref": ref,
+            "size": entry.size,
+        }
+        for ref, path, entry, commit in list_large_files(repository)
+    ]
+    return json_response(listed)
+
+
+def delete_lfs_files(request: Request, repository: Repository) -> Response:
+    """Take large files out of the whole history."""
+    deletions = request.json().get("deletions")
+    deletions = deletions if isinstance(deletions, dict) else {}
+    oids = deletions.get("sha")
+    if not isinstance(oids, list) or not all(isinstance(oid, str) for oid in oids):
+        raise HubError(400, "field 'deletions' must be an object whose 'sha' is a list of the fileOid to delete")
+    if deletions.get("rewriteHistory", True) is not True:
+        raise HubError(400, "large files can only be deleted with rewriteHistory: commits would point to nothing")
+    remove_large_files(repository, set(oids))
+    return json_response({})
+
+
+def list_repositories(request: Request, kind: str) -> Response:
+    """The repositories that the client may see, filtered by author and a part of the id, by pages."""
+    author, part = request.parameter("author"), request.parameter("search").lower()
+    limit, after = request.number("limit", _REPOSITORIES_PAGE, _REPOSITORIES_PAGE), request.parameter("cursor")
+    page: list[dict[str, Any]] = []
+    headers = {}
+    for identifier in request.server.store.identifiers(kind):
+        owner = identifier.partition("/")[0]
+        if identifier <= after or part not in identifier.lower() or author not in ("", owner):
+            continue
+        repository = request.server.store.repository(kind, identifier)
+        if repository is None or (repository.private and not request.may_read):
+            continue
+        if len(page) == limit:
+            # There is one more than asked for.
+            query = {"limit": limit, "cursor": page[-1]["id"] if page else after, "author": author, "search": part}
+            headers["Link"] = f'<{request.base_url}/api/{kind}?{urlencode(query)}>; rel="next"'
+            break
+        page.append({"id": repository.id, "private": repository.private, "createdAt": repository.created})
+    return json_response(page, headers=headers)
+
+
+def list_own_repositories(request: Request, owner: str = "") -> Response:
+    """The repositories of all owners, or of one, with the bytes that their refs name now."""
+    if not request.may_read:
+        raise HubError(401, "Invalid username or password.")
+    return json_response(list(_own_repositories(request, owner)))
+
+
+def _own_repositories(request: Request, owner: str) -> Iterator[dict[str, Any]]:
+    """What is told of each repository."""
+    for kind in KINDS:
+        for repository in request.server.store.repositories(kind):
+            if owner not in ("", repository.id.partition("/")[0]):
+                continue
+            heads = [repository.commit(oid) for oid in set(repository.refs.values())]
+            blobs = {entry.blob for head in heads for entry in repository.snapshot(head.oid).files.values()}
+            yield {
+                "id": repository.id,
+                "type": repository.kind,
+                "updatedAt": hub_time(max(head.date for head in heads)),
+                "visibility": "private" if repository.private else "public",
+                "storage": sum(blob.size for blob in blobs),
+            }
+
+
+def update_settings(request: Request, repository: Repository) -> Response:
+    """Make a repository private or public."""
+    payload = request.json()
+    visibility = payload.get("visibility", "private" if payload.get("private") else "public")
+    if visibility not in ("private", "public") or set(payload) - {"visibility", "private"}:
+        raise HubError(400, "only the visibility, 'private' or 'public', can be set")
+    repository.set_private(visibility == "private")
+    return json_response({})
+
+
+def find_repository(request: Request, kind: str, repository_id: str) -> Repository:
+    """The repository, if it exists and the client may see it; the refusal is the same for both.
+
+    An id of one part is of our only user, as it is for who creates a repository by it.
+    """
+    full_id = repository_id if "/" in repository_id else f"{OWNER}/{repository_id}"
+    repository = request.server.store.repository(kind, full_id)
+    if repository is None or (repository.private and not request.may_read):
+        raise HubError(404 if request.may_read else 401, f"Repository not found: {repository_id!r}", "RepoNotFound")
+    return repository
+
+
+def _named_repository(payload: dict[str, Any]) -> tuple[str, str]:
+    """Kind and id of the repository that a JSON body names."""
+    owner = text(payload, "organization", "") or OWNER
+    return _kind(payload), f"{owner}/{text(payload, 'name')}"
+
+
+def _kind(payload: dict[str, Any]) -> str:
+    """Kind of the repository that a JSON body names."""
+    kinds = {name: kind for kind, name in KINDS.items()}
+    kind = kinds.get(text(payload, "type", "model"))
+    if kind is None:
+        raise HubError(400, f"field 'type' must be one of {sorted(kinds)}, got {payload['type']!r}")
+    return kind

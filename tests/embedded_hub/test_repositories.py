@@ -1,0 +1,254 @@
+"""Whole repositories on the embedded Hub: their cards, ids of one part, listings, moving, and rewriting history."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from hf_ext.embedded_hub import descriptions
+from hf_ext.embedded_hub.server import EmbeddedHub
+from tests.hub_testing import CONTENT, Answer, ask, commit_body, create_repository, request_lfs_upload
+
+COMMIT = "/api/models/me/model/commit/main"
+
+
+def post(url: str, path: str, **payload: Any) -> Answer:
+    """Send a JSON object."""
+    return ask(url, "POST", path, json.dumps(payload).encode())
+
+
+def commit_large(url: str, files: dict[str, bytes], revision: str = "main") -> str:
+    """Commit files as LFS objects; the commit."""
+    lines = [commit_body({})]
+    for path, content in files.items():
+        sha256 = hashlib.sha256(content).hexdigest()
+        place = request_lfs_upload(url, "me/model", sha256, len(content))
+        assert place is None or ask(url, "PUT", place, content).status == 200
+        pointer = {"path": path, "algo": "sha256", "oid": sha256, "size": len(content)}
+        lines.append(json.dumps({"key": "lfsFile", "value": pointer}).encode() + b"\n")
+    answer = ask(url, "POST", f"/api/models/me/model/commit/{revision}", b"".join(lines))
+    assert answer.status == 200, answer.body
+    return str(answer.json()["commitOid"])
+
+
+def reject_constant(name: str) -> None:
+    """What JSON does not have."""
+    raise AssertionError(f"{name} is no JSON")
+
+
+ODD = {
+    "a date as key": ("changelog:\n  2024-01-01: first", {"changelog": {"2024-01-01": "first"}}),
+    "a time as key": ("2001-12-14 21:59:43: x", {"2001-12-14T21:59:43": "x"}),
+    "a date": ("date: 2024-01-01", {"date": "2024-01-01"}),
+    "a binary": ("a: !!binary aGk=", {"a": "aGk="}),
+    "a binary as key": ("? !!binary aGk=\n: x", {"aGk=": "x"}),
+    "other keys": ("null: 1\ntrue: 2\n3: 4\n1.5: 6", {"null": 1, "true": 2, "3": 4, "1.5": 6}),
+    "a huge integer": ("a: 0x" + "F" * 5000, None),
+    "a huge integer as key": ("0x" + "F" * 5000 + ": a", None),
+    "a large integer": ("a: 1" + "0" * 40, {"a": 1e40}),
+    "a large integer as key": ("1" + "0" * 40 + ": a", {"1e+40": "a"}),
+    "a sexagesimal": ("a: " + ":".join(["59"] * 3000), None),
+    "a sexagesimal float": ("a: 1" + ":59" * 200 + ".5", None),
+    "no numbers": ("a: .nan\nb: .inf\nc: -.inf", {"a": None, "b": None, "c": None}),
+    "a set": ("a: !!set {x, y}", None),
+    "an ordered map": ("a: !!omap [b: 1]", {"a": [["b", 1]]}),
+    "a surrogate": ('a: "\\ud800"', None),
+    "a tag on an empty number": ("a: !!int ''", None),
+    "a tag on no date": ("a: !!timestamp x", None),
+    "a date that is none": ("a: 2024-13-45", None),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_card_makes_no_repository_unreachable(url: str, name: str) -> None:
+    text, wanted = ODD[name]
+    card = f"---\nlicense: mit\n{text}\n---\n# Title\n"
+    checked = post(url, "/api/validate-yaml", content=card)
+    assert checked.status in (200, 400) and isinstance(checked.json()["errors"], list)
+    assert ask(url, "POST", COMMIT, commit_body({"README.md": card.encode()})).status == 200
+    answer = ask(url, "GET", "/api/models/me/model")
+    assert answer.status == 200
+    described = json.loads(answer.body, parse_constant=reject_constant)
+    if wanted is not None:
+        assert described["cardData"] == {"license": "mit", **wanted}
+        assert "license:mit" in described["tags"]
+        assert checked.status == 200
+    assert ask(url, "GET", "/api/models/me/model/revision/main?blobs=true").status == 200
+
+
+def test_a_card_is_read_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(url, "POST", COMMIT, commit_body({"README.md": b"---\nlicense: mit\nread: once\n---\n"})).status == 200
+    first = ask(url, "GET", "/api/models/me/model").json()
+    monkeypatch.setattr(descriptions, "read_front_matter", lambda card: 1 / 0)
+    assert ask(url, "GET", "/api/models/me/model").json() == first
+
+
+def test_a_model_index_is_a_list(url: str) -> None:
+    answer = post(url, "/api/validate-yaml", content="---\nmodel-index: foo\n---\n")
+    assert answer.status == 400 and '"model-index" must be a list' in answer.json()["errors"][0]["message"]
+
+
+# Ids.
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/models/bert-base-uncased",
+        "/api/models/bert-base-uncased/revision/main",
+        "/api/models/bert-base-uncased/tree/main",
+        "/api/models/bert-base-uncased/refs",
+        "/api/models/bert-base-uncased/commits/main",
+        "/api/datasets/squad",
+        "/api/datasets/squad/tree/main/plain",
+        "/bert-base-uncased/resolve/main/config.json",
+        "/datasets/squad/resolve/main/a/b.json",
+        "/spaces/x/resolve/main/app.py",
+    ],
+)
+def test_unknown_ids_of_one_part_are_repositories_that_are_not_there(url: str, path: str) -> None:
+    answer = ask(url, "GET", path)
+    assert (answer.status, answer.headers["X-Error-Code"]) == (404, "RepoNotFound")
+
+
+def test_an_id_of_one_part_is_of_the_only_user(url: str) -> None:
+    assert post(url, "/api/repos/create", name="mine").json()["name"] == "local/mine"
+    assert ask(url, "POST", "/api/models/mine/commit/main", commit_body({"a/b.txt": b"x"})).status == 200
+    assert ask(url, "GET", "/api/models/mine").json()["id"] == "local/mine"
+    assert ask(url, "GET", "/mine/resolve/main/a/b.txt").body == b"x"
+    assert [branch["name"] for branch in ask(url, "GET", "/api/models/mine/refs").json()["branches"]] == ["main"]
+    # A model of that name comes first.
+    assert create_repository(url, "mine/refs").status == 200
+    assert ask(url, "GET", "/api/models/mine/refs").json()["id"] == "mine/refs"
+
+
+def test_listings_obey_their_limit(url: str, hub: EmbeddedHub) -> None:
+    for i in range(5):
+        assert create_repository(url, f"other/m{i}", private=i == 2).status == 200
+    path, sizes, names = "/api/models?limit=2", [], []
+    while path:
+        page = ask(url, "GET", path)
+        sizes.append(len(page.json()))
+        names += [each["id"] for each in page.json()]
+        path = page.headers.get("Link", "").partition(">")[0].removeprefix(f"<{url}")
+    assert sizes == [2, 2, 2] and names == ["me/model", *(f"other/m{i}" for i in range(5))]
+    assert [each["id"] for each in ask(url, "GET", "/api/models?author=other&search=M3").json()] == ["other/m3"]
+    link = ask(url, "GET", "/api/models?author=other&limit=4").headers["Link"]
+    assert "author=other" in link and [
+        e["id"] for e in ask(url, "GET", link[len(url) + 1 :].partition(">")[0]).json()
+    ] == ["other/m4"]
+
+
+def test_all_repositories_with_their_bytes(url: str) -> None:
+    assert create_repository(url, "other/data", type="dataset", private=True).status == 200
+    listed = {each["id"]: each for each in ask(url, "GET", "/api/settings/repositories").json()}
+    attributes = ask(url, "GET", "/me/model/resolve/main/.gitattributes").body
+    assert listed["me/model"]["storage"] == len(CONTENT) + len(attributes)
+    assert (listed["other/data"]["type"], listed["other/data"]["visibility"]) == ("dataset", "private")
+    only = ask(url, "GET", "/api/organizations/other/settings/repositories").json()
+    assert [each["id"] for each in only] == ["other/data"]
+
+
+def test_moving(url: str, hub: EmbeddedHub) -> None:
+    head = ask(url, "GET", "/api/models/me/model").json()["sha"]
+    assert create_repository(url, "me/taken").status == 200
+    taken = post(url, "/api/repos/move", fromRepo="me/model", toRepo="me/taken", type="model")
+    assert (
+        taken.status == 409 and "A model repository called me/taken already exists" in taken.headers["X-Error-Message"]
+    )
+    for wrong, status in (("../x", 400), ("me/a..b", 400), ("datasets/x", 400), ("alone", 400)):
+        assert post(url, "/api/repos/move", fromRepo="me/model", toRepo=wrong).status == status, wrong
+    assert post(url, "/api/repos/move", fromRepo="me/none", toRepo="me/x").status == 404
+    assert post(url, "/api/repos/move", fromRepo="me/model", toRepo="new/place", type="model").status == 200
+    assert ask(url, "GET", "/me/model/resolve/main/file.bin").headers["X-Error-Code"] == "RepoNotFound"
+    assert ask(url, "GET", "/new/place/resolve/main/file.bin").body == CONTENT
+    described = ask(url, "GET", "/api/models/new/place").json()
+    assert (described["id"], described["sha"]) == ("new/place", head)
+    assert ask(url, "POST", "/api/models/new/place/commit/main", commit_body({"later": b"x"})).status == 200
+    hub.stop()
+    with EmbeddedHub(hub.root) as again:
+        assert again.store.verify() == []
+        assert again.store.identifiers("models") == ["me/taken", "new/place"]
+
+
+# History.
+
+
+def titles(url: str, revision: str = "main") -> list[str]:
+    """Titles of the commits of a branch."""
+    return [commit["title"] for commit in ask(url, "GET", f"/api/models/me/model/commits/{revision}").json()]
+
+
+def test_squashing(url: str, hub: EmbeddedHub) -> None:
+    old = ask(url, "POST", COMMIT, commit_body({"file.bin": b"new"})).json()["commitOid"]
+    assert post(url, "/api/models/me/model/branch/side").status == 200
+    assert ask(url, "POST", COMMIT, commit_body({"more": b"x"})).status == 200
+    only_here = ask(url, "GET", "/api/models/me/model").json()["sha"]
+    assert post(url, "/api/models/me/model/super-squash/main", message="all\n\nin one").status == 200
+    assert titles(url) == ["all"] and titles(url, "side") == ["a commit", "a commit", "initial commit"]
+    assert ask(url, "GET", "/me/model/resolve/main/file.bin").body == b"new"
+    assert ask(url, "GET", f"/me/model/resolve/{old}/file.bin").status == 200
+    assert ask(url, "GET", f"/me/model/resolve/{only_here}/more").headers["X-Error-Code"] == "RevisionNotFound"
+    assert post(url, "/api/models/me/model/tag/main", tag="v1").status == 200
+    for revision, message, status in (("v1", "x", 400), ("none", "x", 404), ("main", " ", 400)):
+        assert post(url, f"/api/models/me/model/super-squash/{revision}", message=message).status == status
+    assert hub.store.verify() == []
+
+
+def test_revisions_by_their_first_digits(url: str) -> None:
+    head = ask(url, "GET", "/api/models/me/model").json()["sha"]
+    assert ask(url, "POST", COMMIT, commit_body({"file.bin": b"new"})).status == 200
+    assert post(url, f"/api/models/me/model/tag/{head[:7]}", tag="short").status == 200
+    assert ask(url, "GET", f"/me/model/resolve/{head[:9]}/file.bin").body == CONTENT
+    assert ask(url, "GET", "/me/model/resolve/short/file.bin").headers["X-Repo-Commit"] == head
+    for revision in (head[:6], head[:7] + "g", "0" * 10):
+        assert ask(url, "GET", f"/me/model/resolve/{revision}/file.bin").headers["X-Error-Code"] == "RevisionNotFound"
+
+
+def test_large_files_of_all_refs_can_be_taken_out(url: str, hub: EmbeddedHub) -> None:
+    initial = ask(url, "GET", "/api/models/me/model").json()["sha"]
+    kept_side = b"side" * 1000
+    commit_large(url, {"a.bin": b"one" * 1000, "b.bin": b"two" * 1000})
+    assert ask(url, "POST", COMMIT, commit_body({"late.txt": b"late"})).status == 200
+    assert post(url, "/api/models/me/model/branch/side").status == 200
+    commit_large(url, {"side.bin": kept_side}, "side")
+    commit_large(url, {"a.bin": b"changed" * 1000})
+    pull = post(url, "/api/models/me/model/discussions", title="a pull", pullRequest=True).json()["num"]
+    listed = ask(url, "GET", "/api/models/me/model/lfs-files").json()
+    assert sorted((each["filename"], each["size"]) for each in listed) == [
+        ("a.bin", 3000), ("a.bin", 7000), ("b.bin", 3000), ("side.bin", 4000),
+    ]  # fmt: skip
+    doomed = [each["fileOid"] for each in listed if each["filename"] != "side.bin"]
+    path = "/api/models/me/model/lfs-files/batch"
+    for wrong in (
+        {},
+        {"deletions": []},
+        {"deletions": {"sha": [1]}},
+        {"deletions": {"sha": [], "rewriteHistory": False}},
+    ):
+        assert post(url, path, **wrong).status == 400
+    before = titles(url)
+    assert post(url, path, deletions={"sha": doomed, "rewriteHistory": True}).status == 200
+    assert titles(url) == before
+    left = ask(url, "GET", "/api/models/me/model/lfs-files").json()
+    assert [(each["filename"], each["ref"]) for each in left] == [("side.bin", "refs/heads/side")]
+    assert ask(url, "GET", "/me/model/resolve/side/side.bin").body == kept_side
+    assert ask(url, "GET", "/me/model/resolve/main/late.txt").body == b"late"
+    assert ask(url, "GET", "/me/model/resolve/main/a.bin").headers["X-Error-Code"] == "EntryNotFound"
+    commits = [commit["id"] for commit in ask(url, "GET", "/api/models/me/model/commits/main").json()]
+    assert commits[len(commits) - 2] == initial, "a commit that never had them keeps its hash"
+    assert ask(url, "GET", f"/api/models/me/model/discussions/{pull}").status == 200
+    assert hub.store.verify() == []
+
+
+def test_a_folder_may_be_deleted_after_its_files(url: str) -> None:
+    assert ask(url, "POST", COMMIT, commit_body({"d/a": b"1", "d/b": b"2"})).status == 200
+    lines = [{"key": "header", "value": {"summary": "s"}}]
+    lines += [{"key": "deletedFile", "value": {"path": f"d/{name}"}} for name in "ab"]
+    lines += [{"key": "deletedFolder", "value": {"path": "d/"}}]
+    assert ask(url, "POST", COMMIT, b"\n".join(json.dumps(line).encode() for line in lines)).status == 200
+    names = [each["path"] for each in ask(url, "GET", "/api/models/me/model/tree/main?recursive=true").json()]
+    assert names == [".gitattributes", "file.bin"]

@@ -1,0 +1,101 @@
+"""`hf-ext hub serve` is a small process: it imports neither torch nor transformers, and a stop signal ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.hub_testing import ask, client_environment, commit_body, create_repository
+
+RUN = """
+import sys
+from hf_ext_cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    heavy = {"torch", "transformers", "numpy", "diffusers", "datasets", "hf_ext.semanir"} & set(sys.modules)
+    print("heavy:", sorted(heavy), flush=True)
+"""
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The command in a process of its own: the address that it tells, and the process."""
+    command = [sys.executable, "-c", RUN, "hub", "serve", "--root", str(folder / "hub"), "--port", "0", *options]
+    environment = client_environment("http://127.0.0.1:9", folder / "home")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split(" at ")[1].partition(";")[0]
+        yield url, process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads the memory of a process where Linux shows it"
+)
+def test_serving_takes_little_memory_and_time(tmp_path: Path) -> None:
+    with serving(tmp_path) as (url, process):
+        status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        # Processor time, of which transformers alone would take eight times as much on the same machine.
+        seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        memory = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+        assert create_repository(url, "me/model").status == 200
+        body = commit_body({"README.md": b"---\nlicense: mit\n---\n", ".gitignore": b"*.tmp\n"})
+        assert ask(url, "POST", "/api/models/me/model/commit/main", body).status == 200
+        assert ask(url, "GET", "/api/models/me/model").json()["cardData"] == {"license": "mit"}
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and told.endswith("heavy: []\n"), told
+    assert memory < 60 << 20, f"{memory >> 20} MiB"
+    assert seconds < 2, "0.2 s on the machine of the developers; the bound leaves room for ten times slower ones"
+
+
+def test_serving_behind_a_proxy_with_two_tokens(tmp_path: Path) -> None:
+    (tmp_path / "write").write_text("writer\n")
+    (tmp_path / "read").write_text("reader\n")
+    tokens = ["--token-file", str(tmp_path / "write"), "--read-token-file", str(tmp_path / "read")]
+    names = ["--public-url", "https://hub.lab", "--allowed-host", "other.lab"]
+    with serving(tmp_path, *tokens, *names, "--max-connections", "20") as (url, process):
+        assert process.stdout is not None and "HF_ENDPOINT=https://hub.lab " in process.stdout.readline()
+        for host, token, role in (("hub.lab", "writer", "write"), ("other.lab:8443", "reader", "read")):
+            headers = {"Host": host, "Authorization": f"Bearer {token}"}
+            answer = ask(url, "GET", "/api/whoami-v2", headers=headers).json()
+            assert answer["auth"]["accessToken"]["role"] == role
+        assert ask(url, "GET", "/api/models", headers={"Host": "evil.lab"}).status == 403
+
+
+def test_importing_the_library_registers_its_models_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    program = "import sys, hf_ext; print('transformers' in sys.modules, 'hf_ext.semanir' in sys.modules)"
+    for setting, wanted in ((None, "True True"), ("1", "True True"), ("0", "False False")):
+        environment = client_environment("http://127.0.0.1:9", tmp_path)
+        environment |= {} if setting is None else {"HF_EXT_REGISTER_MODELS": setting}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert done.stdout.strip() == wanted, done.stderr
+    # A name that is asked for brings its registration along.
+    program = "import hf_ext, transformers; hf_ext.SemanIRConfig; transformers.AutoConfig.for_model('semanir')"
+    environment = client_environment("http://127.0.0.1:9", tmp_path) | {"HF_EXT_REGISTER_MODELS": "0"}
+    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == 0
+
+
+def test_commands_without_models_leave_the_setting_as_it_was(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from hf_ext_cli.library import import_without_models
+import_without_models()
+assert "hf_ext" in sys.modules and "transformers" not in sys.modules
+assert "HF_EXT_REGISTER_MODELS" not in os.environ
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path).returncode == 0
