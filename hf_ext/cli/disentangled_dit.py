@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .errors import Unusable
+from .errors import Unusable, loads
 
 
 @click.group()
@@ -143,6 +143,7 @@ def sample(
     click.echo(write_picture(draw_grid(rows, names), out))
 
 
+@loads
 def load_pipeline(source: str, device: str | None) -> Any:
     """The pipeline of a folder or org/name[@revision], on the GPU if there is one."""
     import torch

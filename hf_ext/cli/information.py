@@ -114,7 +114,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     results: list[Any] = read_json(path, results=list).get("results") or []
     for result in results:
         fits = isinstance(result, dict) and isinstance(result.get("dataset"), str)
-        named = fits and isinstance(result.get("name") or result.get("metric"), str)
+        named = fits and isinstance(result.get("metric"), str) and isinstance(result.get("name"), str | None)
         value = result.get("value") if fits else None
         if not named or isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(
@@ -173,7 +173,10 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
     def place(source: dict[str, Any]) -> str:
         return f"{source['source']}@{source['revision']}" if source["revision"] else str(source["source"])
 
-    rows = [("merged by", f"{merge['method'] or 'not stated'}, rescale {merge['rescale']}"), ("base", place(merge["base"]))]
+    rows = [
+        ("merged by", f"{merge['method'] or 'not stated'}, rescale {merge['rescale']}"),
+        ("base", place(merge["base"])),
+    ]
     for name, task in merge["tasks"].items():
         scale = "by tensor" if task["scale"] is None else f"{task['scale']:.4f}"
         rows.append((f"task {name}", f"λ {scale}, mask density {task['density']:.4f}, from {place(task)}"))

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from .information import read_card, read_results
 from .output import print_json, print_rows
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -132,11 +133,11 @@ def find_problems(folder: Path) -> list[str]:
     """What is missing from a card or contradicts the folder, one line each."""
     from huggingface_hub import ModelCard
 
-    from hf_ext.hub.safetensors_headers import parse_json_object
-
     path = folder / "README.md"
     if not path.is_file():
         return [f"{path}: there is no card"]
+    # It refuses in words what ModelCard would try for ever.
+    read_card(path)
     content = ModelCard.load(path)
     problems = [
         f"{path}: {name} is not in the metadata"
@@ -146,10 +147,8 @@ def find_problems(folder: Path) -> list[str]:
     if "[More Information Needed]" in content.text:
         problems.append(f"{path}: [More Information Needed] is left in the text")
     stated = {(result.metric_type, result.metric_value) for result in content.data.eval_results or []}
-    report = folder / "eval.json"
-    measured = parse_json_object(report.read_bytes(), str(report)).get("results", []) if report.is_file() else []
     return problems + [
         f"{path}: {result['metric']} of {result['value']} in eval.json is not in the metadata"
-        for result in measured
+        for result in read_results(folder / "eval.json")
         if (result["metric"], result["value"]) not in stated
     ]

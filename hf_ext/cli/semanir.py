@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .errors import Failed, Unusable
+from .errors import Failed, Unusable, loads
 
 FORMATS = ("png", "jpg", "webp", "tif")
 
@@ -39,6 +39,7 @@ class Numbers(click.ParamType):
             self.fail(f"{value!r} is no list of whole numbers such as 16,64.", param, ctx)
 
 
+@loads
 def load_model(source: str, device: str | None, dtype: str | None) -> Any:
     """The model of a folder or org/name[@revision], an adapter with its base; on the GPU if there is one."""
     import torch

@@ -196,7 +196,7 @@ class _Entry(tarfile.TarInfo):
     """An entry whose name is not read into memory before its length is known."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Entry":
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Entry:
         entry = super().frombuf(buf, encoding, errors)
         holds_data = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
         if not holds_data and entry.size > _MAX_NAME_BYTES:
@@ -226,13 +226,13 @@ def _check_length(archive: Path, zstandard: ModuleType, max_bytes: int, max_rati
     length, size = _declared_length(archive, zstandard), archive.stat().st_size
     if length > max_bytes:
         raise ValueError(
-            f"{archive}: {length:,} bytes would be unpacked, at most {max_bytes:,} are allowed. If you trust it, raise "
-            "max_bytes (--max-bytes)"
+            f"{archive}: {length:,} bytes would be unpacked, at most {max_bytes:,} are allowed. If you trust it, "
+            "raise max_bytes (--max-bytes)"
         )
     if length > max(_FREE_BYTES, max_ratio * size):
         raise ValueError(
-            f"{archive}: {size:,} bytes would become {length:,}, {length / size:,.0f} times as many; weights and masks "
-            f"shrink less than {max_ratio:,.0f} times. If you trust it, raise max_ratio (--max-ratio)"
+            f"{archive}: {size:,} bytes would become {length:,}, {length / size:,.0f} times as many; weights and "
+            f"masks shrink less than {max_ratio:,.0f} times. If you trust it, raise max_ratio (--max-ratio)"
         )
 
 
