@@ -48,7 +48,7 @@ def evaluate(source: str, overrides: tuple[str, ...], config: Path, output: Path
 
     \b
     Examples:
-      hf-ext evaluate runs/denoise/snapshot --config examples/semanir/denoise_color.yaml
+      hf-ext evaluate runs/denoise/snapshot --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
       hf-ext evaluate org/name@v1 --config examples/semanir/denoise_color.yaml --data.eval.path photos/ --json
     """
     from hf_ext.training import evaluate_checkpoint
