@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
@@ -115,7 +116,7 @@ def change_value(value: Any, chance: random.Random) -> Any:
     for _ in range(chance.choice((1, 1, 2, 3))):
         where = places(value)
         if not where or chance.random() < 0.03:
-            return chance.choice(ODD)
+            return copy.deepcopy(chance.choice(ODD))
         path = chance.choice(where)
         holder = value
         for key in path[:-1]:
@@ -126,9 +127,9 @@ def change_value(value: Any, chance: random.Random) -> Any:
         elif how == 1 and isinstance(holder, dict):
             holder[chance.choice(["", "x", "__metadata__", "name", "../x", str(key).upper()])] = holder.pop(key)
         elif how == 2 and isinstance(holder, list):
-            holder.append(holder[key])
+            holder.append(copy.deepcopy(holder[key]))
         else:
-            holder[key] = chance.choice(ODD)
+            holder[key] = copy.deepcopy(chance.choice(ODD))
     return value
 
 
@@ -233,32 +234,32 @@ def write_samples(place: Path) -> Path:
 
 # How often, what is changed, and the command; {x} is the folder of the changed copy, {all} that of all samples.
 COMMANDS: list[tuple[int, str, str]] = [
-    (18, "snapshot", "info {x}"),
-    (8, "snapshot", "info {x} --json"),
-    (6, "snapshot", "info {x}/model.safetensors"),
-    (10, "adapter", "info {x}"),
-    (10, "pipeline", "info {x}"),
-    (16, "artifact", "info {x}"),
-    (6, "artifact", "info {x} --json"),
-    (8, "snapshot", "card {x}"),
-    (5, "snapshot", "card {x} --check"),
-    (5, "adapter", "card {x}"),
-    (5, "pipeline", "card {x}"),
-    (3, "artifact", "card {x}"),
-    (3, "snapshot", "push {x} org/name --dry-run --no-check"),
-    (2, "adapter", "push {x} org/name --dry-run --no-check"),
+    (30, "snapshot", "info {x}"),
+    (12, "snapshot", "info {x} --json"),
+    (10, "snapshot", "info {x}/model.safetensors"),
+    (14, "adapter", "info {x}"),
+    (14, "pipeline", "info {x}"),
+    (20, "artifact", "info {x}"),
+    (8, "artifact", "info {x} --json"),
+    (6, "snapshot", "card {x}"),
+    (6, "snapshot", "card {x} --check"),
+    (3, "adapter", "card {x}"),
+    (4, "pipeline", "card {x}"),
+    (2, "artifact", "card {x}"),
+    (1, "snapshot", "push {x} org/name --dry-run --no-check"),
+    (1, "adapter", "push {x} org/name --dry-run --no-check"),
     (1, "artifact", "push {x} org/name --dry-run --no-check"),
-    (8, "artifact", "emr export {x} two {x}-out"),
-    (4, "artifact", "emr compare {x}"),
-    (6, "artifact", "emr remove {x} two"),
-    (12, "files/merge.yaml", "merge {x} --dry-run"),
-    (6, "files/merge.yaml", "merge {x} --dump-yaml"),
-    (18, "files/run.yaml", "train {x}"),
+    (7, "artifact", "emr export {x} two {x}-out"),
+    (5, "artifact", "emr compare {x}"),
+    (3, "artifact", "emr remove {x} two"),
+    (20, "files/merge.yaml", "merge {x} --dry-run"),
+    (8, "files/merge.yaml", "merge {x} --dump-yaml"),
+    (30, "files/run.yaml", "train {x}"),
     (4, "files/run.yaml", "evaluate {all}/snapshot --config {x}"),
-    (6, "files/artifact.tar.zst", "emr unpack {x} {x}-out"),
+    (9, "files/artifact.tar.zst", "emr unpack {x} {x}-out"),
     (2, "snapshot", "restore {x} {all}/files/a.png --out {x}-out"),
     (1, "snapshot", "semanir explain {x} {all}/files/a.png {x}-out.png"),
-    (2, "mrconv", "mrconv plot {x} {x}-out.png"),
+    (1, "mrconv", "mrconv plot {x} {x}-out.png"),
     *(
         (1, f"files/{name}", "restore {all}/snapshot {x} --out {x}-out")
         for name in ("a.png", "b.jpg", "d.tif", "g.png")
