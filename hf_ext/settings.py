@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from pathlib import Path
@@ -18,6 +19,8 @@ MAX_CHARACTERS = 200_000
 MAX_VALUES = 100_000
 MAX_DEPTH = 50
 _MAX_DIGITS = 1000
+# PyYAML looks at each of these again for every one of the next thousand characters.
+_NESTED = re.compile(rf"(?:[\[{{]\s*){{{MAX_DEPTH + 1}}}")
 
 
 class SettingsError(ValueError):
@@ -90,6 +93,8 @@ def parse_yaml(text: str) -> Any:
     """
     if len(text) > MAX_CHARACTERS:
         raise SettingsError(f"{len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed")
+    if _NESTED.search(text):
+        raise SettingsError(f"nested deeper than {MAX_DEPTH} levels: write it flatter.")
     try:
         # The loader derives from SafeLoader: it builds no Python objects.
         return yaml.load(text, Loader=_Loader)  # noqa: S506

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .errors import Failed, Unusable
+from .errors import Failed, Unusable, loads
 
 
 @click.group()
@@ -162,6 +162,7 @@ def sample(
     click.echo(write_picture(draw_grid(rows, names), out))
 
 
+@loads
 def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
     """The pipeline of a folder or org/name[@revision], on the GPU if there is one."""
     import torch

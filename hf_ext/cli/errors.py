@@ -4,8 +4,11 @@
 options, files, folders, names. A bug of ours keeps its traceback.
 """
 
+import contextlib
 import errno
-from typing import ClassVar
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, TypeVar, cast
 
 import click
 
@@ -75,6 +78,45 @@ def _classify_library(error: BaseException) -> click.ClickException | None:
     if isinstance(error, httpx2.HTTPError):
         return Failed(message(error))
     return None
+
+
+@contextlib.contextmanager
+def loading(source: str) -> Iterator[None]:
+    """
+    Around the loading of a model. What libraries raise there is of the files, which anybody may have written: weights
+    that do not fit the configuration, a value of another kind, a class that does not exist.
+
+    Args:
+        source (`str`): The folder or `org/name` that the user named.
+
+    Raises:
+        Unusable: Instead of an exception that says no more than where a library stumbled.
+    """
+    try:
+        yield
+    except click.ClickException:
+        raise
+    except (RuntimeError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
+        if classify(error) is not None:
+            raise
+        text = str(error).strip() or "no reason is given"
+        raise Unusable(
+            f"{source} cannot be loaded ({type(error).__name__}: {text}); fetch or save it again."
+        ) from error
+
+
+Load = TypeVar("Load", bound=Callable[..., Any])
+
+
+def loads(function: Load) -> Load:
+    """Puts [`loading`] around a function whose first argument names a model."""
+
+    @functools.wraps(function)
+    def load(source: str, *arguments: Any, **options: Any) -> Any:
+        with loading(source):
+            return function(source, *arguments, **options)
+
+    return cast(Load, load)
 
 
 def _is_of_what_was_named(error: OSError) -> bool:

@@ -116,7 +116,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     results: list[Any] = read_json(path, results=list).get("results") or []
     for result in results:
         fits = isinstance(result, dict) and isinstance(result.get("dataset"), str)
-        named = fits and isinstance(result.get("name") or result.get("metric"), str)
+        named = fits and isinstance(result.get("metric"), str) and isinstance(result.get("name"), str | None)
         value = result.get("value") if fits else None
         if not named or isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from .errors import loading
+
 
 @click.group()
 def mrconv() -> None:
@@ -73,4 +75,6 @@ def plot(source: str, out: Path, channel: int) -> None:
     """
     from hf_ext.mrconv.plots_mrconv import load_model, plot_kernels
 
-    click.echo(plot_kernels(load_model(source), out, channel))
+    with loading(source):
+        model = load_model(source)
+    click.echo(plot_kernels(model, out, channel))

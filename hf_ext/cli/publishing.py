@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .information import read_card, read_results
 from .output import print_json, print_rows
 
 if TYPE_CHECKING:
@@ -157,21 +158,20 @@ def find_problems(folder: Path) -> list[str]:
     from huggingface_hub import ModelCard
 
     from hf_ext.hub.cards import expected_task
-    from hf_ext.hub.safetensors_headers import parse_json_object
 
     path = folder / "README.md"
     if not path.is_file():
         return [f"{path}: there is no card"]
+    # It refuses in words what ModelCard would try for ever.
+    read_card(path)
     content = ModelCard.load(path)
     wanted = ["license", "library_name", *(["pipeline_tag"] if expected_task(folder) is not None else [])]
     problems = [f"{path}: {name} is not in the metadata" for name in wanted if content.data.get(name) is None]
     if "[More Information Needed]" in content.text:
         problems.append(f"{path}: [More Information Needed] is left in the text")
     stated = {(result.metric_type, result.metric_value) for result in content.data.eval_results or []}
-    report = folder / "eval.json"
-    measured = parse_json_object(report.read_bytes(), str(report)).get("results", []) if report.is_file() else []
     return problems + [
         f"{path}: {result['metric']} of {result['value']} in eval.json is not in the metadata"
-        for result in measured
+        for result in read_results(folder / "eval.json")
         if (result["metric"], result["value"]) not in stated
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .errors import Failed, Unusable
+from .errors import Failed, Unusable, loads
 from .library import import_without_models
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
@@ -40,6 +40,7 @@ class Numbers(click.ParamType):
             self.fail(f"{value!r} is no list of whole numbers such as 16,64.", param, ctx)
 
 
+@loads
 def load_model(source: str, device: str | None, dtype: str | None, task: str | None = None) -> Any:
     """The model of a folder or org/name[@revision], of one task if that is a merge; on the GPU if there is one."""
     from hf_ext.emr.tasks_emr import task_checkpoint

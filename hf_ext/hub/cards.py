@@ -73,7 +73,15 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
         text = card.read_text(encoding="utf-8")
         if MARKER not in text and _PLACEHOLDER not in text:
             return card
-    _write_text(card, _render(folder, repo_id, license, evaluation))
+    try:
+        text = _render(folder, repo_id, license, evaluation)
+    # Configurations and reports are other people's: a part that the card tells of is missing, or of another kind.
+    except (jinja2.TemplateError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ValueError(
+            f"{folder}: its configuration or report does not hold what the card of such a model tells "
+            f"({type(error).__name__}: {error}); fetch or save the folder again"
+        ) from error
+    _write_text(card, text)
     return card
 
 
@@ -205,6 +213,11 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
             raise ValueError(
                 f"{path}: a result needs metric, dataset (strings) and value (a finite number), got {result!r:.200}"
             )
+        texts = all(isinstance(result.get(key), str | None) for key in ("name", "split", "task"))
+        if not texts or not isinstance(result.get("arguments"), dict | None):
+            raise ValueError(
+                f"{path}: name, split and task of a result are strings, arguments an object; got {result!r:.200}"
+            )
     return evaluation
 
 
@@ -217,6 +230,9 @@ def _read_training(path: Path) -> dict[str, Any]:
             raise ValueError(
                 f"{path}: {key} is {training[key]!r:.80}, which a training does not write; remove the file"
             )
+    data = (training.get("arguments") or {}).get("data")
+    if not isinstance(data, dict | None):
+        raise ValueError(f"{path}: data is {data!r:.80}, which a training does not write; remove the file")
     return training
 
 

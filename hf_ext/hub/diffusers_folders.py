@@ -248,6 +248,9 @@ def read_config(folder: Path) -> tuple[dict[str, Any], str]:
     for key in pairs:
         for path in sorted((folder / key).glob("*config.json")):
             config[key] = parse_json_object(path.read_bytes(), str(path))
-    reads_text = config["transformer"].get("joint_attention_dim") is not None
+    transformer = config.get("transformer")
+    if not isinstance(transformer, dict):
+        raise ValueError(f"{folder}: {INDEX} or transformer/config.json describes no transformer; fetch it again")
+    reads_text = transformer.get("joint_attention_dim") is not None
     config["pipeline_tag"] = "text-to-image" if reads_text else "unconditional-image-generation"
     return config, f"{room_name(name)}.md"

@@ -76,7 +76,8 @@ def room_of(folder: Path) -> ModuleType | None:
     """
     adapter, config = folder / "adapter_config.json", folder / "config.json"
     if adapter.is_file():
-        library = str((_read_json(adapter).get("auto_mapping") or {}).get("parent_library"))
+        mapping = _read_json(adapter).get("auto_mapping")
+        library = str(mapping.get("parent_library")) if isinstance(mapping, dict) else ""
         if library.startswith("hf_ext."):
             return sys.modules.get(library.rpartition(".")[0])
         # peft leaves that entry out where the configuration has a task_type; our own runs name their method.

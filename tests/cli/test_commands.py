@@ -1,6 +1,7 @@
 """Each command with real folders and a real Hub on loopback."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -8,14 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from huggingface_hub import HfApi, close_session
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from PIL import Image
+from safetensors.torch import save_file
 from skimage import data
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext_cli.main import main
+from tests.emr.emr_testing import push_folder
 from tests.hub.published import CODE, EVALUATION, STAGED, save_snapshot
 from tests.hub_testing import run_python
 
@@ -75,6 +79,76 @@ def test_info_names_a_malformed_file(tmp_path):
     folder = save_snapshot(tmp_path / "snapshot", reports=False)
     (folder / "config.json").write_text("{")
     assert f"{folder / 'config.json'}: not valid JSON" in run("info", folder, code=2).stderr
+
+
+def test_info_reads_every_type_that_safetensors_writes(tmp_path):
+    """Eight bits of scale, and two numbers of four bits in each byte, which count as two."""
+    scales = torch.arange(6, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    pairs = torch.arange(12, dtype=torch.uint8).view(3, 4).view(torch.float4_e2m1fn_x2)
+    save_file({"scales": scales, "pairs": pairs}, tmp_path / "model.safetensors")
+    found = json.loads(run("info", tmp_path, "--json").stdout)
+    assert found["dtypes"] == {"float8_e8m0fnu": 6, "float4_e2m1fn_x2": 24}
+    assert (found["parameters"], found["bytes"]) == (30, 18)
+
+
+PIPELINE = """
+import json, sys
+from hf_ext_cli.main import main
+main(["info", "me/pipeline", "--json"])
+"""
+
+
+def test_info_of_a_pipeline_on_a_hub_reads_the_same_types(tmp_path, hub):
+    (tmp_path / "pipeline" / "transformer").mkdir(parents=True)
+    scales = torch.arange(6, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    save_file({"scales": scales, "w": torch.ones(2)}, tmp_path / "pipeline" / "transformer" / "model.safetensors")
+    (tmp_path / "pipeline" / "model_index.json").write_text('{"_class_name": "SomePipeline"}')
+    push_folder(hub.url, "me/pipeline", tmp_path / "pipeline")
+    found = json.loads(run_python(PIPELINE, hub.url, tmp_path / "home"))
+    assert found["dtypes"] == {"float8_e8m0fnu": 6, "float32": 2} and found["architectures"] == ["SomePipeline"]
+
+
+ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("config.json", '{"auto_map": ["a"]}', "config.json: `auto_map` must be an object, got"),
+        ("config.json", '{"architectures": {}}', "config.json: `architectures` must be a list"),
+        ("config.json", "[" * 5000, "config.json: not valid JSON"),
+        ("eval.json", '{"results": [{"metric": "psnr", "dataset": "x"}]}', "a result needs metric and dataset"),
+        ("eval.json", '{"results": 3}', "eval.json: `results` must be a list"),
+        ("README.md", f"---\n{ALIASES}datasets: *i\n---\n", "more than 100,000 values, aliases written out"),
+        ("README.md", f"---\n{'[' * 5000}\n---\n", "nested deeper than 50"),
+        ("README.md", "---\n- a\n---\n", "must be `key: value` lines"),
+        ("eval.json", " " * 10_000_001, "at most 10,000,000 are read"),
+    ],
+)
+def test_info_says_what_is_wrong_with_what_a_stranger_wrote(tmp_path, file, text, said):
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / file).write_text(text)
+    for options in ([], ["--json"]):
+        assert said in run("info", tmp_path, *options, code=2).stderr
+
+
+def test_info_of_a_card_with_dates_is_json(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "README.md").write_text("---\nlicense: mit\ndatasets:\n- 2024-01-01: first\n---\n")
+    found = json.loads(run("info", tmp_path, "--json").stdout)
+    assert found["card"] == {"license": "mit", "datasets": [{"2024-01-01": "first"}]}
+
+
+def test_info_refuses_a_pipe_and_a_header_that_fills_the_memory(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert "not a regular file" in run("info", tmp_path / "model.safetensors", code=2).stderr
+    # 96 MB, which the format allows: a file of that length, of which only the first bytes are written.
+    with open(tmp_path / "large.safetensors", "wb") as file:
+        file.write((96_000_000).to_bytes(8, "little"))
+        file.truncate(96_000_100)
+    assert "at most 25000000 are allowed" in run("info", tmp_path / "large.safetensors", code=2).stderr
 
 
 def test_card_writes_a_card_that_passes_its_own_check(tmp_path):

@@ -180,3 +180,40 @@ def test_without_zstandard_it_says_what_to_install(artifact, tmp_path, monkeypat
         pack(artifact, tmp_path / "a.tar.zst")
     with pytest.raises(ImportError, match=r"pip install 'hf-ext\[archive\]'"):
         unpack(tmp_path / "a.tar.zst", tmp_path / "b")
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused_before_anything_is_written(artifact, tmp_path):
+    (artifact / "tasks" / "a" / "mask.safetensors").write_bytes(bytes(150_000_000))
+    (artifact / "model.safetensors").write_bytes(b"")
+    archive = tmp_path / "bomb.tar.zst"
+    pack(artifact, archive)
+    assert archive.stat().st_size < 100_000
+    with pytest.raises(ValueError, match=r"times as many; .* raise max_ratio \(--max-ratio\)"):
+        unpack(archive, tmp_path / "b")
+    with pytest.raises(ValueError, match=r"at most 1,000,000 are allowed.*--max-bytes"):
+        unpack(archive, tmp_path / "b", max_bytes=1_000_000, max_ratio=1e6)
+    with pytest.raises(ValueError, match=r"more than 5 files.*--max-files"):
+        unpack(archive, tmp_path / "b", max_files=5, max_ratio=1e6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "bomb.tar.zst"]
+    assert unpack(archive, tmp_path / "b", max_ratio=1e6).is_dir()
+
+
+def test_an_entry_that_grows_is_refused(tmp_path):
+    """A name of a gigabyte, which tarfile would read into memory, and a sparse file."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        long = tarfile.TarInfo("emr.json")
+        long.pax_headers = {"comment": "x" * 100_000}
+        tar.addfile(long)
+    (tmp_path / "a.tar.zst").write_bytes(zstandard.compress(raw.getvalue()))
+    with pytest.raises(ValueError, match="an entry of type b'x' has 100,"):
+        unpack(tmp_path / "a.tar.zst", tmp_path / "b")
+    archive = forged(tmp_path / "c.tar.zst", entry("holes", tarfile.GNUTYPE_SPARSE))
+    with pytest.raises(ValueError, match="no regular file inside"):
+        unpack(archive, tmp_path / "b")
+
+
+def test_a_pipe_is_no_archive(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="no regular file; give an archive"):
+        unpack(tmp_path / "pipe", tmp_path / "b")

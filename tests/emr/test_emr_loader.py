@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from hf_ext.emr import EMRModel, emr_loader
 from hf_ext.emr.weights_emr import TaskWeights
 from hf_ext.merging import merge_checkpoints
 from tests import warm_python
+from tests.cli.fuzzing import CHANGES
 from tests.emr.emr_testing import tiny_bert
 
 # A process in which everything that the loader must do without cannot be imported.
@@ -196,3 +198,24 @@ def test_every_name_of_the_mask_needs_its_file(copy: Path):
     (copy / "tasks" / "a" / "mask.safetensors").unlink()
     with pytest.raises(ValueError, match=r"mask\.safetensors: there is no such file"):
         emr_loader.restore(copy, "a")
+
+
+def test_any_changed_manifest_or_file_is_a_value_error(copy):
+    """A thousand of them: never an AttributeError or TypeError, and never an error of the system."""
+    chance = random.Random(0)
+    files = sorted(path for path in copy.rglob("*") if path.suffix in CHANGES)
+    manifest = copy / "emr.json"
+    refused = 0
+    for _ in range(1000):
+        changed = manifest if chance.random() < 0.7 else chance.choice(files)
+        data = changed.read_bytes()
+        changed.write_bytes(CHANGES[changed.suffix](data, chance))
+        try:
+            emr_loader.restore(copy, "a")
+        except ValueError as error:
+            assert str(error)
+            refused += 1
+        finally:
+            changed.write_bytes(data)
+    assert 300 < refused < 1000
+    assert emr_loader.restore(copy, "a")

@@ -149,10 +149,15 @@ def test_weights_come_from_a_folder(tmp_path, photos, caplog):
     built = task.build_model({}, str(base))
     assert_same_weights(built, expected)
     assert_same_answers(restore(built), restore(expected))
+    with pytest.raises(
+        ValueError, match=r"tensors have other sizes than in .*mlp.*leave the sizes out of the model section"
+    ):
+        task.build_model({"mlp_ratio": 3.0}, str(base))
+    # Only the head depends on the scale.
     with caplog.at_level(logging.WARNING):
-        model = SemanIRTask(patch_size=8).build_model({"mlp_ratio": 3.0}, str(base))
+        model = SemanIRTask({"kind": "bicubic"}, patch_size=8).build_model({"scale": 2}, str(base))
     assert "tensors start anew" in caplog.text
-    assert any(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+    assert torch.equal(model.model.extractor.weight, expected.model.extractor.weight)
     save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="no tensor of .* fits SemanIRForImageRestoration"):
         initialize_from(model, str(tmp_path))

@@ -1,0 +1,105 @@
+"""Whatever files a stranger sends: no command of hf-ext shows a traceback, takes long, or fills the memory."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from huggingface_hub import close_session, constants
+
+from hf_ext_cli.main import main
+
+from .fuzzing import COMMANDS, change_sample, write_samples
+
+# A warning is no error to who runs a command.
+pytestmark = pytest.mark.filterwarnings("ignore")
+MAX_SECONDS = 10
+MAX_BYTES = 500_000_000
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("samples"))
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path, samples, monkeypatch):
+    """A name that a change made may be one of a Hub: nobody is asked. Paths in the samples are relative."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    close_session()
+    monkeypatch.chdir(samples)
+    yield
+    close_session()
+
+
+def peak_memory() -> int:
+    """The most memory that this process had since [`forget_peak`]; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def forget_peak() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pytest.skip("this system does not let a process measure its memory")
+
+
+def call(words: list[str]) -> tuple[int, float, str]:
+    """Exit code, seconds of processor time, and the traceback or nothing, of one call."""
+    started = time.process_time()
+    result = CliRunner().invoke(main, words)
+    seconds = time.process_time() - started
+    expected = result.exception is None or isinstance(result.exception, SystemExit)
+    trace = "" if expected else "".join(traceback.format_exception(*result.exc_info))
+    return result.exit_code, seconds, trace or ("Traceback" in result.output and result.output) or ""
+
+
+def fuzz(samples: Path, place: Path, calls: int, seed: int) -> Counter[tuple[str, int]]:
+    """Calls commands on changed samples; how often each ended with which exit code."""
+    chance, codes = random.Random(seed), Counter[tuple[str, int]]()
+    kinds = [(kind, command) for count, kind, command in COMMANDS for _ in range(count)]
+    for number in range(calls):
+        kind, command = chance.choice(kinds)
+        changed = change_sample(samples, kind, place / f"{number}", chance)
+        words = [word.format(x=changed, all=samples) for word in command.split()]
+        code, seconds, trace = call(words)
+        assert not trace, f"call {number}, hf-ext {' '.join(words)} (files are still there):\n{trace}"
+        assert seconds < MAX_SECONDS, f"call {number}, hf-ext {' '.join(words)}: {seconds:.1f} s of processor time"
+        codes[" ".join(command.split()[:1]), code] += 1
+        for path in place.glob(f"{number}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return codes
+
+
+def check_codes(codes: Counter[tuple[str, int]]) -> None:
+    # A picture that could not be restored beside others, and a card that is not as it should be, end with 1.
+    assert {command for command, code in codes if code == 1} <= {"restore", "card"}, codes
+    assert {code for _, code in codes} == {0, 1, 2}, codes
+
+
+def test_two_thousand_changed_files(samples, tmp_path):
+    # Kernels are compiled and libraries imported at the first call of each.
+    fuzz(samples, tmp_path, 100, seed=1)
+    forget_peak()
+    before = peak_memory()
+    check_codes(fuzz(samples, tmp_path, 2000, seed=0))
+    assert peak_memory() - before < MAX_BYTES
+
+
+@pytest.mark.slow
+def test_twenty_thousand_changed_files(samples, tmp_path):
+    fuzz(samples, tmp_path, 100, seed=1)
+    forget_peak()
+    before = peak_memory()
+    check_codes(fuzz(samples, tmp_path, 20_000, seed=2))
+    assert peak_memory() - before < MAX_BYTES

@@ -1,0 +1,283 @@
+"""A mistake of the user ends with 2 and one message, before anything is imported or written that need not be."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import datasets
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.settings import MAX_VALUES, SettingsError, build, parse_yaml
+from hf_ext.training import DataSource, TrainingArguments, launch
+from hf_ext.training.arguments import apply_overrides
+from hf_ext.training.data import TrainingLoader, open_source, read_example
+from hf_ext.training.launch import main
+from hf_ext.training.models import STARTED_ANEW, add_adapter, initialize_from
+
+from .launching import ROOT, environment
+from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, reset, run, write_images
+
+SEMANIR = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
+TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 4}
+
+
+def write_file(tmp_path, **values) -> str:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        yaml.safe_dump({"output_dir": str(tmp_path / "run"), "max_steps": 1, "report_to": "none", **values})
+    )
+    return str(path)
+
+
+def message(capsys, *words: str, code: int = 2) -> str:
+    reset()
+    assert main(list(words)) == code
+    found = capsys.readouterr().err
+    assert "Traceback" not in found
+    return found[found.index("error: ") :]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(launch.TASKS, "tiny", ("tests.training.tiny", "TinyTask"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model.num_heads", "[3]"], "`num_heads[0]` is 3; it must divide the width 8"),
+        (["--model.depths", "[1, 1]"], "depths"),
+        (["--model.window_size", "0"], "`window_size` is 0"),
+        (["--model.top_k", "0"], "`top_k` is 0"),
+        (["--model.embed_dim", "big"], "embed_dim"),
+    ],
+)
+def test_a_wrong_value_of_a_semanir_model_is_said_and_leaves_no_folder(tmp_path, capsys, images, words, said):
+    config = write_file(tmp_path, method="semanir", data={"train": {"path": str(images)}}, model=SEMANIR)
+    found = message(capsys, config, *words)
+    assert found.startswith("error: bad value in section 'model': ") and said in found
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model.kernel_type", "furier"], "kernel_type"),
+        (["--model.hidden_size", "0"], "hidden_size"),
+        (["--model.hidden_size", "-4"], "hidden_size"),
+        (["--model.hidden_size", "big"], "hidden_size"),
+        (["--model.dropout", "2"], "dropout"),
+    ],
+)
+def test_a_wrong_value_of_an_mrconv_model_is_said_and_leaves_no_folder(tmp_path, capsys, words, said):
+    (tmp_path / "texts.jsonl").write_text('{"text": "a b", "label": 0}\n{"text": "c", "label": 1}\n' * 4)
+    data = {"train": {"path": str(tmp_path / "texts.jsonl")}}
+    config = write_file(tmp_path, method="mrconv-text", data=data, model=TEXT, task={"max_length": 8, "num_labels": 2})
+    found = message(capsys, config, *words)
+    assert found.startswith("error: bad value in section 'model': ") and said in found
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_bug_of_ours_keeps_its_traceback(tmp_path, monkeypatch, tiny, examples):
+    config = write_file(tmp_path, method="tiny", data={"train": {"path": str(examples)}})
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(TinyTask, "build_model", fail)
+    reset()
+    with pytest.raises(ZeroDivisionError):
+        main([config])
+
+
+# Torch is imported by the models, transformers takes longest.
+SLOW = {"torch", "transformers", "datasets", "accelerate", "diffusers"}
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (["-m", "hf_ext.training"], ["nothere.yaml"]),
+        (["-m", "hf_ext.training"], ["run.yaml", "--max_step", "3"]),
+        (["-c", "from hf_ext_cli.main import main; main()"], ["train", "run.yaml", "--max_step", "3"]),
+    ],
+)
+def test_a_mistyped_word_is_found_before_torch_is_imported(tmp_path, start, words):
+    write_file(tmp_path, method="tiny", data={"train": {"path": "x"}})
+    command = [sys.executable, "-X", "importtime", *start, *words]
+    paths = {**environment(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert done.returncode == 2 and not SLOW & imported
+    assert "hf_ext.settings" in imported
+    assert any("no configuration file at nothere.yaml" in line or "Did you mean 'max_steps'" in line for line in lines)
+
+
+def test_no_is_a_precision_and_a_section_says_its_error_once():
+    values = {"method": "tiny", "output_dir": "x", "data": {"train": {"path": "x"}}}
+    arguments = build(TrainingArguments, apply_overrides(values, ["--mixed_precision", "no"]))
+    assert arguments.mixed_precision == "no"
+    for wrong in ("yes", "on", "bf32"):
+        with pytest.raises(SettingsError, match="mixed_precision"):
+            build(TrainingArguments, apply_overrides(values, ["--mixed_precision", wrong]))
+    with pytest.raises(SettingsError) as error:
+        build(TrainingArguments, apply_overrides(values, ["--data.train.paht", "y"]))
+    assert str(error.value).startswith("unknown key 'paht' in section 'data.train'. Did you mean 'path'?")
+    with pytest.raises(SettingsError) as error:
+        build(TrainingArguments, apply_overrides(values, ["--data.train.shuffle_buffer", "5"]))
+    assert str(error.value).startswith("bad value in section 'data.train': shuffle_buffer must be 0")
+
+
+def test_null_takes_a_key_out():
+    values = {"model": {"num_classes": 10, "depth": 2}, "data": {"train": {}, "eval": {"path": "x"}}}
+    flags = ["--model.num_classes", "null", "--data.eval", "null", "--task.new=~"]
+    assert apply_overrides(values, flags) == {"model": {"depth": 2}, "data": {"train": {}}, "task": {}}
+    assert values["model"]["num_classes"] == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb:\n  c: 1\n\n  c: 2\n", "repeated key 'c' in line 5"),
+        ("[" * 5000, "nested deeper than 50"),
+        ("a: " + "[" * 60 + "]" * 60, "nested deeper than 50"),
+        ("a: &a [*a]", "holds it"),
+        ("!!int x", "invalid literal"),
+        ("!!timestamp x", "does not fit its tag"),
+        ("? [a]\n: b", "unhashable"),
+        ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("a: 0x" + "f" * 5000, "a number of 5,002 digits"),
+        ("x" * 200_001, "at most 200,000"),
+    ],
+)
+def test_yaml_of_a_stranger_is_refused_in_words(text, said):
+    with pytest.raises(SettingsError, match=said):
+        parse_yaml(text)
+    with pytest.raises(SettingsError, match="cannot be read as a YAML value"):
+        apply_overrides({}, ["--x", text])
+
+
+def test_aliases_are_read_and_counted_as_if_they_were_written_out():
+    assert parse_yaml("x: &x {a: 1}\ny: *x\nz: {<<: *x, b: 2}") == {
+        "x": {"a": 1},
+        "y": {"a": 1},
+        "z": {"a": 1, "b": 2},
+    }
+    names = "abcdef"
+    lines = [
+        f"{name}: &{name} [{','.join(['*' + before] * 10)}]" for before, name in zip(names, names[1:], strict=False)
+    ]
+    text = "a: &a [1, 2]\n" + "\n".join(lines)
+    with pytest.raises(SettingsError, match=f"more than {MAX_VALUES:,} values"):
+        parse_yaml(text)
+
+
+def test_missing_data_name_the_flag_and_the_inner_cause(tmp_path):
+    with pytest.raises(ValueError, match=r"no data at \./nowhere: .*Set --data.eval.path .*--data.eval null"):
+        open_source(DataSource("./nowhere"), "data.eval")
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(ValueError, match=r"Set --data.train.path \(and --data.train.split\)\.$") as error:
+        open_source(DataSource(str(tmp_path / "broken.jsonl")), "data.train")
+    causes, found = [], error.value.__cause__
+    while found is not None:
+        causes.append(str(found).rstrip("."))
+        found = found.__cause__
+    assert len(causes) > 1 and all(cause in str(error.value) for cause in causes)
+
+
+def test_a_picture_that_cannot_be_decoded_is_named(tmp_path):
+    write_images(tmp_path / "pictures", 2)
+    whole, other = (path.read_bytes() for path in sorted((tmp_path / "pictures").iterdir()))
+    rows = [{"bytes": whole, "path": "000.png"}, {"bytes": other[:60], "path": "photos/001.png"}]
+    data = datasets.Dataset.from_dict({"image": rows}, features=datasets.Features({"image": datasets.Image()}))
+    with pytest.raises(OSError, match=r"example 1 \(photos/001\.png\) cannot be read"):
+        read_example(data, 1)
+    assert isinstance(read_example(data, 0)["image"], Image.Image)
+
+
+def test_more_loader_processes_than_cores_are_no_warning(examples, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    source = DataSource(str(examples))
+    loader = TrainingLoader(open_source(source), source, TinyTask().training_sample, 0, 2, 2, 0, 1)
+    assert next(iter(loader))["labels"].shape == (2, 1, 8, 8)
+
+
+def test_a_warm_up_beyond_the_end_is_said(tmp_path, examples, capsys):
+    data = {"train": {"path": str(examples)}}
+    said = "warning: warmup_steps is 2000, max_steps 1: the learning rate rises to 5e-06 and never reaches 0.01"
+    run(TinyTask(), make_arguments(tmp_path / "a", data, max_steps=1, warmup_steps=2000))
+    assert said in capsys.readouterr().err
+    changes = {"max_steps": 1, "warmup_steps": 2000, "lr_scheduler_type": "constant"}
+    run(TinyTask(), make_arguments(tmp_path / "b", data, **changes))
+    assert "warning: warmup_steps" not in capsys.readouterr().err
+
+
+def test_more_keys_than_a_window_has_tokens_are_said(caplog):
+    with caplog.at_level(logging.WARNING):
+        SemanIRTask(patch_size=8).build_model({**SEMANIR, "top_k": 16}, None)
+        assert not caplog.records
+        SemanIRTask(patch_size=8).build_model({**SEMANIR, "top_k": 17}, None)
+    assert "model.top_k is 17, but a window of 4 x 4 has 16 tokens" in caplog.text
+
+
+def test_weights_of_other_sizes_are_refused_by_name(tmp_path):
+    TinyModel(TinyConfig(width=4)).save_pretrained(tmp_path / "base")
+    with pytest.raises(ValueError, match=r"tensors have other sizes than in .*: enter.weight \[4, 1, 3, 3\] → \[6, 1"):
+        initialize_from(TinyModel(TinyConfig(width=6)), str(tmp_path / "base"))
+    model = TinyModel(TinyConfig(width=4))
+    assert initialize_from(model, str(tmp_path / "base")) == [] == getattr(model, STARTED_ANEW)
+
+
+# peft still asks for the name that transformers deprecates.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_adapter_is_not_put_on_what_the_base_does_not_have(tmp_path, caplog):
+    TinyModel(TinyConfig(batch_norm=False)).save_pretrained(tmp_path / "base")
+    section = {"peft_type": "LORA", "r": 2, "target_modules": ["enter"]}
+    model = TinyModel(TinyConfig(batch_norm=True))
+    assert set(initialize_from(model, str(tmp_path / "base"))) >= {"norm.weight", "norm.bias"}
+    assert "tensors start anew" in caplog.text
+    with pytest.raises(ValueError, match=r"does not have 5 tensors of the model, such as \['norm.weight'"):
+        add_adapter(model, section, str(tmp_path / "base"))
+    model = TinyModel(TinyConfig(batch_norm=True))
+    initialize_from(model, str(tmp_path / "base"))
+    adapted = add_adapter(model, {**section, "modules_to_save": ["norm"]}, str(tmp_path / "base"))
+    assert any(parameter.requires_grad and "norm" in name for name, parameter in adapted.named_parameters())
+
+
+def test_a_head_for_other_classes_starts_anew(tmp_path):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 8, "max_position_embeddings": 8}
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig(**sizes, num_labels=2)).save_pretrained(tmp_path / "base")
+    model = BertForSequenceClassification(BertConfig(**sizes, num_labels=5))
+    assert initialize_from(model, str(tmp_path / "base")) == ["classifier.weight", "classifier.bias"]
+    with pytest.raises(ValueError, match="other sizes"):
+        initialize_from(
+            BertForSequenceClassification(BertConfig(**{**sizes, "hidden_size": 4}, num_labels=2)),
+            str(tmp_path / "base"),
+        )
+
+
+@pytest.mark.parametrize("name", ["denoise_color", "super_resolution_x2"])
+def test_a_recipe_needs_training_data_only(tmp_path, capsys, name):
+    """README's first command, made small."""
+    write_images(tmp_path / "photos", 4)
+    words = [f"--data.train.path={tmp_path / 'photos'}", f"--output_dir={tmp_path / 'run'}"]
+    small = [f"--model={json.dumps({**SEMANIR, 'scale': 2 if name.endswith('x2') else 1})}", "--task.patch_size=8"]
+    recipe = str(ROOT / "examples" / "semanir" / f"{name}.yaml")
+    short = ["--max_steps=1", "--warmup_steps=0", "--mixed_precision=no", "--data.num_workers=0", "--report_to=none"]
+    reset()
+    # The tiny pictures are grey, the model is for colour: they are read as RGB.
+    assert main([recipe, *words, *small, *short]) == 0, capsys.readouterr().err
+    assert (tmp_path / "run" / "snapshot" / "model.safetensors").is_file()
+    assert not (tmp_path / "run" / "snapshot" / "eval.json").exists()
