@@ -50,13 +50,13 @@ def evaluate(
 ) -> None:
     """Evaluate MODEL, a folder or org/name[@revision], on the data.eval of a YAML file.
 
-        Values after MODEL replace those in the file; sections take dots. A peft adapter is put on the model that it names.
+    Values after MODEL replace those in the file; sections take dots. A peft adapter is put on the model that it names.
 
-        \b
-        Examples:
-              hf-ext evaluate runs/denoise/snapshot --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
-          hf-ext evaluate merged --task sigma25 --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
-          hf-ext evaluate org/name@v1 --config examples/semanir/denoise_color.yaml --data.eval.path photos/ --json
+    \b
+    Examples:
+      hf-ext evaluate runs/denoise/snapshot --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
+      hf-ext evaluate merged --task sigma25 --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
+      hf-ext evaluate org/name@v1 --config examples/semanir/denoise_color.yaml --data.eval.path photos/ --json
     """
     from hf_ext.training import evaluate_checkpoint
 

@@ -295,8 +295,17 @@ def _attend_natively(
             f"{_NATIVE_HEAD} channels. Use 'auto', which chooses it where it can."
         )
     dictionary.check_sizes(query, key, value, temperature, table)
-    given = [tensor.float() for tensor in (query, key, value, temperature, table)]
-    return native_attention(*given, dictionary.window, dictionary.window_size, dictionary.bits).to(value.dtype)
+    outputs = native_attention(
+        query.float(),
+        key.float(),
+        value.float(),
+        temperature.float(),
+        table.float(),
+        dictionary.window,
+        dictionary.window_size,
+        dictionary.bits,
+    )
+    return outputs.to(value.dtype)
 
 
 __all__ = [
