@@ -106,9 +106,11 @@ def _padded_length(length: int, window_size: int, levels: int) -> int:
     """Smallest length, from `length` up, that windows tile at every level; a level below the window is one window."""
     step = 2 ** (levels - 1)
     if length > window_size * step:
-        # Even the coarsest level is longer than a window. This line alone stands in a graph of many sizes.
-        return -(-length // (window_size * step)) * window_size * step
-    padded = -(-length // step) * step
+        # Even the coarsest level is longer than a window. This line alone stands in a graph of many sizes, and divides
+        # positive numbers, of which all programs have the same quotient.
+        step *= window_size
+        return (length + step - 1) // step * step
+    padded = (length + step - 1) // step * step
     while any(side > window_size and side % window_size for side in (padded >> level for level in range(levels))):
         padded += step
     return padded
@@ -124,6 +126,15 @@ def _pad(images: torch.Tensor, size: tuple[int, int], reflectable: int) -> torch
             reflected = length >= reflectable or max(padding) < length
             images = F.pad(images, padding, mode="reflect" if reflected else "replicate")
     return images
+
+
+def _cut(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """The upper left part."""
+    if torch.compiler.is_exporting():
+        # The strides of a slice tell whether anything was cut off, and the exported graph would be for such sizes only.
+        rows, columns = (torch.arange(side, device=images.device) for side in (height, width))
+        return images.index_select(2, rows).index_select(3, columns)
+    return images[..., :height, :width]
 
 
 def _is_observed(module: nn.Module) -> bool:
@@ -338,7 +349,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         head = self.reconstruction
         reconstruction = by_rows(head, features, memory=memory, channels=head.temporary_channels, halo=head.halo)
         height, width = (side * self.config.scale for side in pixel_values.shape[-2:])
-        reconstruction = reconstruction[..., :height, :width]
+        reconstruction = _cut(reconstruction, height, width)
         base = self._base(pixel_values)
         if base is not None:
             reconstruction = base + reconstruction

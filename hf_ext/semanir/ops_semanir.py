@@ -146,7 +146,11 @@ def build_dictionary(
         [`Dictionary`]: The dictionary, without gradient.
     """
     size = (features.shape[1], features.shape[2])
-    window = (min(window_size, size[0]), min(window_size, size[1]))
+    # Not `min`: in a graph of many sizes it stays what it is, and every later shape would be a function of it.
+    window = (
+        window_size if size[0] > window_size else size[0],
+        window_size if size[1] > window_size else size[1],
+    )
     # One window that spans the axis has no neighbour to shift into.
     shift = (
         window[0] // 2 if shifted and window[0] < size[0] else 0,

@@ -98,8 +98,10 @@ def partition_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torc
     if any(shift):
         features = features.roll((-shift[0], -shift[1]), dims=(1, 2))
     batch, height, width, channels = features.shape
-    grid = features.reshape(batch, height // window[0], window[0], width // window[1], window[1], channels)
-    return grid.transpose(2, 3).reshape(-1, window[0] * window[1], channels)
+    rows, columns = height // window[0], width // window[1]
+    grid = features.reshape(batch, rows, window[0], columns, window[1], channels)
+    # Sizes are written out, not left to -1, which in a graph of any size becomes a quotient of all the others.
+    return grid.transpose(2, 3).reshape(batch * rows * columns, window[0] * window[1], channels)
 
 
 def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
@@ -116,8 +118,9 @@ def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) 
         `torch.Tensor` of shape `(B, height, width, channels)`: The feature map.
     """
     rows, columns = size[0] // window[0], size[1] // window[1]
-    grid = windows.reshape(-1, rows, columns, window[0], window[1], windows.shape[-1])
-    features = grid.transpose(2, 3).reshape(-1, *size, windows.shape[-1])
+    batch, channels = windows.shape[0] // (rows * columns), windows.shape[-1]
+    grid = windows.reshape(batch, rows, columns, window[0], window[1], channels)
+    features = grid.transpose(2, 3).reshape(batch, *size, channels)
     return features.roll(shift, dims=(1, 2)) if any(shift) else features
 
 
