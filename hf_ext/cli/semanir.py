@@ -137,11 +137,7 @@ def restore(
     import_without_models()
     from hf_ext.picture_jobs import check_places, is_done, plan_jobs
 
-    folder = None if out == "-" else Path(out)
-    if folder is None and compare:
-        raise click.UsageError("--compare needs a folder to write to: --out DIR.")
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise click.UsageError(f"--out {out} is a file; name a folder.")
+    folder = _folder_of_results(out, compare)
     if suffix is not None and template is not None:
         raise click.UsageError("--suffix is short for --name '{stem}SUFFIX'; give one of them.")
     # Braces of a suffix stand for themselves.
@@ -178,6 +174,16 @@ def restore(
         click.echo("; ".join(parts))
     if failed:
         raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} could not be restored.")
+
+
+def _folder_of_results(out: str, compare: bool) -> Path | None:
+    """The folder that --out names; None for standard output."""
+    folder = None if out == "-" else Path(out)
+    if folder is None and compare:
+        raise click.UsageError("--compare needs a folder to write to: --out DIR.")
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise click.UsageError(f"--out {out} is a file; name a folder.")
+    return folder
 
 
 def _restore(

@@ -24,6 +24,8 @@ from .training_degradations_semanir import Degradation, read_degradations
 
 logger = logging.getLogger(__name__)
 
+# Images of these PIL modes have no colours.
+GRAY_MODES = ("1", "L", "LA")
 METRICS = {"psnr": psnr, "ssim": ssim, "psnr_b": psnr_b}
 
 
@@ -45,6 +47,9 @@ class SemanIRTask:
             images are reflected.
         top_k (`int`, *optional*): Keys per token in evaluation; those of the model's configuration when not given.
         image_column (`str`, defaults to `"image"`): Column of the clean images. Pairs have the columns `lq` and `hq`.
+        gray_from (`"luma"` or `"matlab_y"`, defaults to `"luma"`):
+            What a grey model takes of colour images: Pillow's luma from 0 to 255, or the Y of MATLAB's `rgb2ycbcr`
+            from 16 to 235, on which grey JPEG is scored in the literature. Grey images are taken as they are.
     """
 
     degradation: dict | list = field(default_factory=lambda: {"kind": "gaussian_noise", "sigma": 25.0})
@@ -52,6 +57,7 @@ class SemanIRTask:
     patch_size: int = 64
     top_k: int | None = None
     image_column: str = "image"
+    gray_from: Literal["luma", "matlab_y"] = "luma"
 
     pipeline_tag: ClassVar[str] = "image-to-image"
     greater_is_better: ClassVar[bool] = True
@@ -191,7 +197,7 @@ class SemanIRTask:
             weights = np.array([degradation.weight for degradation in self.trained])
             chosen = self.trained[int(generator.choice(len(weights), p=weights / weights.sum()))]
         images = self._images(example, chosen)
-        degraded, clean = chosen.patch(images, self.config.scale, self.patch_size, generator)
+        degraded, clean = self._in_colour(chosen.patch(images, self.config.scale, self.patch_size, generator))
         return {"pixel_values": _tensor(degraded), "labels": _tensor(clean)}
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
@@ -244,7 +250,7 @@ class SemanIRTask:
         """
         chosen = degradation or self.evaluated[0]
         generator = np.random.default_rng((5, index))
-        degraded, clean = chosen.whole(self._images(example, chosen), self.config.scale, generator)
+        degraded, clean = self._in_colour(chosen.whole(self._images(example, chosen), self.config.scale, generator))
         return degraded, clean
 
     @staticmethod
@@ -292,7 +298,9 @@ class SemanIRTask:
 
     def describe(self) -> dict[str, Any]:
         """The degradations, which are what a score depends on."""
-        options = {} if self.top_k is None else {"top_k": self.top_k}
+        options: dict[str, Any] = {} if self.top_k is None else {"top_k": self.top_k}
+        if self.gray_from != "luma":
+            options["gray_from"] = self.gray_from
         if self.trained == self.evaluated and len(self.trained) == 1:
             return self.trained[0].described() | options
         titles = {"degradation": self.trained, "evaluation": self.evaluated}
@@ -310,7 +318,7 @@ class SemanIRTask:
                 f"the data has no column {missing[0]!r}; it has {sorted(example)}. Set task.image_column, or "
                 "task.degradation: {kind: paired} for folders lq/ and hq/."
             )
-        images = [_pixels(example[column], self.config.num_channels_out == 1) for column in columns]
+        images = [self._pixels(example[column], degradation.kind) for column in columns]
         (height, width), clean = images[0].shape[:2], images[-1].shape[:2]
         if paired and clean != (height * self.config.scale, width * self.config.scale):
             raise ValueError(
@@ -319,14 +327,39 @@ class SemanIRTask:
             )
         return images
 
+    def _pixels(self, image: Image.Image, kind: str) -> np.ndarray:
+        """uint8 [height, width, channels]; of a grey image one channel, but for a mosaic, which has colours."""
+        # Pillow clips these modes to 8 bits when it converts them.
+        if image.mode[0] in "IF":
+            raise ValueError(
+                f"an image has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits."
+            )
+        if image.mode in GRAY_MODES and kind != "mosaic":
+            return np.asarray(image.convert("L"))[..., None]
+        if self.config.num_channels_out != 1:
+            return np.asarray(image.convert("RGB"))
+        if self.gray_from == "matlab_y":
+            return matlab_y(np.asarray(image.convert("RGB")))[..., None]
+        return np.asarray(image.convert("L"))[..., None]
 
-def _pixels(image: Image.Image, gray: bool) -> np.ndarray:
-    """uint8 [height, width, channels]"""
-    # Pillow clips these modes to 8 bits when it converts them.
-    if image.mode[0] in "IF":
-        raise ValueError(f"an image has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
-    pixels = np.asarray(image.convert("L" if gray else "RGB"))
-    return pixels[..., None] if gray else pixels
+    def _in_colour(self, images: list[np.ndarray]) -> list[np.ndarray]:
+        """Grey images for a colour model: degraded as grey ones, with one noise, then the same in all channels."""
+        channels = self.config.num_channels_out
+        return [image.repeat(channels, axis=-1) if image.shape[-1] == 1 else image for image in images]
+
+
+def matlab_y(pixels: np.ndarray) -> np.ndarray:
+    """
+    Y of MATLAB's `rgb2ycbcr` for 8 bits: `round(16 + (65.481 R + 128.553 G + 24.966 B) / 255)`, halves rounded up.
+
+    Args:
+        pixels (`numpy.ndarray` of shape `[..., 3]`, uint8): RGB.
+
+    Returns:
+        `numpy.ndarray` of shape `[...]`, uint8: From 16 to 235.
+    """
+    exact = 16 + pixels.astype(np.float64) @ np.array([65.481, 128.553, 24.966]) / 255
+    return np.floor(exact + 0.5).astype(np.uint8)
 
 
 def _tensor(image: np.ndarray) -> torch.Tensor:

@@ -14,6 +14,9 @@ from hf_ext_cli.main import main
 # Megabytes of one, of the Disentangled DiT, and of all.
 LIMIT, LIMITS, LIMIT_OF_ALL = 3.0, {"cifar10": 8.0}, 20.0
 
+# Folders of people, of the superuser, of temporary files; drives of Windows.
+MACHINE_PATHS = re.compile("/(home|root|tmp|work)" + "/" + r"|[A-Z]:\\")
+
 MODELS = {model.name: model for model in list_released()}
 
 
@@ -29,7 +32,7 @@ def test_a_released_folder_is_complete_and_names_no_machine(name):
     assert {"README.md", "training.json", "eval.json"} <= {file.name for file in folder.iterdir()}
     assert not list(folder.rglob("*.py"))
     for file in [*folder.rglob("*.json"), *folder.rglob("*.md")]:
-        assert not re.search(r"(/home/|/root/|/tmp/|/work/|[A-Z]:\\)", file.read_text(encoding="utf-8")), file
+        assert not MACHINE_PATHS.search(file.read_text(encoding="utf-8")), file
     training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     assert training["commit"] and training["hardware"] and training["released"]["core_hours"] > 0
     # The card says what was measured.

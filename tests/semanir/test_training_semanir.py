@@ -14,8 +14,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
-from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
+from hf_ext.semanir.training_semanir import SemanIRTask, matlab_y
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.models import initialize_from
 from tests import warm_python
@@ -179,6 +179,41 @@ def test_samples_are_functions_of_the_generator():
         ]
     )
     assert abs(float(noise.std()) * 255 - 50) < 2 and abs(float(noise.mean()) * 255) < 2
+
+
+def colour_task(**options):
+    """A task whose model has three channels."""
+    task = SemanIRTask(patch_size=8, **options)
+    task.config = SemanIRConfig()
+    return task
+
+
+def test_a_grey_picture_for_a_colour_model_has_one_noise():
+    """Three noises on one grey picture could be averaged away: a colour model would look better than it is."""
+    picture = Image.fromarray(np.full((64, 64), 128, dtype=np.uint8))
+    task = colour_task()
+    degraded, clean = task.degraded_example({"image": picture}, 0)
+    assert degraded.shape == clean.shape == (64, 64, 3)
+    assert (degraded == degraded[..., :1]).all() and 24 < 255 * (degraded - clean).std() < 26
+    sample = task.training_sample({"image": picture}, np.random.default_rng(0))
+    assert sample["pixel_values"].shape == (3, 8, 8)
+    assert torch.equal(sample["pixel_values"][0], sample["pixel_values"][2])
+    in_colour, _ = task.degraded_example({"image": picture.convert("RGB")}, 0)
+    assert not (in_colour == in_colour[..., :1]).all()
+
+
+def test_a_grey_model_takes_matlabs_y_where_it_is_asked_for():
+    colours = np.array([[[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255]]], dtype=np.uint8)
+    assert matlab_y(colours).tolist() == [[16, 235, 81, 145, 41]]
+    task = SemanIRTask({"kind": "jpeg", "quality": 100}, gray_from="matlab_y", patch_size=8)
+    task.config = SemanIRConfig(num_channels=1)
+    white = Image.new("RGB", (16, 16), "white")
+    assert task.degraded_example({"image": white}, 0)[1].max() == np.float32(235 / 255)
+    # What is grey already is taken as it is, and what was measured says which.
+    assert task.degraded_example({"image": white.convert("L")}, 0)[1].max() == 1
+    assert task.describe()["gray_from"] == "matlab_y"
+    task.gray_from = "luma"
+    assert task.degraded_example({"image": white}, 0)[1].max() == 1
 
 
 def test_pairs_are_cut_and_turned_alike():
