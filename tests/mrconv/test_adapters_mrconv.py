@@ -17,7 +17,6 @@ from hf_ext.mrconv import (
     MRConvNextForImageClassification,
 )
 from hf_ext.mrconv.listops_mrconv import ListOps, write_listops
-from hf_ext.mrconv.modeling_norms_mrconv import MRConvBatchNorm, MRConvBranchNorm
 from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint
 from hf_ext.training import train as train_run
 from hf_ext.training.arguments import build

@@ -66,7 +66,7 @@ def test_every_branch_has_equally_many_parameters(kernel_type, of_a_branch):
 @pytest.mark.parametrize(
     ("length", "fields", "of_branches"),
     [
-        # 8 taps: the constant, 3 pairs, and the highest mode, which is real; longer branches: the constant and 4 pairs.
+        # 8 taps: the constant, 3 pairs, and the highest mode, which is real; longer ones: the constant and 4 pairs.
         (8, {}, [8]),
         (64, {}, [8, 9, 9, 9]),
         # The last branch is cropped to a length of no mode in common with the others.
