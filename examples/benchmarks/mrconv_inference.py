@@ -4,7 +4,7 @@
     python examples/benchmarks/mrconv_inference.py --device cuda --dtype bfloat16
 
 Two groups, each compared with merged MRConv in the same process. Layers mix over time only: merged MRConv (one cached
-spectrum), MRConv with branches (merged anew by each call), the bare irfft(rfft(u) K), and, where they are installed,
+spectrum), MRConv with branches (merged once), the bare irfft(rfft(u) K), and, where they are installed,
 LongConvolution of flash-linear-attention (needs triton, einops) and the causal FFT convolution of nvsubquadratic
 (needs einops). Blocks have their projections: MRConv block, attention by scaled_dot_product_attention, the Mamba 2
 mixer of transformers (its plain PyTorch path where mamba-ssm is not installed). All causal, kernels as long as the

@@ -121,10 +121,7 @@ def test_short_examples_are_functions_of_seed_split_and_index():
 
 def test_short_texts_are_shared_out_by_their_hash_evenly():
     """What a split holds is a fair sample of all: eight, one and one of ten, with the same labels."""
-    texts = {
-        split: texts_of(ListOps(0, 3, 9), {split: count})[split]
-        for split, count in zip(SPLITS, (800, 100, 100), strict=True)
-    }
+    texts = texts_of(ListOps(0, 3, 9), {"train": 800, "validation": 100, "test": 100})
     operators = Counter(text.split()[0] for text in sum(texts.values(), []))
     assert max(operators.values()) < 1.3 * min(operators.values())
     # All 400 expressions of four tokens, by the split that can hold them.
