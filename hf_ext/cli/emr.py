@@ -357,7 +357,7 @@ def unpack(archive: Path, out: Path, **limits: Any) -> None:
     \b
     Examples:
       hf-ext emr unpack merged.tar.zst merged
-      hf-ext emr unpack sparse.tar.zst merged --max-ratio 1000
+      hf-ext emr unpack merged.tar.zst merged --max-ratio 1000
     """
     from hf_ext.emr.archive_emr import unpack as run
 

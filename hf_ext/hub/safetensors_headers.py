@@ -118,7 +118,7 @@ def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
     Reads the first eight bytes of a safetensors file: the length of its header.
 
     Args:
-        prefix (`bytes` or `bytearray`): The first eight bytes.
+        prefix (`bytes` or `bytearray`): The first eight bytes, or what there is of them.
         file_size (`int`): Length of the whole file in bytes.
         file (`str`): Name used in the error messages.
 
@@ -128,6 +128,8 @@ def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
     Raises:
         CheckpointError: The length is over 25 MB, or the file ends before the header does.
     """
+    if file_size < 8:
+        raise CheckpointError(f"{file}: {file_size} bytes are too few for a safetensors file; fetch or save it again.")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(

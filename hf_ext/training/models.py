@@ -101,16 +101,17 @@ def build_model(task: "Task", section: dict[str, Any], init_from: str | None) ->
         raise SettingsError(f"bad value in {where}: {explain(error)}") from error
 
 
-def initialize_from(model: torch.nn.Module, source: str) -> list[str]:
+def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...] = ()) -> list[str]:
     """
     Copies the tensors of a checkpoint into a model; only safetensors are read.
 
-    Every tensor that both have must have the same shape, but for those of a transformers model's head, which starts
-    anew where it is for other classes or another scale.
+    Every tensor that both have must have the same shape, but for those of a transformers model's head and of the
+    modules in `of_data`, which start anew where they are for other classes or another scale.
 
     Args:
         model (`torch.nn.Module`): The model; its other tensors keep their initial values.
         source (`str`): Folder or `org/name@revision`.
+        of_data (`tuple[str, ...]`, *optional*): Modules whose sizes follow the data, such as an embedding of classes.
 
     Returns:
         `list[str]`: Names of the model's tensors that the checkpoint did not provide.
@@ -128,7 +129,9 @@ def initialize_from(model: torch.nn.Module, source: str) -> list[str]:
                 f"(for instance {next(iter(tensors))!r} {tuple(next(iter(tensors.values())).shape)}): "
                 "choose a checkpoint of the same method, or the same sizes in the model section."
             )
-        different = [name for name in found if name not in set(fitting) and not _is_of_head(model, name)]
+        free = tuple(f"{module}." for module in of_data)
+        others = [name for name in found if name not in set(fitting) and not name.startswith(free)]
+        different = [name for name in others if not _is_of_head(model, name)]
         if different:
             shapes = [f"{name} {list(found[name])} → {list(tensors[name].shape)}" for name in different[:4]]
             raise ValueError(

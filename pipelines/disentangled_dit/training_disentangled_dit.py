@@ -176,7 +176,7 @@ class DisentangledDiTTask:
         self.config = model.config
         self._check_model()
         if checkpoint is not None:
-            initialize_from(model, str(checkpoint.folder))
+            initialize_from(model, str(checkpoint.folder), ("class_embedder", "context_embedder"))
         return model
 
     def _shape(self, changes: dict[str, Any]) -> dict[str, Any]:

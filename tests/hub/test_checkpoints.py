@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
 from hf_ext.hub.range_readers import WeightsFile
-from hf_ext.hub.safetensors_headers import MAX_HEADER_BYTES, parse_header
 
 from .checkpoint_files import assert_same, sharded, some_tensors
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-def write_raw(path: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
-    """A safetensors file with any header whatsoever."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
-    return path
-
-
-def entry(shape: list[object], start: object, stop: object, dtype: object = "F32") -> dict[str, object]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
 
 
 def test_every_dtype_comes_back_bit_for_bit(tmp_path):
@@ -145,111 +130,6 @@ def test_a_closed_checkpoint_says_so(tmp_path):
         pass
     with pytest.raises(ValueError, match="closed"):
         checkpoint["w"]
-
-
-MALFORMED = {
-    "not JSON": (b"{nonsense", b"", "not valid JSON"),
-    "not UTF-8": (b'{"\xff": 1}', b"", "not valid JSON"),
-    "deep": (b"[" * 100_000, b"", "not valid JSON"),
-    "not an object": ([1], b"", "expected a JSON object, got list"),
-    "repeated name": (
-        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
-        b"x",
-        "repeats",
-    ),
-    "metadata": ({"__metadata__": {"a": 1}}, b"", "must map strings to strings"),
-    "entry is no object": ({"a": 3}, b"", "must have dtype, shape and data_offsets"),
-    "missing key": ({"a": {"dtype": "F32", "shape": [1]}}, b"", "must have dtype, shape and data_offsets"),
-    "extra key": ({"a": entry([1], 0, 4) | {"x": 1}}, b"abcd", "must have dtype, shape and data_offsets"),
-    "unknown dtype": ({"a": entry([1], 0, 4, "F99")}, b"abcd", "has dtype 'F99'"),
-    "dtype is a list": ({"a": entry([1], 0, 4, ["F32"])}, b"abcd", "has dtype"),
-    "negative size": ({"a": entry([-1], 0, 4)}, b"abcd", "non-negative"),
-    "float size": ({"a": entry([1.0], 0, 4)}, b"abcd", "non-negative"),
-    "bool size": ({"a": entry([True], 0, 4)}, b"abcd", "non-negative"),
-    "huge size": ({"a": entry([2**64, 0], 0, 0)}, b"", "non-negative"),
-    "one offset": ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, b"", "two offsets"),
-    "wrong length": ({"a": entry([2], 0, 4)}, b"abcd", "needs 8 bytes, its offsets give 4"),
-    "reversed offsets": ({"a": entry([1], 4, 0)}, b"abcd", "offsets give -4"),
-    "gap": ({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, b"x" * 12, "leaves a gap"),
-    "late start": ({"a": entry([1], 4, 8)}, b"x" * 8, "leaves a gap"),
-    "overlap": ({"a": entry([2], 0, 8), "b": entry([1], 4, 8)}, b"x" * 8, "overlaps"),
-    "file too short": ({"a": entry([2], 0, 8)}, b"x" * 7, "the file has"),
-    "file too long": ({"a": entry([2], 0, 8)}, b"x" * 9, "the file has"),
-}
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_header_of_a_hub_is_an_error_that_says_what_is_wrong(case):
-    header, data, message = MALFORMED[case]
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    with pytest.raises(CheckpointError, match=rf"model\.safetensors: .*{message}"):
-        parse_header(text, 8 + len(text) + len(data), "model.safetensors")
-
-
-# The library keeps the last of two equal names, and overlooks what it does not know.
-@pytest.mark.parametrize("case", sorted(MALFORMED.keys() - {"repeated name", "extra key"}))
-def test_a_malformed_header_on_the_disk_is_an_error_that_names_the_file(tmp_path, case):
-    header, data, _ = MALFORMED[case]
-    write_raw(tmp_path / "model.safetensors", header, data)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: "):
-        open_checkpoint(tmp_path)
-
-
-def test_both_readers_of_headers_say_the_same(tmp_path):
-    """The library's, for files on the disk, and ours, for those of a Hub."""
-    path = tmp_path / "model.safetensors"
-    save_file(some_tensors(), path, metadata={"step": "3"})
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    tensors, metadata = parse_header(data[8 : 8 + length], len(data), "model.safetensors")
-    with open_checkpoint(path) as checkpoint:
-        assert {name: checkpoint.info(name) for name in checkpoint} == tensors and list(checkpoint) == list(tensors)
-        assert checkpoint.metadata == metadata
-
-
-def test_a_tensor_of_four_bits_needs_whole_bytes(tmp_path):
-    for shape in ([4, 1], []):
-        header = {"a": entry(shape, 0, 2 if shape else 0, "F4")}
-        with pytest.raises(CheckpointError, match="multiple of 2"):
-            parse_header(json.dumps(header).encode(), 0, "model.safetensors")
-        write_raw(tmp_path / "model.safetensors", header, b"12" if shape else b"")
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: "):
-            open_checkpoint(tmp_path)
-
-
-def test_a_file_that_is_replaced_while_it_is_opened_is_refused(tmp_path, monkeypatch):
-    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
-    save_file({"w": torch.zeros(2)}, tmp_path / "other.safetensors")
-
-    def replace(*arguments, **options):
-        (tmp_path / "other.safetensors").replace(tmp_path / "model.safetensors")
-        return safe_open(*arguments, **options)
-
-    monkeypatch.setattr("hf_ext.hub.safetensors_headers.safe_open", replace)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: it was replaced"):
-        open_checkpoint(tmp_path / "model.safetensors")
-
-
-@pytest.mark.parametrize("name", ["pipe", "model.safetensors"])
-def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path, name):
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(CheckpointError, match=r"not a regular file|no \.safetensors file"):
-        open_checkpoint(tmp_path / name)
-    with pytest.raises(CheckpointError, match=r"no \.safetensors file"):
-        open_checkpoint(tmp_path)
-
-
-def test_header_lengths(tmp_path):
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(b"1234")
-    with pytest.raises(CheckpointError, match="4 bytes are too few"):
-        open_checkpoint(path)
-    write_raw(path, {}, length=MAX_HEADER_BYTES + 1)
-    with pytest.raises(CheckpointError, match="at most 25000000 are allowed"):
-        open_checkpoint(path)
-    write_raw(path, {}, length=3)
-    with pytest.raises(CheckpointError, match="it was cut"):
-        open_checkpoint(path)
 
 
 @given(st.binary(max_size=200), st.booleans())
