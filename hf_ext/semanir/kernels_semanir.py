@@ -268,9 +268,7 @@ def attend_gradients(
     kernel = _compiled(attend_backward, _BACKWARD.format(len(parts)))
     given = _given(query, key, value, temperature, table, bits)
     arrays = [slope.numpy() for slope in slopes]
-    _share(
-        kernel, windows * heads, *given, _array(gradient.transpose(1, 2)), width, window_size, parts, *arrays
-    )
+    _share(kernel, windows * heads, *given, _array(gradient.transpose(1, 2)), width, window_size, parts, *arrays)
     return *slopes[:3], slopes[3].sum(0), slopes[4].sum(0).flip(-1)
 
 
