@@ -15,6 +15,17 @@ from tests import warm_python
 from tests.hub_testing import CONTENT, ask, commit_body, create_repository, run_python
 
 
+# Seconds after which a slow test counts as hanging: three times what the longest takes on two busy cores.
+SLOW_LIMIT = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test may take longer than the limit of pyproject.toml, but not for ever."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def without_pictures() -> Iterator[None]:
     """Curves of runs and reports of merges have tests of their own, and drawing takes longer than all else there."""

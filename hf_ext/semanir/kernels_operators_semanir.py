@@ -1,18 +1,22 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""SemanIR's kernels for CPUs as operators of torch: selection of the keys, attention and its gradient.
+"""Steps of SemanIR that a compiled graph takes as they are: operators of torch, of which a compiler knows the shapes.
 
-A compiled graph calls them as they are, in one step each, and its compiler knows the shapes of their results without
-looking inside. The kernels themselves, in `kernels_semanir`, are imported by the first call: numba takes a second.
-Shapes: W windows of N tokens.
+Selection of the keys and attention are kernels for CPUs, in `kernels_semanir`, imported by the first call: numba takes
+a second. Cutting maps into windows and joining them again is plain torch. A compiler that looks inside writes each
+index as a function of those before it, through the layers of a stage, and does not come to an end with these formulas.
+Shapes: B feature maps [B, height, width, channels], W windows of N tokens.
 """
 
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch.library import Library, register_autograd, register_fake
 from transformers.utils.generic import maybe_autocast
+
+Pair = tuple[int, int]
 
 # Similarities of one selection, logits of one call of fused attention: near the size of a CPU's cache, and enough to
 # fill a GPU.
@@ -114,6 +118,62 @@ def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, .
     return *(slope.transpose(1, 2) for slope in slopes[:3]), *slopes[3:], None, None, None
 
 
+def _cut(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+    if any(shift):
+        features = features.roll((-shift[0], -shift[1]), dims=(1, 2))
+    batch, height, width, channels = features.shape
+    rows, columns = height // window[0], width // window[1]
+    grid = features.reshape(batch, rows, window[0], columns, window[1], channels)
+    # Sizes are written out, not left to -1, which in a graph of any size becomes a quotient of all the others.
+    return grid.transpose(2, 3).reshape(batch * rows * columns, window[0] * window[1], channels)
+
+
+def _join(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+    rows, columns = size[0] // window[0], size[1] // window[1]
+    batch, channels = windows.shape[0] // (rows * columns), windows.shape[-1]
+    grid = windows.reshape(batch, rows, columns, window[0], window[1], channels)
+    features = grid.transpose(2, 3).reshape(batch, *size, channels)
+    return features.roll(tuple(shift), dims=(1, 2)) if any(shift) else features
+
+
+def _copy_of(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The same with a result of its own: an operator must not give a view of what it got."""
+
+    def apply(given: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        result = function(given, *arguments)
+        shared = result.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+        return result.clone(memory_format=torch.contiguous_format) if shared else result.contiguous()
+
+    return apply
+
+
+def _shape_of_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+    batch, height, width, channels = features.shape
+    count = batch * (height // window[0]) * (width // window[1])
+    return features.new_empty(count, window[0] * window[1], channels)
+
+
+def _shape_of_map(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+    count = (size[0] // window[0]) * (size[1] // window[1])
+    return windows.new_empty(windows.shape[0] // count, size[0], size[1], windows.shape[-1])
+
+
+def _keep_size(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.geometry = (inputs[0].shape[1:3], *inputs[1:])
+
+
+def _keep_layout(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.geometry = inputs[2:]
+
+
+def _gradient_of_cut(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return _join_operator(gradient, *ctx.geometry), None, None
+
+
+def _gradient_of_join(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return _cut_operator(gradient, *ctx.geometry), None, None, None
+
+
 def _free_namespace() -> str:
     """A name for the operators: each copy of this file has its own, and transformers copies it beside a checkpoint."""
     name, number = re.sub(r"\W", "_", __name__), 0
@@ -129,10 +189,10 @@ _GIVEN = "Tensor query, Tensor key, Tensor value, Tensor temperature, Tensor tab
 _SIZES = "SymInt width, SymInt window_size"
 
 
-def _define(name: str, signature: str, kernel: Any, shapes: Any) -> Any:
+def _define(name: str, signature: str, kernel: Any, shapes: Any, where: str = "CPU") -> Any:
     """An operator: what computes it, and what knows the shape of its result."""
     _LIBRARY.define(f"{name}{signature}", tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, kernel, "CPU")
+    _LIBRARY.impl(name, kernel, where)
     register_fake(f"{_NAMESPACE}::{name}", shapes, lib=_LIBRARY)
     return getattr(getattr(torch.ops, _NAMESPACE), name).default
 
@@ -150,7 +210,32 @@ _attend_backward_operator = _define(
     _attend_backward,
     _shapes_of_gradients,
 )
+_LAYOUT = "SymInt[] window, SymInt[] shift"
+_EVERYWHERE = "CompositeExplicitAutograd"
+_cut_operator = _define(
+    "cut", f"(Tensor features, {_LAYOUT}) -> Tensor", _copy_of(_cut), _shape_of_windows, _EVERYWHERE
+)
+_join_operator = _define(
+    "join", f"(Tensor windows, SymInt[] size, {_LAYOUT}) -> Tensor", _copy_of(_join), _shape_of_map, _EVERYWHERE
+)
 register_autograd(f"{_NAMESPACE}::attend", _gradients, setup_context=_keep_inputs, lib=_LIBRARY)
+register_autograd(f"{_NAMESPACE}::cut", _gradient_of_cut, setup_context=_keep_size, lib=_LIBRARY)
+register_autograd(f"{_NAMESPACE}::join", _gradient_of_join, setup_context=_keep_layout, lib=_LIBRARY)
+
+
+def _is_compiled() -> bool:
+    """Whether a graph is made for torch itself; other programs do not have our operators."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def cut_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+    """See [`ops_windows_semanir.partition_windows`]."""
+    return (_cut_operator if _is_compiled() else _cut)(features, window, shift)
+
+
+def join_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+    """See [`ops_windows_semanir.merge_windows`]."""
+    return (_join_operator if _is_compiled() else _join)(windows, size, window, shift)
 
 
 def choose_keys(
@@ -204,7 +289,10 @@ def native_attention(
 
 __all__ = [
     "NUMBA_IS_INSTALLED",
+    "Pair",
     "choose_keys",
+    "cut_windows",
+    "join_windows",
     "native_attention",
     "normalize",
     "similarities",

@@ -131,7 +131,7 @@ def _pad(images: torch.Tensor, size: tuple[int, int], reflectable: int) -> torch
 def _cut(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """The upper left part."""
     if torch.compiler.is_exporting():
-        # The strides of a slice tell whether anything was cut off: the exported graph would be for such sizes only.
+        # The strides of a slice tell whether anything was cut off: the graph would be for such sizes only.
         rows, columns = (torch.arange(side, device=images.device) for side in (height, width))
         return images.index_select(2, rows).index_select(3, columns)
     return images[..., :height, :width]

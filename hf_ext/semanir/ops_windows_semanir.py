@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-Pair = tuple[int, int]
+from .kernels_operators_semanir import Pair, cut_windows, join_windows
 
 
 class Dictionary(NamedTuple):
@@ -95,13 +95,7 @@ def partition_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torc
     Returns:
         `torch.Tensor` of shape `(W, N, channels)`: Windows in reading order, one image after the other.
     """
-    if any(shift):
-        features = features.roll((-shift[0], -shift[1]), dims=(1, 2))
-    batch, height, width, channels = features.shape
-    rows, columns = height // window[0], width // window[1]
-    grid = features.reshape(batch, rows, window[0], columns, window[1], channels)
-    # Sizes are written out, not left to -1, which in a graph of any size becomes a quotient of all the others.
-    return grid.transpose(2, 3).reshape(batch * rows * columns, window[0] * window[1], channels)
+    return cut_windows(features, window, shift)
 
 
 def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
@@ -117,11 +111,7 @@ def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) 
     Returns:
         `torch.Tensor` of shape `(B, height, width, channels)`: The feature map.
     """
-    rows, columns = size[0] // window[0], size[1] // window[1]
-    batch, channels = windows.shape[0] // (rows * columns), windows.shape[-1]
-    grid = windows.reshape(batch, rows, columns, window[0], window[1], channels)
-    features = grid.transpose(2, 3).reshape(batch, *size, channels)
-    return features.roll(shift, dims=(1, 2)) if any(shift) else features
+    return join_windows(windows, size, window, shift)
 
 
 def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> torch.Tensor:
