@@ -14,7 +14,6 @@ from hf_ext.embedded_hub.server import EmbeddedHub
 from tests import warm_python
 from tests.hub_testing import CONTENT, ask, commit_body, create_repository, run_python
 
-
 # Seconds after which a slow test counts as hanging: three times what the longest takes on two busy cores.
 SLOW_LIMIT = 900
 

@@ -344,7 +344,7 @@ class SemanIRTask:
 
     def _in_colour(self, images: list[np.ndarray]) -> list[np.ndarray]:
         """Grey images for a colour model: degraded as grey ones, with one noise, then the same in all channels."""
-        channels = self.config.num_channels_out
+        channels = self.config.num_channels_out or self.config.num_channels
         return [image.repeat(channels, axis=-1) if image.shape[-1] == 1 else image for image in images]
 
 
