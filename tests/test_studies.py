@@ -59,7 +59,7 @@ def test_flags_mean_what_they_were_made_of(studies, tmp_path):
     values |= {"torch_compile": False, "init_from": tmp_path / "snapshot", "task.degradation": '{"kind": "paired"}'}
     arguments = studies.read_arguments(RECIPE, values)
     assert arguments.data == data and arguments.init_from == str(tmp_path / "snapshot")
-    assert arguments.model["depths"] == [2, 2] and arguments.model["upsampler"] is None
+    assert arguments.model["depths"] == [2, 2] and "upsampler" not in arguments.model
     assert arguments.learning_rate == 0.0025 and arguments.torch_compile is False
     assert arguments.task["degradation"] == {"kind": "paired"}
 

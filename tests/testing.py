@@ -209,7 +209,7 @@ class LoraTesterMixin(ModelTester):
         optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=1.0)
         # The second factor starts at zero, so the first gets a gradient from the second step on.
         model.train()
-        for _ in range(2):
+        for _ in range(5):
             optimizer.zero_grad()
             model(**self.make_inputs()).loss.backward()
             optimizer.step()

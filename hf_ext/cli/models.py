@@ -14,7 +14,7 @@ def models(as_json: bool) -> None:
 
     \b
     Examples:
-      hf-ext models
+      hf-ext models --json
       hf-ext restore denoise-color photo.jpg --out restored
       hf-ext info denoise-color
     """

@@ -48,7 +48,7 @@ def test_the_commands_are_those_that_are_promised():
     semanir = {"restore", "semanir", "semanir explain"}
     dit = {"dit", "dit precompute", "dit sample"}
     groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
-    expected = {"train", "evaluate", "merge", *groups, "push", "card", "info"}
+    expected = {"train", "evaluate", "merge", *groups, "push", "card", "info", "models"}
     assert set(all_commands()) == expected
     listing = run("--help").output
     assert all(re.search(rf"^  {name} ", listing, re.MULTILINE) for name in COMMANDS)

@@ -87,7 +87,7 @@ def test_merge_shows_the_plan_then_the_report_and_where_things_are(sources, tmp_
     assert re.search(rf"^masks +{tmp_path}/out/tasks$", text, re.MULTILINE)
     assert re.search(rf"^card +{tmp_path}/out/README.md$", text, re.MULTILINE)
     assert set(Manifest.read(tmp_path / "out").tasks) == {"a", "b"}
-    refused = run("merge", *sources, "--out", tmp_path / "out", code=1)
+    refused = run("merge", *sources, "--out", tmp_path / "out", code=2)
     assert "exists and is not empty" in refused.stderr
     run("merge", *sources, "--out", tmp_path / "out", "--overwrite", "--rescale", "none")
     assert Manifest.read(tmp_path / "out").method["rescale"] == "none"
@@ -176,7 +176,7 @@ def test_pack_and_unpack(merged, tmp_path):
     assert re.search(r"m\.tar\.zst: [\d,]+ bytes, \d+% of the [\d,]+ bytes in \d+ files", text)
     run("emr", "unpack", tmp_path / "m.tar.zst", tmp_path / "again")
     assert contents(tmp_path / "again") == contents(merged)
-    assert "exists" in run("emr", "unpack", tmp_path / "m.tar.zst", tmp_path / "again", code=1).stderr
+    assert "exists" in run("emr", "unpack", tmp_path / "m.tar.zst", tmp_path / "again", code=2).stderr
 
 
 def test_info_of_an_artifact(merged):

@@ -141,12 +141,12 @@ def test_templates_that_make_no_sense(options, message, photos, tmp_path, no_mod
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_model(photos, tmp_path, no_model, monkeypatch):
     (tmp_path / "file").write_text("in the way")
-    result = run("model", photos, "--out", tmp_path / "file" / "out", code=1)
+    result = run("model", photos, "--out", tmp_path / "file" / "out", code=2)
     assert f"cannot write to {tmp_path}/file/out: {tmp_path}/file is no folder." in result.stderr
     # A folder below is in the way as well.
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "more").write_text("in the way")
-    assert "out/more is no folder" in run("model", photos, "--out", tmp_path / "out", code=1).stderr
+    assert "out/more is no folder" in run("model", photos, "--out", tmp_path / "out", code=2).stderr
 
     def fail(**options):
         raise PermissionError(13, "Permission denied")
