@@ -2,7 +2,8 @@
 
 A base of 14 GB takes 10 s to hash, and its hash is asked for on every load. So what was found is kept, in this process
 and in a small file in the assets folder of the Hugging Face cache, under device, inode, length and time of the last
-change. Whoever writes to the file changes its time; whoever puts another file in its place changes its inode.
+change, of the content and of the inode. Whoever writes to the file changes the one; whoever puts another file in its
+place changes the other, also where that file got the number of a deleted inode and was copied with its old time.
 
 One case is left: a file that is written to twice within one tick of the file system's clock has the same time after
 both. So a hash is only kept if the last change lay at least two seconds back when the hashing began, the coarsest tick
@@ -69,7 +70,7 @@ def file_sha256(path: str | Path, *, fresh: bool = False) -> str:
 
 
 def _key(about: os.stat_result) -> str:
-    return f"{about.st_dev}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}"
+    return f"{about.st_dev}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}:{about.st_ctime_ns}"
 
 
 def _find(key: str) -> str | None:

@@ -228,3 +228,16 @@ def test_the_cache_does_not_grow_for_ever(tmp_path: Path, read: list[str], monke
         file_sha256(path)
     kept = json.loads(file_hashes.cache_file().read_text())
     assert list(kept.values()) == [hashlib.sha256(str(number).encode()).hexdigest() for number in (2, 3, 4)]
+
+
+def test_another_file_with_the_old_time_is_read(tmp_path, monkeypatch):
+    """A copy that keeps its time may get the inode of what it replaces: the time of the inode tells them apart."""
+    keys = []
+    monkeypatch.setattr("hf_ext.hub.file_hashes._find", lambda key: keys.append(key))
+    file = tmp_path / "file"
+    for content in (b"one", b"two"):
+        file.write_bytes(content)
+        os.utime(file, ns=(10**18, 10**18))
+        file_sha256(file)
+        time.sleep(0.02)
+    assert keys[0] != keys[1]
