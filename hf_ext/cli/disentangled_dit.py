@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from .errors import Failed, Unusable, loads
+from .sources import Model
 
 
 @click.group()
@@ -90,7 +91,7 @@ def precompute(
 
 
 @dit.command()
-@click.argument("source", metavar="MODEL")
+@click.argument("source", metavar="MODEL", type=Model())
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The grid, a PNG.")
 @click.option(
     "--class-labels", help="Names or numbers of classes with commas between them; the first ten if not given."

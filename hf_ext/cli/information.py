@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .output import print_json, print_rows, result_row
+from .sources import Model
 
 # The small files beside the weights; fetched from a Hub together.
 DESCRIPTIONS = ["config.json", "model_index.json", "adapter_config.json", "eval.json", "emr.json", "README.md"]
@@ -186,7 +187,7 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @click.command()
-@click.argument("source", metavar="SOURCE")
+@click.argument("source", metavar="SOURCE", type=Model())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(source: str, as_json: bool) -> None:
     """Say what SOURCE is: a folder, a safetensors file, or org/name[@revision].

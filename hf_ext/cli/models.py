@@ -24,6 +24,8 @@ def models(as_json: bool) -> None:
     if as_json:
         print_json([{key: value for key, value in asdict(model).items() if key != "folder"} for model in found])
         return
+    if not found:
+        click.echo("No model travels with this version.")
     for model in found:
         size = (
             f"{model.parameters / 1e6:.2f} M parameters, {model.bytes / 1e6:.1f} MB, {model.core_hours:g} core-hours"

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from .errors import loading
+from .sources import Model
 
 
 @click.group()
@@ -60,7 +61,7 @@ def make_listops(
 
 
 @mrconv.command()
-@click.argument("source", metavar="MODEL")
+@click.argument("source", metavar="MODEL", type=Model())
 @click.argument("out", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--channel", type=click.IntRange(min=0), default=0, show_default=True, help="Whose kernels to draw.")
 def plot(source: str, out: Path, channel: int) -> None:

@@ -8,15 +8,14 @@ import click
 
 from .information import read_card, read_results
 from .output import print_json, print_rows
+from .sources import ModelFolder
 
 if TYPE_CHECKING:
     from hf_ext.hub.published_files import Listing
 
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-
 
 @click.command()
-@click.argument("folder", metavar="FOLDER", type=FOLDER)
+@click.argument("folder", metavar="FOLDER", type=ModelFolder())
 @click.argument("repo_id", metavar="ORG/NAME")
 @click.option("--branch", "--revision", "branch", help="Branch to commit to, made if missing.  [default: main]")
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to main.")
@@ -118,7 +117,7 @@ def print_listing(listing: "Listing", to_stderr: bool = False) -> None:
 
 
 @click.command()
-@click.argument("folder", metavar="FOLDER", type=FOLDER)
+@click.argument("folder", metavar="FOLDER", type=ModelFolder())
 @click.option("--repo-id", metavar="ORG/NAME", help="Where it will be published.  [default: name of the folder]")
 @click.option("--license", "license_name", help="Licence of the weights, as the Hub names it.")
 @click.option("--check", is_flag=True, help="Write nothing; say what is wrong with the card that is there.")

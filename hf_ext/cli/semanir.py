@@ -8,6 +8,7 @@ import click
 
 from .errors import Failed, Unusable, loads
 from .library import import_without_models
+from .sources import Model
 
 FORMATS = ("png", "jpg", "webp", "tif", "gif")
 
@@ -75,7 +76,7 @@ def load_checkpoint(source: str, device: str | None, dtype: str | None) -> Any:
 
 
 @click.command()
-@click.argument("source", metavar="MODEL")
+@click.argument("source", metavar="MODEL", type=Model())
 @click.argument("inputs", metavar="IN...", nargs=-1, required=True)
 @click.option("--task", metavar="NAME", help="Of a merge: the task whose model restores.")
 @click.option("--out", required=True, help="Folder of the restored pictures; - for one picture on standard output.")
@@ -237,7 +238,7 @@ def semanir() -> None:
 
 
 @semanir.command()
-@click.argument("source", metavar="MODEL")
+@click.argument("source", metavar="MODEL", type=Model())
 @click.argument("image", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", metavar="OUT.png", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--at", type=Numbers(), metavar="X,Y", help="Pixel of the patch; the middle if not given.")

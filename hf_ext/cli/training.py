@@ -7,6 +7,7 @@ import click
 
 from .library import import_without_models
 from .output import print_json, print_rows, result_row
+from .sources import Model
 
 CONFIG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -39,7 +40,7 @@ def train(context: click.Context, config: Path, overrides: tuple[str, ...]) -> N
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("source", metavar="MODEL")
+@click.argument("source", metavar="MODEL", type=Model())
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file that names the method, task and data.eval.")
 @click.option("--task", metavar="NAME", help="Of a merge: the task whose model is evaluated.")

@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+FOLDER = Path(str(resources.files("hf_ext.model_cards"))) / "released"
+
 
 @dataclass(frozen=True)
 class ReleasedModel:
@@ -92,8 +94,7 @@ def find_model(source: str) -> str:
 
 
 def _folders() -> dict[str, Path]:
-    top = Path(str(resources.files("hf_ext.model_cards"))) / "released"
-    return {folder.name: folder for folder in sorted(top.glob("*")) if (folder / "training.json").is_file()}
+    return {folder.name: folder for folder in sorted(FOLDER.glob("*")) if (folder / "training.json").is_file()}
 
 
 def _describe(folder: Path) -> ReleasedModel:

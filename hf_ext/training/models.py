@@ -12,6 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 
 from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.hub.released import find_model
 from hf_ext.settings import SettingsError, explain
 
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ def pin_revision(source: str) -> str:
     Names the commit that a Hub id stands for now, so that configuration and weights are of one commit.
 
     Args:
-        source (`str`): Local folder, or Hub id with or without a revision.
+        source (`str`): Local folder, name of a released model, or Hub id with or without a revision.
 
     Returns:
         `str`: The folder as it is, or `org/name@commit`.
     """
+    source = find_model(source)
     index = pipeline_index(source)
     if index is not None:
         # A pipeline has no weights of its own: those of its components lie in folders.

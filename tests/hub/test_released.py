@@ -2,22 +2,42 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 from transformers import AutoModelForImageToImage
 
 import hf_ext
+from hf_ext.hub import released
 from hf_ext.hub.released import find_model, list_released
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext_cli.main import main
 
 # Megabytes of one, of the Disentangled DiT, and of all.
 LIMIT, LIMITS, LIMIT_OF_ALL = 3.0, {"cifar10": 8.0}, 20.0
-
 # Folders of people, of the superuser, of temporary files; drives of Windows.
 MACHINE_PATHS = re.compile("/(home|root|tmp|work)" + "/" + r"|[A-Z]:\\")
+TINY = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 8}
+SUMMARY = {"task": "removes noise", "scores": "some: 30.00", "data": "photographs", "license": "research"}
 
 MODELS = {model.name: model for model in list_released()}
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> Path:
+    """A package with one small released model, `denoise-tiny`, in half precision as they all are."""
+    folder = tmp_path / "released" / "denoise-tiny"
+    SemanIRForImageRestoration(SemanIRConfig(**TINY)).half().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    SemanIRImageProcessor().save_pretrained(folder)
+    summary = {**SUMMARY, "parameters": 1000, "core_hours": 0.5}
+    (folder / "training.json").write_text(json.dumps({"released": summary}))
+    monkeypatch.setattr(released, "FOLDER", folder.parent)
+    monkeypatch.chdir(tmp_path)
+    return folder
 
 
 def test_released_models_are_small():
@@ -41,32 +61,47 @@ def test_a_released_folder_is_complete_and_names_no_machine(name):
         assert f"{row['value']:.6g}" in card
 
 
-def test_a_name_is_found_unless_a_folder_here_has_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    name = next(iter(MODELS))
-    assert find_model(name) == str(hf_ext.released(name))
-    assert find_model(f"org/{name}") == f"org/{name}"
+def test_a_name_is_found_unless_a_folder_here_has_it(tiny, tmp_path):
+    assert find_model("denoise-tiny") == str(hf_ext.released("denoise-tiny")) == str(tiny)
+    assert find_model("org/denoise-tiny") == "org/denoise-tiny"
     assert find_model("unknown") == "unknown"
-    (tmp_path / name).mkdir()
-    assert find_model(name) == name
+    (tmp_path / "denoise-tiny").mkdir()
+    assert find_model("denoise-tiny") == "denoise-tiny"
 
 
+@pytest.mark.usefixtures("tiny")
 def test_a_mistyped_name_is_answered_with_the_nearest():
-    name = next(iter(MODELS))
-    with pytest.raises(ValueError, match=f"Did you mean '{name}'"):
-        hf_ext.released(f"{name}s")
+    with pytest.raises(ValueError, match="Did you mean 'denoise-tiny'"):
+        hf_ext.released("denoise-tinny")
 
 
+@pytest.mark.usefixtures("tiny")
 def test_models_are_listed_with_scores_and_licence():
     result = CliRunner().invoke(main, ["models"])
     assert result.exit_code == 0
-    for model in MODELS.values():
-        assert model.name in result.output and model.license in result.output and model.scores[:20] in result.output
-    listed = json.loads(CliRunner().invoke(main, ["models", "--json"]).output)
-    assert [entry["name"] for entry in listed] == list(MODELS)
-    assert "folder" not in listed[0]
+    assert all(text in result.output for text in ("denoise-tiny", *SUMMARY.values(), "0.5 core-hours"))
+    (entry,) = json.loads(CliRunner().invoke(main, ["models", "--json"]).output)
+    assert entry["name"] == "denoise-tiny" and "folder" not in entry
 
 
-def test_a_released_model_loads_in_full_precision_by_path():
-    model = AutoModelForImageToImage.from_pretrained(hf_ext.released("denoise-color"))
+def test_without_any_model_the_list_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(released, "FOLDER", tmp_path)
+    assert "No model" in CliRunner().invoke(main, ["models"]).output
+    with pytest.raises(ValueError, match="Released: none"):
+        hf_ext.released("denoise-color")
+
+
+def test_a_released_model_loads_in_full_precision_by_path(tiny):
+    model = AutoModelForImageToImage.from_pretrained(tiny)
     assert {str(parameter.dtype) for parameter in model.parameters()} == {"torch.float32"}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_commands_take_the_name_of_a_released_model(tmp_path):
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "photo.png")
+    result = CliRunner().invoke(main, ["restore", "denoise-tiny", "photo.png", "--out", "out"])
+    assert result.exit_code == 0, result.output
+    with Image.open(tmp_path / "out" / "photo.png") as restored:
+        assert restored.size == (8, 8)
+    result = CliRunner().invoke(main, ["info", "denoise-tiny"])
+    assert result.exit_code == 0 and "SemanIRForImageRestoration" in result.output

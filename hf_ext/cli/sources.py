@@ -1,0 +1,37 @@
+"""What a command takes as a model: a folder, org/name[@revision], or the name of a model that travels with hf-ext."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .library import import_without_models
+
+
+class Model(click.ParamType):
+    """A folder, org/name[@revision], or the name of a released model, which becomes its folder."""
+
+    name = "MODEL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return find_released(str(value))
+
+
+class ModelFolder(click.Path):
+    """A folder that exists, or the name of a released model."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(find_released(str(value)), param, ctx)
+
+
+def find_released(value: str) -> str:
+    """The folder of a released model where a bare name is given; everything else as it is, without an import."""
+    if "/" in value or Path(value).exists():
+        return value
+    import_without_models()
+    from hf_ext.hub.released import find_model
+
+    return find_model(value)
