@@ -37,7 +37,7 @@ test: $(DEV)
 	$(TEST_ENVIRONMENT) $(PY) -m pytest $(TEST_PROCESSES) $(PYTEST)
 
 slow: $(DEV)
-	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow $(PYTEST)
+	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow $(TEST_PROCESSES) $(PYTEST)
 
 # Trains the released models, or goes on, at the lowest priority; DATA is the folder of bsds500, cifar10 and the others.
 released: $(DEV)

@@ -126,6 +126,31 @@ def jpeg(image: np.ndarray, quality: int) -> np.ndarray:
     return np.asarray(Image.open(buffer)).reshape(image.shape)
 
 
+def matlab_luma(image: np.ndarray) -> np.ndarray:
+    """
+    Y of a colour image as MATLAB's `rgb2ycbcr` makes it of 8 bits, which published numbers of grey JPEG rest on:
+    `16 + (65.481 R + 128.553 G + 24.966 B) / 255`, rounded, from 16 (black) to 235 (white). Computed in whole numbers:
+    the coefficients are 0.219 times 299, 587 and 114, and 0.219 / 255 is 73 / 85000. Halves are rounded up.
+
+    Args:
+        image (`numpy.ndarray` of shape `[height, width, 3]`, uint8): RGB.
+
+    Returns:
+        `numpy.ndarray` of shape `[height, width, 1]`, uint8.
+
+    Raises:
+        TypeError: If the image is not an array of uint8.
+        ValueError: If it is no RGB image.
+    """
+    _check(image)
+    if image.dtype != np.uint8:
+        raise TypeError(f"MATLAB's Y is made of 8 bits a channel; the image is {image.dtype}: round it first.")
+    if image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"image must have the shape [height, width, 3], got {image.shape}.")
+    weighted = image.astype(np.int64) @ np.array([[299], [587], [114]])
+    return (16 + (73 * weighted + 42500) // 85000).astype(np.uint8)
+
+
 def mosaic(image: np.ndarray) -> np.ndarray:
     """
     What a sensor behind an RGGB Bayer filter sees: of each pixel one colour, packed into four channels.

@@ -8,6 +8,7 @@ Shapes: batch B, feature maps [B, C, height, width], windows [W, N, C] of N toke
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from .configuration_semanir import SemanIRConfig
 from .modeling_strips_semanir import by_rows, by_windows
 from .ops_semanir import Dictionary, build_dictionary, key_semantic_attention, relative_coordinates
 
+Extractor = Callable[[torch.Tensor], torch.Tensor]
 _HEAD_CHANNELS = 64
 
 
@@ -139,7 +141,7 @@ class SemanIRColumn(nn.Module):
         self.convolution = nn.Conv2d(config.embed_dim, config.embed_dim, 3, padding=1)
 
     def forward(
-        self, images: torch.Tensor, extractor: nn.Module, top_k: int, memory: int | None = None
+        self, images: torch.Tensor, extractor: Extractor, top_k: int, memory: int | None = None
     ) -> torch.Tensor:
         channels = 4 * self.out_dim
         extracted = by_rows(extractor, images, memory=memory, channels=channels, halo=1)
@@ -202,7 +204,7 @@ class SemanIRUShape(nn.Module):
         self.last_norm = SemanIRChannelNorm(self.out_dim)
 
     def forward(
-        self, images: torch.Tensor, extractor: nn.Module, top_k: int, memory: int | None = None
+        self, images: torch.Tensor, extractor: Extractor, top_k: int, memory: int | None = None
     ) -> torch.Tensor:
         width = self.first_norm.normalized_shape[0]
         features = by_rows(extractor, images, memory=memory, channels=4 * width, halo=1)

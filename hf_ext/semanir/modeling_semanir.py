@@ -72,6 +72,18 @@ class SemanIRPreTrainedModel(PreTrainedModel):
             raise ValueError(f"`memory_budget` is {value!r}; give a number of bytes from 1 up, or None for no bound.")
         cast("SemanIRPreTrainedModel", self.base_model)._memory_budget = value
 
+    def compile(self, *args: Any, dynamic: bool | None = False, **kwargs: Any) -> None:
+        """
+        Compile the model in place, as `torch.nn.Module.compile` does, with a graph for each size of images.
+
+        Args:
+            dynamic (`bool`, *optional*, defaults to `False`):
+                `None` or `True` ask for one graph of many sizes. It serves inference; torch 2.13 cannot order the
+                strides of its gradients and raises an `InductorError`.
+            args, kwargs: As `torch.compile` takes them.
+        """
+        super().compile(*args, dynamic=dynamic, **kwargs)
+
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Check a name for `attn_implementation`, as transformers does, against those of key-semantic attention."""
         name = requested_attention or "auto"
@@ -237,7 +249,12 @@ class SemanIRModel(SemanIRPreTrainedModel):
         images = images.contiguous(memory_format=torch.channels_last)
         states = bool(kwargs.get("output_hidden_states", config.output_hidden_states))
         memory = self.memory_of_call(images.shape[0] * height * width, states)
-        return BaseModelOutput(last_hidden_state=self.body(images, self.extractor, top_k, memory))
+
+        def extract(images: torch.Tensor) -> torch.Tensor:
+            # A function: accelerate moves what a module is given, and a module would be moved without its weights.
+            return self.extractor(images)
+
+        return BaseModelOutput(last_hidden_state=self.body(images, extract, top_k, memory))
 
 
 class SemanIRForImageRestoration(SemanIRPreTrainedModel):
@@ -249,6 +266,11 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
     or `set_attn_implementation` chooses one: `"auto"`, `"eager"`, `"sdpa"`, `"native"` (CPU, numba),
     `"flex_attention"` or `"triton"` (GPU). Images whose temporary tensors exceed `memory_budget` bytes are computed
     part by part when no gradient is needed, with the same result.
+
+    `torch.export` and `torch.onnx.export` make one graph for any batch and any size in which both sides are longer
+    than `window_size * 2 ** (levels - 1)`, given an example of at least two such images and `dynamic_shapes` of
+    `{"pixel_values": {0: Dim("batch", min=1), 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}}`. A smaller image has other windows,
+    hence another graph: export it at its own size, or mirror it until it is large enough and cut off the result.
 
     Args:
         config ([`SemanIRConfig`]): The model configuration.

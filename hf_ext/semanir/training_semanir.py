@@ -1,6 +1,8 @@
 """SemanIR in the shared training loop: degradations, patches, scores and pictures."""
 
 import logging
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -17,7 +19,7 @@ from hf_ext.metrics.ssim import ssim
 from hf_ext.training.models import initialize_from, split_revision
 
 from .configuration_semanir import PRESETS, SemanIRConfig
-from .degradations_semanir import unpack_mosaic
+from .degradations_semanir import matlab_luma, unpack_mosaic
 from .image_processing_semanir import SemanIRImageProcessor
 from .modeling_semanir import SemanIRForImageRestoration
 from .training_degradations_semanir import Degradation, read_degradations
@@ -152,6 +154,11 @@ class SemanIRTask:
         """Refuses a model that cannot take what a degradation makes."""
         config = self.config
         layout = (config.num_channels, config.num_channels_out, config.scale)
+        if self.gray_from != "luma" and config.num_channels_out != 1:
+            raise ValueError(
+                f"task.gray_from is {self.gray_from!r}, which is for models of one channel; the model has "
+                f"num_channels_out {config.num_channels_out}. Leave it out, or set model.num_channels to 1."
+            )
         for degradation in {*(item.kind for item in self.trained), *(item.kind for item in self.evaluated)}:
             if degradation == "mosaic":
                 fits, wanted = config.demosaicks, "num_channels 4, num_channels_out 3 and scale 2"
@@ -267,7 +274,7 @@ class SemanIRTask:
             `numpy.ndarray`: The restored image, `scale` times as large, not clipped.
         """
         device = next(model.parameters()).device
-        with torch.no_grad():
+        with torch.no_grad(), _without_compiling():
             restored = model(pixel_values=_tensor(degraded)[None].to(device), top_k=top_k).reconstruction
         return restored[0].float().permute(1, 2, 0).cpu().numpy()
 
@@ -307,7 +314,10 @@ class SemanIRTask:
         return {name: [item.title for item in items] for name, items in titles.items()} | options
 
     def _images(self, example: dict[str, Any], degradation: Degradation) -> list[np.ndarray]:
-        """The clean image, or degraded and clean, as uint8 arrays [height, width, channels]."""
+        """
+        The clean image, or degraded and clean, as uint8 arrays [height, width, channels]. For noise a file of one
+        channel stays one, also where the model has three: a grey picture has one noise, not three to average.
+        """
         paired = degradation.kind == "paired"
         # Beside pairs in one list, other degradations start from the clean image of the pair.
         in_pairs = any(item.kind == "paired" for item in (*self.trained, *self.evaluated))
@@ -339,7 +349,7 @@ class SemanIRTask:
         if self.config.num_channels_out != 1:
             return np.asarray(image.convert("RGB"))
         if self.gray_from == "matlab_y":
-            return matlab_y(np.asarray(image.convert("RGB")))[..., None]
+            return matlab_luma(np.asarray(image.convert("RGB")))
         return np.asarray(image.convert("L"))[..., None]
 
     def _in_colour(self, images: list[np.ndarray]) -> list[np.ndarray]:
@@ -348,18 +358,13 @@ class SemanIRTask:
         return [image.repeat(channels, axis=-1) if image.shape[-1] == 1 else image for image in images]
 
 
-def matlab_y(pixels: np.ndarray) -> np.ndarray:
+def _without_compiling() -> AbstractContextManager[Any]:
     """
-    Y of MATLAB's `rgb2ycbcr` for 8 bits: `round(16 + (65.481 R + 128.553 G + 24.966 B) / 255)`, halves rounded up.
-
-    Args:
-        pixels (`numpy.ndarray` of shape `[..., 3]`, uint8): RGB.
-
-    Returns:
-        `numpy.ndarray` of shape `[...]`, uint8: From 16 to 235.
+    Evaluation runs as written, whatever was compiled for the patches: each size of whole images would be compiled
+    anew, and a compiled model keeps to no budget of memory.
     """
-    exact = 16 + pixels.astype(np.float64) @ np.array([65.481, 128.553, 24.966]) / 255
-    return np.floor(exact + 0.5).astype(np.uint8)
+    # Where this part of torch was not imported, nothing is compiled, and importing it takes a second.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _tensor(image: np.ndarray) -> torch.Tensor:

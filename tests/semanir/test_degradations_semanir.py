@@ -7,7 +7,14 @@ import pytest
 from skimage import data
 
 from hf_ext.metrics.psnr import psnr
-from hf_ext.semanir.degradations_semanir import gaussian_noise, jpeg, matlab_bicubic, mosaic, unpack_mosaic
+from hf_ext.semanir.degradations_semanir import (
+    gaussian_noise,
+    jpeg,
+    matlab_bicubic,
+    matlab_luma,
+    mosaic,
+    unpack_mosaic,
+)
 from hf_ext.semanir.training_degradations_semanir import Degradation, read_degradations
 from hf_ext.settings import build
 
@@ -204,3 +211,22 @@ def test_ranges_are_drawn_evenly_and_from_the_generator_alone():
 def test_wrong_settings_are_refused(value, message):
     with pytest.raises(ValueError, match=message):
         read_degradations(value, "here")
+
+
+def test_matlab_luma_is_the_rounded_formula():
+    """Known values of rgb2ycbcr, and the formula in floating point wherever it is no half."""
+    colours = np.array([[[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255]]], np.uint8)
+    assert matlab_luma(colours)[0, :, 0].tolist() == [16, 235, 81, 145, 41]
+    image = np.random.default_rng(0).integers(256, size=(200, 300, 3), dtype=np.uint8)
+    exact = 16 + image @ np.array([65.481, 128.553, 24.966]) / 255
+    clear = np.abs(exact % 1 - 0.5) > 1e-6
+    luma = matlab_luma(image)
+    assert luma.shape == (200, 300, 1) and luma.dtype == np.uint8 and clear.mean() > 0.99
+    assert np.array_equal(luma[..., 0][clear], np.rint(exact)[clear])
+
+
+def test_matlab_luma_refuses_what_is_no_colour_picture():
+    with pytest.raises(TypeError, match="8 bits a channel"):
+        matlab_luma(np.zeros((2, 2, 3), np.float32))
+    with pytest.raises(ValueError, match="must have the shape"):
+        matlab_luma(np.zeros((2, 2, 1), np.uint8))

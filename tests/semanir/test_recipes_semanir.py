@@ -79,6 +79,8 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
     model, paired, first = SLICES[name]
     arguments = arguments_of(name, tmp_path / "run", write_slice(tmp_path / "data", paired), model)
     task = build_task(arguments)
+    # Published grey JPEG is measured on MATLAB's Y.
+    assert task.gray_from == ("matlab_y" if name == "jpeg_gray" else "luma")
     metrics = train(task, arguments)
     assert list(metrics)[: len(first)] == first and list(metrics) == list(task.metric_names)
     assert all(np.isfinite(value) for value in metrics.values())
