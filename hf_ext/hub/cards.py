@@ -17,6 +17,7 @@ import jinja2
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
 
+from ..files import whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
 from .load_check import installed_room
@@ -68,7 +69,8 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
     entries.unlink(missing_ok=True)
     if benchmark := _benchmark_entries(evaluation["results"]):
         entries.parent.mkdir(exist_ok=True)
-        _write_text(entries, yaml.safe_dump(benchmark, sort_keys=False))
+        with whole_file(entries, "w") as file:
+            yaml.safe_dump(benchmark, file, sort_keys=False)
     if card.is_file():
         text = card.read_text(encoding="utf-8")
         if MARKER not in text and _PLACEHOLDER not in text:
@@ -81,7 +83,8 @@ def write_card(folder: str | Path, *, repo_id: str, license: str | None = None) 
             f"{folder}: its configuration or report does not hold what the card of such a model tells "
             f"({type(error).__name__}: {error}); fetch or save the folder again"
         ) from error
-    _write_text(card, text)
+    with whole_file(card, "w") as file:
+        file.write(text)
     return card
 
 
@@ -369,13 +372,3 @@ def _table(rows: Mapping[str, str]) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Complete or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
-from .folders import stays_inside
+from ..files import stays_inside
 from .range_readers import LocalFile, RangeReader, RemoteFile, WeightsFile
 from .safetensors_headers import (
     MAX_INDEX_BYTES,

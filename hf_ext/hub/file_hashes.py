@@ -18,10 +18,11 @@ import json
 import os
 import threading
 import time
-import uuid
 from pathlib import Path
 
 from huggingface_hub import cached_assets_path
+
+from ..files import write_json
 
 _TICK_NS = 2 * 10**9
 # The newest are kept; a line has about 120 bytes.
@@ -86,13 +87,7 @@ def _keep(key: str, digest: str) -> None:
         # Without a place to write to, it is kept in this process only.
         with contextlib.suppress(OSError):
             entries = {**_read(), key: digest}
-            file = cache_file()
-            temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
-            try:
-                temporary.write_text(json.dumps(dict(list(entries.items())[-_MAX_ENTRIES:]), indent=0) + "\n")
-                os.replace(temporary, file)
-            finally:
-                temporary.unlink(missing_ok=True)
+            write_json(cache_file(), dict(list(entries.items())[-_MAX_ENTRIES:]), indent=0)
 
 
 def _read() -> dict[str, str]:

@@ -7,9 +7,7 @@ the image processor or tokenizer, and the card.
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
-import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,10 +24,10 @@ from huggingface_hub import (
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]
 
+from ..files import whole_folder
 from .cards import write_card
 from .diffusers_folders import INDEX
 from .disclosure import clean, find_machine_paths, refuse_secrets
-from .folders import replace_folder, sync_folder
 from .load_check import SHIPPED_ROLES, check_loads, verify_code
 from .published_files import Listing, list_files
 from .staging import MANIFEST, Processor, Source, write_source
@@ -94,21 +92,13 @@ def stage(
 
     out = Path(out)
     _require_free(out, overwrite)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # beside `out`, so that the last step is a rename
-    temporary = out.with_name(f".{out.name}-{uuid.uuid4().hex}")
-    temporary.mkdir()
-    try:
-        write_source(source, temporary, processor)
-        hide_paths(temporary)
-        clean(temporary)
-        verify_code(temporary)
-        write_card(temporary, repo_id=repo_id or out.name, license=license)
-        refuse_secrets(temporary)
-        sync_folder(temporary)
-        replace_folder(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with whole_folder(out) as folder:
+        write_source(source, folder, processor)
+        hide_paths(folder)
+        clean(folder)
+        verify_code(folder)
+        write_card(folder, repo_id=repo_id or out.name, license=license)
+        refuse_secrets(folder)
     return out
 
 

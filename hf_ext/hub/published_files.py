@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .folders import stays_inside
+from ..files import stays_inside
 
 # fmt: off
 # Configurations of models, adapters and processors.

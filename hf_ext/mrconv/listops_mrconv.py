@@ -11,8 +11,6 @@ at most 1 in 10 for a token or 1 in 16 for two, in a text at most a third of who
 """
 
 import itertools
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -24,6 +22,8 @@ import pyarrow
 import pyarrow.parquet
 from huggingface_hub.dataclasses import strict
 from tqdm import tqdm
+
+from hf_ext.files import whole_folder
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 END = "]"
@@ -253,17 +253,11 @@ def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps, pr
         raise ValueError(
             f"every split of {', '.join(SPLITS)} needs at least 1 example where it is given, got {counts}."
         )
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.mkdir(parents=True)
-    try:
+    with whole_folder(out) as folder:
         with tqdm(total=sum(counts.values()), unit=" examples", disable=not progress) as bar:
             for split, count in counts.items():
-                _write_split(temporary / f"{split}.parquet", split, count, settings, bar)
-        (temporary / "README.md").write_text(_readme(counts, settings), encoding="utf-8")
-        temporary.rename(out)
-    finally:
-        # Gone after the rename; after an error the part that was written.
-        shutil.rmtree(temporary, ignore_errors=True)
+                _write_split(folder / f"{split}.parquet", split, count, settings, bar)
+        (folder / "README.md").write_text(_readme(counts, settings), encoding="utf-8")
     return out
 
 

@@ -1,6 +1,5 @@
 """Pictures of MRConv: what the branches weigh by depth and resolution, kernels before and after merging."""
 
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from PIL import Image
 from transformers import AutoConfig
 
+from hf_ext.files import whole_file
 from hf_ext.training.models import split_revision
 
 from .modeling_mrconv import MRConvPreTrainedModel
@@ -104,11 +104,9 @@ def plot_kernels(model: MRConvPreTrainedModel, path: str | Path, channel: int = 
     with torch.no_grad():
         for column, index in enumerate(shown):
             _draw_layer(axes[:, column], layers[index], index, channel)
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="png", dpi=110)
-    os.replace(temporary, path)
-    return path
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=110)
+    return Path(path)
 
 
 def _draw_weights(figure: Any, weights: np.ndarray) -> None:

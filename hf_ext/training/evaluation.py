@@ -11,10 +11,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from tqdm import tqdm
 
+from ..files import write_json
 from .arguments import DataSource
 from .data import read_example
 from .provenance import published_name
-from .state import write_json
 
 if TYPE_CHECKING:
     from .task import Task

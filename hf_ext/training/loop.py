@@ -21,6 +21,7 @@ from accelerate.utils import DistributedType, ProjectConfiguration, broadcast, s
 from tqdm import tqdm
 from transformers import get_scheduler
 
+from ..files import whole_folder, write_json
 from .arguments import TrainingArguments
 from .data import TrainingLoader, open_source
 from .evaluation import evaluate, write_results
@@ -35,9 +36,7 @@ from .state import (
     append_row,
     clear_write_errors,
     load_state,
-    replace_folder,
     save_state,
-    write_json,
 )
 from .task import ReadsData, Task
 
@@ -324,22 +323,24 @@ class _Training:
 
     def _write_snapshot(self, final: Path) -> None:
         """A loadable model folder with what its card needs."""
-        temporary = final.with_name(final.name + ".tmp")
         with clear_write_errors(final.name, self.folder), self._published_weights():
             state_dict = self.accelerator.get_state_dict(self.model)
             if self.accelerator.is_main_process:
-                self.task.save_model(self.module, state_dict, temporary)
-                # peft writes a card full of blanks; publishing writes a real one.
-                (temporary / "README.md").unlink(missing_ok=True)
-                write_json(
-                    temporary / "training.json",
-                    provenance(self.arguments, self.task.describe(), self.progress, self.accelerator.num_processes),
-                )
-                source = self.arguments.data_arguments.eval_source
-                if source is not None and self.metrics:
-                    write_results(temporary / "eval.json", self.task, self.metrics, source)
-                replace_folder(temporary, final)
+                with whole_folder(final) as folder:
+                    self._fill_snapshot(folder, state_dict)
         self.accelerator.wait_for_everyone()
+
+    def _fill_snapshot(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
+        self.task.save_model(self.module, state_dict, folder)
+        # peft writes a card full of blanks; publishing writes a real one.
+        (folder / "README.md").unlink(missing_ok=True)
+        write_json(
+            folder / "training.json",
+            provenance(self.arguments, self.task.describe(), self.progress, self.accelerator.num_processes),
+        )
+        source = self.arguments.data_arguments.eval_source
+        if source is not None and self.metrics:
+            write_results(folder / "eval.json", self.task, self.metrics, source)
 
     def _bar(self) -> tqdm:
         return tqdm(

@@ -1,8 +1,8 @@
 """The loss curve of a run as a picture."""
 
-import os
 from typing import Any
 
+from ..files import whole_file
 from .state import RunFolder
 
 
@@ -27,6 +27,5 @@ def plot_curves(run: RunFolder) -> None:
         axis.plot(steps, values, marker="" if name == "loss" else "o", color="tab:blue")
         axis.set(xlabel="step", title=name)
         axis.grid(alpha=0.3)
-    temporary = run.path / "curves.png.tmp"
-    figure.savefig(temporary, format="png", dpi=110)
-    os.replace(temporary, run.path / "curves.png")
+    with whole_file(run.path / "curves.png") as file:
+        figure.savefig(file, format="png", dpi=110)

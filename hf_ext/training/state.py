@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from diffusers.training_utils import EMAModel
 from safetensors import SafetensorError
 
+from ..files import recover_folder, remove_leftovers, sync, whole_file, write_json
 from .arguments import TrainingArguments
 
 # What may differ between the two halves of an interrupted run: nothing here changes a weight.
@@ -159,8 +160,9 @@ class RunFolder:
         self.states.mkdir(exist_ok=True)
         for leftover in self.states.glob("step-*.tmp"):
             shutil.rmtree(leftover)
+        remove_leftovers(self.path)
         for folder in (self.snapshot, self.best):
-            _recover(folder)
+            recover_folder(folder)
 
     def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         if not isinstance(found, dict) or not found.keys() >= wanted.keys():
@@ -215,10 +217,9 @@ class RunFolder:
         Args:
             step (`int`): The last step to keep.
         """
-        rows = [json.dumps(row) + "\n" for row in self.read_metrics() if row["step"] <= step]
-        temporary = self.metrics.with_suffix(".tmp")
-        temporary.write_text("".join(rows))
-        os.replace(temporary, self.metrics)
+        rows = [row for row in self.read_metrics() if row["step"] <= step]
+        with whole_file(self.metrics, "w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Rows of `metrics.jsonl`; a last line that a crash cut off is left out."""
@@ -229,8 +230,8 @@ class RunFolder:
 
 
 def _may_lie_beside(name: str) -> bool:
-    """What may be in the folder of a new run: hidden files, where the output of the run goes, our own first file."""
-    return name.startswith(".") or name.endswith((".log", ".out", ".err")) or name == "args.json.tmp"
+    """What may be in the folder of a new run: hidden files, and where the output of the run goes."""
+    return name.startswith(".") or name.endswith((".log", ".out", ".err"))
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
@@ -264,63 +265,6 @@ def read_json(path: Path) -> Any:
         raise ValueError(
             f"{path} is not readable JSON ({error}): restore it, or choose another output_dir."
         ) from error
-
-
-def write_json(path: Path, content: Any) -> None:
-    """
-    Writes a JSON file so that it is whole or as before.
-
-    Args:
-        path (`Path`): The file.
-        content (`Any`): What JSON can hold.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    _sync(temporary)
-    os.replace(temporary, path)
-
-
-def replace_folder(temporary: Path, final: Path) -> None:
-    """
-    Puts a finished folder in the place of another; a crash in between is mended by [`RunFolder.prepare`].
-
-    Args:
-        temporary (`Path`): The new folder, on the same file system.
-        final (`Path`): Its place.
-    """
-    previous = final.with_name(final.name + ".previous")
-    _sync(temporary)
-    if previous.exists():
-        shutil.rmtree(previous)
-    if final.exists():
-        os.replace(final, previous)
-    os.replace(temporary, final)
-    if previous.exists():
-        shutil.rmtree(previous)
-
-
-def _recover(folder: Path) -> None:
-    """Finishes a [`replace_folder`] that was cut off."""
-    temporary = folder.with_name(folder.name + ".tmp")
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    previous = folder.with_name(folder.name + ".previous")
-    if previous.exists() and folder.exists():
-        shutil.rmtree(previous)
-    elif previous.exists():
-        os.replace(previous, folder)
-
-
-def _sync(top: Path) -> None:
-    """Makes a file, or a folder with its content, durable before a rename makes it visible."""
-    for path in [*top.rglob("*"), top]:
-        if path.is_symlink():
-            continue
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -368,7 +312,7 @@ def save_state(accelerator: Accelerator, run: RunFolder, step: int, stream_state
         write_json(temporary / f"stream-{accelerator.process_index}.json", stream_states)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            _sync(temporary)
+            sync(temporary)
             os.replace(temporary, run.state(step))
     accelerator.wait_for_everyone()
 

@@ -1,12 +1,13 @@
 """Pictures of many pictures: a row for each class or text, its name at the left."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from PIL import Image, ImageDraw, ImageFont
+
+from hf_ext.files import whole_file
 
 from .pipeline import DisentangledDiTPipeline
 
@@ -113,8 +114,6 @@ def write_picture(picture: Image.Image, path: Path) -> Path:
     Returns:
         `Path`: The file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    picture.save(temporary, format="png")
-    os.replace(temporary, path)
+    with whole_file(path) as file:
+        picture.save(file, format="png")
     return path

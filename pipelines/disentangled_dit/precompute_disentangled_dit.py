@@ -18,10 +18,11 @@ from huggingface_hub.dataclasses import strict
 from PIL import Image
 from tqdm import tqdm
 
+from hf_ext.files import remove_leftovers, whole_file, write_json
 from hf_ext.settings import build
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import open_source, read_example
-from hf_ext.training.state import read_json, write_json
+from hf_ext.training.state import read_json
 
 from .data_disentangled_dit import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
 from .data_latents_disentangled_dit import COLUMNS, load_autoencoder, to_pixels, write_row
@@ -110,8 +111,7 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
     autoencoder.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     _check_sizes(settings, DisentangledDiTPipeline._scale_factor(autoencoder))
     work = _Work(settings, data, autoencoder)
-    for leftover in partial.glob("*.tmp"):
-        leftover.unlink()
+    remove_leftovers(partial)
     missing = [shard for shard in range(work.shards) if not (partial / work.name(shard)).exists()]
     done = work.rows - sum(len(work.numbers(shard)) for shard in missing)
     with tqdm(total=work.rows, initial=done, unit=" images", disable=not progress, smoothing=0.05) as bar:
@@ -147,11 +147,8 @@ def _check_sizes(settings: Precompute, factor: int) -> None:
 
 def _write_shard(path: Path, table: datasets.Dataset) -> None:
     """A whole file under its final name; its schema carries the features, such as the names of classes."""
-    temporary = path.with_name(path.name + ".tmp")
-    table.to_parquet(str(temporary))
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with whole_file(path) as file:
+        table.to_parquet(file)
 
 
 class _Work:

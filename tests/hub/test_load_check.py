@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hf_ext.files import stays_inside
 from hf_ext.hub import load_check
-from hf_ext.hub.folders import stays_inside
 from hf_ext.hub.load_check import check_loads, installed_room, verify_code
 from hf_ext.hub.publish import stage
 from tests import warm_python

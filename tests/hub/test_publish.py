@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageToImage, BertModel
 
-from hf_ext import semanir
+from hf_ext import files, semanir
 from hf_ext.hub import publish
 from hf_ext.hub.checkpoints import CheckpointError
 from hf_ext.hub.load_check import check_loads
@@ -271,15 +271,15 @@ def test_an_existing_folder_is_replaced_only_when_asked_and_when_it_is_a_checkpo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "other", "out", "snapshot"]
 
 
-@pytest.mark.parametrize("step", ["write_card", "sync_folder", "replace_folder"])
-def test_a_failure_leaves_the_earlier_folder_and_no_other_trace(tmp_path, snapshot, monkeypatch, step):
+@pytest.mark.parametrize(("module", "step"), [(publish, "write_card"), (files, "sync"), (files, "replace_folder")])
+def test_a_failure_leaves_the_earlier_folder_and_no_other_trace(tmp_path, snapshot, monkeypatch, module, step):
     stage(snapshot, tmp_path / "out")
     before = contents(tmp_path / "out")
 
     def fail(*arguments, **options):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(publish, step, fail)
+    monkeypatch.setattr(module, step, fail)
     with pytest.raises(OSError, match="no space left"):
         stage(snapshot, tmp_path / "out", overwrite=True)
     assert contents(tmp_path / "out") == before

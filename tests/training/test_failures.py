@@ -234,7 +234,7 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples, tiny)
     reset()
     assert main([config]) == 0
     assert RunFolder(tmp_path / "run").saved_steps() == [2, 4]
-    assert not [*(tmp_path / "run").glob("**/*.tmp")]
+    assert not [*(tmp_path / "run").glob("**/*.tmp*")]
 
 
 # A shell starts background jobs with the signal ignored, which processes hand on to those that they start.

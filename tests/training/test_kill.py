@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_ext import files
+from hf_ext.files import replace_folder
 from hf_ext.training import state
-from hf_ext.training.state import RunFolder, replace_folder
+from hf_ext.training.state import RunFolder
 
 from .killable import main
 from .launching import environment
@@ -35,9 +37,14 @@ def assert_states_complete(folder: Path) -> None:
 
 def assert_snapshots_load(folder: Path) -> None:
     for name in ("snapshot", "best"):
-        found, previous = folder / name, folder / f"{name}.previous"
-        if found.exists() or previous.exists():
-            TinyModel.from_pretrained(found if found.exists() else previous)
+        found, earlier = folder / name, folder / f".{name}.old"
+        if found.exists() or earlier.exists():
+            TinyModel.from_pretrained(found if found.exists() else earlier)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What a writer that was killed left behind."""
+    return [*folder.glob("**/*.tmp*"), *folder.glob(".*.old")]
 
 
 def kill_while(process, folder: Path, pattern: str, patience: float) -> bool:
@@ -101,7 +108,7 @@ def kill_and_continue(tmp_path: Path, examples: Path, moments: list[str], monkey
             shutil.rmtree(killed)
     wait_for(start(killed, examples))
     assert contents(killed) == contents(whole)
-    assert not [*killed.glob("**/*.tmp"), *killed.glob("*.previous")]
+    assert not leftovers(killed)
 
 
 @pytest.mark.slow
@@ -111,7 +118,7 @@ def test_killed_while_a_state_is_written(tmp_path, examples, monkeypatch):
 
 @pytest.mark.slow
 def test_killed_again_and_again(tmp_path, examples, monkeypatch):
-    moments = ["any", "state/step-*.tmp", "best.tmp", "*.previous", "any", "snapshot.tmp"]
+    moments = ["any", "state/step-*.tmp", ".best.tmp-*", "any", ".snapshot.tmp-*"]
     kill_and_continue(tmp_path, examples, moments, monkeypatch)
 
 
@@ -126,7 +133,7 @@ def test_a_snapshot_survives_a_kill_between_its_renames(tmp_path, examples, monk
     arguments = make_arguments(output, {"train": {"path": str(examples)}}, max_steps=2)
     run(TinyTask(), arguments)
     expected = (output / "snapshot" / "model.safetensors").read_bytes()
-    newer = output / "snapshot.tmp"
+    newer = output / ".snapshot.tmp-01234567"
     shutil.copytree(output / "snapshot", newer)
     done = []
 
@@ -140,15 +147,16 @@ def test_a_snapshot_survives_a_kill_between_its_renames(tmp_path, examples, monk
         return counted
 
     with monkeypatch.context() as patch:
-        patch.setattr(state.os, "replace", count(os.replace))
-        patch.setattr(state.shutil, "rmtree", count(shutil.rmtree))
+        patch.setattr(files, "_exchange", lambda first, second: False)
+        patch.setattr(files.os, "replace", count(os.replace))
+        patch.setattr(files.shutil, "rmtree", count(shutil.rmtree))
         with pytest.raises(Killed):
             replace_folder(newer, output / "snapshot")
     assert len(done) == renames
     RunFolder(output).prepare(arguments, 1)
     assert (output / "snapshot" / "model.safetensors").read_bytes() == expected
     TinyModel.from_pretrained(output / "snapshot")
-    assert not [*output.glob("*.tmp"), *output.glob("*.previous")]
+    assert not leftovers(output)
 
 
 def test_a_kill_before_anything_was_saved_leaves_a_folder_that_can_be_used(tmp_path, examples, monkeypatch):

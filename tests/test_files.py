@@ -1,4 +1,4 @@
-"""A folder takes the place of another: never half, never gone, also where the system cannot exchange two."""
+"""Files and folders appear whole or not at all, also where the system cannot exchange two folders."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from hf_ext import files
 from hf_ext.emr import emr_loader
 from hf_ext.emr.manifest_emr import artifact_file
-from hf_ext.hub import folders
-from hf_ext.hub.folders import recover_folder, replace_folder, stays_inside
+from hf_ext.files import (
+    recover_folder,
+    remove_leftovers,
+    replace_folder,
+    stays_inside,
+    whole_file,
+    whole_folder,
+    write_json,
+)
 from hf_ext.hub.safetensors_headers import CheckpointError
-
-from .published import contents
+from tests.hub.published import contents
 
 
 @pytest.fixture
@@ -28,7 +35,7 @@ def pair(tmp_path) -> tuple[Path, Path]:
 @pytest.fixture(params=["exchange", "renames"])
 def either(request, monkeypatch):
     if request.param == "renames":
-        monkeypatch.setattr(folders, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     elif not hasattr(os, "posix_fadvise"):
         pytest.skip("only Linux exchanges folders")
 
@@ -46,7 +53,7 @@ def test_the_new_folder_is_there_and_the_old_one_gone(pair, tmp_path, either, ki
 
 def test_a_reader_never_finds_nothing(tmp_path):
     """Hundreds of exchanges while another thread reads: each read finds one whole folder."""
-    if not folders._exchange(*[Path(tmp_path, name) for name in ("a", "b") if not Path(tmp_path, name).mkdir()]):
+    if not files._exchange(*[Path(tmp_path, name) for name in ("a", "b") if not Path(tmp_path, name).mkdir()]):
         pytest.skip("this file system cannot exchange folders")
     out = tmp_path / "out"
     out.mkdir()
@@ -81,8 +88,8 @@ def test_when_the_new_folder_cannot_be_moved_in_the_earlier_one_comes_back(pair,
             raise OSError("no")
         replace(source, target)
 
-    monkeypatch.setattr(folders, "_exchange", lambda first, second: False)
-    monkeypatch.setattr(folders.os, "replace", fail_once)
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(files.os, "replace", fail_once)
     with pytest.raises(OSError, match="no"):
         replace_folder(*pair)
     assert calls == [".out.old", "out", "out"]
@@ -100,6 +107,75 @@ def test_what_a_kill_left_between_two_renames_is_put_right(pair, tmp_path):
     recover_folder(out)
     recover_folder(out)
     assert contents(tmp_path) == {"out/sub/file": b"new"}
+
+
+def test_a_file_appears_when_its_block_ends(tmp_path):
+    path = tmp_path / "folder" / "file.txt"
+    with whole_file(path, "w") as file:
+        file.write("ä")
+        assert not path.exists()
+    assert path.read_bytes() == "ä".encode()
+    with whole_file(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == "ä".encode()
+    assert contents(tmp_path) == {"folder/file.txt": b"new"}
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
+
+
+@pytest.mark.parametrize("kind", ["write", "sync", "rename"])
+def test_a_file_that_could_not_be_written_leaves_the_earlier_one(tmp_path, monkeypatch, kind):
+    def fail(*_):
+        raise OSError("no space left")
+
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    if kind != "write":
+        monkeypatch.setattr(files.os, {"sync": "fsync", "rename": "replace"}[kind], fail)
+    with pytest.raises(OSError, match="no space left"), whole_file(path) as file:
+        file.write(b"new")
+        if kind == "write":
+            fail()
+    assert contents(tmp_path) == {"file": b"old"}
+
+
+def test_two_writers_of_a_file_do_not_meet(tmp_path):
+    path = tmp_path / ("n" * 255)
+    with whole_file(path) as first, whole_file(path) as second:
+        second.write(b"second")
+        first.write(b"first")
+    assert contents(tmp_path) == {path.name: b"first"}
+
+
+def test_a_folder_appears_when_its_block_ends(tmp_path, either):
+    path = tmp_path / "deep" / "folder"
+    for content in ("old", "new"):
+        with whole_folder(path) as folder:
+            (folder / "file").write_text(content)
+            assert path.exists() is (content == "new")
+    with pytest.raises(RuntimeError, match="stop"), whole_folder(path) as folder:
+        (folder / "file").write_text("half")
+        raise RuntimeError("stop")
+    assert contents(tmp_path) == {"deep/folder/file": b"new"}
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
+    kept = tmp_path / ".mine.tmp"
+    kept.touch()
+    files.neighbour(tmp_path / "folder").mkdir()
+    (files.neighbour(tmp_path / "file")).touch()
+    assert len([*tmp_path.iterdir()]) == 3
+    remove_leftovers(tmp_path)
+    assert [*tmp_path.iterdir()] == [kept]
+
+
+def test_json_is_text_with_a_last_newline(tmp_path):
+    write_json(tmp_path / "a.json", {"ä": [1]}, indent=None)
+    assert (tmp_path / "a.json").read_bytes() == b'{"\\u00e4": [1]}\n'
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {1, 2})
+    assert (tmp_path / "a.json").read_bytes() == b'{"\\u00e4": [1]}\n'
 
 
 COMMIT = "hub/models--org--name/snapshots/" + "c" * 40

@@ -1,0 +1,193 @@
+"""The one place that makes a file or a folder appear: whole and on the disk under its name, or not at all.
+
+What is written goes to a hidden neighbour of its place, `.NAME.tmp-XXXXXXXX`, is flushed to the disk, and takes its
+name in one step. A reader therefore sees what was there before or all of the new; a process that is killed leaves at
+most a hidden neighbour, which nothing reads and nothing publishes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+# Of linux/fcntl.h and linux/fs.h.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+# How the cache of huggingface_hub calls the folders of repositories.
+_CACHED = ("models--", "datasets--", "spaces--")
+# What marks the name of an unfinished file or folder.
+_MARK = ".tmp-"
+
+
+def neighbour(path: Path) -> Path:
+    """A new hidden name beside a path. The name of the path is cut: file systems take 255 bytes."""
+    return path.with_name(f".{path.name[:50]}{_MARK}{secrets.token_hex(4)}")
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str], mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
+    """
+    Opens a file that appears when the block ends without an error; its folder is made.
+
+        with whole_file(path) as file:
+            figure.savefig(file, format="png")
+
+    Args:
+        path (`str` or `Path`): Where the file will be. One that is there is replaced.
+        mode (`str`, *optional*, defaults to `"wb"`): `"wb"`, or `"w"` for text, then in UTF-8.
+        options: Of `open`.
+
+    Yields:
+        The open file.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if "b" not in mode:
+        options.setdefault("encoding", "utf-8")
+    temporary = neighbour(path)
+    try:
+        with open(temporary, mode.replace("w", "x"), **options) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        # Gone after the rename; after an error the part that was written.
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """
+    Gives a new folder to fill, which takes its place when the block ends without an error; see [`replace_folder`].
+
+    Args:
+        path (`str` or `Path`): Where the folder will be. One that is there is replaced.
+
+    Yields:
+        `Path`: The folder to fill.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    recover_folder(path)
+    temporary = neighbour(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        sync(temporary)
+        replace_folder(temporary, path)
+    finally:
+        # Gone after the rename; after an error the part that was written.
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 2) -> None:
+    """Writes what JSON can hold as a whole file that ends with a newline."""
+    with whole_file(path, "w") as file:
+        json.dump(content, file, indent=indent)
+        file.write("\n")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Deletes what killed writers left in a folder, where nobody else is writing."""
+    for path in folder.glob(f".*{_MARK}????????"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or a folder and all that is in it, is on the disk."""
+    for found in [*path.rglob("*"), path]:
+        if found.is_symlink() or (found.is_dir() and os.name != "posix"):
+            continue
+        # Windows flushes only what is open for writing, and no folders.
+        descriptor = os.open(found, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def replace_folder(new: Path, out: Path) -> None:
+    """
+    Puts a finished folder in its place; an earlier one is deleted only after that.
+
+    Where the system can exchange two folders (Linux), `out` is at every moment the whole old or the whole new folder.
+    Elsewhere there is a moment between two renames in which the old one is called `.NAME.old`; see
+    [`recover_folder`].
+
+    Args:
+        new (`Path`): The finished folder, on the same file system as `out`.
+        out (`Path`): Its place; may hold an earlier folder.
+
+    Raises:
+        OSError: It could not be moved; `out` is as it was.
+    """
+    if not out.exists():
+        os.replace(new, out)
+    elif _exchange(new, out):
+        shutil.rmtree(new)
+    else:
+        aside = out.with_name(f".{out.name}.old")
+        os.replace(out, aside)
+        try:
+            os.replace(new, out)
+        except OSError:
+            os.replace(aside, out)
+            raise
+        shutil.rmtree(aside)
+
+
+def recover_folder(out: Path) -> None:
+    """
+    Finishes or takes back a [`replace_folder`] that was killed.
+
+    Args:
+        out (`Path`): The place that was written to.
+    """
+    aside = out.with_name(f".{out.name}.old")
+    if aside.is_dir() and not out.exists():
+        os.replace(aside, out)
+    elif aside.is_dir():
+        shutil.rmtree(aside)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchanges two folders in one step; False where the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    if rename is None:
+        return False
+    done: int = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    return done == 0
+
+
+def stays_inside(folder: Path, path: Path) -> bool:
+    """
+    Whether a path of a folder really lies in it, and is not a link to somewhere else.
+
+    The cache of `huggingface_hub` keeps the files of a repository in `models--org--name/blobs/`, or in a `blobs/` that
+    all repositories share, and `models--org--name/snapshots/<commit>/` holds links to them. Such links stay inside,
+    however deep in the commit the folder lies. Everything that follows a path of a folder asks this function;
+    `emr_loader.py`, which travels alone, has a copy that is tested against the same cases.
+
+    Args:
+        folder (`Path`): The folder.
+        path (`Path`): The path, as found in the folder.
+
+    Returns:
+        `bool`: Whether it may be followed.
+    """
+    home, target = folder.resolve(), path.resolve()
+    allowed = [home]
+    for commit in (home, *home.parents):
+        repository = commit.parent.parent
+        if commit.parent.name == "snapshots" and repository.name.startswith(_CACHED):
+            allowed += [repository / "blobs", repository.parent / "blobs"]
+    return any(target.is_relative_to(place) for place in allowed)
