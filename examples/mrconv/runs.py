@@ -20,6 +20,7 @@ from studies import launch, read_arguments, summary  # noqa: E402  found through
 
 EXAMPLES = Path(__file__).resolve().parent
 UNSEEN = "theo"
+DIGITS = datasets.Features({"audio": datasets.List(datasets.Value("int16")), "label": datasets.Value("int64")})
 LISTOPS = {"train": 8000, "validation": 100, "test": 1000}
 
 
@@ -45,11 +46,10 @@ def write_digits(fsdd: Path, out: Path) -> None:
     if not paths:
         raise ValueError(f"{fsdd} holds no .wav files: give the folder of the Free Spoken Digit Dataset.")
     splits: dict[str, Callable[[Path], bool]] = {"official": is_official_test, "unseen": is_unseen}
-    features = datasets.Features({"audio": datasets.List(datasets.Value("int16")), "label": datasets.Value("int64")})
     for name, is_test in splits.items():
         for part, wanted in (("train", False), ("test", True)):
             rows = [read_digit(path) for path in paths if is_test(path) is wanted]
-            write_parquet(out / name / f"{part}.parquet", rows, features)
+            write_parquet(out / name / f"{part}.parquet", rows, DIGITS)
 
 
 def write_images(cifar10: Path, out: Path) -> None:

@@ -23,8 +23,8 @@ WORK = Path.home() / ".cache" / "hf_ext_released"
 QUEUE: dict[str, tuple[str, ...]] = {
     "denoise-color": (),
     "cifar10-16": (),
-    "cifar10": ("cifar10-16",),
     "spoken-digits": (),
+    "cifar10": ("cifar10-16",),
     "denoise-gray": (),
     "super-resolution-x2": (),
     "jpeg-color": ("denoise-color",),
