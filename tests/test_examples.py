@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from hf_ext import merge_checkpoints
-from hf_ext.emr.pictures_emr import draw_report
 from hf_ext.merging.configuration import MergeConfig
+from hf_ext.plots.merges import draw_report
 from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
 from tests import warm_python
@@ -116,7 +116,7 @@ def test_fine_tunes_are_trained_merged_and_used(
     results = json.loads((snapshot / "eval.json").read_text())["results"]
     assert [row["metric"] for row in results] == ["f1", "accuracy"]
     other = tiny_bert(tmp_path / "other", 1, base=base, num_labels=3)
-    monkeypatch.setattr("hf_ext.emr.pictures_emr.draw_report", draw_report)
+    monkeypatch.setattr("hf_ext.plots.merges.draw_report", draw_report)
     merge_checkpoints(
         {"base": str(base), "tasks": {"irony": str(snapshot), "other": str(other)}},
         tmp_path / "merged",

@@ -31,7 +31,7 @@ from transformers import get_scheduler
 from versions import installed_versions
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
-from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
+from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.data import IndexedSamples
 

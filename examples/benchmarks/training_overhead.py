@@ -25,7 +25,7 @@ from tqdm import tqdm
 from transformers import get_scheduler
 from versions import installed_versions
 
-from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.data import IndexedSamples
 

@@ -21,7 +21,7 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from hf_ext.mrconv.training_mrconv import Batch, ClassificationTask, column
+from hf_ext.tasks.sequences import Batch, ClassificationTask, column
 from hf_ext.training import TrainingArguments, main
 from hf_ext.training.arguments import build
 

@@ -13,12 +13,8 @@ from sets import resized
 
 from hf_ext.metrics import ClassifierFeatures, high_frequency_energy
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import (
-    evaluate_size_control,
-    generate_images,
-    measure_images,
-)
-from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import GAP, LEAST, draw_grid, sample_rows, write_picture
+from hf_ext.plots.grids import GAP, LEAST, draw_grid, sample_rows, write_picture
+from hf_ext.tasks.diffusion_evaluation import evaluate_size_control, generate_images, measure_images
 
 CLASSES = 10
 # Generated images: steps of DDIM and guidance.

@@ -30,8 +30,8 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTSamplingMixin
+from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, main
 from hf_ext.training.arguments import build
 from hf_ext.training.state import read_json

@@ -12,7 +12,7 @@ from restorers import BASE_STEPS, CONFIG, JPEG_QUALITY, NOISE, RESTORERS, STEPS,
 
 from hf_ext import EMRModel, SemanIRForImageRestoration
 from hf_ext.metrics.psnr import psnr
-from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training.arguments import DataSource, read_yaml
 from hf_ext.training.data import open_source
 

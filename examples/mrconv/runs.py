@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 from pyarrow import parquet
 
-from hf_ext.mrconv.listops_mrconv import ListOps, write_listops
+from hf_ext.tasks.listops import ListOps, write_listops
 from hf_ext.training import TrainingArguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -12,8 +12,8 @@ from skimage.restoration import denoise_tv_chambolle
 
 from hf_ext.metrics.psnr import psnr
 from hf_ext.semanir import SemanIRForImageRestoration
-from hf_ext.semanir.degradations_semanir import matlab_bicubic
-from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.tasks.degradations import matlab_bicubic
+from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import build_task, evaluate
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import open_source

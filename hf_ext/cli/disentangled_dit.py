@@ -68,9 +68,9 @@ def precompute(
     """
     import datasets
 
-    from hf_ext.pipelines.disentangled_dit.precompute_disentangled_dit import Precompute
-    from hf_ext.pipelines.disentangled_dit.precompute_disentangled_dit import precompute as encode
     from hf_ext.settings import build
+    from hf_ext.tasks.precompute import Precompute
+    from hf_ext.tasks.precompute import precompute as encode
 
     values = {
         "data": {"path": data, "split": split, "name": name},
@@ -140,7 +140,7 @@ def sample(
     """
     from accelerate.utils.memory import should_reduce_batch_size
 
-    from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid, sample_rows, write_picture
+    from hf_ext.plots.grids import draw_grid, sample_rows, write_picture
 
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="--out")

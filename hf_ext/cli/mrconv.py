@@ -46,8 +46,8 @@ def make_listops(
       hf-ext mrconv make-listops data/listops
       hf-ext mrconv make-listops data/short --train 1000 --min-length 50 --max-length 200
     """
-    from hf_ext.mrconv.listops_mrconv import ListOps, write_listops
     from hf_ext.settings import build
+    from hf_ext.tasks.listops import ListOps, write_listops
 
     values = {
         "seed": seed,
@@ -74,7 +74,7 @@ def plot(source: str, out: Path, channel: int) -> None:
       hf-ext mrconv plot runs/digits/snapshot kernels.png
       hf-ext mrconv plot org/digits@v1 kernels.png --channel 3
     """
-    from hf_ext.mrconv.plots_mrconv import load_model, plot_kernels
+    from hf_ext.plots.kernels import load_model, plot_kernels
 
     with loading(source):
         model = load_model(source)

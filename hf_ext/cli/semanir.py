@@ -136,7 +136,7 @@ def restore(
     """
     # Where nothing is left to do no model is needed.
     import_without_models()
-    from hf_ext.picture_jobs import check_places, is_done, plan_jobs
+    from hf_ext.restoration.jobs import check_places, is_done, plan_jobs
 
     folder = _folder_of_results(out, compare)
     if suffix is not None and template is not None:
@@ -191,7 +191,7 @@ def _restore(
     model: Any, jobs: list[Any], overwrite: bool, sheet: Path | None, options: dict[str, Any]
 ) -> tuple[int, int, str]:
     """How many pictures were restored and how many not, and how fast it went."""
-    from hf_ext.semanir.jobs_semanir import restore_files
+    from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()
     with _Bar(jobs) as bar:
@@ -209,7 +209,7 @@ class _Bar:
     def __init__(self, jobs: list[Any]):
         from tqdm import tqdm
 
-        from hf_ext.picture_jobs import megapixels_of
+        from hf_ext.restoration.jobs import megapixels_of
 
         total = sum(map(megapixels_of, jobs))
         # On standard error, and only where somebody watches.
@@ -255,9 +255,9 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
       hf-ext semanir explain runs/denoise/snapshot photo.png neighbours.png
       hf-ext semanir explain org/name photo.png neighbours.png --at 120,80 --stage 2 --top-k 16,64,256
     """
+    from hf_ext.plots.attention import explain as draw
+    from hf_ext.restoration.run import as_picture
     from hf_ext.semanir.image_processing_files_semanir import read_image, write_image
-    from hf_ext.semanir.jobs_semanir import as_picture
-    from hf_ext.semanir.plots_semanir import explain as draw
 
     if at is not None and len(at) != 2:
         raise click.BadParameter("give column and row, such as 120,80.", param_hint="--at")

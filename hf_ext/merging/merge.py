@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from hf_ext.emr.pictures_emr import load_drawing
+from hf_ext.plots.merges import load_drawing
 
 from ..hub.folders import replace_folder, sync_folder
 from ..hub.system_calls import count_cores

@@ -69,7 +69,7 @@ def write_report(folder: Path, report: Mapping[str, Any]) -> None:
             artifact that is being replaced.
         report (`Mapping`): The report.
     """
-    from hf_ext.emr.pictures_emr import draw_report
+    from hf_ext.plots.merges import draw_report
 
     for file in ("report.json", "report.png"):
         (folder / file).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """MRConv operators (arXiv 2408.09453): kernels of the branches, long convolution, and the merged training-mode layer.
 
-`reference_mrconv` has the same functions as direct sums over N branches.
+`tests/mrconv/reference_ops.py` has the same functions as direct sums over N branches.
 Shapes: u is [batch, channels, length]; a kernel is [channels, taps] and starts at lag 0; N branches.
 """
 

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """SemanIR operators (arXiv 2405.20008): the key-semantic dictionary and attention restricted to it.
 
-Every way to compute them gives the same. `reference_semanir` has the same functions as loops.
+Every way to compute them gives the same. `tests/semanir/reference_ops.py` has the same functions as loops.
 Shapes: batch B, feature map [B, height, width, channels], W = B * windows of an image, N = tokens of a window.
 """
 

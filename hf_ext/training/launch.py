@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 # Where each method keeps its part of the loop; imported when asked for, as diffusers is slow to import.
 TASKS = {
-    "semanir": ("hf_ext.semanir.training_semanir", "SemanIRTask"),
-    "mrconv-listops": ("hf_ext.mrconv.training_text_mrconv", "ListOpsTask"),
-    "mrconv-text": ("hf_ext.mrconv.training_text_mrconv", "TextTask"),
-    "mrconv-retrieval": ("hf_ext.mrconv.training_text_mrconv", "RetrievalTask"),
-    "mrconv-lm": ("hf_ext.mrconv.training_text_mrconv", "LanguageModelTask"),
-    "mrconv-pixels": ("hf_ext.mrconv.training_signals_mrconv", "PixelTask"),
-    "mrconv-audio": ("hf_ext.mrconv.training_signals_mrconv", "AudioTask"),
-    "mrconv-images": ("hf_ext.mrconv.training_signals_mrconv", "ImageTask"),
-    "disentangled-dit": ("hf_ext.pipelines.disentangled_dit.training_disentangled_dit", "DisentangledDiTTask"),
+    "semanir": ("hf_ext.tasks.restoration", "SemanIRTask"),
+    "mrconv-listops": ("hf_ext.tasks.texts", "ListOpsTask"),
+    "mrconv-text": ("hf_ext.tasks.texts", "TextTask"),
+    "mrconv-retrieval": ("hf_ext.tasks.texts", "RetrievalTask"),
+    "mrconv-lm": ("hf_ext.tasks.texts", "LanguageModelTask"),
+    "mrconv-pixels": ("hf_ext.tasks.signals", "PixelTask"),
+    "mrconv-audio": ("hf_ext.tasks.signals", "AudioTask"),
+    "mrconv-images": ("hf_ext.tasks.signals", "ImageTask"),
+    "disentangled-dit": ("hf_ext.tasks.diffusion", "DisentangledDiTTask"),
 }
 
 USAGE = """usage: accelerate launch -m hf_ext.training FILE.yaml [--field value] [--section.field value] …

@@ -21,12 +21,13 @@ from accelerate.utils import DistributedType, ProjectConfiguration, broadcast, s
 from tqdm import tqdm
 from transformers import get_scheduler
 
+from hf_ext.plots.curves import plot_curves
+
 from ..files import whole_folder, write_json
 from .arguments import TrainingArguments
 from .data import TrainingLoader, open_source
 from .evaluation import evaluate, write_results
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
-from .plots import plot_curves
 from .processes import check_supported, check_tracker, check_weights, run_main_first
 from .provenance import provenance
 from .state import (

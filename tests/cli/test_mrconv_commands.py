@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification
-from hf_ext.mrconv.listops_mrconv import ListOps
+from hf_ext.tasks.listops import ListOps
 from hf_ext_cli.main import main
 
 

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image, ImageCms
 
-from hf_ext import picture_jobs
+from hf_ext.restoration import jobs
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.image_processing_camera_semanir import RAW_ENDINGS
 from hf_ext.semanir.image_processing_files_semanir import FORMATS, Picture, read_frames, read_image, write_image
@@ -65,8 +65,8 @@ def files(folder) -> list[str]:
 
 def test_the_planner_knows_the_writer_and_the_reader():
     """It has lists of its own, so that it imports neither torch nor transformers."""
-    assert tuple(FORMATS) == picture_jobs.WRITTEN
-    assert picture_jobs.RAW_ENDINGS == RAW_ENDINGS
+    assert tuple(FORMATS) == jobs.WRITTEN
+    assert jobs.RAW_ENDINGS == RAW_ENDINGS
 
 
 def test_one_clash_of_names_is_reported_and_the_others_go_on(folder_of_model, photos, tmp_path):

@@ -6,13 +6,8 @@ import torch
 from diffusers import DDIMScheduler
 
 from hf_ext.metrics import content_drift, frechet_distance, high_frequency_energy, kernel_distance_of_subsets
-from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import (
-    evaluate_classes,
-    evaluate_size_control,
-    generate_images,
-    measure_images,
-)
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
+from hf_ext.tasks.diffusion_evaluation import evaluate_classes, evaluate_size_control, generate_images, measure_images
 from tests.disentangled_dit.dit_testing import make_transformer
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline
 from tests.testing import assert_same_picture

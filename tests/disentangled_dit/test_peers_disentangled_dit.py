@@ -13,8 +13,8 @@ import torch
 from diffusers import DDIMScheduler
 from PIL import Image
 
-from hf_ext.pipelines.disentangled_dit.evaluation_disentangled_dit import generate_images
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
+from hf_ext.tasks.diffusion_evaluation import generate_images
 from hf_ext.training import main
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
 from tests.testing import assert_same_answers, assert_same_weights

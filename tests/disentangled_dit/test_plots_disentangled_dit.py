@@ -5,7 +5,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 
-from hf_ext.pipelines.disentangled_dit import plots_disentangled_dit as plots
+from hf_ext.plots import grids as plots
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline
 
 

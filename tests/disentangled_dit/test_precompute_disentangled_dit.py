@@ -7,11 +7,11 @@ import torch
 from pyarrow.parquet import read_table
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.pipelines.disentangled_dit import precompute_disentangled_dit as module
-from hf_ext.pipelines.disentangled_dit.data_disentangled_dit import Crops, cut_view
-from hf_ext.pipelines.disentangled_dit.data_latents_disentangled_dit import load_autoencoder, read_row, to_pixels
-from hf_ext.pipelines.disentangled_dit.precompute_disentangled_dit import Precompute, precompute
 from hf_ext.settings import build
+from hf_ext.tasks import precompute as module
+from hf_ext.tasks.diffusion_data import Crops, cut_view
+from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
+from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training.data import TrainingLoader
 from tests.testing import assert_same_answers
 

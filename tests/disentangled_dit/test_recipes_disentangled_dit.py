@@ -8,8 +8,8 @@ import pytest
 from diffusers import DiffusionPipeline
 
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
-from hf_ext.pipelines.disentangled_dit.precompute_disentangled_dit import Precompute, precompute
 from hf_ext.settings import build
+from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, read_yaml
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from transformers import BertConfig, BertModel
 
-from hf_ext.pipelines.disentangled_dit.plots_disentangled_dit import draw_grid
+from hf_ext.plots.grids import draw_grid
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource, read_yaml
 from hf_ext.training.data import open_source

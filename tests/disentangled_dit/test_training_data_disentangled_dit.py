@@ -7,14 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_ext.pipelines.disentangled_dit.data_disentangled_dit import (
-    Crops,
-    bucket_sizes,
-    cut_view,
-    nearest_bucket,
-)
-from hf_ext.pipelines.disentangled_dit.data_latents_disentangled_dit import read_row, to_pixels, write_row
 from hf_ext.settings import build
+from hf_ext.tasks.diffusion_data import Crops, bucket_sizes, cut_view, nearest_bucket
+from hf_ext.tasks.diffusion_latents import read_row, to_pixels, write_row
 from hf_ext.training.data import IndexedSamples
 
 

@@ -19,14 +19,9 @@ from PIL import Image
 
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
-from hf_ext.pipelines.disentangled_dit.training_noise_disentangled_dit import (
-    make_scheduler,
-    noisy_samples,
-    objective_of,
-    random_keep_mask,
-)
 from hf_ext.settings import build
+from hf_ext.tasks.diffusion import DisentangledDiTTask
+from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_mask
 from hf_ext.training import build_task, evaluate_checkpoint
 
 from .pipeline_testing import make_text_pipeline, make_vae

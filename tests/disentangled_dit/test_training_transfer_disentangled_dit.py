@@ -10,14 +10,9 @@ from diffusers import DDIMScheduler, DiffusionPipeline
 
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.pipelines.disentangled_dit.data_disentangled_dit import Crops
-from hf_ext.pipelines.disentangled_dit.training_noise_disentangled_dit import make_scheduler, noisy_samples
-from hf_ext.pipelines.disentangled_dit.training_transfer_disentangled_dit import (
-    Checkpoint,
-    Transfer,
-    open_pipeline,
-    transfer,
-)
+from hf_ext.tasks.diffusion_data import Crops
+from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples
+from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline, transfer
 from tests.hub_testing import run_python
 
 from .training_testing import losses, make_arguments, reset, run, write_pictures
@@ -156,7 +151,7 @@ def test_another_data_set_brings_its_own_classes(tmp_path, base):
 FROM_A_HUB = """
 import sys, torch
 from huggingface_hub import HfApi
-from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
+from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training.models import pin_revision
 
 HfApi().create_repo("me/base")

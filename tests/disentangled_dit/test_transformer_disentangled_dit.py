@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from hf_ext.pipelines.disentangled_dit import reference_disentangled_dit as reference
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
+from tests.disentangled_dit import reference_transformer as reference
 from tests.disentangled_dit.dit_testing import generator, make_controls, make_inputs, make_transformer
 from tests.testing import assert_same_answers
 

@@ -10,7 +10,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from PIL import Image
 
-from hf_ext.pipelines.disentangled_dit.training_disentangled_dit import DisentangledDiTTask
+from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
 from tests.training.tiny import digest

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
-from hf_ext.pipelines.disentangled_dit import training_disentangled_dit
+from hf_ext.tasks import diffusion
 from hf_ext.training import loop
 
 from .training_testing import MODEL, make_arguments, run
@@ -15,7 +15,7 @@ from .training_testing import MODEL, make_arguments, run
 STEPS = 4
 
 
-class Watched(training_disentangled_dit.DisentangledDiTTask):
+class Watched(diffusion.DisentangledDiTTask):
     """Keeps the network that it trains."""
 
     def loss(self, model, batch, step):
@@ -25,13 +25,13 @@ class Watched(training_disentangled_dit.DisentangledDiTTask):
 
 def train_on(data: Path, out: Path, batch: int) -> str:
     """Trains on all that is random by rank made a function of each picture; a digest of the network's weights."""
-    plain = training_disentangled_dit.noisy_samples
+    plain = diffusion.noisy_samples
 
     def noisy_samples(scheduler, clean, noise, places):
         noise = (clean.flip(-1) * 1e3).sin() * 2**0.5
         return plain(scheduler, clean, noise, clean.mean((1, 2, 3)).mul(1e3).sin().abs() * 0.99)
 
-    training_disentangled_dit.noisy_samples = noisy_samples
+    diffusion.noisy_samples = noisy_samples
     try:
         changes = {"max_steps": STEPS, "per_device_train_batch_size": batch, "learning_rate": 1e-3}
         arguments = make_arguments(
@@ -43,7 +43,7 @@ def train_on(data: Path, out: Path, batch: int) -> str:
         )
         task, _ = run(arguments, Watched)
     finally:
-        training_disentangled_dit.noisy_samples = plain
+        diffusion.noisy_samples = plain
     weights = torch.cat([value.detach().flatten() for value in task.network.parameters()])
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hf_ext.emr import ops_emr as ops
-from hf_ext.emr import reference_emr as reference
+from tests.emr import reference_ops as reference
 
 DTYPES = ops.DTYPES
 COLUMN = {name: index for index, name in enumerate(ops.SUMS)}

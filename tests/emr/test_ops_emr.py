@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ext.emr import ops_emr as ops
-from hf_ext.emr import reference_emr as reference
+from tests.emr import reference_ops as reference
 from tests.emr.blocks import DTYPES, Block, assert_agree, assert_matches_reference, random_block, same_bits
 
 SIZES = (1, 7, 8, 15, 16, 17, 63, 511, 513, 1023, 1024, 8191, 8192, 8193, 20001)

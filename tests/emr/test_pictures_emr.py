@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from hf_ext.emr.pictures_emr import draw_report
+from hf_ext.plots.merges import draw_report
 from tests.merging.merged_sums import Merge, fine_tunes
 
 

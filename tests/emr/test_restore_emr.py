@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_ext.emr import ops_emr as ops
-from hf_ext.emr import reference_emr as reference
+from tests.emr import reference_ops as reference
 from tests.emr.blocks import DTYPES, random_block, same_bits
 
 

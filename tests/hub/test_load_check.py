@@ -119,7 +119,7 @@ def test_a_process_that_hangs_is_ended(staged, monkeypatch):
         check_loads(staged)
 
 
-@pytest.mark.parametrize("name", ["modeling_semanir.py", "training_semanir.py", "evil.py", "sub/ops_semanir.py"])
+@pytest.mark.parametrize("name", ["modeling_semanir.py", "restoration.py", "evil.py", "sub/ops_semanir.py"])
 def test_code_that_is_not_the_installed_one_is_never_run(staged, never_run, name):
     (staged / name).parent.mkdir(exist_ok=True)
     (staged / name).write_text((staged / "ops_semanir.py").read_text() + "\n# changed\n")
@@ -127,10 +127,10 @@ def test_code_that_is_not_the_installed_one_is_never_run(staged, never_run, name
         check_loads(staged)
 
 
-def test_an_equal_file_of_another_role_is_not_shipped_either(staged, never_run):
-    room = installed_room("semanir")
-    (staged / "reference_semanir.py").write_bytes(Path(room.__file__).with_name("reference_semanir.py").read_bytes())
-    with pytest.raises(ValueError, match=r"reference_semanir\.py: not a file of the installed hf_ext"):
+def test_an_equal_file_of_another_room_is_not_shipped_either(staged, never_run):
+    room = Path(installed_room("semanir").__file__).parents[1]
+    (staged / "degradations.py").write_bytes((room / "tasks" / "degradations.py").read_bytes())
+    with pytest.raises(ValueError, match=r"degradations\.py: not a file of the installed hf_ext"):
         check_loads(staged)
 
 

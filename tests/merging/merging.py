@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from hf_ext.emr import pictures_emr
 from hf_ext.emr.ops_emr import SUB_BLOCK
 from hf_ext.merging import work
 from hf_ext.merging.merge import merge_checkpoints
+from hf_ext.plots import merges
 from tests.emr.emr_testing import write_tokenizer, write_weights
 
 
@@ -19,7 +19,7 @@ from tests.emr.emr_testing import write_tokenizer, write_weights
 def short_segments_and_no_picture(monkeypatch, request):
     """Units of two sub-blocks, so that small tensors have several; the picture takes longer than such a merge."""
     monkeypatch.setattr(work, "SEGMENT", 2 * SUB_BLOCK)
-    monkeypatch.setattr(pictures_emr, "draw_report", lambda report, path: None)
+    monkeypatch.setattr(merges, "draw_report", lambda report, path: None)
 
 
 def write_set(place: Path, tasks: int = 3, seed: int = 0) -> dict[str, Any]:

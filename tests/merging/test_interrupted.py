@@ -24,10 +24,11 @@ PREPARE = """
     import json, os, random, signal, sys
     from pathlib import Path
     from hf_ext.merging import work
-    from hf_ext.emr import ops_emr, pictures_emr
+    from hf_ext.emr import ops_emr
+    from hf_ext.plots import merges
     from hf_ext.merging.merge import merge_checkpoints
     work.SEGMENT = 2 * ops_emr.SUB_BLOCK
-    pictures_emr.draw_report = lambda report, path: None
+    merges.draw_report = lambda report, path: None
     config, out = json.loads(sys.argv[1]), Path(sys.argv[2])
 """
 # One process imports everything, and every attempt is a fork of it that kills itself at its n-th write, flush or

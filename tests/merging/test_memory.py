@@ -19,7 +19,7 @@ MEASURE = """
     import matplotlib.backends.backend_agg, matplotlib.figure
     from hf_ext.emr import ops_emr
     from hf_ext.merging.merge import merge_checkpoints
-    import hf_ext.hub.cards, hf_ext.merging.card, hf_ext.emr.pictures_emr
+    import hf_ext.hub.cards, hf_ext.merging.card, hf_ext.plots.merges
 
     place = Path(sys.argv[1])
 
@@ -41,7 +41,7 @@ MEASURE = """
         if not os.fork():
             try:
                 if not picture:
-                    hf_ext.emr.pictures_emr.draw_report = lambda report, path: None
+                    hf_ext.plots.merges.draw_report = lambda report, path: None
                 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 config = {"base": base, "tasks": named, "workers": 2} | options
                 merge_checkpoints(config, place / f"merged-{tasks}-{rows}", progress=False, overwrite=True)

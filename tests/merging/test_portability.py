@@ -32,7 +32,7 @@ SCRIPT = """
     for name in missing:
         assert hasattr(os, name), name
         delattr(os, name)
-    import hf_ext.emr.pictures_emr as pictures
+    import hf_ext.plots.merges as pictures
     pictures.draw_report = lambda report, path: path.write_bytes(b"picture")
     from hf_ext.hub import folders
     # No exchange of two folders in one step.

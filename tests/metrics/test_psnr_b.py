@@ -10,7 +10,7 @@ from hf_ext.metrics import PsnrB
 from hf_ext.metrics.images import luma
 from hf_ext.metrics.psnr import psnr
 from hf_ext.metrics.psnr_b import psnr_b
-from hf_ext.semanir.degradations_semanir import jpeg
+from hf_ext.tasks.degradations import jpeg
 
 
 def test_a_step_at_the_block_boundary_has_the_value_of_the_formula():

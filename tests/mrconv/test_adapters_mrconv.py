@@ -16,7 +16,7 @@ from hf_ext.mrconv import (
     MRConvNextConfig,
     MRConvNextForImageClassification,
 )
-from hf_ext.mrconv.listops_mrconv import ListOps, write_listops
+from hf_ext.tasks.listops import ListOps, write_listops
 from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint
 from hf_ext.training import train as train_run
 from hf_ext.training.arguments import build

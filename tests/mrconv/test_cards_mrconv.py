@@ -17,8 +17,8 @@ from hf_ext.mrconv import (
     MRConvNextForImageClassification,
     MRConvNextImageProcessor,
 )
-from hf_ext.mrconv.training_signals_mrconv import AudioTask, PixelTask
-from hf_ext.mrconv.training_text_mrconv import LanguageModelTask, ListOpsTask, RetrievalTask
+from hf_ext.tasks.signals import AudioTask, PixelTask
+from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, RetrievalTask
 from tests.hub.test_cards import assert_finished
 
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}

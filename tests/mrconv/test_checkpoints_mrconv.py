@@ -14,7 +14,7 @@ from hf_ext.mrconv import (
     MRConvNextConfig,
     MRConvNextForImageClassification,
 )
-from hf_ext.mrconv.training_text_mrconv import ListOpsTask
+from hf_ext.tasks.texts import ListOpsTask
 from tests import warm_python
 from tests.mrconv.mrconv_testing import SIZES, TOKENS, earlier_state, make_model, make_tokens, shake
 

@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ext.mrconv.listops_mrconv import SPLITS, ListOps, write_listops
+from hf_ext.tasks.listops import SPLITS, ListOps, write_listops
 
 FUNCTIONS = {"[MIN": min, "[MAX": max, "[MED": lambda values: int(median(values)), "[SM": lambda v: sum(v) % 10}
 

@@ -15,7 +15,7 @@ from hf_ext.mrconv import (
     MRConvNextModel,
 )
 from hf_ext.mrconv.configuration_mrconvnext import PRESETS
-from hf_ext.mrconv.reference_mrconv import long_conv
+from tests.mrconv.reference_ops import long_conv
 from tests.testing import (
     ConfigTesterMixin,
     LoraTesterMixin,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hf_ext.mrconv import kernels_sums_mrconv as sums
 from hf_ext.mrconv import ops_mrconv as ops
-from hf_ext.mrconv import reference_mrconv as reference
+from tests.mrconv import reference_ops as reference
 from tests.mrconv.operator_cases import batch_norm_branches, flat, layer, layer_case, random
 from tests.testing import assert_operators_agree, operator_pairs
 

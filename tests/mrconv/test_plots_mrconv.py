@@ -7,7 +7,7 @@ from PIL import Image
 
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvNextConfig
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
-from hf_ext.mrconv.plots_mrconv import branch_weights, contributions, draw_confusion, load_model, plot_kernels
+from hf_ext.plots.kernels import branch_weights, contributions, draw_confusion, load_model, plot_kernels
 
 
 def tiny(**changes):

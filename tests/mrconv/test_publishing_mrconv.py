@@ -16,8 +16,8 @@ from hf_ext.mrconv import (
     MRConvForCausalLM,
     MRConvForImageClassification,
 )
-from hf_ext.mrconv.training_signals_mrconv import AudioTask, PixelTask
-from hf_ext.mrconv.training_text_mrconv import LanguageModelTask, ListOpsTask, RetrievalTask
+from hf_ext.tasks.signals import AudioTask, PixelTask
+from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, RetrievalTask
 from tests.hub_testing import run_python
 from tests.testing import assert_same_answers, assert_same_weights
 

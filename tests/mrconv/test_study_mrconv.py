@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.mrconv.training_signals_mrconv import AudioTask, PixelTask
-from hf_ext.mrconv.training_text_mrconv import ListOpsTask
+from hf_ext.tasks.signals import AudioTask, PixelTask
+from hf_ext.tasks.texts import ListOpsTask
 from tests.study_testing import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader
 
 STUDY = EXAMPLES / "mrconv"

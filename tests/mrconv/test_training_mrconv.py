@@ -22,10 +22,10 @@ from transformers import (
 )
 
 import hf_ext  # noqa: F401
-from hf_ext.mrconv.listops_mrconv import ListOps
-from hf_ext.mrconv.training_mrconv import cut_padding
-from hf_ext.mrconv.training_signals_mrconv import AudioTask, ImageTask, PixelTask, random_box
-from hf_ext.mrconv.training_text_mrconv import LanguageModelTask, ListOpsTask, RetrievalTask, TextTask
+from hf_ext.tasks.listops import ListOps
+from hf_ext.tasks.sequences import cut_padding
+from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
+from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, RetrievalTask, TextTask
 from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from tests.testing import assert_same_answers, assert_same_weights

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from hf_ext.semanir import ops_semanir as ops
-from hf_ext.semanir import reference_semanir as reference
+from tests.semanir import reference_ops as reference
 
 HEADS, WINDOWS = 2, 2
 

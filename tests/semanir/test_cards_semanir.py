@@ -10,7 +10,7 @@ from PIL import Image
 
 from hf_ext.hub.cards import write_card
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.tasks.restoration import SemanIRTask
 from tests.hub.test_cards import assert_finished
 
 TINY = {"embed_dim": 8, "depths": [1], "num_heads": [1], "window_size": 4, "top_k": 8}

@@ -7,16 +7,9 @@ import pytest
 from skimage import data
 
 from hf_ext.metrics.psnr import psnr
-from hf_ext.semanir.degradations_semanir import (
-    gaussian_noise,
-    jpeg,
-    matlab_bicubic,
-    matlab_luma,
-    mosaic,
-    unpack_mosaic,
-)
-from hf_ext.semanir.training_degradations_semanir import Degradation, read_degradations
 from hf_ext.settings import build
+from hf_ext.tasks.degradation_settings import Degradation, read_degradations
+from hf_ext.tasks.degradations import gaussian_noise, jpeg, matlab_bicubic, matlab_luma, mosaic, unpack_mosaic
 
 
 def photo(height=61, width=47):

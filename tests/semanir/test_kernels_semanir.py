@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ext.semanir import ops_semanir as ops
-from hf_ext.semanir import reference_semanir as reference
+from tests.semanir import reference_ops as reference
 
 HEADS = 2
 # Feature map and largest window: N of 9, 25, 64, 24 (rectangular, 4 x 6 of at most 8), 48 (rows of whole vectors).

@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_ext.semanir import kernels_operators_semanir, ops_windows_semanir, reference_windows_semanir
+from hf_ext.semanir import kernels_operators_semanir, ops_windows_semanir
 from hf_ext.semanir import ops_semanir as ops
-from hf_ext.semanir import reference_semanir as reference
+from tests.semanir import reference_ops as reference
+from tests.semanir import reference_windows
 from tests.testing import assert_operators_agree, operator_pairs
 
-PAIRS = operator_pairs(ops, reference) | operator_pairs(ops_windows_semanir, reference_windows_semanir)
+PAIRS = operator_pairs(ops, reference) | operator_pairs(ops_windows_semanir, reference_windows)
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}
 # Height and width, window, shift: square, oblong, shifted on both axes and on one.
 LAYOUTS = [

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from hf_ext.plots.attention import explain, find_neighbours
+from hf_ext.plots.comparison import compare_pictures, comparison_sheet
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.semanir.plots_comparison_semanir import compare_pictures, comparison_sheet
-from hf_ext.semanir.plots_semanir import explain, find_neighbours
 
 SIZES = {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, "top_k": 6}
 
@@ -99,9 +99,9 @@ def test_any_picture_is_explained(channels, taken):
 
 def test_a_large_picture_is_seen_around_the_patch_with_the_same_window(monkeypatch):
     model = make_model()
-    monkeypatch.setattr("hf_ext.semanir.plots_semanir._LARGEST", 24)
+    monkeypatch.setattr("hf_ext.plots.attention._LARGEST", 24)
     drawn = []
-    monkeypatch.setattr("hf_ext.semanir.plots_semanir._draw", lambda picture, found, stage: drawn.append(found))
+    monkeypatch.setattr("hf_ext.plots.attention._draw", lambda picture, found, stage: drawn.append(found))
     explain(model, make_pixels(90, 70, 3), (50, 61), top_k=[3])
     whole = find_neighbours(model, np.zeros((90, 70, 3), np.float32), (50, 61), 1, [3])
     assert drawn[0].window == whole.window

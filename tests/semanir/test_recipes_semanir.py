@@ -14,7 +14,7 @@ from skimage import data
 
 from hf_ext.metrics.psnr import psnr
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, build_task, evaluate_checkpoint, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
-from hf_ext.semanir.degradations_semanir import jpeg, matlab_luma
-from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.tasks.degradations import jpeg, matlab_luma
+from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.models import initialize_from
 from tests import warm_python
@@ -268,7 +268,7 @@ from huggingface_hub import HfApi
 api = HfApi()
 api.create_repo("me/base")
 commit = api.upload_folder(repo_id="me/base", folder_path=sys.argv[1])
-from hf_ext.semanir.training_semanir import SemanIRTask
+from hf_ext.tasks.restoration import SemanIRTask
 ours = SemanIRTask().build_model({}, f"me/base@{commit.oid}")
 local = SemanIRTask().build_model({}, sys.argv[1])
 assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), local.parameters(), strict=True))

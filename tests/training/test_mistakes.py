@@ -12,8 +12,8 @@ import torch
 import yaml
 from PIL import Image
 
-from hf_ext.semanir.training_semanir import SemanIRTask
 from hf_ext.settings import MAX_VALUES, SettingsError, build, parse_yaml
+from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import DataSource, TrainingArguments, launch
 from hf_ext.training.arguments import apply_overrides
 from hf_ext.training.data import TrainingLoader, open_source, read_example

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_ext.training.plots import plot_curves
+from hf_ext.plots.curves import plot_curves
 from hf_ext.training.state import RunFolder, WeightAverage
 
 from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, run

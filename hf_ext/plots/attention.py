@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from .image_processing_semanir import to_unit
-from .modeling_layers_semanir import SemanIRStage
-from .modeling_semanir import SemanIRForImageRestoration
-from .ops_semanir import Dictionary, build_dictionary, partition_windows
+from hf_ext.semanir.image_processing_semanir import to_unit
+from hf_ext.semanir.modeling_layers_semanir import SemanIRStage
+from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
+from hf_ext.semanir.ops_semanir import Dictionary, build_dictionary, partition_windows
 
 PANEL, GAP, TITLE = 320, 16, 26
 _INK, PAPER = (25, 25, 25), (255, 255, 255)

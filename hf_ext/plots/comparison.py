@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from .plots_semanir import GAP, PANEL, PAPER, PATCH, TITLE, WINDOW, show_colours, write_line
+from .attention import GAP, PANEL, PAPER, PATCH, TITLE, WINDOW, show_colours, write_line
 
 # Restored pixels of a crop's side; enlarged four times it fills a panel.
 _CROP = 80

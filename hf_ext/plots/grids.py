@@ -8,8 +8,7 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from PIL import Image, ImageDraw, ImageFont
 
 from hf_ext.files import whole_file
-
-from .pipeline import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 
 # Pixels between the pictures, and of a picture at least, so that small ones can be seen.
 GAP, LEAST = 2, 64

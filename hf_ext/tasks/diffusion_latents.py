@@ -1,7 +1,7 @@
 """Latents of a diffusers autoencoder: made from pictures, and as rows of a data set with what was done to the picture.
 
 A row has `latent` (float16 bytes), `latent_shape`, the controls `original_size`, `crop`, `target_size` and `flip` in
-the units of `data_disentangled_dit`, and what else the picture came with: `label` or `text`.
+the units of `diffusion_data`, and what else the picture came with: `label` or `text`.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_ext.training.models import split_revision
 
-from .data_disentangled_dit import View, controls
+from .diffusion_data import View, controls
 
 # Columns of a row beside those that the picture came with.
 COLUMNS = ("latent", "latent_shape", "original_size", "crop", "target_size", "flip")

@@ -9,7 +9,7 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ext.settings import build
 
-from .degradations_semanir import gaussian_noise, jpeg, matlab_bicubic, mosaic, unit_range
+from .degradations import gaussian_noise, jpeg, matlab_bicubic, mosaic, unit_range
 
 # JPEG codes 16 x 16 pixels together where chroma is halved; chroma is interpolated from the neighbouring ones.
 JPEG_UNIT = 16

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForTextEncoding, AutoTokenizer, PreTrainedTokenizerBase
 
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.training.models import pipeline_index, split_revision
-
-from .pipeline import DisentangledDiTPipeline
 
 
 class Captions:

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from .ops_windows_semanir import Pair
+from hf_ext.semanir.ops_windows_semanir import Pair
 
 
 def _token_positions(size: Pair, window: Pair, shift: Pair) -> list[list[Pair]]:

@@ -19,14 +19,14 @@ from PIL import Image
 from tqdm import tqdm
 
 from hf_ext.files import remove_leftovers, whole_file, write_json
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.settings import build
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import open_source, read_example
 from hf_ext.training.state import read_json
 
-from .data_disentangled_dit import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
-from .data_latents_disentangled_dit import COLUMNS, load_autoencoder, to_pixels, write_row
-from .pipeline import DisentangledDiTPipeline
+from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
+from .diffusion_latents import COLUMNS, load_autoencoder, to_pixels, write_row
 
 SETTINGS = "precompute.json"
 

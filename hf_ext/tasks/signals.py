@@ -1,4 +1,4 @@
-"""MRConv on signals: images as sequences of pixels, raw audio, and images with MRConvNeXt. See `training_mrconv`."""
+"""MRConv on signals: images as sequences of pixels, raw audio, and images with MRConvNeXt.."""
 
 import math
 from collections.abc import Callable
@@ -11,13 +11,14 @@ from huggingface_hub.dataclasses import strict
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .configuration_mrconvnext import PRESETS, MRConvNextConfig
-from .feature_extraction_mrconv import MRConvFeatureExtractor
-from .image_processing_mrconvnext import MRConvNextImageProcessor
-from .modeling_images_mrconv import MRConvForImageClassification
-from .modeling_mrconv import MRConvForAudioClassification, MRConvPreTrainedModel
-from .modeling_mrconvnext import MRConvNextForImageClassification
-from .training_mrconv import Batch, ClassificationTask, column
+from hf_ext.mrconv.configuration_mrconvnext import PRESETS, MRConvNextConfig
+from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
+from hf_ext.mrconv.image_processing_mrconvnext import MRConvNextImageProcessor
+from hf_ext.mrconv.modeling_images_mrconv import MRConvForImageClassification
+from hf_ext.mrconv.modeling_mrconv import MRConvForAudioClassification, MRConvPreTrainedModel
+from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
+
+from .sequences import Batch, ClassificationTask, column
 
 
 @strict

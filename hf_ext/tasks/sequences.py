@@ -1,6 +1,6 @@
 """MRConv (arXiv 2408.09453) in the shared training loop: what its tasks have in common, and classification.
 
-The tasks themselves are in `training_text_mrconv` and `training_signals_mrconv`.
+The tasks themselves are in `texts` and `signals`.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,11 @@ from torch.utils.data import default_collate
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ext.hub.checkpoints import open_checkpoint
+from hf_ext.mrconv.configuration_mrconv import MRConvConfig
+from hf_ext.mrconv.kernels_mrconv import MRConvFourierKernel
+from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification, MRConvPreTrainedModel
+from hf_ext.plots.kernels import draw_confusion
 from hf_ext.training.models import initialize_from, split_revision
-
-from .configuration_mrconv import MRConvConfig
-from .kernels_mrconv import MRConvFourierKernel
-from .modeling_mrconv import MRConvForSequenceClassification, MRConvPreTrainedModel
-from .plots_mrconv import draw_confusion
 
 Batch = dict[str, torch.Tensor]
 

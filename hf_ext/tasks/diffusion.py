@@ -22,18 +22,18 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
+from hf_ext.plots.grids import draw_grid, sample_rows
 from hf_ext.settings import build
 from hf_ext.training.models import initialize_from
 
-from .data_disentangled_dit import Crops, Size, cut_view
-from .data_latents_disentangled_dit import load_autoencoder, read_row, to_pixels
-from .pipeline import DisentangledDiTPipeline
-from .plots_disentangled_dit import draw_grid, sample_rows
-from .training_noise_disentangled_dit import make_scheduler, noisy_samples, objective_of, random_keep_mask
-from .training_saving_disentangled_dit import save_pipeline
-from .training_text_disentangled_dit import Captions
-from .training_transfer_disentangled_dit import Transfer, open_pipeline, read_model_section, settings_of, transfer
-from .transformer_disentangled_dit import DisentangledDiTTransformer2DModel
+from .diffusion_data import Crops, Size, cut_view
+from .diffusion_latents import load_autoencoder, read_row, to_pixels
+from .diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_mask
+from .diffusion_saving import save_pipeline
+from .diffusion_texts import Captions
+from .diffusion_transfer import Transfer, open_pipeline, read_model_section, settings_of, transfer
 
 # The pictures that a run draws of itself show the first classes.
 _CLASSES_SHOWN = 10
@@ -54,9 +54,9 @@ class DisentangledDiTTask:
         noise_schedule (`dict`):
             Settings of diffusers' `DDIMScheduler` or, for flow, `FlowMatchEulerDiscreteScheduler`; those of latent
             diffusion where not given. With `init_from` the checkpoint's schedule counts.
-        crops (`dict`): How training pictures are cut, [`~data_disentangled_dit.Crops`].
+        crops (`dict`): How training pictures are cut, [`~hf_ext.tasks.diffusion_data.Crops`].
         transfer (`dict`): What another size than that of `init_from` changes,
-            [`~training_transfer_disentangled_dit.Transfer`].
+            [`~hf_ext.tasks.diffusion_transfer.Transfer`].
         vae (`str`, *optional*): Folder or `org/name[@revision]` of a diffusers autoencoder; without it pixels.
         text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder; else classes.
         text_padding (`str`, defaults to `"noisy_replicate"`): What follows a short caption.

@@ -8,8 +8,8 @@ import math
 
 import torch
 
-from .ops_windows_semanir import Dictionary
-from .reference_windows_semanir import key_regions, pack_keys, partition_windows, relative_offsets, unpack_keys
+from hf_ext.semanir.ops_windows_semanir import Dictionary
+from tests.semanir.reference_windows import key_regions, pack_keys, partition_windows, relative_offsets, unpack_keys
 
 
 def semantic_keys(

@@ -8,7 +8,7 @@ from diffusers import ModelMixin
 from peft import PeftModel, get_peft_model_state_dict
 from torch import Tensor
 
-from .pipeline import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 
 
 def save_pipeline(

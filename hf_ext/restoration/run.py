@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..picture_jobs import Job, check_places, is_done, megapixels_of
-from .image_processing_files_semanir import (
+from hf_ext.plots.comparison import Comparison, compare_pictures, comparison_sheet
+from hf_ext.semanir.image_processing_files_semanir import (
     FORMATS,
     Frames,
     Picture,
@@ -20,9 +20,10 @@ from .image_processing_files_semanir import (
     write_frames,
     write_image,
 )
-from .modeling_semanir import SemanIRForImageRestoration
-from .plots_comparison_semanir import Comparison, compare_pictures, comparison_sheet
-from .restoring_semanir import restore_pixels
+from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
+from hf_ext.semanir.restoring_semanir import restore_pixels
+
+from .jobs import Job, check_places, is_done, megapixels_of
 
 # Pictures on the sheet of comparisons.
 _MOST_COMPARED = 8

@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 from hf_ext.metrics.psnr import psnr
 from hf_ext.metrics.psnr_b import psnr_b
 from hf_ext.metrics.ssim import ssim
+from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig
+from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor
+from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import initialize_from, split_revision
 
-from .configuration_semanir import PRESETS, SemanIRConfig
-from .degradations_semanir import matlab_luma, unpack_mosaic
-from .image_processing_semanir import SemanIRImageProcessor
-from .modeling_semanir import SemanIRForImageRestoration
-from .training_degradations_semanir import Degradation, read_degradations
+from .degradation_settings import Degradation, read_degradations
+from .degradations import matlab_luma, unpack_mosaic
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class SemanIRTask:
 
     Args:
         degradation (`dict` or `list[dict]`, defaults to `{"kind": "gaussian_noise", "sigma": 25}`):
-            One [`~hf_ext.semanir.training_degradations_semanir.Degradation`], or a list from which each training
+            One [`~hf_ext.tasks.degradation_settings.Degradation`], or a list from which each training
             sample draws one by weight. `bicubic` and `mosaic` need a model with that layout; the others can be mixed.
         eval_degradation (`dict` or `list[dict]`, *optional*):
             What evaluation measures, each by itself; `degradation` when not given. Of a range one value is drawn for

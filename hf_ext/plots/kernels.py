@@ -10,9 +10,8 @@ from PIL import Image
 from transformers import AutoConfig
 
 from hf_ext.files import whole_file
+from hf_ext.mrconv.modeling_mrconv import MRConvPreTrainedModel
 from hf_ext.training.models import split_revision
-
-from .modeling_mrconv import MRConvPreTrainedModel
 
 # More kernels than this do not fit side by side.
 _MOST_LAYERS = 6

@@ -18,8 +18,7 @@ from hf_ext.metrics import (
     high_frequency_energy,
     kernel_distance_of_subsets,
 )
-
-from .pipeline import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 
 # Samples of a kernel distance at once, and how often they are drawn.
 _SUBSET, _SUBSETS = 1000, 20

@@ -1,4 +1,4 @@
-"""MRConv on tokens: ListOps, texts as bytes, pairs of texts, language modelling. See `training_mrconv`."""
+"""MRConv on tokens: ListOps, texts as bytes, pairs of texts, language modelling.."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from .listops_mrconv import END, OPERATORS
-from .modeling_causal_mrconv import MRConvForCausalLM
-from .modeling_mrconv import MRConvForRetrieval
-from .training_mrconv import Batch, ClassificationTask, MRConvTask, column
+from hf_ext.mrconv.modeling_causal_mrconv import MRConvForCausalLM
+from hf_ext.mrconv.modeling_mrconv import MRConvForRetrieval
+
+from .listops import END, OPERATORS
+from .sequences import Batch, ClassificationTask, MRConvTask, column
 
 PAD, UNKNOWN, EOS = "<pad>", "<unk>", "<eos>"
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ..files import whole_file
-from .state import RunFolder
+from hf_ext.files import whole_file
+from hf_ext.training.state import RunFolder
 
 
 def plot_curves(run: RunFolder) -> None:

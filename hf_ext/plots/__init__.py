@@ -1,0 +1,1 @@
+"""What is drawn: curves, kernels, keys, merges, grids of samples."""

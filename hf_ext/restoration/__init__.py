@@ -1,0 +1,1 @@
+"""Pictures in files: which of them are restored, how, and where the results go."""
