@@ -22,10 +22,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hf_ext.hub.system_calls import sync_directory
+
 from .errors import HubError, revision_not_found
 from .names import check_ref_name
 from .objects import Commit, Operation, Snapshot, hub_time
-from .storage import inside, sync_directory, write_atomically
+from .storage import inside, write_atomically
 
 _STATE = "repository.json"
 _SNAPSHOTS_IN_MEMORY = 8

@@ -8,6 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from .system_calls import sync_file
+
 # Of linux/fcntl.h and linux/fs.h.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -24,9 +26,7 @@ def sync_folder(folder: Path) -> None:
     """
     for path in folder.rglob("*"):
         if path.is_file():
-            # Windows flushes only what is open for writing.
-            with open(path, "rb" if os.name == "posix" else "r+b") as file:
-                os.fsync(file.fileno())
+            sync_file(path)
 
 
 def replace_folder(new: Path, out: Path) -> None:
