@@ -3,7 +3,9 @@
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazy import make_lazy
 
 if TYPE_CHECKING:
     from .emr import EMRModel
@@ -84,14 +86,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = make_lazy(globals(), _MODULES)
 
 
 def _wants_models() -> bool:

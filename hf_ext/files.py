@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from .hub.system_calls import sync_directory, sync_file
+
 # Of linux/fcntl.h and linux/fs.h.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -105,14 +107,10 @@ def remove_leftovers(folder: Path) -> None:
 def sync(path: Path) -> None:
     """Waits until a file, or a folder and all that is in it, is on the disk."""
     for found in [*path.rglob("*"), path]:
-        if found.is_symlink() or (found.is_dir() and os.name != "posix"):
-            continue
-        # Windows flushes only what is open for writing, and no folders.
-        descriptor = os.open(found, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if found.is_dir():
+            sync_directory(found)
+        elif not found.is_symlink():
+            sync_file(found)
 
 
 def replace_folder(new: Path, out: Path) -> None:

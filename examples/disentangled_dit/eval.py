@@ -1,4 +1,4 @@
-"""python examples/disentangled_dit/eval.py MODEL examples/disentangled_dit/cifar10.yaml [--field value]
+"""python examples/disentangled_dit/eval.py MODEL examples/disentangled_dit/cifar10.yaml --data.eval.path cifar10/
 
 The loss of a model, a folder or org/name[@revision], at fixed timesteps and noises. Pictures are measured elsewhere.
 """

@@ -53,12 +53,12 @@ class Access:
         self._origin = None
         if self.public_url is not None:
             split = urlsplit(self.public_url)
-            self._names.add(bracketed(str(split.hostname)))
+            self._names.add(url_host(str(split.hostname)))
             self._origin = f"{split.scheme}://{split.netloc}"
 
     def add_own_names(self, host: str, port: int) -> None:
         """Answer to loopback names and to the name listened on, at this port."""
-        for name in ("localhost", "127.0.0.1", "[::1]", bracketed(host.lower())):
+        for name in ("localhost", "127.0.0.1", "[::1]", url_host(host.lower())):
             # Clients leave out the port that is the default of http.
             self._authorities |= {f"{name}:{port}", *([name] if port == 80 else [])}
 
@@ -96,10 +96,10 @@ class Access:
 def _own(address: Any) -> str:
     """`host:port` of a socket address."""
     # A socket of both families shows IPv4 addresses as IPv6.
-    return f"{bracketed(address[0].removeprefix('::ffff:'))}:{address[1]}"
+    return f"{url_host(address[0].removeprefix('::ffff:'))}:{address[1]}"
 
 
-def bracketed(host: str) -> str:
+def url_host(host: str) -> str:
     """A host as it stands in a URL."""
     return f"[{host}]" if ":" in host else host
 

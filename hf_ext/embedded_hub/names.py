@@ -21,7 +21,7 @@ def check_repository_id(repository_id: str) -> str:
     """Return `owner/name`, or refuse it by the rule of the Hub (`huggingface_hub.utils.validate_repo_id`)."""
     # Imported when first needed: it takes longer than all else that the Hub starts with.
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id
 
     try:
         validate_repo_id(repository_id)

@@ -22,10 +22,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hf_ext.hub.system_calls import sync_directory
+
 from .errors import HubError, revision_not_found
 from .names import check_ref_name
 from .objects import Commit, Operation, Snapshot, hub_time
-from .storage import inside, sync_directory, write_atomically
+from .storage import inside, write_atomically
 
 _STATE = "repository.json"
 _SNAPSHOTS_IN_MEMORY = 8
@@ -72,7 +74,7 @@ class Repository:
         state = {**identity, "created": hub_time(datetime.now(UTC)), "refs": {}, "kept": [], "pulls": []}
         write_atomically(folder / _STATE, json.dumps(state).encode(), incoming)
         repository = cls(folder, incoming)
-        with repository.changing() as draft:
+        with repository.change_state() as draft:
             first = repository.write_commit(Snapshot({}).apply(operations), (), "initial commit", "")
             draft["refs"]["refs/heads/main"] = first.oid
         sync_directory(folder)
@@ -187,7 +189,7 @@ class Repository:
             [`HubError`]: status 412 when the parent is not the head, 404 when there is no such branch, 400 when the
                 revision is a tag or a commit.
         """
-        with self.changing() as state:
+        with self.change_state() as state:
             ref = f"refs/heads/{revision}" if f"refs/heads/{revision}" in state["refs"] else revision
             if ref not in state["refs"] or ref.startswith("refs/tags/"):
                 # It names a tag or a commit, which cannot move, or nothing.
@@ -202,7 +204,7 @@ class Repository:
 
     def open_pull(self, revision: str, title: str, description: str, change: Change | None) -> dict[str, Any]:
         """Open a pull request against a branch, with a first commit if there is a change."""
-        with self.changing() as state:
+        with self.change_state() as state:
             if f"refs/heads/{revision}" not in state["refs"]:
                 raise revision_not_found(revision)
             base = state["refs"][f"refs/heads/{revision}"]
@@ -230,7 +232,7 @@ class Repository:
         Raises:
             [`HubError`]: status 409 when both changed the same file, or when it is not open.
         """
-        with self.changing() as state:
+        with self.change_state() as state:
             pull = _open_pull(state["pulls"], number)
             ref, head = f"refs/heads/{pull['branch']}", state["refs"][f"refs/pr/{number}"]
             if ref not in state["refs"]:
@@ -252,7 +254,7 @@ class Repository:
         """Open or close a pull request that is not merged."""
         if status not in ("open", "closed"):
             raise HubError(400, f"status must be 'open' or 'closed', got {status!r}")
-        with self.changing() as state:
+        with self.change_state() as state:
             pull = _pull(state["pulls"], number)
             if pull["status"] == "merged":
                 raise HubError(409, f"pull request {number} is merged already")
@@ -261,7 +263,7 @@ class Repository:
 
     def create_ref(self, namespace: str, name: str, revision: str) -> None:
         """Create a branch (`refs/heads`) or tag (`refs/tags`) at a revision; status 409 when it exists."""
-        with self.changing() as state:
+        with self.change_state() as state:
             commit, ref = self.resolve(revision), f"{namespace}/{check_ref_name(name)}"
             if ref in state["refs"]:
                 raise HubError(409, f"Reference {ref} already exists")
@@ -272,14 +274,14 @@ class Repository:
         ref = f"{namespace}/{name}"
         if ref == "refs/heads/main":
             raise HubError(403, "Cannot delete refs/heads/main: every repository has it")
-        with self.changing() as state:
+        with self.change_state() as state:
             if ref not in state["refs"]:
                 raise revision_not_found(name)
             state["kept"].append(state["refs"].pop(ref))
 
     def set_private(self, private: bool) -> None:
         """Make the repository private or public."""
-        with self.changing() as state:
+        with self.change_state() as state:
             state["private"] = private
 
     @contextmanager
@@ -293,7 +295,7 @@ class Repository:
     # Private.
 
     @contextmanager
-    def changing(self) -> Iterator[dict[str, Any]]:
+    def change_state(self) -> Iterator[dict[str, Any]]:
         """Give a draft of the state; publish it atomically unless the block raises."""
         with self._lock:
             self._check_present()

@@ -30,7 +30,7 @@ def squash_history(repository: Repository, revision: str, message: str) -> Commi
     title, _, description = message.strip().partition("\n")
     if not title.strip():
         raise HubError(400, "field 'message' must not be empty")
-    with repository.changing() as state:
+    with repository.change_state() as state:
         ref = f"refs/heads/{revision}" if f"refs/heads/{revision}" in state["refs"] else revision
         if ref not in state["refs"] or ref.startswith("refs/tags/"):
             repository.resolve(revision)
@@ -68,7 +68,7 @@ def remove_large_files(repository: Repository, oids: set[str]) -> None:
             Git ids of the files.
     """
     renamed: dict[str, str] = {}
-    with repository.changing() as state:
+    with repository.change_state() as state:
         for start in [*state["refs"].values(), *state["kept"], *(pull["base"] for pull in state["pulls"])]:
             _rewrite(repository, start, oids, renamed)
         state["refs"] = {ref: renamed[oid] for ref, oid in state["refs"].items()}

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .access import Access, bracketed
+from .access import Access, url_host
 from .listener import HubListener
 from .store import HubStore
 
@@ -98,7 +98,7 @@ class EmbeddedHub:
         if self._server is None:
             raise ValueError("the Hub has no URL before start()")
         host = "127.0.0.1" if ipaddress.ip_address(self._address).is_unspecified else self._host
-        return f"http://{bracketed(host)}:{self._server.port}"
+        return f"http://{url_host(host)}:{self._server.port}"
 
     @property
     def store(self) -> HubStore:

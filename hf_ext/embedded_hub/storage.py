@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, cast
 
+from hf_ext.hub.system_calls import NO_LINK, open_descriptor, sync_directory, sync_file
+
 from .errors import HubError
 
 CHUNK_BYTES = 1 << 20
@@ -52,15 +54,6 @@ def inside(root: Path, *parts: str) -> Path:
     return path
 
 
-def sync_directory(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _find_syncfs() -> Callable[[int], int] | None:
     """Linux's `syncfs`, which Python does not have; None on other systems."""
     try:
@@ -82,8 +75,7 @@ def sync_files(paths: Sequence[str]) -> None:
     """
     if len(paths) < _MANY_FILES or _SYNCFS is None:
         for path in paths:
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
+            sync_file(path)
         return
     descriptor = os.open(os.path.dirname(paths[0]), os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -144,7 +136,7 @@ class BlobStore:
 
     def open(self, sha256: str) -> BinaryIO:
         """Open a stored blob for reading."""
-        return os.fdopen(os.open(self.path(sha256), os.O_RDONLY | os.O_NOFOLLOW), "rb")
+        return os.fdopen(open_descriptor(self.path(sha256), os.O_RDONLY | NO_LINK), "rb")
 
     def receive(self, source: Readable, expected: Blob | None = None) -> Blob:
         """Store what a stream holds, in constant memory.

@@ -1,6 +1,7 @@
 """The folder of an embedded Hub: its repositories, the blobs they share, and the rules that keep it whole.
 
-hub-format-1                    marks the folder as ours; locked while a process serves it
+hub-format-1                    marks the folder as ours
+serving.lock                    locked while a process serves it
 incoming/                       what is being written; emptied on start
 blobs/ab/<sha256>               contents of all files
 models|datasets|spaces/owner/name/     one folder per repository, see `repository.py`
@@ -8,7 +9,6 @@ models|datasets|spaces/owner/name/     one folder per repository, see `repositor
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -16,18 +16,24 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from hf_ext.hub.system_calls import NO_LINK, open_descriptor, sync_directory
+
 from .errors import HubError
 from .names import check_repository_id
 from .objects import Operation
 from .repository import Repository
-from .storage import BlobStore, git_oid, inside, make_directory, sync_directory
+from .storage import BlobStore, git_oid, inside, make_directory
 
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _MARKER = "hub-format-1"
+# Not the marker: where a system has no locks of its own, the lock is that the file exists.
+_LOCK = "serving.lock"
 
 
 class HubStore:
-    """All repositories below one folder. One process at a time may have it open (a POSIX file lock).
+    """All repositories below one folder. One process at a time may have it open (a file lock).
 
     Args:
         root (`str` or `Path`):
@@ -46,11 +52,12 @@ class HubStore:
                 f"{self.root} is not empty and is not the folder of an embedded Hub (it has no {_MARKER!r}): "
                 "give a new or empty folder"
             )
-        self._marker = os.open(self.root / _MARKER, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        os.close(open_descriptor(self.root / _MARKER, os.O_CREAT | os.O_RDWR | NO_LINK, 0o600))
+        # Any thread may close what another opened.
+        self._serving = FileLock(self.root / _LOCK, timeout=0, thread_local=False, mode=0o600)
         try:
-            fcntl.flock(self._marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._marker)
+            self._serving.acquire()
+        except Timeout as error:
             raise ValueError(f"{self.root} is served by another process: stop it or give another folder") from error
         sync_directory(self.root)
         for name in ("incoming", "blobs", *KINDS):
@@ -63,7 +70,7 @@ class HubStore:
 
     def close(self) -> None:
         """Let another process open the folder."""
-        os.close(self._marker)
+        self._serving.release()
 
     def repository(self, kind: str, repository_id: str) -> Repository | None:
         """The repository of that kind (`models`, `datasets`, `spaces`) and id, or None."""

@@ -60,7 +60,7 @@ def clean(folder: Path) -> None:
         file = name.rpartition("/")[2]
         if name in ("training.json", "eval.json"):
             content = parse_json_object(path.read_bytes(), str(path))
-            kept = _known_training(content) if name == "training.json" else content
+            kept = _keep_known_training(content) if name == "training.json" else content
             _rewrite(path, content, _cut_paths(kept))
         elif file in _CONFIGURATIONS:
             if file == "adapter_config.json":
@@ -138,7 +138,7 @@ def _rewrite(path: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
         path.write_text(json.dumps(after, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _known_training(content: dict[str, Any]) -> dict[str, Any]:
+def _keep_known_training(content: dict[str, Any]) -> dict[str, Any]:
     from ..training.arguments import DataArguments, DataSource, TrainingArguments
 
     def known(value: Any, kind: type) -> Any:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 # Windows opens files as text unless told otherwise, and lets child processes have them or not by another way.
 _OPEN_FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+# Of `os.open`: refuse a symbolic link. Windows has no such flag, and lets only administrators make links.
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 # Where a file has one position for all, whoever moves it keeps the others out.
 _moving = threading.Lock()
 
@@ -119,6 +121,34 @@ def sync_data(descriptor: int) -> None:
         descriptor (`int`): The file, open for writing.
     """
     getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+def sync_directory(folder: str | os.PathLike[str]) -> None:
+    """
+    Waits until the names in a folder are on the disk. Windows opens no folder, and writes names through by itself.
+
+    Args:
+        folder (`str` or `Path`): The folder.
+    """
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """
+    Waits until the contents of a closed file are on the disk.
+
+    Args:
+        path (`str` or `Path`): The file.
+    """
+    # Windows flushes only what is open for writing.
+    with open(path, "rb" if os.name == "posix" else "r+b") as file:
+        os.fsync(file.fileno())
 
 
 def free_bytes(folder: Path) -> int:

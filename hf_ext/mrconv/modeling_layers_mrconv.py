@@ -114,9 +114,9 @@ class MRConvLayer(MRConvPreciseBuffers):
             return streamed
         # By the configuration: a wrapper of peft may stand in the place of `self.norm`.
         if not self.reparameterized and self.config.branch_norm == "layer":
-            return self._layer_normed(u)
+            return self._forward_layer_norm(u)
         if self.training:
-            output = self._trained(u, start, stop)
+            output = self._forward_in_training(u, start, stop)
             if output is not None:
                 return output
         return self._merged_forward(u)
@@ -174,7 +174,9 @@ class MRConvLayer(MRConvPreciseBuffers):
             whole = [torch.cat(branch, dim=-1) for branch in zip(*wings, strict=True)]
             return torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
 
-    def _trained(self, u: torch.Tensor, start: torch.Tensor | None, stop: torch.Tensor | None) -> torch.Tensor | None:
+    def _forward_in_training(
+        self, u: torch.Tensor, start: torch.Tensor | None, stop: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """The output with the statistics of the batch; None where these are not to be taken."""
         if self.reparameterized:
             logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
@@ -196,7 +198,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         output = self.norm(self.alpha, convolve)
         return output if isinstance(output, torch.Tensor) else None
 
-    def _layer_normed(self, u: torch.Tensor) -> torch.Tensor:
+    def _forward_layer_norm(self, u: torch.Tensor) -> torch.Tensor:
         """N convolutions: the statistics of a position are not linear in the kernels, so nothing can be merged."""
         kernels, ahead = self.branch_kernels()
         assert self.norm is not None

@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from hf_ext.files import whole_file
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
+from hf_ext.pipelines.disentangled_dit.scheduling_disentangled_dit import rehearse_schedule
 
 # Pixels between the pictures, and of a picture at least, so that small ones can be seen.
 GAP, LEAST = 2, 64
@@ -78,8 +79,12 @@ def sample_rows(
         `list[list[PIL.Image.Image]]`: A row for each condition.
 
     Raises:
+        ValueError: The scheduler cannot make the steps.
         RuntimeError: Memory is short for a single picture; the error is torch's.
     """
+    rehearse_schedule(
+        pipeline.scheduler, pipeline.transformer.config.in_channels, options.get("num_inference_steps", 50)
+    )
     key = "prompt" if pipeline.transformer.config.num_classes is None else "class_labels"
     wanted = [(condition, column) for condition in conditions for column in range(columns)]
     if batch_size is None:

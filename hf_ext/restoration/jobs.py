@@ -191,12 +191,12 @@ def missing_library(path: Path) -> str | None:
     """
     kind = path.suffix.lower()
     for endings, module, package in ((HEIF_ENDINGS, "pillow_heif", "pillow-heif"), (RAW_ENDINGS, "rawpy", "rawpy")):
-        if kind in endings and not _installed(module):
+        if kind in endings and not _is_installed(module):
             return f'needs pip install "hf-ext[images]" ({package}).'
     return None
 
 
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     if module in sys.modules:
         return sys.modules[module] is not None
     return find_spec(module) is not None

@@ -104,10 +104,10 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> CameraPictur
         import pillow_heif
     except ImportError as error:
         raise MissingLibraryError(f"is HEIC, which needs {EXTRA} (pillow-heif)") from error
-    with _broken_is_said():
+    with _refuse_broken_files():
         file = pillow_heif.open_heif(seekable(source), convert_hdr_to_8bit=False)
     check(*file.size)
-    with _broken_is_said():
+    with _refuse_broken_files():
         # It is decoded here.
         pixels = np.asarray(file)
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
@@ -160,7 +160,7 @@ def seekable(source: Source) -> Any:
 
 
 @contextmanager
-def _broken_is_said() -> Iterator[None]:
+def _refuse_broken_files() -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError, EOFError, SyntaxError, OverflowError) as error:

@@ -115,7 +115,7 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
             return _from_camera(read_raw, source, check)
         if is_heif(_head(source)):
             return _from_camera(read_heif, source, check)
-        with _bounded(max(1, int(max_megapixels * 1e6))), _opened(source) as image:
+        with _bounded(max(1, int(max_megapixels * 1e6))), _open_picture(source) as image:
             if is_raw(image):
                 return _from_camera(read_raw, source, check)
             count = 1 if image.format in _FIRST else getattr(image, "n_frames", 1)
@@ -150,7 +150,7 @@ def _too_large(name: str, size: str, bound: float) -> str:
     return f"{name} has {size}; at most {bound:g} megapixels are decoded. Raise max-megapixels to allow it."
 
 
-def _opened(source: Source) -> ImageFile.ImageFile:
+def _open_picture(source: Source) -> ImageFile.ImageFile:
     return Image.open(seekable(source))
 
 

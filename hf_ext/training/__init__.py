@@ -1,7 +1,8 @@
 """Training of every method through accelerate: one loop, exact resume, evaluation."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import make_lazy
 
 if TYPE_CHECKING:
     from .arguments import DataArguments, DataSource, TrainingArguments
@@ -36,11 +37,4 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = make_lazy(globals(), _MODULES)

@@ -7,6 +7,7 @@ tells as much about the patch as a noise of s/s' times the standard deviation wo
     sigma' = k sigma / (1 + (k - 1) sigma), k = s'/s  for flow matching
 """
 
+import copy
 import inspect
 import math
 from typing import Any
@@ -22,6 +23,18 @@ _FLOW_SPACINGS = (
     "use_karras_sigmas",
     "use_exponential_sigmas",
     "use_beta_sigmas",
+)
+# What diffusers, NumPy and torch raise over a value that is not as it should be.
+_STUMBLES = (
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RuntimeError,
+    AssertionError,
+    MemoryError,
+    ImportError,
 )
 
 
@@ -102,3 +115,48 @@ def _rescale_betas(betas: torch.Tensor, ratio: float) -> torch.Tensor:
     rescaled = kept / (ratio**2 + kept * (1 - ratio**2))
     previous = torch.cat([rescaled.new_ones(1), rescaled[:-1]])
     return 1 - rescaled / previous
+
+
+@torch.no_grad()
+def rehearse_schedule(scheduler: SchedulerMixin, channels: int, steps: int) -> None:
+    """
+    Goes through all steps of a scheduler with latents of one pixel.
+
+    Schedulers of diffusers take whatever their configuration says, and stumble over it when it is first used: in
+    `set_timesteps`, or in any of the steps. Here nothing comes from elsewhere, neither network nor sizes, so that
+    whatever goes wrong is of the configuration, or of a number of steps that it has no room for.
+
+    Args:
+        scheduler (`SchedulerMixin`): It is not changed.
+        channels (`int`): Of the latents.
+        steps (`int`): As a pipeline would take.
+
+    Raises:
+        ValueError: The scheduler cannot make these steps.
+    """
+    trial: Any = copy.deepcopy(scheduler)
+    config, doubled = trial.config, str(trial.config.get("variance_type")).startswith("learned")
+    latents = torch.ones(1, channels, 1, 1)
+    output = torch.zeros(1, 2 * channels if doubled else channels, 1, 1)
+    options = {}
+    if "generator" in inspect.signature(trial.step).parameters:
+        options["generator"] = torch.Generator().manual_seed(0)
+    try:
+        kept = getattr(trial, "alphas_cumprod", None)
+        if kept is not None and kept.shape != (config.num_train_timesteps,):
+            raise IndexError(
+                f"num_train_timesteps is {config.num_train_timesteps}, and the betas have the shape {list(kept.shape)}"
+            )
+        # on the CPU, where the latents are
+        trial.set_timesteps(steps, device="cpu")
+        latents = latents * getattr(trial, "init_noise_sigma", 1.0)
+        for timestep in trial.timesteps:
+            if hasattr(trial, "scale_model_input"):
+                trial.scale_model_input(latents, timestep)
+            latents = trial.step(output, timestep, latents, return_dict=False, **options)[0]
+    except _STUMBLES as error:
+        raise ValueError(
+            f"{type(trial).__name__} cannot make {steps} steps ({type(error).__name__}: {error}): take another number "
+            "of steps, correct the scheduler's configuration (scheduler/scheduler_config.json), or fetch the model "
+            "again."
+        ) from error

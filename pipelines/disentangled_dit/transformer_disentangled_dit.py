@@ -521,8 +521,8 @@ class DisentangledDiTTransformer2DModel(
                 config.control_schedule not in ("power_cosine", "cosine_power")
             ),
             f"control_alpha has unknown controls {wrong}; there are {list(self.CONTROL_SIZES)}": bool(wrong),
-            f"exponents of control_alpha are numbers >= 0, not {config.control_alpha}": not all(
-                0 <= alpha < math.inf for alpha in config.control_alpha.values()
+            f"exponents of control_alpha are numbers from 0 to 1e6, not {config.control_alpha}": not all(
+                0 <= alpha <= 1e6 for alpha in config.control_alpha.values()
             ),
             f"control_cutoff is in [0, 1), not {config.control_cutoff}": not 0 <= config.control_cutoff < 1,
             f"the dropouts are in [0, 1), not {config.condition_dropout}, {config.control_dropout}": not (

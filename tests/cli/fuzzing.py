@@ -232,6 +232,7 @@ def write_samples(place: Path) -> Path:
     return place
 
 
+SAMPLE_PICTURES = "dit sample --class-labels 1 --count 1 --steps 2 --device cpu --no-progress"
 # How often, what is changed, and the command; {x} is the folder of the changed copy, {all} that of all samples.
 COMMANDS: list[tuple[int, str, str]] = [
     (30, "snapshot", "info {x}"),
@@ -259,6 +260,7 @@ COMMANDS: list[tuple[int, str, str]] = [
     (9, "files/artifact.tar.zst", "emr unpack {x} {x}-out"),
     (2, "snapshot", "restore {x} {all}/files/a.png --out {x}-out"),
     (1, "snapshot", "semanir explain {x} {all}/files/a.png {x}-out.png"),
+    (12, "pipeline", f"{SAMPLE_PICTURES} {{x}} --out {{x}}-out.png"),
     (1, "mrconv", "mrconv plot {x} {x}-out.png"),
     *(
         (1, f"files/{name}", "restore {all}/snapshot {x} --out {x}-out")

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from diffusers import DDIMScheduler, FlowMatchHeunDiscreteScheduler, UniPCMultistepScheduler
 from huggingface_hub import close_session, constants
 
 from hf_ext_cli.main import main
+from tests.disentangled_dit.pipeline_testing import make_pipeline
 
-from .fuzzing import COMMANDS, change_sample, write_samples
+from .fuzzing import COMMANDS, SAMPLE_PICTURES, change_json, change_sample, write_samples
 
 # A warning is no error to who runs a command.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -94,6 +96,27 @@ def test_two_thousand_changed_files(samples, tmp_path):
     before = peak_memory()
     check_codes(fuzz(samples, tmp_path, 2000, seed=0))
     assert peak_memory() - before < MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [DDIMScheduler, UniPCMultistepScheduler, FlowMatchHeunDiscreteScheduler],
+    ids=lambda kind: kind.__name__,
+)
+def test_changed_schedulers(tmp_path, scheduler):
+    # They take whatever their configuration says, and stumble over it in the steps.
+    make_pipeline(scheduler()).save_pretrained(tmp_path / "model")
+    config = tmp_path / "model" / "scheduler" / "scheduler_config.json"
+    chance, before, codes = random.Random(0), config.read_bytes(), Counter[int]()
+    for number in range(100):
+        config.write_bytes(change_json(before, chance))
+        code, seconds, trace = call(
+            [*SAMPLE_PICTURES.split(), str(tmp_path / "model"), "--out", str(tmp_path / "a.png")]
+        )
+        assert not trace, f"call {number}:\n{config.read_text()}\n{trace}"
+        assert seconds < MAX_SECONDS, f"call {number}: {seconds:.1f} s of processor time\n{config.read_text()}"
+        codes[code] += 1
+    assert set(codes) == {0, 2}, codes
 
 
 @pytest.mark.slow

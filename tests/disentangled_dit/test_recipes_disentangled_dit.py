@@ -1,6 +1,11 @@
 """Every recipe of the Disentangled DiT trains from end to end on a tiny slice."""
 
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
@@ -14,9 +19,10 @@ from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, read_yaml
 
 from .pipeline_testing import make_text_pipeline, make_vae
-from .training_testing import make_arguments, reset, run, write_pictures
+from .training_testing import CLASSES, make_arguments, reset, run, write_pictures
 
-RECIPES = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "examples" / "disentangled_dit"
 # Recipe, and what of the command line makes it tiny.
 SLICES = {
     "cifar10": ["--task.image_size=8", "--model.preset=tiny", "--model.num_layers=2", "--model.num_classes=3"],
@@ -97,3 +103,23 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
         assert config.sample_size == [2 * 2 * side for side in config.pos_embed_base_size]
     assert (config.num_decoder_layers > 0) == (name == "cifar10_masked")
     assert (tmp_path / "run" / "samples" / "step-2.png").stat().st_size > 0
+
+
+def test_the_commands_of_the_readme_work_without_evaluation_data(tmp_path):
+    block = re.search(r"```bash\n(.*?)```", (RECIPES / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    train_words, infer_words = (shlex.split(line) for line in block[1].splitlines())
+    assert train_words[:2] == ["accelerate", "launch"] and infer_words[0] == "python"
+    # A stranger has the examples, and pictures to train on.
+    (tmp_path / "examples").symlink_to(RECIPES.parent, target_is_directory=True)
+    write_pictures(tmp_path / "cifar10", 4)
+    tiny = [*SLICES["cifar10"], "--max_steps=2", "--per_device_train_batch_size=2", "--report_to=none"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
+    environment |= {"HF_HOME": str(tmp_path / "home"), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    infer_words[-2] = CLASSES[0]
+    for words in (
+        [sys.executable, "-m", "accelerate.commands.launch", *train_words[2:], *tiny],
+        [sys.executable, *infer_words[1:]],
+    ):
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert (tmp_path / infer_words[-1]).stat().st_size > 0

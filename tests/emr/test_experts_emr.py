@@ -99,9 +99,9 @@ def test_what_cannot_be_switched_in_place_is_told(tmp_path: Path, monkeypatch: p
 def test_a_conversion_that_moves_values_has_no_place():
     numbers = torch.arange(24)
     view = numbers.view(4, 6)
-    assert building_emr._evenly_spaced(view[:, 1:3], numbers) == ((4, 2), (6, 1), 1)
-    assert building_emr._evenly_spaced(view[2].clone(), numbers) == ((6,), (1,), 12)
-    assert building_emr._evenly_spaced(view.T.contiguous(), numbers) == ((6, 4), (1, 6), 0)
-    assert building_emr._evenly_spaced(view[torch.tensor([0, 1, 3])], numbers) is None
-    assert building_emr._evenly_spaced(view.flip(1), numbers) is None
-    assert building_emr._evenly_spaced(view + 3, numbers) is None
+    assert building_emr._find_even_spacing(view[:, 1:3], numbers) == ((4, 2), (6, 1), 1)
+    assert building_emr._find_even_spacing(view[2].clone(), numbers) == ((6,), (1,), 12)
+    assert building_emr._find_even_spacing(view.T.contiguous(), numbers) == ((6, 4), (1, 6), 0)
+    assert building_emr._find_even_spacing(view[torch.tensor([0, 1, 3])], numbers) is None
+    assert building_emr._find_even_spacing(view.flip(1), numbers) is None
+    assert building_emr._find_even_spacing(view + 3, numbers) is None

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from hf_ext.settings import build
 from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.tasks.texts import ListOpsTask
+from hf_ext.training import TrainingArguments, build_task
 from tests.study_testing import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader
 
 STUDY = EXAMPLES / "mrconv"
@@ -132,6 +134,19 @@ def test_tables_and_curves_of_a_result(load, tmp_path):
 def test_readme_holds_the_committed_results(load, tmp_path):
     result = json.loads((STUDY / "results" / "study.json").read_text())
     assert fill_readme(load("tables"), result, tmp_path) == (STUDY / "README.md").read_text()
+
+
+def test_documented_parameters_are_those_of_the_models(load):
+    peers, result = load("peers"), json.loads((STUDY / "results" / "study.json").read_text())
+    rows = {**result["headline"], **result["ablation"], "language model": result["language_model"]}
+    counts = {name: (row["parameters"], row["arguments"]) for name, row in rows.items()}
+    for name, models in result["comparisons"].items():
+        ours = {model: row for model, row in models.items() if model not in peers.PEERS}
+        counts |= {f"{name}, {model}": (row["parameters"], row["time"]["arguments"]) for model, row in ours.items()}
+    assert len(counts) == 2 + 13 + 1 + 4 * 5
+    for name, (count, arguments) in counts.items():
+        task = build_task(build(TrainingArguments, {"output_dir": "unused", **arguments}))
+        assert peers.trained_parameters(task.build_model(arguments["model"], None)) == count, name
 
 
 def test_a_recording_is_classified(tmp_path, monkeypatch, capsys):
