@@ -2,10 +2,19 @@
 """What runs below `ops_mrconv`: long convolution, and the training-mode layer, with gradients that compute again.
 
 Both save their input and the kernels, and work on a few channels at a time, so that no other array is as large.
+
+What the mean of the input gives at the output of a branch is a constant, which the normalization takes off again.
+Where the mean is large, the variance is the small difference of a large square and a large squared mean, and the
+digits of float32 that both have in common are lost. How many those are is known as soon as the sums are: mean^2 /
+var. Channels that lose more than two digits of seven are computed again in float64, forward and backward; the others
+pay nothing. It is the same function of the same numbers, rounded less, so that there is nothing to derive; tests
+compare it with float64. Processes that share statistics decide by their own samples: where mean^2 <= 100 var in all
+of them, it holds of the joined batch, whose variance is at least the mean of theirs. The numbers are looked at on a
+CPU only: that would hold up another device, and some have no float64.
 Shapes: u [batch, channels, length], kernels [channels, taps], n is the FFT size, spectra [..., n // 2 + 1].
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,10 +91,25 @@ def reduced(values: Tensor, group: torch.distributed.ProcessGroup | None) -> Ten
     return values
 
 
+# Ratio of squared mean and variance above which float32 has lost two digits.
+_LARGE_MEAN = 100
+
 # Channels of a chunk whose sums processes add up: the same number on all of them, whatever their batches.
 _SHARED_CHANNELS = 16
 
 Wings = list[Tensor] | list[None]
+
+
+class Chunk(NamedTuple):
+    """Some channels: input, kernels of the past, and of the future, all in one dtype."""
+
+    signal: Signal
+    kernels: list[Tensor]
+    wings: Wings
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.signal.u.dtype
 
 
 class BatchNormLayer(NamedTuple):
@@ -111,14 +135,27 @@ class BatchNormLayer(NamedTuple):
         size = _SHARED_CHANNELS
         return (slice(first, first + size) for first in range(0, u.shape[1], size))
 
-    def chunk(
-        self, u: Tensor, kernels: tuple[Tensor, ...], count: int, part: slice
-    ) -> tuple[Signal, list[Tensor], Wings]:
-        """Input, kernels and wings of some channels; of `kernels`, the first `count` are those of the past."""
-        samples = u[:, part].to(kernels[0].dtype)
+    def chunk(self, u: Tensor, kernels: Sequence[Tensor], branches: int, part: slice, dtype: torch.dtype) -> "Chunk":
+        """Some channels; of `kernels`, the first ones are those of the past."""
+        samples = u[:, part].to(dtype)
         signal = Signal(samples, torch.fft.rfft(samples, n=self.n), self.n, self.start, self.stop)
-        rows = [kernel[part] for kernel in kernels]
-        return signal, rows[:count], rows[count:] or [None] * count
+        rows = [kernel[part].to(dtype) for kernel in kernels]
+        return Chunk(signal, rows[:branches], rows[branches:] or [None] * branches)
+
+    def measured_chunk(
+        self, u: Tensor, kernels: Sequence[Tensor], branches: int, part: slice
+    ) -> tuple["Chunk", Tensor]:
+        """Some channels and the sums of their branches, [2, N, channels], in float64 where float32 is not enough."""
+        chunk = self.chunk(u, kernels, branches, part, kernels[0].dtype)
+        sums = torch.stack(branch_sums(*chunk))
+        if u.device.type != "cpu" or chunk.dtype == torch.float64:
+            return chunk, sums
+        valid = chunk.signal.valid
+        mean, square = sums / (len(u) * u.shape[2] if valid is None else valid.sum().clamp_min(1))
+        if not bool((mean.square() > _LARGE_MEAN * (square - mean.square())).any()):
+            return chunk, sums
+        chunk = self.chunk(u, kernels, branches, part, torch.float64)
+        return chunk, torch.stack(branch_sums(*chunk))
 
     def merged_spectrum(self, kernels: list[Tensor], wings: Wings, scale: Tensor) -> Tensor:
         return two_sided(_merged(kernels, scale), None if wings[0] is None else _merged(wings, scale), self.n)
@@ -157,10 +194,11 @@ class BatchNormConv(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         mean, var = (torch.empty(alpha.shape, dtype=count.dtype, device=u.device) for _ in range(2))
-        all_sums = []
+        all_sums, ctx.dtypes = [], []
         for part in layer.chunks(u):
-            signal, past, wings = layer.chunk(u, kernels, len(alpha), part)
-            sums = reduced(torch.stack(branch_sums(signal, past, wings)), layer.group)
+            (signal, past, wings), sums = layer.measured_chunk(u, kernels, len(alpha), part)
+            ctx.dtypes.append(signal.u.dtype)
+            sums = reduced(sums, layer.group)
             scale, shift, mean[:, part], var[:, part] = layer.normalization(
                 sums[0], sums[1], count, alpha[:, part], weight[:, part], bias[:, part]
             )
@@ -180,8 +218,8 @@ class BatchNormConv(torch.autograd.Function):
         g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         g_coefficients = [torch.empty_like(x) for x in (alpha, weight, bias)]
         g_kernels = [torch.empty_like(kernel) for kernel in kernels]
-        for part in layer.chunks(u):
-            signal, past, wings = layer.chunk(u, kernels, len(alpha), part)
+        for part, dtype in zip(layer.chunks(u), ctx.dtypes, strict=True):
+            signal, past, wings = layer.chunk(u, kernels, len(alpha), part, dtype)
             leaves = [x[:, part].detach().requires_grad_() for x in (*all_sums, alpha, weight, bias)]
             with torch.enable_grad():
                 scale, shift = layer.normalization(*leaves[:2], count, *leaves[2:])[:2]
