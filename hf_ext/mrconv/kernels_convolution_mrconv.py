@@ -228,9 +228,8 @@ class BatchNormConv(torch.autograd.Function):
 
         all_sums = []
         for part, (signal, past, wings), sums in layer.exchange(list(channel_chunks(u, layer.n)), begin, again):
-            scale, shift, mean[:, part], var[:, part] = layer.normalization(
-                *sums, alpha[:, part], weight[:, part], bias[:, part]
-            )
+            coefficients = alpha[:, part], weight[:, part], bias[:, part]
+            scale, shift, mean[:, part], var[:, part] = layer.normalization(sums[0], sums[1], sums[2], *coefficients)
             chunk = response(signal.spectrum, layer.merged_spectrum(past, wings, scale), layer.n, u.shape[2])
             torch.add(chunk, shift.to(chunk.dtype)[:, None], out=y[:, part])
             all_sums.append(sums[:2])
