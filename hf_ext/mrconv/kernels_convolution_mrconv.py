@@ -2,10 +2,19 @@
 """What runs below `ops_mrconv`: long convolution, and the training-mode layer, with gradients that compute again.
 
 Both save their input and the kernels, and work on a few channels at a time, so that no other array is as large.
+
+What the mean of the input gives at the output of a branch is a constant, which the normalization takes off again.
+Where the mean is large, the variance is the small difference of a large square and a large squared mean, and the
+digits of float32 that both have in common are lost. How many those are is known as soon as the sums are: mean^2 /
+var. Channels that lose more than two digits of seven are computed again in float64, forward and backward; the others
+pay nothing. It is the same function of the same numbers, rounded less, so that there is nothing to derive; tests
+compare it with float64. Processes that share statistics decide by their own samples: where mean^2 <= 100 var in all
+of them, it holds of the joined batch, whose variance is at least the mean of theirs. The numbers are looked at on a
+CPU only: that would hold up another device, and some have no float64.
 Shapes: u [batch, channels, length], kernels [channels, taps], n is the FFT size, spectra [..., n // 2 + 1].
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -73,19 +82,42 @@ def _rows(kernel: Tensor | None, part: slice) -> Tensor | None:
     return None if kernel is None else kernel[part]
 
 
-def reduced(values: Tensor, group: torch.distributed.ProcessGroup | None) -> Tensor:
-    """Sum over the processes of a group."""
-    if group is None:
-        return values
-    values = values.clone()
+class SumOverProcesses(torch.autograd.Function):
+    """Sum over the processes of a group; so is the gradient, since the result of each depends on all inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_reduced(values, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _all_reduced(gradients[0], ctx.group), None
+
+
+def _all_reduced(values: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
+    values = values.clone(memory_format=torch.contiguous_format)
     torch.distributed.all_reduce(values, group=group)
     return values
 
 
-# Channels of a chunk whose sums processes add up: the same number on all of them, whatever their batches.
-_SHARED_CHANNELS = 16
+# Ratio of squared mean and variance above which float32 has lost two digits.
+_LARGE_MEAN = 100
 
 Wings = list[Tensor] | list[None]
+
+
+class Chunk(NamedTuple):
+    """Some channels: input, kernels of the past, and of the future, all in one dtype."""
+
+    signal: Signal
+    kernels: list[Tensor]
+    wings: Wings
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.signal.u.dtype
 
 
 class BatchNormLayer(NamedTuple):
@@ -105,20 +137,54 @@ class BatchNormLayer(NamedTuple):
     start: Tensor | None
     stop: Tensor | None
 
-    def chunks(self, u: Tensor) -> Iterator[slice]:
-        if self.group is None:
-            return channel_chunks(u, self.n)
-        size = _SHARED_CHANNELS
-        return (slice(first, first + size) for first in range(0, u.shape[1], size))
-
-    def chunk(
-        self, u: Tensor, kernels: tuple[Tensor, ...], count: int, part: slice
-    ) -> tuple[Signal, list[Tensor], Wings]:
-        """Input, kernels and wings of some channels; of `kernels`, the first `count` are those of the past."""
-        samples = u[:, part].to(kernels[0].dtype)
+    def chunk(self, u: Tensor, kernels: Sequence[Tensor], branches: int, part: slice, dtype: torch.dtype) -> "Chunk":
+        """Some channels; of `kernels`, the first ones are those of the past."""
+        samples = u[:, part].to(dtype)
         signal = Signal(samples, torch.fft.rfft(samples, n=self.n), self.n, self.start, self.stop)
-        rows = [kernel[part] for kernel in kernels]
-        return signal, rows[:count], rows[count:] or [None] * count
+        rows = [kernel[part].to(dtype) for kernel in kernels]
+        return Chunk(signal, rows[:branches], rows[branches:] or [None] * branches)
+
+    def measured_chunk(
+        self, u: Tensor, kernels: Sequence[Tensor], branches: int, part: slice
+    ) -> tuple["Chunk", Tensor]:
+        """
+        Some channels, in float64 where float32 is not enough, and of each branch sum, squared sum and number of
+        positions: [3, N, channels].
+        """
+        chunk = self.chunk(u, kernels, branches, part, kernels[0].dtype)
+        sums = self._sums(chunk)
+        if u.device.type != "cpu" or chunk.dtype == torch.float64:
+            return chunk, sums
+        mean, square = sums[:2] / sums[2].clamp_min(1)
+        if not bool((mean.square() > _LARGE_MEAN * (square - mean.square())).any()):
+            return chunk, sums
+        chunk = self.chunk(u, kernels, branches, part, torch.float64)
+        return chunk, self._sums(chunk)
+
+    def _sums(self, chunk: "Chunk") -> Tensor:
+        total, square = branch_sums(*chunk)
+        u, valid = chunk.signal.u, chunk.signal.valid
+        count = total.new_full((), len(u) * u.shape[2]) if valid is None else valid.sum().to(total.dtype)
+        return torch.stack([total, square, count.expand_as(total)])
+
+    def exchange(
+        self, parts: list[slice], begin: Callable[[slice], tuple[Any, Tensor]], again: Callable[[slice], Any]
+    ) -> Iterator[tuple[slice, Any, Tensor]]:
+        """
+        Work on parts of the channels that have sums in common with other processes: each part with what `begin` made
+        of it and its sums, [..., channels], over all processes.
+
+        All sums travel in one collective, so that no process waits for each part. Until it is there all parts have to
+        be begun, and what they work on is not kept, as there is no memory for it, but made `again`.
+        """
+        if self.group is None:
+            for part in parts:
+                yield part, *begin(part)
+            return
+        begun = [begin(part) if len(parts) == 1 else (None, begin(part)[1]) for part in parts]
+        sums = _all_reduced(torch.cat([found for _, found in begun], dim=-1), self.group)
+        for part, (work, _) in zip(parts, begun, strict=True):
+            yield part, again(part) if work is None else work, sums[..., part]
 
     def merged_spectrum(self, kernels: list[Tensor], wings: Wings, scale: Tensor) -> Tensor:
         return two_sided(_merged(kernels, scale), None if wings[0] is None else _merged(wings, scale), self.n)
@@ -146,31 +212,34 @@ class BatchNormConv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        u: Tensor,
-        alpha: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        count: Tensor,
-        layer: BatchNormLayer,
-        *kernels: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, u: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor, layer: BatchNormLayer, *kernels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-        mean, var = (torch.empty(alpha.shape, dtype=count.dtype, device=u.device) for _ in range(2))
+        mean, var = (torch.empty(alpha.shape, dtype=kernels[0].dtype, device=u.device) for _ in range(2))
+        branches, dtypes = len(alpha), {}
+
+        def begin(part: slice) -> tuple[Chunk, Tensor]:
+            chunk, sums = layer.measured_chunk(u, kernels, branches, part)
+            dtypes[part.start] = chunk.dtype
+            return chunk, sums
+
+        def again(part: slice) -> Chunk:
+            return layer.chunk(u, kernels, branches, part, dtypes[part.start])
+
         all_sums = []
-        for part in layer.chunks(u):
-            signal, past, wings = layer.chunk(u, kernels, len(alpha), part)
-            sums = reduced(torch.stack(branch_sums(signal, past, wings)), layer.group)
-            scale, shift, mean[:, part], var[:, part] = layer.normalization(
-                sums[0], sums[1], count, alpha[:, part], weight[:, part], bias[:, part]
-            )
+        for part, (signal, past, wings), sums in layer.exchange(list(channel_chunks(u, layer.n)), begin, again):
+            coefficients = alpha[:, part], weight[:, part], bias[:, part]
+            scale, shift, mean[:, part], var[:, part] = layer.normalization(sums[0], sums[1], sums[2], *coefficients)
             chunk = response(signal.spectrum, layer.merged_spectrum(past, wings, scale), layer.n, u.shape[2])
             torch.add(chunk, shift.to(chunk.dtype)[:, None], out=y[:, part])
-            all_sums.append(sums)
+            all_sums.append(sums[:2])
+            # The same for all channels.
+            count = sums[2, 0, 0].clone()
         ctx.save_for_backward(u, alpha, weight, bias, count, torch.cat(all_sums, dim=2), *kernels)
-        ctx.layer = layer
-        ctx.mark_non_differentiable(mean, var)
-        return y, mean, var
+        ctx.layer, ctx.dtypes = layer, dtypes
+        count = count.to(mean.dtype)
+        ctx.mark_non_differentiable(mean, var, count)
+        return y, mean, var, count
 
     @staticmethod
     @once_differentiable
@@ -180,12 +249,13 @@ class BatchNormConv(torch.autograd.Function):
         g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         g_coefficients = [torch.empty_like(x) for x in (alpha, weight, bias)]
         g_kernels = [torch.empty_like(kernel) for kernel in kernels]
-        for part in layer.chunks(u):
-            signal, past, wings = layer.chunk(u, kernels, len(alpha), part)
+
+        def begin(part: slice) -> tuple[tuple[Any, ...], Tensor]:
+            signal, past, wings = chunk = layer.chunk(u, kernels, len(alpha), part, ctx.dtypes[part.start])
             leaves = [x[:, part].detach().requires_grad_() for x in (*all_sums, alpha, weight, bias)]
             with torch.enable_grad():
                 scale, shift = layer.normalization(*leaves[:2], count, *leaves[2:])[:2]
-            g_chunk = g_y[:, part].to(signal.u.dtype)
+            g_chunk = g_y[:, part].to(chunk.dtype)
             g_spectrum = torch.fft.rfft(g_chunk, n=layer.n)
             conjugate = signal.spectrum.conj_physical()
             lags = correlation(conjugate, g_spectrum.clone(), layer.n)
@@ -194,23 +264,28 @@ class BatchNormConv(torch.autograd.Function):
             *g_sums, g_alpha, g_weight, g_bias = torch.autograd.grad((scale, shift), leaves, (g_scale, g_shift))
             for target, gradient in zip(g_coefficients, (g_alpha, g_weight, g_bias), strict=True):
                 target[:, part] = gradient
-            sums = SumGradients(signal, past, wings, *reduced(torch.stack(g_sums), layer.group))
-            g_spectrum.mul_(layer.merged_spectrum(past, wings, scale.detach()).conj_physical_())
+            return (chunk, scale.detach(), g_spectrum, conjugate, lags), torch.stack(g_sums)
+
+        parts = list(channel_chunks(u, layer.n))
+        for part, work, g_sums in layer.exchange(parts, begin, lambda part: begin(part)[0]):
+            (signal, past, wings), scale, g_spectrum, conjugate, lags = work
+            sums = SumGradients(signal, past, wings, *g_sums)
+            g_spectrum.mul_(layer.merged_spectrum(past, wings, scale).conj_physical_())
             sums.add_spectra_(g_spectrum, conjugate)
             g_chunk = torch.fft.irfft(g_spectrum, n=layer.n)[..., : u.shape[2]]
             sums.add_edges_(g_chunk)
             g_u[:, part] = g_chunk
-            sums.add_merged_(lags, scale.detach())
+            sums.add_merged_(lags, scale)
             for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
                 target[part] = gradient
-        return g_u, *g_coefficients, None, None, *g_kernels
+        return g_u, *g_coefficients, None, *g_kernels
 
 
 @torch.compiler.disable
-def normalized_conv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def normalized_conv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """[`BatchNormConv`], outside of compiled graphs: there is nothing to fuse, and chunks would be unrolled."""
-    y, mean, var = BatchNormConv.apply(*arguments)
-    return y, mean, var
+    y, mean, var, count = BatchNormConv.apply(*arguments)
+    return y, mean, var, count
 
 
 def _scale_gradient(lags: Tensor, kernels: list[Tensor], wings: Wings) -> Tensor:
@@ -224,4 +299,4 @@ def _scale_gradient(lags: Tensor, kernels: list[Tensor], wings: Wings) -> Tensor
     return torch.stack(found)
 
 
-__all__ = ["BatchNormLayer", "LongConv", "normalized_conv", "reduced"]
+__all__ = ["BatchNormLayer", "LongConv", "SumOverProcesses", "normalized_conv"]

@@ -4,6 +4,8 @@
 Kernels [channels, taps], bias [channels].
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -115,6 +117,28 @@ class KernelSource:
         return self
 
 
+@contextmanager
+def whole_parameters(module: nn.Module) -> Iterator[None]:
+    """
+    Within, parameters of which each process holds a part are whole, as FSDP makes them for a forward pass; outside of
+    one it does not. All processes have to come here, since each gives its part to the others. Other parameters stay
+    what they are.
+    """
+    parts = [
+        (part, name, value)
+        for part in module.modules()
+        for name, value in part._parameters.items()
+        if isinstance(value, nn.Parameter) and hasattr(value, "full_tensor")
+    ]
+    for part, name, value in parts:
+        part._parameters[name] = value.full_tensor()
+    try:
+        yield
+    finally:
+        for part, name, value in parts:
+            part._parameters[name] = value
+
+
 def _is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
@@ -124,4 +148,4 @@ def _has_values(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type != "meta"
 
 
-__all__ = ["KernelSource", "MergedKernel"]
+__all__ = ["KernelSource", "MergedKernel", "whole_parameters"]

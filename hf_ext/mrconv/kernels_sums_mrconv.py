@@ -152,7 +152,29 @@ def _input_sums(signal: Signal, last: bool) -> Tensor:
         inputs = Edge(last, None).inputs(u.sum(0), u.shape[2])
     else:
         inputs = Edge(last, position).inputs(u, u.shape[2]).sum(0)
-    return _exact(inputs).flip(1).cumsum(1).flip(1)
+    return running_sums(_exact(inputs).flip(1)).flip(1)
+
+
+def running_sums(values: Tensor) -> Tensor:
+    """
+    Sum of all values up to t: [channels, length].
+
+    CUDA has no deterministic `cumsum` and refuses it in deterministic mode. There each entry is first the sum of one
+    value; adding the entry that lies 1, 2, 4, ... before makes it one of 2, 4, 8, ... values, after log2(length) steps
+    of all up to it.
+    """
+    if values.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
+        return values.cumsum(1)
+    return doubled_sums(values)
+
+
+def doubled_sums(values: Tensor) -> Tensor:
+    """What [`running_sums`] is on a GPU in deterministic mode."""
+    step = 1
+    while step < values.shape[1]:
+        values = torch.cat([values[:, :step], values[:, step:] + values[:, :-step]], dim=1)
+        step *= 2
+    return values
 
 
 def _autocorrelation(signal: Signal, branches: list[tuple[Tensor, Tensor | None]]) -> Tensor:
@@ -322,7 +344,7 @@ class SumGradients:
                 return None
             else:
                 g_inputs[:, 1 : 1 + wing.shape[1]] += g[:, None] * wing
-        return g_inputs.cumsum(1)
+        return running_sums(g_inputs)
 
     def _edge_gradient(self, index: int, side: int, edge: Edge, crossing: Tensor) -> Tensor:
         count = crossing.shape[1]

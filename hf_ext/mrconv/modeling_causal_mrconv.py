@@ -11,7 +11,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import can_return_tuple
 
 from .configuration_mrconv import MRConvConfig
-from .modeling_mrconv import MRConvModel, MRConvPreTrainedModel
+from .modeling_mrconv import MRConvModel, MRConvPreTrainedModel, require_all
 from .streaming_mrconv import MRConvCache
 
 
@@ -31,11 +31,11 @@ def check_left_padding(attention_mask: torch.Tensor, positions: int) -> None:
             f"`attention_mask` has shape {tuple(attention_mask.shape)}; with a cache it covers the positions of the "
             f"cache and the new ones, (batch_size, {positions})."
         )
-    if bool((attention_mask[:, 1:] < attention_mask[:, :-1]).any()):
-        raise ValueError(
-            "`attention_mask` has padding after a valid position; a sequence that goes on must be padded on the left: "
-            "set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`."
-        )
+    require_all(
+        attention_mask[:, 1:] >= attention_mask[:, :-1],
+        "`attention_mask` has padding after a valid position; a sequence that goes on must be padded on the left: "
+        "set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`.",
+    )
 
 
 class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):

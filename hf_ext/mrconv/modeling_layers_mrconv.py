@@ -19,7 +19,7 @@ from transformers.utils import logging
 from transformers.utils.generic import maybe_autocast
 
 from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
-from .kernels_merged_mrconv import KernelSource, MergedKernel
+from .kernels_merged_mrconv import KernelSource, MergedKernel, whole_parameters
 from .kernels_mrconv import KERNELS, precise
 from .modeling_norms_mrconv import (
     MRConvBranchLayerNorm,
@@ -135,7 +135,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             raise ValueError(
                 "This layer is merged and has no branches; load a checkpoint from before `reparameterize()`."
             )
-        with maybe_autocast(self.alpha.device.type, enabled=False):
+        with whole_parameters(self), maybe_autocast(self.alpha.device.type, enabled=False):
             ahead = None if self.backward_kernel is None else self.backward_kernel(self.rate_factor)
             return self.kernel(self.rate_factor), ahead
 
@@ -157,14 +157,15 @@ class MRConvLayer(MRConvPreciseBuffers):
                 "`branch_norm` is 'layer': its scale depends on each input, so that no kernel can stand for all "
                 "branches. Merging and streaming need 'batch', 'kernel' or 'none'."
             )
-        kernels, ahead = self.branch_kernels()
-        scale = precise(self.alpha)
-        bias = scale.new_zeros(scale.shape[1])
-        if self.norm is not None:
-            scale, shift = self.norm(self.alpha)
-            bias = shift.sum(0)
-        elif self.config.branch_norm == "kernel":
-            scale = scale / self._kernel_norms()
+        with whole_parameters(self):
+            kernels, ahead = self.branch_kernels()
+            scale = precise(self.alpha)
+            bias = scale.new_zeros(scale.shape[1])
+            if self.norm is not None:
+                scale, shift = self.norm(self.alpha)
+                bias = shift.sum(0)
+            elif self.config.branch_norm == "kernel":
+                scale = scale / self._kernel_norms()
         return merge_kernels(kernels, scale), None if ahead is None else merge_kernels(ahead, scale), bias
 
     def _kernel_norms(self) -> torch.Tensor:
@@ -306,6 +307,12 @@ class MRConvLayer(MRConvPreciseBuffers):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._kept = None
         super()._load_from_state_dict(*args, **kwargs)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.reparameterized:
+            # Which FSDP puts back in each forward pass.
+            destination.pop(f"{prefix}alpha", None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles make a merged kernel of their own."""

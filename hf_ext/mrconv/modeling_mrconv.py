@@ -221,15 +221,34 @@ def valid_range(
     count = valid.sum(1)
     start = valid.to(torch.int8).argmax(1)
     if not torch.compiler.is_compiling():
-        if bool(valid.all()):
+        # On a CPU it costs nothing to look.
+        if valid.device.type == "cpu" and bool(valid.all()):
             return None, None, None
         runs = valid[:, 0] + (valid[:, 1:] & ~valid[:, :-1]).sum(1)
-        if not bool((runs <= 1 if streaming else runs == 1).all()):
-            raise ValueError(
-                "`attention_mask` must have one run of ones in each row: padding on the left or right, at least one "
-                "position, no holes. Packed sequences are not supported; give each sequence a row of its own."
-            )
+        require_all(
+            runs <= 1 if streaming else runs == 1,
+            "`attention_mask` must have one run of ones in each row: padding on the left or right, at least one "
+            "position, no holes. Packed sequences are not supported; give each sequence a row of its own.",
+        )
     return start, start + count, valid
+
+
+def require_all(holds: torch.Tensor, message: str) -> None:
+    """
+    Check what depends on values. A GPU checks by itself while the program goes on, as it does for a token outside of
+    the vocabulary: to ask it for the answer would wait for all that it has to do.
+
+    Args:
+        holds (`torch.Tensor`): What has to be True everywhere.
+        message (`str`): What is wrong otherwise.
+
+    Raises:
+        ValueError: If something is False, on a CPU. On CUDA a later operation raises a `RuntimeError` instead.
+    """
+    if holds.is_cuda:
+        torch._assert_async(holds.all(), message)
+    elif not holds.is_meta and not bool(holds.all()):
+        raise ValueError(message)
 
 
 def masked_mean(hidden: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:

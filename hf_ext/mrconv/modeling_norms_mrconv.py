@@ -15,11 +15,11 @@ from typing import Any, Self
 
 import torch
 import torch.distributed
-import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import nn
 
 from .configuration_mrconv import MRConvConfig
+from .kernels_convolution_mrconv import SumOverProcesses
 from .kernels_mrconv import precise
 
 
@@ -172,18 +172,27 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
         return (precise(hidden) * scale + (precise(self.bias) - mean * scale)).to(hidden.dtype)
 
     def _batch_statistics(self, hidden: torch.Tensor, valid: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and biased variance: count and sum are reduced first, so that squares are taken about the mean."""
-        rows = precise(hidden).flatten(0, 1) if valid is None else precise(hidden)[valid]  # [positions, D]
-        group = statistics_group(self.synchronized)
-        count = rows.new_tensor(float(len(rows)))
-        total = rows.sum(0)
-        if group is not None:
-            joined = torch.distributed.nn.functional.all_reduce(torch.cat([total, count[None]]), group=group)
-            total, count = joined[:-1], joined[-1].detach()
+        """
+        Mean and biased variance. Squares are taken about the mean of this process, and each has a weight of 0 or 1: to
+        pick the valid rows would wait for their number. Sums over processes are made of sums and of whole squares
+        q = squares + total^2 / count, in float64, so that one collective is enough and no digits are lost.
+        """
+        rows = precise(hidden)
+
+        def total_of(values: torch.Tensor) -> torch.Tensor:
+            return (values if valid is None else torch.where(valid[..., None], values, 0)).flatten(0, 1).sum(0)
+
+        positions = rows.new_full((), hidden[..., 0].numel()) if valid is None else valid.sum().to(rows.dtype)
+        count, total, group = positions, total_of(rows), statistics_group(self.synchronized)
         mean = total / count.clamp_min(1)
-        squares = (rows - mean).square().sum(0)
+        squares = total_of((rows - mean).square())
         if group is not None:
-            squares = torch.distributed.nn.functional.all_reduce(squares, group=group)
+            total, count = total.double(), count.double()
+            whole = squares + total.square() / count.clamp_min(1)
+            joined: torch.Tensor = SumOverProcesses.apply(torch.cat([total, whole, count[None]]), group)
+            (total, whole), count = joined[:-1].view(2, -1), joined[-1].detach()
+            squares = (whole - total.square() / count.clamp_min(1)).clamp_min(0).to(rows.dtype)
+            mean, count = (total / count.clamp_min(1)).to(rows.dtype), count.to(rows.dtype)
         var = squares / count.clamp_min(1)
         if not recomputing():
             with torch.no_grad():

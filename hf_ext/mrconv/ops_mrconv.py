@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils.generic import maybe_autocast
 
-from .kernels_convolution_mrconv import BatchNormLayer, LongConv, normalized_conv, reduced
-from .kernels_sums_mrconv import fast_size, two_sided, valid_positions
+from .kernels_convolution_mrconv import BatchNormLayer, LongConv, normalized_conv
+from .kernels_sums_mrconv import fast_size, two_sided
 
 
 def _working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -286,12 +286,8 @@ def batch_norm_conv(
         spans = [span + wing.shape[1] for span, wing in zip(spans, ahead, strict=True)]
     # Neither the outputs nor the autocorrelation of u wrap around.
     n = fft_size(length + min(length, max(spans)) - 1)
-    valid = valid_positions(u, start, stop)
-    count = torch.full((), len(u) * length, dtype=dtype, device=u.device) if valid is None else valid.sum().to(dtype)
-    count = reduced(count, group)
     layer = BatchNormLayer(n, eps, group, start, stop)
-    y, mean, var = normalized_conv(u, alpha, weight, bias, count, layer, *cropped, *ahead)
-    return y, mean, var, count
+    return normalized_conv(u, alpha, weight, bias, layer, *cropped, *ahead)
 
 
 __all__ = [

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_ext.mrconv import kernels_sums_mrconv as sums
 from hf_ext.mrconv import ops_mrconv as ops
+from hf_ext.mrconv.modeling_norms_mrconv import MRConvBatchNorm
 from tests import warm_python
 from tests.mrconv.operator_cases import batch_norm_branches, layer, layer_case, leaves, random, shared_case
 
@@ -150,25 +151,53 @@ def test_bad_input():
 PROCESSES = """
 import multiprocessing
 import sys
+import warnings
 
 import torch
 import torch.distributed as dist
 
+from hf_ext.mrconv import kernels_sums_mrconv as sums
+from hf_ext.mrconv.modeling_norms_mrconv import MRConvBatchNorm
 from tests.mrconv.operator_cases import layer, leaves, shared_case
 
+calls = []
+all_reduce = dist.all_reduce
 
-def run(folder, rank):
+
+def counted(values, *arguments, **options):
+    calls.append(values.numel())
+    return all_reduce(values, *arguments, **options)
+
+
+def run(folder, rank, points):
+    warnings.simplefilter("error")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    dist.all_reduce = counted
+    sums._POINTS_CPU = points
     case = shared_case(rank)
+    parts = len(list(sums.channel_chunks(case["u"], 64)))
     results = layer({**case, "group": dist.group.WORLD})
     cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
     gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
-    torch.save((results, gradients), f"{folder}/result{rank}")
+    layer_calls = calls.copy()
+    calls.clear()
+    norm = MRConvBatchNorm(18, 1e-5, 0.1, True).double()
+    hidden = case["u"].detach().mT.clone().requires_grad_()
+    time = torch.arange(hidden.shape[1])
+    valid = (time >= case["start"][:, None]) & (time < case["stop"][:, None])
+    normed = norm(hidden, valid)
+    normed_gradient = torch.autograd.grad((normed * cotangent.T * valid[..., None]).sum(), hidden)[0]
+    counts = (layer_calls, calls, parts)
+    norms = (normed, normed_gradient, norm.running_mean, norm.running_var)
+    torch.save((results, gradients, norms, counts), f"{folder}/result{rank}")
     dist.destroy_process_group()
 
 
-processes = [multiprocessing.get_context("fork").Process(target=run, args=(sys.argv[1], rank)) for rank in range(2)]
+processes = [
+    multiprocessing.get_context("fork").Process(target=run, args=(sys.argv[1], rank, int(sys.argv[2])))
+    for rank in range(2)
+]
 for process in processes:
     process.start()
 for process in processes:
@@ -177,17 +206,19 @@ sys.exit(any(process.exitcode for process in processes))
 """
 
 
-def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
+@pytest.mark.parametrize("points", [2**21, 400], ids=["one part", "parts"])
+def test_two_processes_equal_one_on_the_joined_batch(tmp_path, points):
+    """Layer and block norm, with one collective forward and one backward, however many parts the channels have."""
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", PROCESSES, str(tmp_path)]
+    command = [sys.executable, "-c", PROCESSES, str(tmp_path), str(points)]
     done = warm_python.run(command, cwd=root, env=environment)
     assert done.returncode == 0, done.stderr
     case = shared_case(None)
     results = layer(case)
     cotangent = torch.linspace(-1, 1, results[0][0].numel(), dtype=torch.float64).view_as(results[0][0])
     gradients = torch.autograd.grad(results[0], leaves(case), cotangent.expand_as(results[0]).sin())
-    (first, first_gradients), (second, second_gradients) = (
+    (first, first_gradients, first_norm, counts), (second, second_gradients, second_norm, second_counts) = (
         torch.load(tmp_path / f"result{rank}") for rank in range(2)
     )
     compare = {"atol": 1e-10, "rtol": 1e-10}
@@ -197,3 +228,17 @@ def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
     torch.testing.assert_close(torch.cat([first_gradients[0], second_gradients[0]]), gradients[0], **compare)
     for one, other, joined in zip(first_gradients[1:], second_gradients[1:], gradients[1:], strict=True):
         torch.testing.assert_close(one + other, joined, **compare)
+    # Three sums of five branches of 18 channels; the gradients of two of them; and those of the norm with its count.
+    layer_calls, norm_calls = [3 * 5 * 18, 2 * 5 * 18], [2 * 18 + 1] * 2
+    assert [counts[:2], second_counts[:2]] == [(layer_calls, norm_calls)] * 2
+    assert (counts[2], second_counts[2]) == ((1, 1) if points > 400 else (6, 9))
+    norm = MRConvBatchNorm(18, 1e-5, 0.1, False).double()
+    hidden = case["u"].detach().mT.clone().requires_grad_()
+    time = torch.arange(hidden.shape[1])
+    valid = (time >= case["start"][:, None]) & (time < case["stop"][:, None])
+    normed = norm(hidden, valid)
+    gradient = torch.autograd.grad((normed * cotangent.T * valid[..., None]).sum(), hidden)[0]
+    for found, joined in zip(zip(first_norm[:2], second_norm[:2], strict=True), (normed, gradient), strict=True):
+        torch.testing.assert_close(torch.cat(found), joined, **compare)
+    for statistics in (first_norm[2:], second_norm[2:]):
+        torch.testing.assert_close(statistics, (norm.running_mean, norm.running_var), **compare)
