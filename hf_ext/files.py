@@ -98,6 +98,25 @@ def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 
         file.write("\n")
 
 
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """
+    Reads a JSON file that anybody may have written.
+
+    Args:
+        path (`str` or `Path`): The file.
+
+    Returns:
+        Its content.
+
+    Raises:
+        ValueError: It is not JSON, or nested so deeply that Python gives up; the file is named.
+    """
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error}): restore the file, or remove it.") from error
+
+
 def remove_leftovers(folder: Path) -> None:
     """Deletes what killed writers left in a folder, where nobody else is writing."""
     for path in folder.glob(f".*{_MARK}????????"):

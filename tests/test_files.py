@@ -12,6 +12,7 @@ from hf_ext import files
 from hf_ext.emr import emr_loader
 from hf_ext.emr.manifest_emr import artifact_file
 from hf_ext.files import (
+    read_json,
     recover_folder,
     remove_leftovers,
     replace_folder,
@@ -172,10 +173,18 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
 
 def test_json_is_text_with_a_last_newline(tmp_path):
     write_json(tmp_path / "a.json", {"ä": [1]}, indent=None)
+    assert read_json(tmp_path / "a.json") == {"ä": [1]}
     assert (tmp_path / "a.json").read_bytes() == b'{"\\u00e4": [1]}\n'
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {1, 2})
     assert (tmp_path / "a.json").read_bytes() == b'{"\\u00e4": [1]}\n'
+
+
+@pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"\xff"])
+def test_json_that_is_none_is_named(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.json: not valid JSON"):
+        read_json(tmp_path / "a.json")
 
 
 COMMIT = "hub/models--org--name/snapshots/" + "c" * 40

@@ -29,12 +29,12 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 
+from hf_ext.files import read_json
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTSamplingMixin
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, main
 from hf_ext.training.arguments import build
-from hf_ext.training.state import read_json
 
 SINUSOIDS = 256
 

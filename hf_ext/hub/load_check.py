@@ -6,7 +6,6 @@ from elsewhere is never executed.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
+from ..files import read_json
 from .diffusers_folders import is_pipeline, pipeline_code
 from .published_files import walk
 from .safetensors_headers import parse_json_object
@@ -142,10 +142,7 @@ def verify_code(folder: Path) -> None:
 
 def _verify_references(path: Path, shipped: set[str]) -> None:
     """Refuses a JSON file that makes a loader run code from another place than the verified files."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error}); write the file again") from error
+    content = read_json(path)
     if not isinstance(content, dict):
         return
     for key in ("auto_map", "custom_pipelines"):

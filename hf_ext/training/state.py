@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from diffusers.training_utils import EMAModel
 from safetensors import SafetensorError
 
-from ..files import recover_folder, remove_leftovers, sync, whole_file, write_json
+from ..files import read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
 from .arguments import TrainingArguments
 
 # What may differ between the two halves of an interrupted run: nothing here changes a weight.
@@ -246,27 +246,6 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """
-    Reads a JSON file.
-
-    Args:
-        path (`Path`): The file.
-
-    Returns:
-        Its content.
-
-    Raises:
-        ValueError: If it is not JSON; the file is named.
-    """
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not readable JSON ({error}): restore it, or choose another output_dir."
-        ) from error
-
-
 @contextlib.contextmanager
 def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
     """
@@ -330,4 +309,5 @@ def load_state(accelerator: Accelerator, run: RunFolder, step: int) -> list[Any]
         `list`: Reading states for this process's loader.
     """
     accelerator.load_state(str(run.state(step)))
-    return json.loads((run.state(step) / f"stream-{accelerator.process_index}.json").read_text())
+    states: list[Any] = read_json(run.state(step) / f"stream-{accelerator.process_index}.json")
+    return states

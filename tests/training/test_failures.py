@@ -172,7 +172,7 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
     with pytest.raises(ValueError, match="no args.json"):
         run(TinyTask(), make_arguments(tmp_path / "a", data))
     (tmp_path / "b").mkdir()
-    for text, message in (('{"lr": 1}', "was not written by a training"), ("{", "is not readable JSON")):
+    for text, message in (('{"lr": 1}', "was not written by a training"), ("{", "not valid JSON")):
         (tmp_path / "b" / "args.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             run(TinyTask(), make_arguments(tmp_path / "b", data))
