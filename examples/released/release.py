@@ -79,7 +79,7 @@ RELEASES = {
         BSDS,
         RESEARCH,
         {"68 photographs of BSDS500's test set": on("data/photos/test", eval_degradation=noise(15, 25, 50))},
-        ("psnr_sigma15", "psnr_sigma25", "psnr_sigma50"),
+        ("psnr_gaussian_noise_15", "psnr_gaussian_noise_25", "psnr_gaussian_noise_50"),
     ),
     "denoise-gray": Release(
         "removes Gaussian noise of unknown strength, σ = 0 to 55, from grey photographs",
@@ -89,7 +89,7 @@ RELEASES = {
             "Set12": on("data/set12", eval_degradation=noise(15, 25, 50)),
             "BSD68": on("data/bsd68", eval_degradation=noise(15, 25, 50)),
         },
-        ("psnr_sigma25",),
+        ("psnr_gaussian_noise_25",),
     ),
 }
 

@@ -1,0 +1,93 @@
+"""How released models are made: who trains and who tests, and what becomes of a run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+from hf_ext.hub import released
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.training import TrainingArguments, train
+from hf_ext.training.launch import build_task
+from tests.study_testing import EXAMPLES, module_loader
+
+load = module_loader(EXAMPLES / "released")
+MODEL = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 8}
+
+
+def test_no_photograph_is_in_two_sets(load):
+    data = load("data")
+    train = [Path(f"train/{number}.jpg") for number in range(200)]
+    test = [Path(f"test/{number}.jpg") for number in range(200)]
+    sets = data.split_photos(train, test)
+    assert sets == data.split_photos(train[::-1], test[::-1])
+    assert sorted(file for part in sets.values() for file in part) == sorted([*train, *test])
+    assert len(sets["validation"]) == 8 and len(sets["test"]) == 68
+    assert not set(sets["test"]) & set(train)
+
+
+def test_recordings_of_the_official_test_do_not_train(load):
+    files = [Path(f"{digit}_ann_{number}.wav") for digit in range(10) for number in range(50)]
+    sets = load("data").split_recordings(files)
+    assert {name: len(part) for name, part in sets.items()} == {"train": 440, "validation": 10, "test": 50}
+    assert {file.stem.rpartition("_")[2] for file in sets["test"]} == set("01234")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (EXAMPLES / "released").glob("*.yaml")))
+def test_the_queue_knows_every_recipe(load, name):
+    assert name in load("train").QUEUE
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch) -> Path:
+    """What train.py leaves: photographs for testing, and a run that has taken a step."""
+    for part, count in (("train", 2), ("validation", 1), ("test", 3)):
+        folder = tmp_path / "data" / "photos" / part
+        folder.mkdir(parents=True)
+        for index in range(count):
+            pixels = np.random.default_rng(index).integers(256, size=(16, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{index}.png")
+    monkeypatch.chdir(tmp_path)
+    arguments = TrainingArguments(
+        method="semanir",
+        output_dir="runs/denoise-color",
+        data={"train": {"path": "data/photos/train"}},
+        task={"patch_size": 8},
+        model=MODEL,
+        max_steps=1,
+        per_device_train_batch_size=1,
+        report_to="none",
+    )
+    train(build_task(arguments), arguments)
+    (tmp_path / "core_seconds.json").write_text(json.dumps({"denoise-color": 5400.0}))
+    return tmp_path
+
+
+def test_a_run_becomes_a_folder_that_says_what_it_measured(load, work, monkeypatch):
+    release = load("release")
+    monkeypatch.setattr(release, "RELEASED", work / "released")
+    release.RELEASES["denoise-color"] = release.Release(
+        **{**vars(release.RELEASES["denoise-color"]), "photos": (0, 1, 2)}
+    )
+    folder = release.make("denoise-color", work)
+    assert {"README.md", "before_after.png", "config.json", "eval.json", "model.safetensors", "training.json"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert not [*folder.rglob("*.py")]
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.float16}
+    monkeypatch.setattr(released, "FOLDER", folder.parent)
+    (model,) = released.list_released()
+    assert model.name == "denoise-color"
+    loaded = SemanIRForImageRestoration.from_pretrained(folder)
+    assert loaded.dtype == torch.float32 and loaded.config.embed_dim == SemanIRConfig(**MODEL).embed_dim
+    told = json.loads((folder / "training.json").read_text())["released"]
+    results = json.loads((folder / "eval.json").read_text())["results"]
+    shown = {row["metric"]: row["value"] for row in results}
+    assert told["core_hours"] == 1.5 and f"{shown['psnr_gaussian_noise_25']:.2f}" in told["scores"]
+    assert "(input " in told["scores"] and told["parameters"] == sum(map(torch.numel, loaded.state_dict().values()))
+    assert f"{shown['psnr_gaussian_noise_25']:.2f}" in (folder / "README.md").read_text()
