@@ -88,7 +88,7 @@ def start(name: str, words: argparse.Namespace, path: Path, limit: float, more: 
     script, *own = PARTS[name]
     command = [sys.executable, str(HERE / script), *own, "--device", words.device, "--output", str(path)]
     command += ["--limit", str(limit)] + ["--tiny"] * (words.device == "cpu") + more
-    places = [str(HERE.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    places = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places)), "HF_HUB_OFFLINE": "1"}
     if words.device == "cpu":
         # Tiny operations on several threads spend their time waiting for each other where cores are shared.

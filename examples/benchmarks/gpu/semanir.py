@@ -1,10 +1,10 @@
 """Key-semantic attention and SemanIR on a device: time and memory of every form against windows and k.
 
 One attention of the paper's S model (6 heads of 30 channels): `dense` is scaled_dot_product_attention with the
-position bias of every pair and no dictionary; `sdpa` the same with the dictionary as a mask; `gather` copies the chosen
-keys and values of each token, in torch; `flex_attention` and `triton` are the fused forms. Inference is forward without
-gradients; a training step is forward and backward with gradients of queries, keys, values, temperature and bias table.
-The dictionary is built once, outside; its own time has a row. `difference` is the largest from float32, forward.
+position bias of every pair and no dictionary; `sdpa` the same with the dictionary as a mask; `gather` copies the
+chosen keys and values of each token, in torch; `flex_attention` and `triton` are the fused forms. Inference is forward
+without gradients; a training step is forward and backward with gradients of queries, keys, values, temperature and
+bias table. The dictionary is built once, outside; its own time has a row. `difference` is the largest from float32.
 Then the whole S model beside Swin2SR of equal sizes, x4, with each form.
 """
 
