@@ -47,7 +47,7 @@ released: $(DEV)
 
 # With another interpreter (`make gpu PY=python3`) nothing is installed: it runs with what is there.
 gpu: $(if $(filter $(VENV)/bin/python,$(PY)),$(DEV))
-	DATA="$(DATA)" $(PY) examples/benchmarks/gpu/run.py --part "$(PART)" --device "$(DEVICE)" --results "$(RESULTS)"
+	DATA="$(DATA)" $(PY) examples/benchmarks/gpu/run.py --part "$(PART)" --device "$(DEVICE)" --results "$(RESULTS)" --limit "$(or $(LIMIT),480)"
 
 gpu-bundle: $(if $(filter $(VENV)/bin/python,$(PY)),$(DEV))
 	DATA="$(DATA)" $(PY) examples/benchmarks/gpu/bundle.py

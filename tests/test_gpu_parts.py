@@ -142,6 +142,11 @@ def test_a_part_killed_at_its_limit_keeps_its_rows_and_goes_on(parts: Parts, mon
     with monkeypatch.context() as patch:
         patch.setattr(subprocess.Popen, "wait", stop_when_hanging(parts, "slow"))
         assert parts.run() == 0
+        parts.plan("both", first="fail", second="hang")
+        patch.setattr(subprocess.Popen, "wait", stop_when_hanging(parts, "both"))
+        assert parts.run("--part", "both") == 1
+        assert parts.result("both")["error"] == "first: ValueError: first is wrong"
+        del parts.plans["both"]
     found = parts.result("slow")
     assert not found["complete"] and "error" not in found and len(found["rows"]) == 2
     child = (parts.folder / "slow.hanging").read_text()

@@ -106,12 +106,14 @@ def bundle(folder: Path, data: str) -> int:
 COMMANDS = """On the machine with the GPU, in the copy of this tree:
 
   python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target .gpu/site .gpu/wheels/*.whl
-  PYTHONPATH=$PWD/.gpu/site make gpu PY=python3{data} RESULTS=gpu-results
+  PYTHONPATH=$PWD/.gpu/site make gpu PY=python3{data}
 
-What comes back, in files of at most 15 MiB, with the states of the trainings, and where it goes here:
+What comes back, with the states of the trainings, in files of at most 15 MiB, and how it gets into this tree:
 
-  tar czf - -C gpu-results . | split -b 15m - gpu-results.tar.gz.
-  cat gpu-results.tar.gz.* | tar xzf - -C examples/benchmarks/results/gpu
+  tar czf - examples/benchmarks/results/gpu | split -b 15m - gpu-results.tar.gz.
+  cat gpu-results.tar.gz.* | tar xzf -
+
+A later visit goes on where examples/benchmarks/results/gpu/state, which git ignores, lies there too.
 """
 
 

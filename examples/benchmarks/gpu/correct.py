@@ -382,7 +382,7 @@ def make_cases(words: Any) -> dict[str, Case]:
     if words.device == "cuda":
         cases["merge by triton"] = partial(merge_weights, words, True)
     cases["switch tasks"] = partial(switched, words)
-    names = FAMILIES if words.tiny else tuple(MODELS)
+    names = FAMILIES if words.tiny else (*FAMILIES, *(name for name in MODELS if name not in FAMILIES))
     for way, check in (("DDP", replicated), ("FSDP2", sharded), ("compiled", compiled)):
         cases |= {f"{name}, {way}": partial(check, MODELS[name], words) for name in names}
     return cases

@@ -113,9 +113,9 @@ def make_cases(words: Any) -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for compiled in (False,) if words.tiny else (False, True):
         for tokens in (16,) if words.tiny else (256, 1024):
-            for dtype in ("bfloat16",) if words.tiny else ("bfloat16", "float32"):
+            for dtype in ("bfloat16",) if words.tiny or compiled else ("bfloat16", "float32"):
                 what = f"{tokens} tokens, {dtype}{', compiled' if compiled else ''}"
-                for batch in (1,) if words.tiny else (1, 16):
+                for batch in (1,) if words.tiny else (16,) if compiled else (1, 16):
                     cases[f"sampling, batch {batch}, {what}"] = partial(sample, tokens, batch, dtype, compiled, words)
                 batch = 2 if words.tiny else 32
                 cases[f"training, batch {batch}, {what}"] = partial(train, tokens, batch, dtype, compiled, words)

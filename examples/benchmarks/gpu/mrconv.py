@@ -63,20 +63,17 @@ def recorded(call: Callable[[], Any], words: Any) -> Callable[[], Any]:
 
 
 @torch.no_grad()
-def whole_context(context: int, words: Any) -> dict[str, Values]:
-    """A token by a forward pass over the context, plainly and as a CUDA graph."""
+def whole_context(context: int, graph: bool, words: Any) -> dict[str, Values]:
+    """A token by a forward pass over the context, plainly or as a CUDA graph."""
     model = mrconv_generation.make_mrconv(context).eval().reparameterize().to(words.device)
     prompt = torch.randint(mrconv_generation.VOCABULARY, (1, context), device=words.device)
 
+    @torch.no_grad()
     def forward() -> torch.Tensor:
         return model(prompt, logits_to_keep=1, use_cache=False).logits
 
-    @torch.no_grad()
-    def plain() -> torch.Tensor:
-        return forward()
-
-    calls = {"plain": plain, "CUDA graph": recorded(plain, words)}
-    return in_turns(calls, words, dtype="float32", sizes={"context": context})
+    call = recorded(forward, words) if graph else forward
+    return in_turns({"CUDA graph" if graph else "plain": call}, words, dtype="float32", sizes={"context": context})
 
 
 @torch.no_grad()
@@ -143,7 +140,9 @@ def make_cases(words: Any) -> dict[str, Case]:
             for dtype in ("float32",) if tiny else ("float32", "bfloat16"):
                 cases[f"{group}, {length}, {dtype}"] = partial(inference, group, length, dtype, words)
     for context in (64,) if tiny else (1024, 16384, 65536):
-        cases[f"forward for a token, {context}"] = partial(whole_context, context, words)
+        for graph in (False, True):
+            name = f"forward for a token, {context}{', CUDA graph' if graph else ''}"
+            cases[name] = partial(whole_context, context, graph, words)
         cases[f"streaming, {context}"] = partial(streaming, context, words)
     for preset in ("tiny",) if tiny else ("tiny", "base"):
         for dtype in ("float32",) if tiny else ("float32", "bfloat16"):

@@ -21,7 +21,7 @@ import torch
 # What a part's process ends with. After an error of CUDA nothing works in it any more: the runner starts another one.
 OK, FAILED, DEVICE_LOST, UNFINISHED = 0, 1, 3, 4
 # Rounds of a case, and seconds after which no further one starts.
-ROUNDS, SECONDS = 20, 4.0
+ROUNDS, SECONDS = 20, 1.5
 Values = dict[str, Any]
 Case = Callable[[], dict[str, Values]]
 

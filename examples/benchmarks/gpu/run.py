@@ -3,6 +3,7 @@
     make gpu                      # all parts, on the GPU
     make gpu PART=correct,emr     # some
     make gpu DEVICE=cpu           # the rehearsal: all parts on tiny sizes
+    make gpu LIMIT=150            # seconds of a part; 480 by default
 
 Each part has a process of its own and at most `--limit` seconds. What it measured lies in RESULTS/PART.json, whole
 after every case. A part that is complete for this commit and device is skipped, an incomplete one goes on, one that
@@ -125,16 +126,16 @@ def run_part(name: str, words: argparse.Namespace, head: dict[str, Any]) -> str 
         more = ["--skip_failed"]
     content = json.loads(path.read_text(encoding="utf-8"))
     failed = [f"{row['key']}: {row['error']}" for row in rows if "error" in row]
-    error = None
-    if code not in (OK, UNFINISHED):
-        error = "; ".join(failed) or f"ended with exit code {code}: {tail}"
-    elif code == UNFINISHED and not rows:
+    error = "; ".join(failed)
+    if not failed and code not in (OK, UNFINISHED):
+        error = f"ended with exit code {code}: {tail}"
+    elif not rows:
         error = f"no row within {words.limit:g} seconds: {tail}"
     content["seconds"] = round(content["seconds"] + time.monotonic() - clock, 1)
     content["complete"] = code == OK
     content |= {"error": error} if error else {}
     write_json(path, content)
-    return error
+    return error or None
 
 
 def row_cells(row: dict[str, Any]) -> list[str]:

@@ -155,7 +155,7 @@ def place_data(task: str, work: Path, given: str) -> dict[str, Any]:
 def make_arguments(task: str, data: dict[str, Any], words: argparse.Namespace) -> TrainingArguments:
     """The run; everything in it is the same in all visits."""
     recipe = {**RECIPES[task]}
-    steps = {"max_steps": 60000, "save_steps": 250, "eval_steps": 1000, "logging_steps": 50, "warmup_steps": 200}
+    steps = {"max_steps": 60000, "save_steps": 100, "eval_steps": 1000, "logging_steps": 50, "warmup_steps": 200}
     if words.tiny:
         recipe |= {"model": {**recipe["model"], **TINY[task]}, "per_device_train_batch_size": 2}
         recipe["mixed_precision"] = "no"
