@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests import warm_python
 from tests.gpu_testing import GPU, ROOT, load
@@ -275,6 +278,24 @@ def test_the_bundle_has_a_lock_and_keeps_to_its_size(faked: Path, tmp_path: Path
     monkeypatch.setattr(bundle, "LIMIT", 2 * 2**20)
     with pytest.raises(SystemExit, match="bring less"):
         bundle.bundle(folder, "")
+
+
+# What a machine for work with GPUs has: large, or in need of nothing that we could bring.
+THERE = set(
+    "jinja2 matplotlib numba numpy packaging pandas pillow psutil pyarrow pyyaml requests safetensors tensorboard torch "
+    "tqdm typer".split()
+)
+
+
+def test_what_is_brought_needs_nothing_else():
+    """Wheels are installed there without their requirements: nothing would say that one is missing."""
+    environment = {"python_version": "3.12", "python_full_version": "3.12.3", "sys_platform": "linux", "extra": ""}
+    environment |= {"platform_machine": "x86_64", "platform_system": "Linux"}
+    brought = {canonicalize_name(name) for name in bundle.BRING}
+    for name in ("hf-ext", *bundle.BRING):
+        needed = [Requirement(text) for text in requires(name) or []]
+        needed = [item for item in needed if item.marker is None or item.marker.evaluate(environment)]
+        assert {canonicalize_name(item.name) for item in needed} <= brought | THERE, name
 
 
 def test_where_there_is_no_git_the_lock_names_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
