@@ -281,10 +281,8 @@ def test_the_bundle_has_a_lock_and_keeps_to_its_size(faked: Path, tmp_path: Path
 
 
 # What a machine for work with GPUs has: large, or in need of nothing that we could bring.
-THERE = set(
-    "jinja2 matplotlib numba numpy packaging pandas pillow psutil pyarrow pyyaml requests safetensors tensorboard torch "
-    "tqdm typer".split()
-)
+THERE = {"jinja2", "matplotlib", "numba", "numpy", "packaging", "pandas", "pillow", "psutil", "pyarrow", "pyyaml"}
+THERE |= {"requests", "safetensors", "tensorboard", "torch", "tqdm", "typer"}
 
 
 def test_what_is_brought_needs_nothing_else():
