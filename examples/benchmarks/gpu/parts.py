@@ -59,11 +59,17 @@ class Rows:
         """Names of the cases that have rows: failed ones, or all others."""
         return {row["case"] for row in self.content["rows"] if ("error" in row) == failed}
 
+    def begin(self, case: str) -> None:
+        """Notes what is measured now, for whoever finds the process dead."""
+        self.content["running"] = case
+        write_json(self.path, self.content)
+
     def add(self, case: str, rows: dict[str, Values]) -> None:
         """Puts a case's rows in place of earlier ones and writes the file."""
         kept = [row for row in self.content["rows"] if row["case"] != case]
         named = [{"key": f"{case} / {name}" if name else case, "case": case, **row} for name, row in rows.items()]
         self.content["rows"] = kept + named
+        self.content.pop("running", None)
         write_json(self.path, self.content)
 
 
@@ -72,8 +78,11 @@ def run_cases(words: argparse.Namespace, cases: dict[str, Case]) -> int:
     rows = Rows(words.output)
     failed = rows.cases(failed=True)
     names = [name for name in cases if name not in failed and name not in rows.cases(failed=False)]
+    # What ran when a limit came may hang: after all others.
+    names.sort(key=lambda name: name == rows.content.get("running"))
     for name in names + [name for name in cases if name in failed and not words.skip_failed]:
         print(name, flush=True)
+        rows.begin(name)
         try:
             rows.add(name, cases[name]())
         except Exception as error:

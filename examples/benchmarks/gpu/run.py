@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from parts import DEVICE_LOST, OK, UNFINISHED, write_json
+from parts import DEVICE_LOST, OK, UNFINISHED, Rows, write_json
 from versions import installed_versions
 
 HERE = Path(__file__).resolve().parent
@@ -78,7 +78,7 @@ def begin(path: Path, head: dict[str, Any], keeps: bool) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
         same = not head["dirty"] and all(found[name] == head[name] for name in ("device", "commit", "dirty"))
         if same or keeps:
-            content = {name: found[name] for name in content}
+            content = {name: found[name] for name in (*content, "running") if name in found}
     content = {**head, **content, "complete": False}
     write_json(path, content)
     return content
@@ -119,8 +119,12 @@ def run_part(name: str, words: argparse.Namespace, head: dict[str, Any]) -> str 
     while True:
         before, left = rows, words.limit - (time.monotonic() - clock)
         code, tail = start(name, words, path, left, more)
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        # A process that the device has left is replaced, as long as each one brings something.
+        part = Rows(path)
+        if code < 0 and "running" in part.content:
+            part.add(part.content["running"], {"": {"error": f"the process was ended by signal {-code}"}})
+            code = DEVICE_LOST
+        rows = part.content["rows"]
+        # A process that died, or that the device has left, is replaced, as long as each one brings something.
         if code != DEVICE_LOST or rows == before or time.monotonic() - clock > 0.9 * words.limit:
             break
         more = ["--skip_failed"]
