@@ -108,6 +108,7 @@ COMMANDS = """On the machine with the GPU, in the copy of this tree:
   python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target .gpu/site .gpu/wheels/*.whl
   PYTHONPATH=$PWD/.gpu/site make gpu PY=python3{data}
 
+Where a command may run for minutes only, PART=name,name and LIMIT=seconds of a part keep to them.
 What comes back, with the states of the trainings, in files of at most 15 MiB, and how it gets into this tree:
 
   tar czf - examples/benchmarks/results/gpu | split -b 15m - gpu-results.tar.gz.
