@@ -16,7 +16,7 @@ TEST_PROCESSES := -n auto --maxprocesses 4 --dist loadfile
 # Options for pytest, for instance `make test PYTEST="tests/cli -x"`, or `PYTEST="-n 0"` for a single process.
 PYTEST ?=
 
-.PHONY: help quickstart test slow released conformance lint format typecheck build smoke clean
+.PHONY: help quickstart test slow released conformance gpu gpu-bundle lint format typecheck build smoke clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,8 @@ help:
 	@echo "make slow          the slow tests: transformers' own test suite against our classes, long runs"
 	@echo "make conformance   only transformers' own test suite"
 	@echo "make released      trains the released models, or goes on: DATA=folder (hours; may be stopped at any time)"
+	@echo "make gpu           measures what a GPU is asked about (PART=name, RESULTS=folder; DEVICE=cpu: tiny sizes on the CPU)"
+	@echo "make gpu-bundle    writes .gpu/, what a machine with a GPU and no network lacks (DATA=folder)"
 	@echo "make lint          ruff: rules and format        make format   let ruff rewrite the files"
 	@echo "make typecheck     mypy"
 	@echo "make build         sdist and wheel in dist/      make smoke    build, install elsewhere, try the wheel"
@@ -42,6 +44,13 @@ slow: $(DEV)
 # Trains the released models, or goes on, at the lowest priority; DATA is the folder of bsds500, cifar10 and the others.
 released: $(DEV)
 	$(PY) examples/released/train.py $(DATA)
+
+# With another interpreter (`make gpu PY=python3`) nothing is installed: it runs with what is there.
+gpu: $(if $(filter $(VENV)/bin/python,$(PY)),$(DEV))
+	DATA="$(DATA)" $(PY) examples/benchmarks/gpu/run.py --part "$(PART)" --device "$(DEVICE)" --results "$(RESULTS)" --limit "$(or $(LIMIT),480)"
+
+gpu-bundle: $(if $(filter $(VENV)/bin/python,$(PY)),$(DEV))
+	DATA="$(DATA)" $(PY) examples/benchmarks/gpu/bundle.py
 
 conformance: $(DEV)
 	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow tests/conformance $(PYTEST)
@@ -65,7 +74,7 @@ smoke: build
 	$(PY) tests/smoke_wheel.py dist/*.whl
 
 clean:
-	rm -rf build dist quickstart .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build dist quickstart .gpu .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # A half-made environment (no venv module, an interrupt) must not look like a finished one: pip has to run first.
 $(VENV)/.created:

@@ -46,21 +46,21 @@ def entry_names() -> list[str]:
     return [PEER] + [f"SemanIR, k = N/{part}" if part > 1 else "SemanIR, k = N" for part in PARTS]
 
 
-def make_semanir(window: int) -> SemanIRForImageRestoration:
+def make_semanir(window: int, preset: str) -> SemanIRForImageRestoration:
     tokens = window**2
     changes = {"window_size": window, "scale": SCALE, "top_k": tokens // 2, "train_top_k": [tokens // 8, tokens]}
     torch.manual_seed(0)
-    return SemanIRForImageRestoration(SemanIRConfig(**{**PRESETS["columnar-s"], **changes})).eval()
+    return SemanIRForImageRestoration(SemanIRConfig(**{**PRESETS[preset], **changes})).eval()
 
 
-def make_swin2sr(window: int, side: int) -> Swin2SRForImageSuperResolution:
-    preset = PRESETS["columnar-s"]
+def make_swin2sr(window: int, side: int, preset: str) -> Swin2SRForImageSuperResolution:
+    fields = PRESETS[preset]
     config = Swin2SRConfig(
         image_size=side,
-        embed_dim=preset["embed_dim"],
-        depths=list(preset["depths"]),
-        num_heads=list(preset["num_heads"]),
-        mlp_ratio=preset["mlp_ratio"],
+        embed_dim=fields["embed_dim"],
+        depths=list(fields["depths"]),
+        num_heads=list(fields["num_heads"]),
+        mlp_ratio=fields["mlp_ratio"],
         window_size=window,
         upscale=SCALE,
         upsampler="pixelshuffle",
@@ -69,14 +69,16 @@ def make_swin2sr(window: int, side: int) -> Swin2SRForImageSuperResolution:
     return Swin2SRForImageSuperResolution(config).eval()
 
 
-def make_entries(window: int, side: int, names: list[str]) -> tuple[dict[str, Forward], dict[str, nn.Module]]:
+def make_entries(
+    window: int, side: int, names: list[str], preset: str = "columnar-s"
+) -> tuple[dict[str, Forward], dict[str, nn.Module]]:
     """What is called, and the model behind it; one SemanIR serves every k."""
-    ours = make_semanir(window) if any(name != PEER for name in names) else None
+    ours = make_semanir(window, preset) if any(name != PEER for name in names) else None
     entries: dict[str, Forward] = {}
     models: dict[str, nn.Module] = {}
     for name, part in zip(entry_names(), (0, *PARTS), strict=True):
         if name == PEER and name in names:
-            models[name] = entries[name] = make_swin2sr(window, side)
+            models[name] = entries[name] = make_swin2sr(window, side, preset)
         elif name in names and ours is not None:
             models[name] = ours
             entries[name] = lambda image, k=window**2 // part: ours(image, top_k=k)

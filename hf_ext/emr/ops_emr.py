@@ -3,7 +3,7 @@
 
 On the CPU compiled by numba (`kernels_emr`) where it can be imported, elsewhere plain torch (`kernels_torch_emr`):
 bit-equal weights and masks, sums within 1e-12. `HF_EXT_NO_NUMBA=1` forces torch on the CPU; `HF_EXT_TRITON=1` asks for
-the kernels in triton (`kernels_triton_emr`) on CUDA, which no GPU has run yet and which are no default before that.
+the kernels in triton (`kernels_triton_emr`) on CUDA, which are no default before they are measured.
 `tests/emr/reference_ops.py` has the same functions in the paper's own two passes.
 Shapes: n elements of a flat tensor, N tasks. A sum is taken in fp64 over each sub-block of 8,192 elements, and the
 sub-blocks are added in the order of their index: how a tensor is cut into blocks changes no bit.

@@ -60,8 +60,8 @@ def flex_attention_(
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
 
-    On a GPU one fused kernel, compiled at the first call, with gradients of queries, keys, values and table; not run
-    on one yet. On a CPU torch's plain form, which computes all logits, for checking: without gradients and not inside
+    On a GPU one fused kernel, compiled at the first call, with gradients of queries, keys, values and table.
+    On a CPU torch's plain form, which computes all logits, for checking: without gradients and not inside
     a compiled model, neither of which torch can do there.
 
     Args:

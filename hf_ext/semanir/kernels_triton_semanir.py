@@ -3,8 +3,8 @@
 
 A program computes some queries of one head of one window by an online softmax over blocks of keys. It reads the
 dictionary's packed bits and the small bias table where it needs them, so that neither logits nor a mask nor the bias
-of all pairs ever exist in memory. Equal to the textbook form in Triton's interpreter and compiled for sm_80 and sm_90;
-not run on a GPU. The table's gradient is summed by atomic additions, hence its last bits differ from run to run.
+of all pairs ever exist in memory. Equal to the textbook form in Triton's interpreter and compiled for sm_80 and sm_90.
+The table's gradient is summed by atomic additions, hence its last bits differ from run to run.
 Shapes: W windows, H heads, N tokens of a window, D channels of a head, T rows of the table. Logits are in base 2.
 """
 # Triton's functions carry no types that mypy could read.
@@ -264,7 +264,7 @@ def triton_attention(
 
     Forward and backward, with products in the dtype of the inputs and sums in float32. float32 products have full
     precision unless `torch.set_float32_matmul_precision` allows less. Checked in Triton's interpreter
-    (`TRITON_INTERPRET=1`, which also takes tensors of the CPU) and compiled for sm_80 and sm_90; not run on a GPU.
+    (`TRITON_INTERPRET=1`, which also takes tensors of the CPU) and compiled for sm_80 and sm_90.
 
     Args:
         query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`):
