@@ -220,7 +220,8 @@ class _Training:
         passes, norm = arguments.gradient_accumulation_steps, None
         total = torch.zeros((), device=accelerator.device)
         for index in range(passes):
-            batch = send_to_device(next(batches), accelerator.device)
+            # Batches for CUDA lie in pinned memory: the copy runs while the last step is computed.
+            batch = send_to_device(next(batches), accelerator.device, non_blocking=accelerator.device.type == "cuda")
             self._seed(self.progress.step * passes + index)
             with accelerator.accumulate(self.model):
                 loss = self.task.loss(self.model, batch, self.progress.step)
