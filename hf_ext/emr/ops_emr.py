@@ -15,29 +15,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
-SUB_BLOCK = 8192
+from . import kernels_torch_emr
+from .kernels_torch_emr import GRAM_STEP, SUB_BLOCK, SUMS, TOTALS, pack_mask, unpack_mask
+
 # Elements of one tensor that are one unit of work, of the journal and of partial sums.
 SEGMENT = 128 * SUB_BLOCK
-# Columns of `sums`, with d = W_t - W_0, t = W_uni - W_0 and the mask M:
-# Σ|d|, Σd², #{d≠0}, #{M}, ΣM|t|, ΣMt², ΣMdt, Σdt, #{dt<0}, #{W_uni·W_t<0}.
-SUMS = (
-    "abs",
-    "square",
-    "nonzero",
-    "mask",
-    "masked_abs",
-    "masked_square",
-    "masked_dot",
-    "dot",
-    "opposed",
-    "weight_opposed",
-)
-# Columns of `totals`: ΣW_0², Σ|t|, Σt², #{t≠0}.
-TOTALS = ("base_square", "unified_abs", "unified_square", "unified_nonzero")
-# Inner products of pairs of tasks are sampled: one sub-block in 16.
-GRAM_STEP = 16
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Elements of a product that `lora_rows` holds at once.
 _PIECE = 2**18
@@ -50,6 +33,9 @@ class _Kernels(NamedTuple):
     restore: Callable[..., None]
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     run_files: Callable[..., bool] | None = None
+
+
+_TORCH = _Kernels(kernels_torch_emr.run_block, kernels_torch_emr.restore, kernels_torch_emr.multiply)
 
 
 @functools.cache
@@ -70,10 +56,9 @@ def _fused() -> _Kernels | None:
     """Kernels in triton for CUDA, or None where nobody asked for them; without triton they cannot be had."""
     if not _is_set("HF_EXT_TRITON"):
         return None
-    from .kernels_torch_emr import multiply
     from .kernels_triton_emr import restore, run_block
 
-    return _Kernels(run_block, restore, multiply)
+    return _Kernels(run_block, restore, kernels_torch_emr.multiply)
 
 
 def _is_set(variable: str) -> bool:
@@ -82,11 +67,7 @@ def _is_set(variable: str) -> bool:
 
 def _kernels(device: torch.device) -> _Kernels:
     found = compiled() if device.type == "cpu" else _fused() if device.type == "cuda" else None
-    if found is not None:
-        return found
-    from .kernels_torch_emr import multiply, restore, run_block
-
-    return _Kernels(run_block, restore, multiply)
+    return _TORCH if found is None else found
 
 
 def merge_block(
@@ -191,35 +172,6 @@ def restore_block(
     _check_mask(mask, base.numel(), base.device)
     base, unified, out, mask = base.view(-1), unified.view(-1), out.view(-1), mask.view(-1)
     _kernels(base.device).restore(base, unified, mask, scale, out)
-
-
-def pack_mask(bits: torch.Tensor) -> torch.Tensor:
-    """
-    Pack booleans: element i is bit i % 8 of byte i // 8.
-
-    Args:
-        bits (`torch.BoolTensor` of shape `(n,)`): The mask.
-
-    Returns:
-        `torch.Tensor` of shape `(ceil(n / 8),)`: uint8; bits after the last element are 0.
-    """
-    padded = F.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
-    return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
-
-
-def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
-    """
-    Undo [`pack_mask`].
-
-    Args:
-        mask (`torch.Tensor` of shape `(at least ceil(n / 8),)`): Packed bits; uint8.
-        n (`int`): Number of elements.
-
-    Returns:
-        `torch.BoolTensor` of shape `(n,)`.
-    """
-    bits = mask[: -(-n // 8), None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)
-    return (bits & 1).view(-1)[:n].bool()
 
 
 @torch.no_grad()
