@@ -17,7 +17,22 @@ from typing import NamedTuple
 import torch
 
 from . import kernels_torch_emr
-from .kernels_torch_emr import GRAM_STEP, SUB_BLOCK, SUMS, TOTALS, pack_mask, unpack_mask
+from .kernels_torch_emr import SUB_BLOCK, SUMS, TOTALS, pack_mask, unpack_mask
+
+__all__ = [
+    "DTYPES",
+    "SEGMENT",
+    "SUB_BLOCK",
+    "SUMS",
+    "TOTALS",
+    "compiled",
+    "lora_rows",
+    "mask_block",
+    "merge_block",
+    "pack_mask",
+    "restore_block",
+    "unpack_mask",
+]
 
 # Elements of one tensor that are one unit of work, of the journal and of partial sums.
 SEGMENT = 128 * SUB_BLOCK

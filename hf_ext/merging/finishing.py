@@ -19,7 +19,6 @@ from hf_ext.emr.files_emr import hash_files, list_files
 from hf_ext.emr.manifest_emr import TENSOR_RESCALES, Manifest, SourceRecord, TaskRecord, TensorRecord
 from hf_ext.emr.ops_emr import SUMS
 from hf_ext.emr.places_emr import recorded_path
-from hf_ext.emr.report_emr import make_report
 from hf_ext.emr.sums_emr import write_sums, write_totals
 from hf_ext.emr.tasks_emr import mark_root
 
@@ -28,7 +27,7 @@ from ..hub.safetensors_headers import header_length
 from .configuration import MergeConfig
 from .outputs import masked_parts, root_tensors
 from .plan import Extra, Plan, Shared
-from .report_files import NOT_WEIGHTS, list_own_files, measure_sizes, write_report
+from .report_files import NOT_WEIGHTS, write_report
 from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source
 from .work import TensorSums
 
@@ -83,8 +82,13 @@ def finish(
             loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
             (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
         kept = written.result() if written is not None else None
-        report = make_report(
-            tasks=[task.label for task in plan.tasks],
+        report = write_report(
+            folder,
+            sources=sources,
+            base=sources["base"]["files"] if kept is None else kept,
+            library=plan.base.library,
+            warnings=plan.warnings,
+            masks=plan.config.with_masks,
             names=[part.name for part in plan.merged],
             elements=elements,
             participates=participates,
@@ -92,17 +96,7 @@ def finish(
             totals=sums.totals,
             gram=sums.gram,
             method=method,
-            sizes=measure_sizes(
-                folder,
-                sources["base"]["files"] if kept is None else kept,
-                [source["files"] for source in sources["tasks"].values()],
-            ),
         )
-        report["warnings"] = [*plan.warnings, *report["warnings"]]
-        report["files"] = list_own_files(folder, sources["tasks"]) if plan.config.with_masks else {}
-        report["library"] = plan.base.library
-        report["sources"] = sources
-        write_report(folder, report)
         if hashing is not None:
             scales = compute_scales(sums.tensors, elements, participates, plan.config.rescale)
             manifest = _make_manifest(folder, plan, shared, extras, sums.tensors, scales, sources, kept, method)

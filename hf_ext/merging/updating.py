@@ -32,7 +32,7 @@ from .electing import elect_again, write_signs
 from .merge import merge_checkpoints
 from .origins import VOTED, merge_again, plan_task, record_options
 from .plan import Plan
-from .refreshing import refresh
+from .report_files import rewrite_report
 
 
 def add_task(
@@ -201,7 +201,7 @@ def _changed(manifest: Manifest, tasks: dict[str, TaskRecord], voters: list[str]
 def _complete(work: Path, place: Path, manifest: Manifest, warnings: list[str]) -> None:
     """What follows from the tasks: the mark of the root, the report, the hashes, the card."""
     mark_root(work, list(manifest.tasks))
-    refresh(work, manifest, warnings)
+    rewrite_report(work, manifest, warnings)
     # Files that the copy shares with the artifact have the hashes that they had.
     before = Manifest.read(place).files
     shared = {name: about for name, about in before.items() if _is_shared(work / name, place / name)}
