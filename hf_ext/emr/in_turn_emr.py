@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .building_emr import Place
 from .units_emr import are_close
-
-if TYPE_CHECKING:
-    from .using_emr import EMRModel
+from .weights_emr import TaskWeights
 
 # The samples of each task.
 Rows = Mapping[str, torch.Tensor]
 
 
+class Switchable(Protocol):
+    """What mixed batches need of an [`EMRModel`]."""
+
+    current: str | None
+    weights: TaskWeights
+
+    @property
+    def model(self) -> Any:
+        """The model of the current task."""
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        """Where in `model` each tensor of the tasks' checkpoints is."""
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks."""
+
+    def set_task(self, task: str) -> Switchable:
+        """Give the model another task's weights."""
+
+    def fits(self, task: str) -> bool:
+        """Whether a task's weights can be put into `model` in place."""
+
+    def task(self, name: str) -> AbstractContextManager[Any]:
+        """A task that is current inside a `with` block."""
+
+
 class InTurn:
-    """
-    Runs a model on batches whose samples are of different tasks, one task after the other.
+    """Runs a model on batches whose samples are of different tasks, one task after the other, under its lock."""
 
-    Args:
-        emr ([`EMRModel`]): The model, whose lock the caller holds.
-    """
-
-    def __init__(self, emr: EMRModel) -> None:
+    def __init__(self, emr: Switchable) -> None:
         self._emr = emr
         self._by_sample: dict[Any, set[Any]] = {}
 

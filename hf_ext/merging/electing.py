@@ -25,7 +25,7 @@ from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, pac
 from ..hub.checkpoints import Checkpoint
 from ..hub.safetensors_writer import SafetensorsWriter
 from ..hub.system_calls import open_descriptor, write_at
-from .plan import Plan
+from .plan_table import Plan
 from .sources import Source
 
 _BLOCK = 16 * SUB_BLOCK

@@ -22,8 +22,9 @@ from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, mer
 from ..hub.system_calls import has_positions
 from .baselines import Baseline
 from .outputs import Copy, Outputs, state_type
-from .plan import Part, Plan
+from .plan_table import Plan
 from .sources import Source
+from .tensor_rules import Part
 from .work import Piece, Unit
 
 # What of all checkpoints stays in the second-level cache while compiled code reads, merges and writes it: 8 GPT-2 took

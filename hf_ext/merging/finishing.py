@@ -26,9 +26,10 @@ from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import header_length
 from .configuration import MergeConfig
 from .outputs import masked_parts, root_tensors
-from .plan import Extra, Plan, Shared
+from .plan_table import Plan
 from .report_files import NOT_WEIGHTS, write_report
 from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source
+from .tensor_rules import Extra, Shared
 from .work import TensorSums
 
 # They do not change what comes out, or are told elsewhere.

@@ -38,8 +38,10 @@ from .places import (
     require_free,
     write_passes,
 )
-from .plan import Extra, Plan, Shared, make_plan, resolve_plan
+from .plan import make_plan, resolve_plan
+from .plan_table import Plan
 from .ranks import Ranks
+from .tensor_rules import Extra, Shared
 from .work import Unit, add_up, make_units
 
 # How long what was written may stay in memory before the disk gets to work.

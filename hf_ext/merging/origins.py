@@ -12,7 +12,8 @@ from hf_ext.emr.places_emr import find_recorded
 from ..hub.safetensors_headers import CheckpointError
 from .configuration import MergeConfig
 from .merge import merge_checkpoints
-from .plan import Plan, make_plan
+from .plan import make_plan
+from .plan_table import Plan
 
 # Options of the first merge that decide what happens to a new task's tensors and to its scale.
 _KEPT = ("rescale", "exclude", "shape_policy", "small_raw", "dtype", "adapters")

@@ -13,8 +13,9 @@ import torch
 from hf_ext.emr.artifact_emr import mask_bytes
 
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from .plan import Extra, Part, Plan
+from .plan_table import Plan
 from .sources import Source
+from .tensor_rules import Extra, Part
 
 _SHARD = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.safetensors")
 # The names that `from_pretrained` looks for.

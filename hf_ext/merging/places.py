@@ -21,7 +21,7 @@ from hf_ext.emr.manifest_emr import FORMAT, MANIFEST
 
 from ..hub.folders import recover_folder
 from ..hub.system_calls import free_bytes
-from .plan import Plan
+from .plan_table import Plan
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOCK = "lock"

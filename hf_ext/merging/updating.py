@@ -31,7 +31,7 @@ from ..hub.folders import recover_folder, replace_folder, sync_folder
 from .electing import elect_again, write_signs
 from .merge import merge_checkpoints
 from .origins import VOTED, merge_again, plan_task, record_options
-from .plan import Plan
+from .plan_table import Plan
 from .report_files import rewrite_report
 
 

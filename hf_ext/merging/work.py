@@ -11,7 +11,7 @@ import numpy as np
 from hf_ext.emr.ops_emr import SEGMENT, SUMS, TOTALS
 
 from .outputs import Copy
-from .plan import Part
+from .tensor_rules import Part
 
 
 @dataclass(frozen=True)
