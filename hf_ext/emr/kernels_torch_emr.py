@@ -41,30 +41,13 @@ def _pieces(tensor: torch.Tensor) -> Iterator[slice]:
 
 
 def pack_mask(bits: torch.Tensor) -> torch.Tensor:
-    """
-    Pack booleans: element i is bit i % 8 of byte i // 8.
-
-    Args:
-        bits (`torch.BoolTensor` of shape `(n,)`): The mask.
-
-    Returns:
-        `torch.Tensor` of shape `(ceil(n / 8),)`: uint8; bits after the last element are 0.
-    """
+    """Pack booleans: element i is bit i % 8 of byte i // 8."""
     padded = F.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
     return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
 
 
 def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
-    """
-    Undo [`pack_mask`].
-
-    Args:
-        mask (`torch.Tensor` of shape `(at least ceil(n / 8),)`): Packed bits; uint8.
-        n (`int`): Number of elements.
-
-    Returns:
-        `torch.BoolTensor` of shape `(n,)`.
-    """
+    """Undo [`pack_mask`]."""
     bits = mask[: -(-n // 8), None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)
     return (bits & 1).view(-1)[:n].bool()
 

@@ -41,23 +41,7 @@ class Mixer:
         self._in_turn = InTurn(emr)
 
     def run(self, task_ids: Sequence[str], arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
-        """
-        Runs the model.
-
-        Args:
-            task_ids (`Sequence[str]`): The task of each sample.
-            arguments (`tuple`), batch (`dict`):
-                As the model takes them. Tensors with as many rows as there are names are split by sample.
-
-        Returns:
-            What the model returns. Where the heads of the tasks differ in width, `logits` is a list with a tensor for
-            each sample. Where the tasks had to run one after the other, outputs that are not by sample are left out
-            (contrastive logits, say, which compare the samples of a batch with each other); a warning names them once.
-
-        Raises:
-            ValueError: An unknown task, another number of names than of samples, labels or a cache with samples of
-                several tasks, or a model without any output by sample.
-        """
+        """Runs the model."""
         emr = self._emr
         if isinstance(task_ids, str) or not set(task_ids) <= set(emr.tasks):
             raise ValueError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {emr.tasks}")

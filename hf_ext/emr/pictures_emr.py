@@ -37,14 +37,8 @@ def load_drawing() -> None:
 
 
 def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
-    """
-    Draws a report: layers × tasks of sign conflict, mask density and error; the error of each task beside that of
-    1-bit deltas; cosines of pairs of task vectors; sizes.
-
-    Args:
-        report (`Mapping`): What [`report_emr.make_report`] returned, or a `report.json`.
-        path (`str` or `Path`): The PNG file; it appears whole or not at all.
-    """
+    """Draws a report: layers × tasks of sign conflict, mask density and error; the error of each task beside that
+    of 1-bit deltas; cosines of pairs of task vectors; sizes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -24,20 +24,7 @@ _COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_
 def resolve_adapters(
     config: MergeConfig, base: Source, tasks: tuple[Source, ...]
 ) -> tuple[Source, tuple[Source, ...], list[str]]:
-    """
-    Puts in the place of adapters what is merged for them.
-
-    Args:
-        config ([`MergeConfig`]): The configuration; `adapters` decides.
-        base ([`Source`]): The base model.
-        tasks (`tuple[Source, ...]`): The tasks, some or all of them adapters.
-
-    Returns:
-        `tuple[Source, tuple[Source, ...], list[str]]`: Base and tasks to merge, and warnings.
-
-    Raises:
-        ValueError: The adapters cannot, or need not, be merged in this way; the message says what can be done.
-    """
+    """Puts in the place of adapters what is merged for them."""
     if base.library == "peft":
         raise ValueError(f"{described(base)} is an adapter; give the model that it belongs to as base.")
     adapters = [task for task in tasks if task.library == "peft"]

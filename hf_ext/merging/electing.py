@@ -57,22 +57,7 @@ class _Piece(NamedTuple):
 
 
 def elect_again(folder: Path, work: Path, manifest: Manifest, plan: Plan) -> Election:
-    """
-    Writes root weights, masks of the old tasks, and state, as a merge of all tasks would have written them.
-
-    Args:
-        folder (`Path`): The artifact, with its state.
-        work (`Path`): A copy of it that may share its files; those that change are replaced.
-        manifest ([`Manifest`]): Its manifest.
-        plan ([`Plan`]): Of the base and the new task alone.
-
-    Returns:
-        [`Election`]: The new tensors of the manifest and the sums.
-
-    Raises:
-        CheckpointError: A file does not fit the manifest.
-        OSError: A file cannot be written.
-    """
+    """Writes root weights, masks of the old tasks, and state, as a merge of all tasks would have written them."""
     parts = {part.name: part for part in plan.merged}
     tensors = tuple(
         tensor if tensor.elements or tensor.name not in parts
@@ -101,16 +86,7 @@ def elect_again(folder: Path, work: Path, manifest: Manifest, plan: Plan) -> Ele
 
 
 def write_signs(work: Path, name: str, record: TaskRecord, manifest: Manifest, plan: Plan) -> None:
-    """
-    Writes the signs of a task's vector, from which its mask is made again when the unified weights change.
-
-    Args:
-        work (`Path`): The artifact, or a copy of it.
-        name (`str`): The task.
-        record ([`TaskRecord`]): What the manifest will say of it.
-        manifest ([`Manifest`]): Which tensors are merged.
-        plan ([`Plan`]): Of the base and this task alone.
-    """
+    """Writes the signs of a task's vector, from which its mask is made again when the unified weights change."""
     with open_masks(work, manifest, name) as masks:
         named = {mask: manifest.merged[record.base_name(mask)] for mask in masks}
     described = {

@@ -93,18 +93,7 @@ class Engine:
         self._pool = ThreadPoolExecutor(connections) if remote else None
 
     def run(self, units: Sequence[tuple[int, Unit]], done: Callable[[int, np.ndarray], None]) -> None:
-        """
-        Does units, in any order.
-
-        Args:
-            units (`Sequence[tuple[int, Unit]]`): Numbered units.
-            done (`Callable`): Called with the number and the sums of each unit when it is written, by any thread.
-
-        Raises:
-            NotFiniteError: NaN or infinity in a tensor; a `ValueError` that names tensor and task.
-            ValueError: A checkpoint cannot be read.
-            OSError: The disk is full.
-        """
+        """Does units, in any order."""
 
         def work(number: int, unit: Unit, buffers: _Buffers) -> None:
             done(number, self._do(unit, buffers))
@@ -112,16 +101,7 @@ class Engine:
         self._work(units, work)
 
     def count(self, index: int, units: Sequence[tuple[int, Unit]]) -> np.ndarray:
-        """
-        One counting pass of the baseline over the merged tensors.
-
-        Args:
-            index (`int`): Number of the pass.
-            units (`Sequence[tuple[int, Unit]]`): Numbered units.
-
-        Returns:
-            `np.ndarray`: int64, summed over the workers.
-        """
+        """One counting pass of the baseline over the merged tensors."""
         baseline = self._baseline
         assert baseline is not None
         total, lock = baseline.new_counts(), threading.Lock()
@@ -141,15 +121,7 @@ class Engine:
         return total
 
     def bytes_read(self, unit: Unit) -> int:
-        """
-        Bytes that a unit reads.
-
-        Args:
-            unit (`tuple[Piece, ...]`): The unit.
-
-        Returns:
-            `int`: Bytes of tensors.
-        """
+        """Bytes that a unit reads."""
         return sum(
             (piece.stop - piece.start) * source.tensors[name].dtype.itemsize
             for piece in unit

@@ -46,22 +46,7 @@ def finish(
     *,
     out: Path,
 ) -> dict[str, Any]:
-    """
-    Completes the folder of a merge whose weights are written.
-
-    Args:
-        folder (`Path`): The folder.
-        plan ([`Plan`]): What was merged.
-        extras (`Sequence[Extra]`): What the tasks keep.
-        shared (`Sequence[Shared]`): What the tasks have in common with the base.
-        sums ([`TensorSums`]): Sums of the merge.
-        base (`Mapping`): Identity of the base.
-        out (`Path`): Where the folder will be in the end: its name is that of the model on the card, and paths of
-            checkpoints are written relative to it.
-
-    Returns:
-        `dict[str, Any]`: The report.
-    """
+    """Completes the folder of a merge whose weights are written."""
     with ThreadPoolExecutor(1) as beside:
         # The weights are complete, and reading them through for their hashes needs no interpreter.
         weights = [name for name in list_files(folder) if _is_of_the_engine(name)]
@@ -115,17 +100,7 @@ def _is_of_the_engine(name: str) -> bool:
 
 
 def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[str, Any]:
-    """
-    The options that decided the numbers.
-
-    Args:
-        config ([`MergeConfig`]): The configuration.
-        given ([`Source`] or `None`): The merged model of method `"given"`.
-        out (`Path`): Where the merge will be.
-
-    Returns:
-        `dict[str, Any]`: For `emr.json`.
-    """
+    """The options that decided the numbers."""
     record = {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
     return record if given is None or given.repo_id else record | {"merged": recorded_path(given.spec, out)}
 

@@ -202,31 +202,12 @@ class DeltaSource(Source):
 
 
 def is_adapter_part(name: str) -> bool:
-    """
-    Whether a tensor is a part of an adapter, and not a whole tensor of the model.
-
-    Args:
-        name (`str`): Name in the adapter's file.
-
-    Returns:
-        `bool`: Whether it is.
-    """
+    """Whether a tensor is a part of an adapter, and not a whole tensor of the model."""
     return ".lora_" in name or name.endswith("ia3_l")
 
 
 def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
-    """
-    The two factors of each module that a LoRA changes.
-
-    Args:
-        adapter ([`Source`]): The opened adapter.
-
-    Returns:
-        `dict[str, tuple[str, str]]`: Names of A and B, by the module's name in the model.
-
-    Raises:
-        ValueError: A tensor is no part of a plain LoRA.
-    """
+    """The two factors of each module that a LoRA changes."""
     found = {}
     known = {name for name in adapter.tensors if not is_adapter_part(name) or name.endswith(BIAS)}
     for name in adapter.tensors:

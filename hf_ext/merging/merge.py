@@ -113,19 +113,7 @@ def merge_and_show(
     overwrite: bool = False,
     progress: bool = True,
 ) -> MergeResult:
-    """
-    [`merge_checkpoints`] that tells what it will do.
-
-    Args:
-        show (`Callable`): Called with the plan, in one of the processes, before any weight is read.
-        config, out, token, endpoint, overwrite, progress: As in [`merge_checkpoints`].
-
-    Returns:
-        [`MergeResult`]: The folder and the report.
-
-    Raises:
-        FileExistsError, ValueError, OSError: As from [`merge_checkpoints`].
-    """
+    """[`merge_checkpoints`] that tells what it will do."""
     config = load_config(config)
     out = Path(os.path.abspath(Path(out).expanduser()))
     ranks = Ranks()

@@ -124,18 +124,7 @@ def _names_in(given: Source, base: Source, merged: list[Part]) -> dict[str, str]
 
 
 def resolve_plan(plan: Plan) -> tuple[tuple[Extra, ...], tuple[Shared, ...]]:
-    """
-    Compares what headers cannot decide: buffers, and tensors that the base ties.
-
-    Args:
-        plan ([`Plan`]): The plan.
-
-    Returns:
-        `tuple[tuple[Extra, ...], tuple[Shared, ...]]`: All that is stored per task, and all that equals the base.
-
-    Raises:
-        ValueError: The base holds a tied tensor twice, with different values.
-    """
+    """Compares what headers cannot decide: buffers, and tensors that the base ties."""
     for name, kept in plan.aliases.items():
         if name in plan.base.tensors and not _equal(plan.base, name, plan.base, kept):
             raise ValueError(

@@ -129,15 +129,7 @@ class Plan:
         return sum(info.nbytes for info in self.base.tensors.values())
 
     def common_type(self, part: Part) -> torch.dtype:
-        """
-        The type that holds a tensor of all tasks exactly.
-
-        Args:
-            part ([`Part`]): A merged tensor.
-
-        Returns:
-            `torch.dtype`: The type.
-        """
+        """The type that holds a tensor of all tasks exactly."""
         named = zip(self.tasks, part.task_names, strict=True)
         found = {task.tensors[name].dtype for task, name in named if name is not None}
         return found.pop() if len(found) == 1 else torch.float32
@@ -158,16 +150,7 @@ class Plan:
         return sum(source.bytes_read for source in self._sources)
 
     def task_tensor(self, index: int, name: str) -> str:
-        """
-        The name that a tensor of the base has in a task, if it is there.
-
-        Args:
-            index (`int`): Index of the task.
-            name (`str`): Name in the base.
-
-        Returns:
-            `str`: Name in the task.
-        """
+        """The name that a tensor of the base has in a task, if it is there."""
         return task_name(name, self.renames[index])
 
     def lines(self) -> list[str]:
@@ -251,15 +234,7 @@ class Plan:
 
 
 def size_text(count: int) -> str:
-    """
-    A number of bytes for people.
-
-    Args:
-        count (`int`): Bytes.
-
-    Returns:
-        `str`: In the largest unit that leaves at least 1, in powers of 1000.
-    """
+    """A number of bytes for people."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

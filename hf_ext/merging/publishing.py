@@ -25,27 +25,14 @@ _OWN = (MANIFEST, "mask.safetensors", "extra.safetensors", "sums.safetensors", "
 
 
 def packaged_loader() -> Path:
-    """
-    Where the loader that travels with artifacts lies.
-
-    Returns:
-        `Path`: `emr_loader.py` of the installed package.
-    """
+    """Where the loader that travels with artifacts lies."""
     return Path(manifest_emr.__file__).with_name(LOADER)
 
 
 def copy_artifact(folder: Path, out: Path) -> None:
-    """
-    Copies what belongs to an artifact, verified, into an empty folder.
+    """Copies what belongs to an artifact, verified, into an empty folder.
 
     Tasks that `emr.json` does not name, hidden files and the state of the merge stay behind.
-
-    Args:
-        folder (`Path`): The artifact.
-        out (`Path`): Where to; exists and is empty.
-
-    Raises:
-        ValueError: It is damaged, holds other code than the installed loader, or needs a base that nobody else has.
     """
     manifest = Manifest.read(folder)
     _require_reachable(manifest, folder)
@@ -105,13 +92,8 @@ def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:
 
 
 def hide_paths(folder: Path) -> None:
-    """
-    Cuts the paths of this machine in `emr.json` and `report.json` of a merge to their last part, and lets the hashes
-    be those of the files that are published.
-
-    Args:
-        folder (`Path`): A staged folder.
-    """
+    """Cuts the paths of this machine in `emr.json` and `report.json` of a merge to their last part, and lets the
+    hashes be those of the files that are published."""
     merge = read_merge(folder)
     if merge is None:
         return

@@ -61,22 +61,8 @@ def write_report(
     masks: bool,
     **numbers: Any,
 ) -> dict[str, Any]:
-    """
-    Writes `report.json` and `report.png`; sizes and names of files are those that lie in the folder. Files of those
-    names are replaced by new ones, since they may be shared with the artifact that is being replaced.
-
-    Args:
-        folder (`Path`): The merge, with all weights in place.
-        sources (`Mapping`): Identity of the base and of every task, as the report keeps them.
-        base (`Mapping`): What is recorded of the base's files.
-        library (`str`): The library that loads the model.
-        warnings (`Sequence[str]`): What the plan warned of.
-        masks (`bool`): Whether the merge has a folder for each task.
-        numbers: What [`make_report`] needs beside names of tasks and sizes.
-
-    Returns:
-        `dict[str, Any]`: The report.
-    """
+    """Writes `report.json` and `report.png`; sizes and names of files are those that lie in the folder. Files of
+    those names are replaced by new ones, since they may be shared with the artifact that is being replaced."""
     from hf_ext.emr.pictures_emr import draw_report
 
     tasks = sources["tasks"]

@@ -290,16 +290,7 @@ class SortedTensors:
 
 
 def narrowing_warnings(tasks: Sequence[Source], merged: Sequence[Part]) -> list[str]:
-    """
-    Tells of tasks that are restored in a type which does not hold their weights exactly.
-
-    Args:
-        tasks (`Sequence[Source]`): The tasks.
-        merged (`Sequence[Part]`): The tensors that are merged.
-
-    Returns:
-        `list[str]`: Warnings, one for each pair of types.
-    """
+    """Tells of tasks that are restored in a type which does not hold their weights exactly."""
     narrowed: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
     for part in merged:
         for task, name in zip(tasks, part.task_names, strict=True):

@@ -155,15 +155,7 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
 
 
 def has_state(folder: str | Path) -> bool:
-    """
-    Whether an artifact kept what adding a task exactly needs.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-
-    Returns:
-        `bool`: Whether it did.
-    """
+    """Whether an artifact kept what adding a task exactly needs."""
     return Path(folder, "state.safetensors").is_file()
 
 
