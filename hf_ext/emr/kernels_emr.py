@@ -139,12 +139,15 @@ def _round_bfloat16(source, out):
 
 
 @njit
-def _vote(task, base, total, highest, lowest):
+def _vote(first, second, base, total, highest, lowest):
+    """Two tasks at once: what they vote on is loaded and stored once for both."""
     for i in range(len(base)):
-        weight = task[i]
-        total[i] += weight - base[i]
-        highest[i] = weight if weight > highest[i] else highest[i]
-        lowest[i] = weight if weight < lowest[i] else lowest[i]
+        start, one, other = base[i], first[i], second[i]
+        total[i] = (total[i] + (one - start)) + (other - start)
+        best = one if one > highest[i] else highest[i]
+        worst = one if one < lowest[i] else lowest[i]
+        highest[i] = other if other > best else best
+        lowest[i] = other if other < worst else worst
 
 
 @njit
@@ -161,16 +164,26 @@ def _subtract(first, second, out):
         out[i] = first[i] - second[i]
 
 
-@njit
-def _mask(task, base, common, delta, masked, flags):
-    """τ_t, M·τ_uni, and M as a byte each."""
-    zero = np.float32(0)
+@njit(fastmath={"reassoc"})
+def _mask(task, base, unified, common, delta, masked, flags, sums):
+    """τ_t, M·τ_uni, M as a byte each, and numbers of elements: in fp32, where they are exact up to 2^24."""
+    zero, one = np.float32(0), np.float32(1)
+    moved = kept = opposed = crossed = zero
     for i in range(len(delta)):
-        step, size = task[i] - base[i], common[i]
-        delta[i] = step
+        weight, winner, size = task[i], unified[i], common[i]
+        step = weight - base[i]
         agreed = ((step > zero) & (size > zero)) | ((step < zero) & (size < zero))
+        delta[i] = step
         masked[i] = size if agreed else zero
         flags[i] = agreed
+        moved += one if step != zero else zero
+        kept += one if agreed else zero
+        opposed += one if ((step > zero) & (size < zero)) | ((step < zero) & (size > zero)) else zero
+        crossed += one if ((weight > zero) & (winner < zero)) | ((weight < zero) & (winner > zero)) else zero
+    sums[2] += moved
+    sums[3] += kept
+    sums[8] += opposed
+    sums[9] += crossed
 
 
 @njit
@@ -214,23 +227,6 @@ def _add_task(delta, common, masked, sums):
 
 
 @njit(fastmath={"reassoc"})
-def _count(task, unified, delta, common, masked, sums):
-    """Numbers of a tile, in fp32: up to 2^24 they are exact, and vectors of it need no other width."""
-    zero, one = np.float32(0), np.float32(1)
-    moved = agreed = opposed = crossed = zero
-    for i in range(len(task)):
-        step, size, weight, winner = delta[i], common[i], task[i], unified[i]
-        moved += one if step != zero else zero
-        agreed += one if masked[i] != zero else zero
-        opposed += one if ((step > zero) & (size < zero)) | ((step < zero) & (size > zero)) else zero
-        crossed += one if ((weight > zero) & (winner < zero)) | ((weight < zero) & (winner > zero)) else zero
-    sums[2] += moved
-    sums[3] += agreed
-    sums[8] += opposed
-    sums[9] += crossed
-
-
-@njit(fastmath={"reassoc"})
 def _count_moved(common):
     zero, one = np.float32(0), np.float32(1)
     moved = zero
@@ -250,17 +246,20 @@ def _dot(first, second):
 @njit
 def _unify(addresses, kinds, place, base, tie, work, unified):
     """Elect a tile of the unified weights and write it in its dtype."""
-    tasks, n = len(addresses) - 2, len(base)
+    last, n = len(addresses) - 1, len(base)
     total, highest, lowest = work[1][:n], work[2][:n], work[3][:n]
-    for task in range(1, tasks + 1):
-        weights = load_float32(addresses[task] + place * size_of(kinds[task]), kinds[task], n, work[4])
+    for task in range(1, last, 2):
+        first = load_float32(addresses[task] + place * size_of(kinds[task]), kinds[task], n, work[4])
         if task == 1:
             total[:] = 0
-            highest[:] = weights
-            lowest[:] = weights
-        _vote(weights, base, total, highest, lowest)
+            highest[:] = first
+            lowest[:] = first
+        # The last of an odd number votes beside the base, which changes nothing.
+        second = base
+        if task + 1 < last:
+            second = load_float32(addresses[task + 1] + place * size_of(kinds[task + 1]), kinds[task + 1], n, work[6])
+        _vote(first, second, base, total, highest, lowest)
     _elect(total, highest, lowest, base, tie > 0, unified)
-    last = tasks + 1
     store_float32(unified, addresses[last] + place * size_of(kinds[last]), kinds[last])
 
 
@@ -281,11 +280,10 @@ def _tile(addresses, kinds, place, n, masks, row, tie, sampled, work, flags, del
     for task in range(tasks):
         weights = load_float32(addresses[1 + task] + place * size_of(kinds[1 + task]), kinds[1 + task], n, work[4])
         delta = deltas[task if sampled else 0][:n]
-        _mask(weights, base, common, delta, masked, flags)
+        _mask(weights, base, unified, common, delta, masked, flags, sums[task])
         if masks:
             _pack(flags, bytes_at(masks + task * row + place // 8, (n + 7) // 8))
         _add_task(delta, common, masked, sums[task])
-        _count(weights, unified, delta, common, masked, sums[task])
     for first in range(tasks if sampled else 0):
         for second in range(first, tasks):
             gram[first, second] += _dot(deltas[first][:n], deltas[second][:n])
