@@ -208,9 +208,10 @@ def _draw_errors(axis: "Axes", report: Mapping[str, Any], tasks: Sequence[str]) 
     width = 0.84 / len(kinds)
     for index, kind in enumerate(kinds):
         label, color = ERRORS[kind]
-        for place, entry in enumerate(entries):
-            value, x = entry["error"][kind] or 0.0, place + (index - (len(kinds) - 1) / 2) * width
-            axis.bar(x, min(value, edge), width, color=color, label=label if place == 0 else None)
+        values = [entry["error"][kind] or 0.0 for entry in entries]
+        places = [place + (index - (len(kinds) - 1) / 2) * width for place in range(len(entries))]
+        axis.bar(places, [min(value, edge) for value in values], width, color=color, label=label)
+        for x, value in zip(places, values, strict=True):
             if value > edge:
                 text = f"{value:.3g}"
                 axis.text(x, 0.97 * edge, text, ha="center", va="top", rotation=90, fontsize=6, color="black")
