@@ -60,7 +60,7 @@ def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
         size = artifact_file(folder, name).stat().st_size
         _require(size == about["bytes"], f"{folder}/{name}", f"{size} bytes, the manifest says {about['bytes']}")
         require_unchanged(folder, manifest, name)
-    with _opening(folder) as unified:
+    with _close_on_error(folder) as unified:
         found = {name: (unified.info(name).shape, unified.info(name).dtype) for name in unified}
         told = {tensor.name: (tensor.shape, tensor.dtype) for tensor in manifest.tensors}
         differing = sorted(name for name in found.keys() | told.keys() if found.get(name) != told.get(name))
@@ -69,10 +69,10 @@ def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
 
 
 def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
-    """Opens the masks of a task."""
+    """Opens the masks of a task: uint8 by its names; bit i of a flat tensor is `(byte[i // 8] >> i % 8) & 1`."""
     path = _task_file(folder, manifest, task, "mask.safetensors")
     record, merged = manifest.tasks[task], manifest.merged
-    with _opening(path) as masks:
+    with _close_on_error(path) as masks:
         for name in masks:
             base = merged.get(record.base_name(name))
             _require(base is not None, str(path), f"{name!r} is the mask of no merged tensor")
@@ -88,7 +88,7 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
     if not record.tails and not Path(folder, "tasks", task, "extra.safetensors").exists():
         return None
     path = _task_file(folder, manifest, task, "extra.safetensors")
-    with _opening(path) as extras:
+    with _close_on_error(path) as extras:
         for name, shape in record.tails.items():
             base = merged.get(record.base_name(name))
             _require(
@@ -101,7 +101,11 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
 
 
 def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
-    """Reads what the merge summed up for a task, from which every rescale mode follows."""
+    """Reads what the merge summed up for a task, from which every rescale mode follows: fp64 `[merged tensors, 10]`.
+
+    Columns are `ops_emr.SUMS`; 0 where the task takes no part. NaN stands in the columns that need the task's
+    checkpoint, if another task was added from the kept state since.
+    """
     path = _task_file(folder, manifest, task, "sums.safetensors")
     with open_checkpoint(path) as file:
         expected = ((len(manifest.merged), len(SUMS)), torch.float64)
@@ -152,7 +156,7 @@ def _task_file(folder: str | Path, manifest: Manifest, task: str, name: str) -> 
 
 
 @contextmanager
-def _opening(source: str | Path) -> Iterator[Checkpoint]:
+def _close_on_error(source: str | Path) -> Iterator[Checkpoint]:
     """A checkpoint that stays open unless it is found wrong."""
     checkpoint = open_checkpoint(source)
     try:

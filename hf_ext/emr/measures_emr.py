@@ -47,7 +47,7 @@ class MergeSums:
         self.scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
 
     def measure(self, groups: Array, count: int) -> dict[str, Array]:
-        """Measures groups of tensors."""
+        """Measures groups of tensors, given the group of each: `[groups, N]` by name, NaN where there is none."""
 
         def add(values: Array) -> Array:
             total = np.zeros((count, values.shape[1]))
@@ -95,7 +95,10 @@ def cosine_matrix(gram: Array) -> Array:
 
 
 def group_layers(names: Sequence[str]) -> tuple[list[str], Array]:
-    """The layers of a model: names up to the first number, without what all names begin with."""
+    """The layers of a model, and the layer of each tensor: names up to the first number, without what all begin with.
+
+    Layers come in the order of the tensors but for numbers, which are in theirs.
+    """
     parts = [name.split(".") for name in names]
     common = 0
     # The word before a number stays: `layer.3`.

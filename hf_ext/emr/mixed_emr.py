@@ -41,7 +41,12 @@ class Mixer:
         self._in_turn = InTurn(emr)
 
     def run(self, task_ids: Sequence[str], arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
-        """Runs the model."""
+        """Runs the model; arguments with as many rows as there are names are split by sample.
+
+        Where the heads of the tasks differ in width, `logits` is a list with a tensor for each sample. Where the tasks
+        had to run one after the other, outputs that are not by sample are left out (contrastive logits, say, which
+        compare the samples of a batch with each other); a warning names them once.
+        """
         emr = self._emr
         if isinstance(task_ids, str) or not set(task_ids) <= set(emr.tasks):
             raise ValueError(f"task_ids is {task_ids!r:.200}; give a list of tasks, which are {emr.tasks}")

@@ -2,9 +2,10 @@
 """Block operations of EMR-Merging (arXiv 2405.17461): elect, mask, the sums of the rescalers, and restore.
 
 On the CPU compiled by numba (`kernels_emr`) where it can be imported, elsewhere plain torch (`kernels_torch_emr`):
-bit-equal weights and masks, sums within 1e-12. `HF_EXT_NO_NUMBA=1` forces torch on the CPU; `HF_EXT_TRITON=1` asks for
-the kernels in triton (`kernels_triton_emr`) on CUDA, which no GPU has run yet and which are no default before that.
-`reference_emr` has the same functions in the paper's own two passes.
+bit-equal weights and masks, sums within 1e-12. Compiled sums may differ in their last bits between processors with
+vectors of other widths; threads and blocks change nothing. `HF_EXT_NO_NUMBA=1` forces torch on the CPU;
+`HF_EXT_TRITON=1` asks for the kernels in triton (`kernels_triton_emr`) on CUDA, which are no default: until a GPU has
+run them, torch computes there. `reference_emr` has the same functions in the paper's own two passes.
 Shapes: n elements of a flat tensor, N tasks. A sum is taken in fp64 over each sub-block of 8,192 elements, and the
 sub-blocks are added in the order of their index: how a tensor is cut into blocks changes no bit.
 """
@@ -67,7 +68,7 @@ def compiled() -> _Kernels | None:
 
 
 @functools.cache
-def _fused() -> _Kernels | None:
+def _triton_kernels() -> _Kernels | None:
     """Kernels in triton for CUDA, or None where nobody asked for them; without triton they cannot be had."""
     if not _is_set("HF_EXT_TRITON"):
         return None
@@ -81,7 +82,7 @@ def _is_set(variable: str) -> bool:
 
 
 def _kernels(device: torch.device) -> _Kernels:
-    found = compiled() if device.type == "cpu" else _fused() if device.type == "cuda" else None
+    found = compiled() if device.type == "cpu" else _triton_kernels() if device.type == "cuda" else None
     return _TORCH if found is None else found
 
 

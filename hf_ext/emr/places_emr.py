@@ -27,7 +27,11 @@ def recorded_path(spec: str, folder: str | Path) -> str:
 
 
 def find_recorded(source: str, folder: str | Path) -> Path:
-    """Where a local checkpoint is that [`recorded_path`] wrote down."""
+    """Where a local checkpoint is that [`recorded_path`] wrote down.
+
+    Artifacts of earlier versions have paths relative to the working folder of the merge, so a path that leads nowhere
+    from the artifact is taken from this working folder.
+    """
     path = Path(source).expanduser()
     if path.is_absolute():
         return path

@@ -32,7 +32,7 @@ def write_totals(folder: Path, totals: np.ndarray, gram: np.ndarray) -> None:
 
 
 def read_totals(folder: Path, manifest: Manifest) -> tuple[np.ndarray, np.ndarray]:
-    """Reads what [`write_totals`] wrote."""
+    """Reads what [`write_totals`] wrote: totals `[merged tensors, 4]` and sampled inner products `[N, N]`."""
     path = artifact_file(folder, FILE)
     tasks = len(manifest.tasks)
     expected = {"totals": (len(manifest.merged), len(TOTALS)), "gram": (tasks, tasks)}

@@ -18,7 +18,11 @@ MARK = "emr_tasks"
 
 
 def mark_root(folder: Path, tasks: Sequence[str]) -> None:
-    """Writes the names of the tasks into the root's `config.json`."""
+    """Writes the names of the tasks into the root's `config.json`, as a new file: an artifact may share the old one.
+
+    Nothing is done for diffusers, which complains of keys that it does not know, for adapters, and where a task has no
+    `config.json` of its own and so takes the root's.
+    """
     path = folder / "config.json"
     if not path.is_file() or not all((folder / "tasks" / task / path.name).is_file() for task in tasks):
         return

@@ -89,7 +89,11 @@ def observe(model: torch.nn.Module, weights: Mapping[int, str], run: Callable[[]
 
 
 def plan_units(model: torch.nn.Module, one: Observation, two: Observation, *, share_rows: bool) -> dict[str, Unit]:
-    """Finds the modules to run by rows."""
+    """Finds the modules to run by rows: every use of one of the weights is inside one of them.
+
+    With `share_rows` a module may give one row for all samples (positions, say), which is then repeated; without,
+    it is a part of the module around it. Raises [`NotByRows`] where only the whole model could be run so.
+    """
     units: dict[str, Unit] = {}
     for name, used in two.used.items():
         around = cast(tuple[str, ...], os.path.commonprefix([call.through for call in two.calls[name]]))

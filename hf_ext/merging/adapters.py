@@ -38,7 +38,7 @@ def resolve_adapters(
     if len(adapters) < len(tasks):
         others = [task.label for task in tasks if task.library != "peft"]
         raise ValueError(f"adapters: adapter merges adapters only, and {others} are none; use adapters: delta.")
-    return _merged_among_themselves(base, tasks), tasks, warnings
+    return _common_base(base, tasks), tasks, warnings
 
 
 class BaseAdapter(Source):
@@ -89,7 +89,7 @@ class BaseAdapter(Source):
         """Nothing to close: the files are the tasks'."""
 
 
-def _merged_among_themselves(base: Source, tasks: tuple[Source, ...]) -> Source:
+def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
     """The base of the adapters, after what speaks against merging them has been refused."""
     for task in tasks:
         if task.config.get("peft_type") != "IA3":

@@ -67,7 +67,10 @@ class Baseline:
         return np.zeros((self.tasks, BINS), np.int64)
 
     def count(self, index: int, task: int, vector: torch.Tensor, counts: np.ndarray) -> None:
-        r"""Adds to `counts` how many magnitudes of a block of a task vector have each digit."""
+        r"""Adds to `counts` (int64 `[N, 65536]`) how many magnitudes of a block of a task vector have each digit.
+
+        Pass 0 counts the upper 16 bits of \\(|\tau|\\), pass 1 the lower 15 of those at the edge.
+        """
         magnitudes = vector.numpy().view(np.int32) & 0x7FFFFFFF
         digits = magnitudes >> LOWER_BITS
         if index == 1:
@@ -182,9 +185,9 @@ def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, dro
     """
     key = np.array([seed % 2**64], np.uint64)
     for part in (task, tensor):
-        key = _mixed(key + np.uint64(part + 1) * _STEP)
+        key = _mix(key + np.uint64(part + 1) * _STEP)
     first, last = start // 2, (start + count + 1) // 2
-    numbers = _mixed(np.arange(first, last, dtype=np.uint64) * _STEP + key)
+    numbers = _mix(np.arange(first, last, dtype=np.uint64) * _STEP + key)
     # Little-endian by name, so that the lower half comes first on every machine.
     halves = numbers.astype("<u8", copy=False).view("<u4")
     return halves[start % 2 :][:count] >= round(drop * 2**32)
@@ -194,7 +197,7 @@ def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, dro
 _STEP = np.array([0x9E3779B97F4A7C15], np.uint64)
 
 
-def _mixed(numbers: np.ndarray) -> np.ndarray:
+def _mix(numbers: np.ndarray) -> np.ndarray:
     """SplitMix64's output function, element by element."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -176,7 +176,7 @@ class _Files:
                 for name in masks:
                     self.members.setdefault(record.base_name(name), {})[task] = name
             (work / "state.safetensors").unlink()
-            self._state = SafetensorsWriter(work / "state.safetensors", self._described(after))
+            self._state = SafetensorsWriter(work / "state.safetensors", self._state_tensors(after))
             stack.callback(self._state.close)
             self._stack = stack.pop_all()
 
@@ -186,7 +186,7 @@ class _Files:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def _described(self, after: Manifest) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    def _state_tensors(self, after: Manifest) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """The types that hold the weights of all tasks exactly."""
         described: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         for name, tensor in after.merged.items():

@@ -54,8 +54,8 @@ def finish(
         written = beside.submit(_weight_files, folder / "base") if plan.config.include_base else None
         _copy_small_files(folder, plan)
         sources = {
-            "base": _recorded(base, out),
-            "tasks": {task.label: _recorded(task.identity(), out) for task in plan.tasks},
+            "base": _record_identity(base, out),
+            "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
         participates = np.array([[name is not None for name in part.task_names] for part in plan.merged], bool)
         participates = participates.reshape(len(plan.merged), len(plan.tasks))
@@ -105,7 +105,7 @@ def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[
     return record if given is None or given.repo_id else record | {"merged": recorded_path(given.spec, out)}
 
 
-def _recorded(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def _record_identity(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """The identity of a source, with its path as an artifact has it."""
     source = identity["source"]
     if identity["revision"] is None and Path(source).expanduser().exists():

@@ -3,6 +3,11 @@
 Every process appends to a file of its own, one line for each finished unit, so that nothing is ever rewritten and a
 line that a kill cut off is recognised. Another boot of the machine means that what was not flushed may be lost: of
 what an earlier boot wrote, only units before a `flushed` line count.
+
+The order makes it safe. A unit's results are written to the file before its line is: a process that is killed between
+the two does the unit again, and gets the same bytes. Within one boot the page cache outlives the process, so a line is
+enough. For a loss of power the flushing thread notes how many lines there are, then flushes the results, and only then
+writes `flushed` with that number: every line that it covers was written after the results that are now on the disk.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class DeltaSource(Source):
             bias = first.removesuffix(_FACTORS[0][0]) + BIAS
             if bias in adapter.tensors:
                 self._deltas[f"{module}.bias"] = self._bias_delta(f"{module}.bias", bias, self._deltas[name].scaling)
-        self.tensors = self._described()
+        self.tensors = self._whole_tensors()
         taken = {base_name(name, self._prefixes) for name in self.tensors}
         self.same_as_base = frozenset(name for name in base.tensors if name not in taken)
         self.library: Library = base.library
@@ -137,7 +137,7 @@ class DeltaSource(Source):
     def will_need(self, name: str, start: int, stop: int) -> None:
         """As [`Source.will_need`]; the base is read by others anyway."""
 
-    def _described(self) -> dict[str, TensorInfo]:
+    def _whole_tensors(self) -> dict[str, TensorInfo]:
         found: dict[str, TensorInfo] = {}
         for name, own in self._own.items():
             found[name] = self._adapter.tensors[own]

@@ -108,7 +108,7 @@ def hide_paths(folder: Path) -> None:
     for file in (MANIFEST, "report.json"):
         path = folder / file
         if path.is_file():
-            content = _hidden(parse_json_object(path.read_bytes(), str(path)), paths)
+            content = _hide(parse_json_object(path.read_bytes(), str(path)), paths)
             if file == MANIFEST and merge.manifest is not None and merge.manifest.files:
                 content["files"] = _published_files(folder, merge.manifest)
             path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -126,11 +126,11 @@ def _published_files(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return hash_files(folder, known=manifest.files)
 
 
-def _hidden(value: Any, paths: list[tuple[str, str]]) -> Any:
+def _hide(value: Any, paths: list[tuple[str, str]]) -> Any:
     if isinstance(value, dict):
-        return {key: _hidden(item, paths) for key, item in value.items()}
+        return {key: _hide(item, paths) for key, item in value.items()}
     if isinstance(value, list):
-        return [_hidden(item, paths) for item in value]
+        return [_hide(item, paths) for item in value]
     if isinstance(value, str):
         for path, name in paths:
             value = value.replace(path, name)

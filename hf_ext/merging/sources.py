@@ -145,7 +145,7 @@ class Source:
         self.checkpoint.will_need(name, start, stop)
 
     def location(self, name: str) -> tuple[int, int] | None:
-        """Where the elements of a tensor lie as they are, in the type that `tensors` tells."""
+        """Descriptor and first byte of a tensor that lies in a local file as `tensors` tells; None if it does not."""
         return None if self._stored[name].dtype == torch.float64 else self.checkpoint.location(name)
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
