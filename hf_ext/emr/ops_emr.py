@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import kernels_torch_emr
-from .kernels_torch_emr import SUB_BLOCK, SUMS, TOTALS, pack_mask, unpack_mask
+from .kernels_torch_emr import SUB_BLOCK, SUMS, TOTALS, multiply, pack_mask, restore, run_block, unpack_mask
 
 __all__ = [
     "DTYPES",
@@ -51,7 +50,7 @@ class _Kernels(NamedTuple):
     run_files: Callable[..., bool] | None = None
 
 
-_TORCH = _Kernels(kernels_torch_emr.run_block, kernels_torch_emr.restore, kernels_torch_emr.multiply)
+_TORCH = _Kernels(run_block, restore, multiply)
 
 
 @functools.cache
@@ -60,11 +59,13 @@ def compiled() -> _Kernels | None:
     if _is_set("HF_EXT_NO_NUMBA"):
         return None
     try:
-        from .kernels_emr import run_block, run_files
-        from .kernels_restore_emr import multiply, restore
+        from .kernels_emr import run_block as compiled_block
+        from .kernels_emr import run_files
+        from .kernels_restore_emr import multiply as compiled_multiply
+        from .kernels_restore_emr import restore as compiled_restore
     except ImportError:
         return None
-    return _Kernels(run_block, restore, multiply, run_files)
+    return _Kernels(compiled_block, compiled_restore, compiled_multiply, run_files)
 
 
 @functools.cache
@@ -72,9 +73,10 @@ def _triton_kernels() -> _Kernels | None:
     """Kernels in triton for CUDA, or None where nobody asked for them; without triton they cannot be had."""
     if not _is_set("HF_EXT_TRITON"):
         return None
-    from .kernels_triton_emr import restore, run_block
+    from .kernels_triton_emr import restore as triton_restore
+    from .kernels_triton_emr import run_block as triton_block
 
-    return _Kernels(run_block, restore, kernels_torch_emr.multiply)
+    return _Kernels(triton_block, triton_restore, multiply)
 
 
 def _is_set(variable: str) -> bool:
