@@ -35,25 +35,10 @@ _PART = re.compile(r"(?!\.)[^\x00-\x1f\x7f/\\:]{1,255}")
 
 
 def pack(folder: str | Path, archive: str | Path, *, level: int = 3, overwrite: bool = False) -> dict[str, Any]:
-    """
-    Writes an artifact into one file.
+    """Writes an artifact into one file.
 
-    Names, order, owners and times in the archive do not depend on the machine: the same folder gives the same bytes.
-    A file that is a link, as in the cache of the Hub, is stored as what it points to.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-        archive (`str` or `Path`): The file to write, for instance `merged.tar.zst`. It appears complete, or not.
-        level (`int`, *optional*, defaults to 3): Compression level of zstandard, 1 (fast) to 19 (small).
-        overwrite (`bool`, *optional*, defaults to `False`): Replace `archive` if it is there.
-
-    Returns:
-        `dict[str, Any]`: `path`, `files` (their number), `bytes` (of the files) and `archive_bytes`.
-
-    Raises:
-        ValueError: It is no artifact, or the level is out of range.
-        FileExistsError: `archive` exists.
-        ImportError: zstandard is not installed.
+    Names, order, owners and times in the archive do not depend on the machine: the same folder gives the same
+    bytes. A file that is a link, as in the cache of the Hub, is stored as what it points to.
     """
     zstandard = _zstandard()
     folder, archive = Path(folder), Path(archive)
@@ -98,28 +83,10 @@ def unpack(
     max_files: int = MAX_FILES,
     max_ratio: float = MAX_RATIO,
 ) -> Path:
-    """
-    Restores the folder from an archive.
+    """Restores the folder from an archive.
 
-    Only regular files with names inside the folder are taken: an archive with links, devices, absolute paths or `..`
-    is refused, and nothing of it is left.
-
-    Args:
-        archive (`str` or `Path`): What [`pack`] wrote.
-        out (`str` or `Path`): The folder to write; it must not exist. It appears complete, or not at all.
-        max_bytes (`int`, *optional*, defaults to 10 ** 12): Refuse an archive that unpacks to more.
-        max_files (`int`, *optional*, defaults to 10,000): Refuse an archive of more files.
-        max_ratio (`float`, *optional*, defaults to 100):
-            Refuse an archive that unpacks to more than this many times its size, and to more than 100 MB.
-
-    Returns:
-        `Path`: `out`.
-
-    Raises:
-        ValueError: It is no such archive, it is damaged, it holds something else than files inside the folder, or
-            more than is allowed.
-        FileExistsError: `out` exists.
-        ImportError: zstandard is not installed.
+    Only regular files with names inside the folder are taken: an archive with links, devices, absolute paths or
+    `..` is refused, and nothing of it is left.
     """
     zstandard = _zstandard()
     archive, out = Path(archive), Path(out)

@@ -21,21 +21,12 @@ _MAY_BE_UNKNOWN = np.isin(SUMS, ("masked_dot", "dot", "weight_opposed"))
 
 
 def mask_bytes(elements: int) -> int:
-    """
-    Length of the mask of a tensor: one bit an element, rounded up to 64 bytes.
-
-    Args:
-        elements (`int`): Number of merged elements.
-
-    Returns:
-        `int`: Bytes.
-    """
+    """Length of the mask of a tensor: one bit an element, rounded up to 64 bytes."""
     return -(-elements // 512) * 64
 
 
 def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndarray, mode: str) -> np.ndarray:
-    r"""
-    The rescalers λ of every task, from the sums of the merge.
+    r"""The rescalers λ of every task, from the sums of the merge.
 
     With sums over the elements p of the tensors in which task t takes part:
     `global` \\(\sum|\tau_t| / \sum M_t|\tau_{uni}|\\) (the paper);
@@ -43,18 +34,6 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
     `l2` \\(\langle\tau_t, M_t\tau_{uni}\rangle / \lVert M_t\tau_{uni}\rVert^2\\), the least squares;
     `tensor` and `tensor_l2` the first and the last for every tensor by itself; `none` 1.
     Where nothing is masked in, λ is 1 if the task equals the base there, and 0 if it lost every vote.
-
-    Args:
-        sums (`np.ndarray`): fp64 `[tensors, N, 10]`, columns as in `ops_emr.SUMS`.
-        elements (`np.ndarray`): `[tensors]`, number of merged elements.
-        participates (`np.ndarray`): bool `[tensors, N]`.
-        mode (`str`): One of the names above.
-
-    Returns:
-        `np.ndarray`: fp64 `[N]`; `[tensors, N]` for `tensor` and `tensor_l2`.
-
-    Raises:
-        ValueError: An unknown mode.
     """
     if mode not in RESCALES:
         raise ValueError(f"rescale is {mode!r}; allowed are {', '.join(RESCALES)}")
@@ -76,24 +55,12 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
 
 
 def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
-    """
-    Opens the root weights of an artifact.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-        manifest ([`Manifest`]): Its manifest.
-
-    Returns:
-        [`Checkpoint`]: W_uni, and the base's values of tensors that were not merged.
-
-    Raises:
-        CheckpointError: A file is missing, or does not hold what the manifest says.
-    """
+    """Opens the root weights of an artifact."""
     for name, about in manifest.unified.items():
         size = artifact_file(folder, name).stat().st_size
         _require(size == about["bytes"], f"{folder}/{name}", f"{size} bytes, the manifest says {about['bytes']}")
         require_unchanged(folder, manifest, name)
-    with _opening(folder) as unified:
+    with _close_on_error(folder) as unified:
         found = {name: (unified.info(name).shape, unified.info(name).dtype) for name in unified}
         told = {tensor.name: (tensor.shape, tensor.dtype) for tensor in manifest.tensors}
         differing = sorted(name for name in found.keys() | told.keys() if found.get(name) != told.get(name))
@@ -102,23 +69,10 @@ def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
 
 
 def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
-    """
-    Opens the masks of a task.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-        manifest ([`Manifest`]): Its manifest.
-        task (`str`): One of its tasks.
-
-    Returns:
-        [`Checkpoint`]: uint8 by the task's tensor names; bit i of a flat tensor is `(byte[i // 8] >> i % 8) & 1`.
-
-    Raises:
-        CheckpointError: The file is missing, or does not fit the root weights.
-    """
+    """Opens the masks of a task: uint8 by its names; bit i of a flat tensor is `(byte[i // 8] >> i % 8) & 1`."""
     path = _task_file(folder, manifest, task, "mask.safetensors")
     record, merged = manifest.tasks[task], manifest.merged
-    with _opening(path) as masks:
+    with _close_on_error(path) as masks:
         for name in masks:
             base = merged.get(record.base_name(name))
             _require(base is not None, str(path), f"{name!r} is the mask of no merged tensor")
@@ -129,26 +83,12 @@ def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
 
 
 def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint | None:
-    """
-    Opens the tensors that a task keeps as they are.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-        manifest ([`Manifest`]): Its manifest.
-        task (`str`): One of its tasks.
-
-    Returns:
-        [`Checkpoint`] or `None`: Tensors by the task's names; the tails of tensors whose leading elements are merged
-        are flat. `None` when the task has none.
-
-    Raises:
-        CheckpointError: The file is missing although there are tails, or does not fit them.
-    """
+    """Opens the tensors that a task keeps as they are."""
     record, merged = manifest.tasks[task], manifest.merged
     if not record.tails and not Path(folder, "tasks", task, "extra.safetensors").exists():
         return None
     path = _task_file(folder, manifest, task, "extra.safetensors")
-    with _opening(path) as extras:
+    with _close_on_error(path) as extras:
         for name, shape in record.tails.items():
             base = merged.get(record.base_name(name))
             _require(
@@ -161,20 +101,10 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
 
 
 def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
-    """
-    Reads what the merge summed up for a task, from which every rescale mode follows.
+    """Reads what the merge summed up for a task, from which every rescale mode follows: fp64 `[merged tensors, 10]`.
 
-    Args:
-        folder (`str` or `Path`): The artifact.
-        manifest ([`Manifest`]): Its manifest.
-        task (`str`): One of its tasks.
-
-    Returns:
-        `np.ndarray`: fp64 `[merged tensors, 10]`, columns as in `ops_emr.SUMS`; 0 where the task takes no part. NaN in
-        the columns that need the task's checkpoint, if another was added from the kept state since.
-
-    Raises:
-        CheckpointError: The file is missing, or not of that shape.
+    Columns are `ops_emr.SUMS`; 0 where the task takes no part. NaN stands in the columns that need the task's
+    checkpoint, if another task was added from the kept state since.
     """
     path = _task_file(folder, manifest, task, "sums.safetensors")
     with open_checkpoint(path) as file:
@@ -189,22 +119,11 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
 
 
 def open_state(folder: str | Path, manifest: Manifest) -> tuple[Checkpoint, dict[str, Checkpoint]]:
-    """
-    Opens what `keep_state` kept, with which a task is added exactly.
+    """Opens what `keep_state` kept, with which a task is added exactly.
 
     For every merged tensor the root's `state.safetensors` holds `total.NAME` (S, fp32), `highest.NAME` and
     `lowest.NAME` (max and min over the tasks of W_t), all of the first `elements` elements, flat; and for every task
     `positive.NAME` and `negative.NAME`, the signs of τ_t as bits like those of a mask, by the task's names.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-        manifest ([`Manifest`]): Its manifest.
-
-    Returns:
-        `tuple[Checkpoint, dict[str, Checkpoint]]`: State of the merge, and signs by task.
-
-    Raises:
-        CheckpointError: There is none, or it does not fit the manifest.
     """
     path = artifact_file(folder, "state.safetensors")
     require_unchanged(folder, manifest, path.name)
@@ -237,7 +156,7 @@ def _task_file(folder: str | Path, manifest: Manifest, task: str, name: str) -> 
 
 
 @contextmanager
-def _opening(source: str | Path) -> Iterator[Checkpoint]:
+def _close_on_error(source: str | Path) -> Iterator[Checkpoint]:
     """A checkpoint that stays open unless it is found wrong."""
     checkpoint = open_checkpoint(source)
     try:

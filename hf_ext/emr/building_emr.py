@@ -38,27 +38,11 @@ class Place(NamedTuple):
     part: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
 
     def of(self, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """
-        The tensor or its part, in the memory of the model.
-
-        Args:
-            held (`Mapping[str, torch.Tensor]`): The model's tensors by name.
-
-        Returns:
-            `torch.Tensor`: A view.
-        """
+        """The tensor or its part, in the memory of the model."""
         return self.within(held[self.tensor])
 
     def within(self, whole: torch.Tensor) -> torch.Tensor:
-        """
-        The part of a tensor that is laid out as the model's.
-
-        Args:
-            whole (`torch.Tensor`): The tensor.
-
-        Returns:
-            `torch.Tensor`: A view.
-        """
+        """The part of a tensor that is laid out as the model's."""
         if self.part is None:
             return whole
         shape, strides, first = self.part
@@ -95,24 +79,7 @@ def build_model(
     device: torch.device | None = None,
     trust_remote_code: bool = False,
 ) -> BuiltModel:
-    """
-    Builds the model of a task.
-
-    Args:
-        library (`str`): `transformers`, `diffusers` or `peft`.
-        files (`Mapping[str, Path]`): Files of the checkpoint beside its weights, by name.
-        weights (`Callable`): Makes the tensors by name; called once. The model may keep them as its own.
-        source (`str`): Where the weights come from; the configuration's `name_or_path`.
-        dtype (`torch.dtype`, *optional*): Type of the model; by default as `from_pretrained` chooses.
-        device (`torch.device`, *optional*): Where to put it; the CPU by default.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code among `files` may be run.
-
-    Returns:
-        [`BuiltModel`]: The model.
-
-    Raises:
-        ValueError: The files name no class that is installed or may be run.
-    """
+    """Builds the model of a task."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file, path in files.items():
@@ -130,16 +97,7 @@ def build_model(
 
 
 def same_network(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """
-    Whether two configurations describe one network, which may have heads for other labels.
-
-    Args:
-        first (`Mapping[str, Any]`): Content of one `config.json` or `adapter_config.json`.
-        second (`Mapping[str, Any]`): Content of the other.
-
-    Returns:
-        `bool`: Whether one model can take the weights of both.
-    """
+    """Whether two configurations describe one network, which may have heads for other labels."""
     kept = [
         {key: value for key, value in one.items() if key not in _LABEL_KEYS + _ORIGIN_KEYS} for one in (first, second)
     ]
@@ -147,13 +105,7 @@ def same_network(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 
 
 def relabel(model: torch.nn.Module, config: PreTrainedConfig) -> None:
-    """
-    Gives a model the label names of another task, and its head the width that they need.
-
-    Args:
-        model (`torch.nn.Module`): The model; parameters of another shape become new ones, uninitialised.
-        config ([`~transformers.PreTrainedConfig`]): Configuration of the same network with other labels.
-    """
+    """Gives a model the label names of another task, and its head the width that they need."""
     owned = cast(Any, model).config
     same_width = owned.num_labels == config.num_labels
     for key in ("id2label", "label2id", "problem_type"):
@@ -177,20 +129,8 @@ def relabel(model: torch.nn.Module, config: PreTrainedConfig) -> None:
 
 
 def model_class(config: PreTrainedConfig, folder: Path, trust_remote_code: bool) -> type[PreTrainedModel]:
-    """
-    Finds the class that a configuration names: in transformers, registered with it (as ours are), or remote code.
-
-    Args:
-        config ([`~transformers.PreTrainedConfig`]): The configuration.
-        folder (`Path`): Where its code lies, if there is any.
-        trust_remote_code (`bool`): Whether that may be run.
-
-    Returns:
-        `type[PreTrainedModel]`: The class.
-
-    Raises:
-        ValueError: There is no such class.
-    """
+    """Finds the class that a configuration names: in transformers, registered with it (as ours are), or remote
+    code."""
     import transformers
 
     names = config.architectures or []

@@ -36,15 +36,7 @@ class Verification(NamedTuple):
 
 
 def list_files(folder: Path) -> list[str]:
-    """
-    Lists the files that a manifest names.
-
-    Args:
-        folder (`Path`): The artifact.
-
-    Returns:
-        `list[str]`: Their paths in it, with `/`; without hidden ones, and names that a manifest cannot have.
-    """
+    """Lists the files that a manifest names."""
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     names = [path.as_posix() for path in paths]
     return [name for name in names if OWN_FILE.fullmatch(name) and name not in _NOT_NAMED]
@@ -53,17 +45,7 @@ def list_files(folder: Path) -> list[str]:
 def hash_files(
     folder: Path, names: Iterable[str] | None = None, *, known: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """
-    Hashes files of an artifact.
-
-    Args:
-        folder (`Path`): The artifact.
-        names (`Iterable[str]`, *optional*): Which files; those of [`list_files`] by default.
-        known (`Mapping`, *optional*): What is known of weights already; these are not read again.
-
-    Returns:
-        `dict[str, dict]`: `bytes` and `sha256` of each, by its path in the artifact.
-    """
+    """Hashes files of an artifact."""
     found: dict[str, dict[str, Any]] = {}
     for name in list_files(folder) if names is None else names:
         told = (known or {}).get(name) if name.endswith(_WEIGHTS) else None
@@ -73,17 +55,8 @@ def hash_files(
 
 
 def require_unchanged(folder: str | Path, manifest: Manifest, name: str) -> None:
-    """
-    Refuses a file of an artifact that is not as the merge wrote it. It is read once, and again only after it changed.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-        manifest ([`Manifest`]): Its manifest; without hashes, nothing is compared.
-        name (`str`): Path of the file in it.
-
-    Raises:
-        CheckpointError: It has other content.
-    """
+    """Refuses a file of an artifact that is not as the merge wrote it. It is read once, and again only after it
+    changed."""
     told = manifest.files.get(name)
     path = Path(folder, name)
     if told is not None and told.get("sha256") not in (None, file_sha256(path)):
@@ -94,18 +67,8 @@ def require_unchanged(folder: str | Path, manifest: Manifest, name: str) -> None
 
 
 def verify_artifact(folder: str | Path) -> Verification:
-    """
-    Reads an artifact through and compares every file with its manifest; and the base, where it lies on this disk.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-
-    Returns:
-        [`Verification`]: What is wrong, and what could not be compared.
-
-    Raises:
-        CheckpointError: There is no manifest, or it is malformed.
-    """
+    """Reads an artifact through and compares every file with its manifest; and the base, where it lies on this
+    disk."""
     place = Path(folder).expanduser()
     manifest = Manifest.read(place)
     told = {name: (place / name, about) for name, about in manifest.files.items()}

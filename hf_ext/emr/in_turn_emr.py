@@ -3,46 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .building_emr import Place
 from .units_emr import are_close
-
-if TYPE_CHECKING:
-    from .using_emr import EMRModel
+from .weights_emr import TaskWeights
 
 # The samples of each task.
 Rows = Mapping[str, torch.Tensor]
 
 
+class Switchable(Protocol):
+    """What mixed batches need of an [`EMRModel`]."""
+
+    current: str | None
+    weights: TaskWeights
+
+    @property
+    def model(self) -> Any:
+        """The model of the current task."""
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        """Where in `model` each tensor of the tasks' checkpoints is."""
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks."""
+
+    def set_task(self, task: str) -> Switchable:
+        """Give the model another task's weights."""
+
+    def fits(self, task: str) -> bool:
+        """Whether a task's weights can be put into `model` in place."""
+
+    def task(self, name: str) -> AbstractContextManager[Any]:
+        """A task that is current inside a `with` block."""
+
+
 class InTurn:
-    """
-    Runs a model on batches whose samples are of different tasks, one task after the other.
+    """Runs a model on batches whose samples are of different tasks, one task after the other, under its lock."""
 
-    Args:
-        emr ([`EMRModel`]): The model, whose lock the caller holds.
-    """
-
-    def __init__(self, emr: EMRModel) -> None:
+    def __init__(self, emr: Switchable) -> None:
         self._emr = emr
         self._by_sample: dict[Any, set[Any]] = {}
 
     def run(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> tuple[Any, list[Any]]:
-        """
-        Runs the model for each task and puts the outputs that are by sample together.
-
-        Args:
-            rows (`Mapping[str, torch.Tensor]`): The samples of each task.
-            arguments (`tuple`), batch (`dict`): As the model takes them.
-
-        Returns:
-            `tuple[Any, list]`: What the model returns, and the keys of outputs that are left out.
-
-        Raises:
-            ValueError: No output is by sample.
-        """
+        """Runs the model for each task and puts the outputs that are by sample together."""
         emr, size = self._emr, sum(map(len, rows.values()))
         by_sample = self._keys_by_sample(arguments, batch, size)
         previous, outputs = emr.current, {}
@@ -113,16 +124,7 @@ def _join_samples(parts: dict[str, Any], rows: Rows) -> Any:
 
 
 def signature(leaf: Any, size: int) -> Any:
-    """
-    What the course of a forward pass may depend on.
-
-    Args:
-        leaf (`Any`): A part of the arguments.
-        size (`int`): Number of samples.
-
-    Returns:
-        `Any`: Something to compare and to hash: shape without the samples and type, or the value itself.
-    """
+    """What the course of a forward pass may depend on."""
     if not isinstance(leaf, torch.Tensor):
         return repr(leaf)
     shape = tuple(leaf.shape)
@@ -130,47 +132,17 @@ def signature(leaf: Any, size: int) -> Any:
 
 
 def take_rows(tree: Any, rows: torch.Tensor, size: int) -> Any:
-    """
-    The same arguments for some samples.
-
-    Args:
-        tree (`Any`): Arguments; tensors with a row for each sample are cut to those rows.
-        rows (`torch.Tensor`): The samples.
-        size (`int`): Number of samples in all.
-
-    Returns:
-        `Any`: Of the same structure.
-    """
+    """The same arguments for some samples."""
     leaves, form = tree_flatten(tree)
     by_row = [int(isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == size) for leaf in leaves]
     return tree_unflatten([take(leaf, rows, count) for leaf, count in zip(leaves, by_row, strict=True)], form)
 
 
 def take(leaf: Any, rows: torch.Tensor, count: int) -> Any:
-    """
-    Takes the rows of some samples.
-
-    Args:
-        leaf (`Any`): What has `count` rows for each sample.
-        rows (`torch.Tensor`): The samples.
-        count (`int`): Rows for each sample; 0 for what all samples share.
-
-    Returns:
-        `Any`: Those rows, or all of it.
-    """
+    """Takes the rows of some samples."""
     return leaf.index_select(0, all_rows(rows, count, leaf.device)) if count else leaf
 
 
 def all_rows(rows: torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
-    """
-    Indices of all rows of some samples.
-
-    Args:
-        rows (`torch.Tensor`): The samples.
-        count (`int`): Rows for each sample.
-        device (`torch.device`): Where to put the indices.
-
-    Returns:
-        `torch.Tensor`: The indices.
-    """
+    """Indices of all rows of some samples."""
     return (rows if count == 1 else (rows[:, None] * count + torch.arange(count)).flatten()).to(device)

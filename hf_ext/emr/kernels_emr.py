@@ -1,338 +1,371 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Compiled block kernels of EMR-Merging (arXiv 2405.17461), used by `ops_emr` where numba can be imported.
 
-A tile of elements stays in the first-level cache: all tasks vote, the winner is elected and rounded, then each task is
-masked and its sums are added to 8 lanes of fp64. The product of two fp32 numbers is exact in fp64, hence fused and
-unfused multiply-adds agree to the bit. Tensors go in by address: one compilation serves all dtypes and
-numbers of tasks. What lies in local files is read, merged and written in one call.
+Plain loops over tiles that stay in the first-level cache with all that is computed from them: all tasks vote, the
+winner is elected and rounded, then each task is masked and its sums are added. The compiler makes vectors of them. For
+that it must be free to add the terms of a sum in another order, which only the functions with `_ANY_ORDER` allow, and
+these make nothing but sums: weights and masks have the bits of `kernels_torch_emr` on every machine, sums the same
+bits on one kind of processor. Loops are short and separate because a loop of one width of number makes better vectors
+than one of two.
 """
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
+import gc
 from collections.abc import Callable
 from functools import cache
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
+from numba import carray, njit, types
 
-from .kernels_files_emr import read_block, write_bytes
-from .kernels_vectors_emr import (
-    KINDS,
-    LANES,
-    TILE,
-    absolute,
-    as_float32,
-    bits16,
-    bits64,
-    choose,
-    compile_kernel,
-    copy_vectors,
-    float32,
-    float64,
-    high,
-    load,
-    low,
-    multiply_add,
-    ones,
-    round_float32,
-    size_of,
-    spread,
-    store,
-    turn,
-    word,
-)
-from .ops_emr import GRAM_STEP, SUB_BLOCK
+from .kernels_torch_emr import GRAM_STEP, SUB_BLOCK
 
-_WORDS = TILE // LANES
-# Work of a thread, in tiles of fp32: votes, highest, lowest and elected weight, a task and the base widened, |τ_uni|
-# in fp64 (two), bits.
-_TILES = 9
+TILE = 1024
+KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+# A product of two fp32 numbers is exact in fp64: fused with its sum or not, it is the same.
+_ANY_ORDER = {"reassoc", "contract"}
+_TRANSFER = types.intp(types.int32, types.intp, types.intp, types.intp)
+_pread = types.ExternalFunction("pread", _TRANSFER)
+_pwrite = types.ExternalFunction("pwrite", _TRANSFER)
+_memset = types.ExternalFunction("memset", types.CPointer(types.uint8)(types.intp, types.int32, types.intp))
+_compiling = Lock()
 
 
-@njit
-def _vote(task, base, total, highest, lowest, vectors):
-    for i in range(vectors):
-        weight = load(task, i)
-        store(total, i, load(total, i) + (weight - load(base, i)))
-        best, worst = load(highest, i), load(lowest, i)
-        store(highest, i, choose(weight > best, weight, best))
-        store(lowest, i, choose(weight < worst, weight, worst))
+def compile_kernel(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
+    """Machine code of a kernel: from numba's cache, or compiled and put there, or only compiled."""
+    with _compiling:
+        # Switch the garbage collector off while numba loads: its passes took longer than the load.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return njit(signature, nogil=True, cache=True)(function)
+        except Exception:
+            # No folder can be written, the disk is full, a file of the cache is damaged: do without. What is wrong
+            # with the kernel itself is raised again.
+            return njit(signature, nogil=True)(function)
+        finally:
+            if collecting:
+                gc.enable()
+
+
+# Memory. Tensors go in by address: one compilation serves all dtypes and numbers of tasks.
 
 
 @njit
-def _elect(total, highest, lowest, base, negative_ties, unified, vectors):
-    zero = spread(np.float32(0))
-    ties = spread(np.float32(negative_ties)) > zero
-    for i in range(vectors):
-        votes, start, worst = load(total, i), load(base, i), load(lowest, i)
-        negative = (votes < zero) | ((votes == zero) & (worst < start) & ties)
-        store(unified, i, choose(votes > zero, load(highest, i), choose(negative, worst, start)))
+def bytes_at(address, count):
+    """An array over memory. To set no bytes is how an integer becomes a pointer: memset returns its address."""
+    return carray(_memset(address, 0, 0), count)
 
 
 @njit
-def _common(unified, base, vector, barrier, magnitude, bits, totals, counts, vectors):
-    """τ_uni of the rounded weights; `barrier` is infinite where it is 0, so that nothing agrees with it there."""
-    zero, wall = spread(np.float32(0)), spread(np.float32(np.inf))
-    lanes = float64(totals.ctypes.data)
-    squares, sums, sum_squares = load(lanes, 0), load(lanes, 1), load(lanes, 2)
-    for i in range(vectors):
-        weight, start = load(unified, i), load(base, i)
-        step = weight - start
-        moved = step != zero
-        store(vector, i, step)
-        store(barrier, i, choose(moved, zero, wall))
-        store(bits, i, moved)
-        store(bits, _WORDS + i, weight != zero)
-        first, second = absolute(low(step)), absolute(high(step))
-        store(magnitude, 2 * i, first)
-        store(magnitude, 2 * i + 1, second)
-        sums = sums + first + second
-        sum_squares = multiply_add(second, second, multiply_add(first, first, sum_squares))
-        first, second = low(start), high(start)
-        squares = multiply_add(second, second, multiply_add(first, first, squares))
-    store(lanes, 0, squares)
-    store(lanes, 1, sums)
-    store(lanes, 2, sum_squares)
-    for i in range(vectors):
-        counts[0] += ones(word(bits, i))
+def size_of(kind):
+    return 4 if kind == 0 else 2
 
 
 @njit
-def _account(task, base, unified, vector, barrier, magnitude, mask, bits, lanes, vectors):
-    """Mask a task and add to its sums. Turned by the sign of τ_uni, a δ that agrees is positive."""
-    zero, nothing = spread(np.float32(0)), spread(0.0)
-    sums, squares, masked_sums = load(lanes, 0), load(lanes, 1), load(lanes, 2)
-    masked_squares, masked_dots, dots = load(lanes, 3), load(lanes, 4), load(lanes, 5)
-    for i in range(vectors):
-        weight = load(task, i)
-        step = turn(weight - load(base, i), load(vector, i))
-        agreed = step > load(barrier, i)
-        store(mask, i, agreed)
-        store(bits, 2 * _WORDS + i, step != zero)
-        store(bits, 3 * _WORDS + i, turn(weight, load(unified, i)) < zero)
-        delta, size = low(step), load(magnitude, 2 * i)
-        masked = choose(low(agreed), size, nothing)
-        sums = sums + absolute(delta)
-        squares = multiply_add(delta, delta, squares)
-        dots = multiply_add(delta, size, dots)
-        masked_sums = masked_sums + masked
-        masked_squares = multiply_add(masked, masked, masked_squares)
-        masked_dots = multiply_add(delta, masked, masked_dots)
-        delta, size = high(step), load(magnitude, 2 * i + 1)
-        masked = choose(high(agreed), size, nothing)
-        sums = sums + absolute(delta)
-        squares = multiply_add(delta, delta, squares)
-        dots = multiply_add(delta, size, dots)
-        masked_sums = masked_sums + masked
-        masked_squares = multiply_add(masked, masked, masked_squares)
-        masked_dots = multiply_add(delta, masked, masked_dots)
-    store(lanes, 0, sums)
-    store(lanes, 1, squares)
-    store(lanes, 2, masked_sums)
-    store(lanes, 3, masked_squares)
-    store(lanes, 4, masked_dots)
-    store(lanes, 5, dots)
+def load_float32(address, kind, count, scratch):
+    """Weights as fp32: where they are, or widened into `scratch`."""
+    if kind == 0:
+        return bytes_at(address, 4 * count).view(np.float32)
+    bits, widened = bytes_at(address, 2 * count).view(np.uint16), scratch[:count]
+    if kind == 1:
+        _widen_float16(bits, widened)
+    else:
+        _widen_bfloat16(bits, widened)
+    return widened
 
 
 @njit
-def _count_words(mask, moved, used, stepped, turned, counts, start, stop):
-    nonzero = agreed = differing = crossed = 0
-    for i in range(start, stop):
-        steps = word(stepped, i)
-        nonzero += ones(steps)
-        agreed += ones(word(mask, i))
-        differing += ones(steps & word(moved, i))
-        crossed += ones(word(turned, i) & word(used, i))
-    counts[0] += nonzero
-    counts[1] += agreed
-    # Both are not 0: their signs agree or they oppose each other.
-    counts[2] += differing - agreed
-    counts[3] += crossed
+def store_float32(source, address, kind):
+    """Write fp32 as the stored dtype, to nearest, ties to even."""
+    if kind == 0:
+        out = bytes_at(address, 4 * len(source)).view(np.float32)
+        for i in range(len(source)):
+            out[i] = source[i]
+    elif kind == 1:
+        _round_float16(source, bytes_at(address, 2 * len(source)).view(np.uint16))
+    else:
+        _round_bfloat16(source, bytes_at(address, 2 * len(source)).view(np.uint16))
 
 
 @njit
-def _count(mask, bits, counts, vectors):
-    """Count what `_common` and `_account` have marked in a tile: #{δ≠0}, #{M}, #{δ·τ_uni<0}, #{W_uni·W_t<0}."""
-    step = TILE // 8
-    moved, used, stepped, turned = bits, bits + step, bits + 2 * step, bits + 3 * step
-    whole = vectors // 4
-    _count_words(bits64(mask), bits64(moved), bits64(used), bits64(stepped), bits64(turned), counts, 0, whole)
-    _count_words(
-        bits16(mask), bits16(moved), bits16(used), bits16(stepped), bits16(turned), counts, 4 * whole, vectors
-    )
+def _widen_float16(bits, out):
+    words = out.view(np.uint32)
+    for i in range(len(bits)):
+        words[i] = (bits[i] & 0x7FFF) << 13
+    for i in range(len(bits)):
+        # Moves the bias of the exponent from 15 to 127; exact for subnormal numbers too.
+        out[i] *= np.float32(2.0**112)
+    for i in range(len(bits)):
+        not_finite = 0x7F800000 if bits[i] & 0x7C00 == 0x7C00 else 0
+        words[i] |= not_finite | (bits[i] & 0x8000) << 16
 
 
 @njit
-def _differ(task, base, out, vectors):
-    for i in range(vectors):
-        step = load(task, i) - load(base, i)
-        store(out, 2 * i, low(step))
-        store(out, 2 * i + 1, high(step))
+def _widen_bfloat16(bits, out):
+    words = out.view(np.uint32)
+    for i in range(len(bits)):
+        words[i] = np.uint32(bits[i]) << 16
 
 
 @njit
-def _inner(first, second, lanes, vectors):
-    total = load(lanes, 0)
-    for i in range(2 * vectors):
-        total = multiply_add(load(first, i), load(second, i), total)
-    store(lanes, 0, total)
+def _round_float16(source, out):
+    words = source.view(np.uint32)
+    for i in range(len(out)):
+        # Subnormal numbers of float16 are multiples of 2^-24, as far apart as fp32 is between 0.5 and 1: the sum
+        # rounds them.
+        out[i] = np.float32(abs(source[i]) + np.float32(0.5)).view(np.uint32) - 0x3F000000
+    for i in range(len(out)):
+        size = words[i] & 0x7FFFFFFF
+        normal = (size - 0x38000000 + 0xFFF + ((size >> 13) & 1)) >> 13
+        rounded = out[i] if size < 0x38800000 else normal
+        rounded = rounded if size < 0x477FF000 else 0x7C00
+        rounded = rounded if size <= 0x7F800000 else 0x7E00
+        out[i] = rounded | (words[i] >> 16) & 0x8000
 
 
 @njit
-def _add_up(lanes):
-    """Eight lanes in a fixed order."""
-    return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]))
+def _round_bfloat16(source, out):
+    words = source.view(np.uint32)
+    for i in range(len(out)):
+        rounded = (words[i] + 0x7FFF + ((words[i] >> 16) & 1)) >> 16
+        out[i] = 0x7FC0 if words[i] & 0x7FFFFFFF > 0x7F800000 else rounded
+
+
+# Elect, mask, add up: tiles of fp32, of equal lengths.
 
 
 @njit
-def _fill(out, number, vectors):
-    for i in range(vectors):
-        store(out, i, spread(np.float32(number)))
+def _vote(first, second, base, total, highest, lowest):
+    """Two tasks at once: what they vote on is loaded and stored once for both."""
+    for i in range(len(base)):
+        start, one, other = base[i], first[i], second[i]
+        total[i] = (total[i] + (one - start)) + (other - start)
+        best = one if one > highest[i] else highest[i]
+        worst = one if one < lowest[i] else lowest[i]
+        highest[i] = other if other > best else best
+        lowest[i] = other if other < worst else worst
 
 
 @njit
-def _sample(addresses, kinds, vectors, work, deltas, pairs, gram):
-    """Σ δ_i δ_j of a tile."""
+def _elect(total, highest, lowest, base, negative_ties, unified):
+    for i in range(len(base)):
+        votes, start, worst = total[i], base[i], lowest[i]
+        negative = (votes < 0) | ((votes == 0) & (worst < start) & negative_ties)
+        unified[i] = highest[i] if votes > 0 else (worst if negative else start)
+
+
+@njit
+def _subtract(first, second, out):
+    for i in range(len(out)):
+        out[i] = first[i] - second[i]
+
+
+@njit(fastmath={"reassoc"})
+def _mask(task, base, unified, common, delta, masked, flags, sums):
+    """τ_t, M·τ_uni, M as a byte each, and numbers of elements: in fp32, where they are exact up to 2^24."""
+    zero, one = np.float32(0), np.float32(1)
+    moved = kept = opposed = crossed = zero
+    for i in range(len(delta)):
+        weight, winner, size = task[i], unified[i], common[i]
+        step = weight - base[i]
+        agreed = ((step > zero) & (size > zero)) | ((step < zero) & (size < zero))
+        delta[i] = step
+        masked[i] = size if agreed else zero
+        flags[i] = agreed
+        moved += one if step != zero else zero
+        kept += one if agreed else zero
+        opposed += one if ((step > zero) & (size < zero)) | ((step < zero) & (size > zero)) else zero
+        crossed += one if ((weight > zero) & (winner < zero)) | ((weight < zero) & (winner > zero)) else zero
+    sums[2] += moved
+    sums[3] += kept
+    sums[8] += opposed
+    sums[9] += crossed
+
+
+@njit
+def _pack(flags, out):
+    """A byte, 0 or 1, becomes a bit: the product moves bit 0 of byte i, of eight, to bit 56 + i."""
+    words = flags[: 8 * len(out)].view(np.uint64)
+    for i in range(len(out)):
+        out[i] = (words[i] * np.uint64(0x0102040810204080)) >> np.uint64(56)
+
+
+@njit(fastmath=_ANY_ORDER)
+def _add_common(common, base, totals):
+    squares = sums = common_squares = 0.0
+    for i in range(len(base)):
+        start, size = np.float64(base[i]), np.float64(common[i])
+        squares += start * start
+        sums += abs(size)
+        common_squares += size * size
+    totals[0] += squares
+    totals[1] += sums
+    totals[2] += common_squares
+
+
+@njit(fastmath=_ANY_ORDER)
+def _add_task(delta, common, masked, sums):
+    total = squares = masked_total = masked_squares = masked_dots = dots = 0.0
+    for i in range(len(delta)):
+        step, size, kept = np.float64(delta[i]), np.float64(common[i]), np.float64(masked[i])
+        total += abs(step)
+        squares += step * step
+        masked_total += abs(kept)
+        masked_squares += kept * kept
+        masked_dots += step * kept
+        dots += step * size
+    sums[0] += total
+    sums[1] += squares
+    sums[4] += masked_total
+    sums[5] += masked_squares
+    sums[6] += masked_dots
+    sums[7] += dots
+
+
+@njit(fastmath={"reassoc"})
+def _count_moved(common):
+    zero, one = np.float32(0), np.float32(1)
+    moved = zero
+    for i in range(len(common)):
+        moved += one if common[i] != zero else zero
+    return moved
+
+
+@njit(fastmath=_ANY_ORDER)
+def _dot(first, second):
+    total = 0.0
+    for i in range(len(first)):
+        total += np.float64(first[i]) * np.float64(second[i])
+    return total
+
+
+@njit
+def _unify(addresses, kinds, place, base, tie, work, unified):
+    """Elect a tile of the unified weights and write it in its dtype."""
+    last, n = len(addresses) - 1, len(base)
+    total, highest, lowest = work[1][:n], work[2][:n], work[3][:n]
+    for task in range(1, last, 2):
+        first = load_float32(addresses[task] + place * size_of(kinds[task]), kinds[task], n, work[4])
+        if task == 1:
+            total[:] = 0
+            highest[:] = first
+            lowest[:] = first
+        # The last of an odd number votes beside the base, which changes nothing.
+        second = base
+        if task + 1 < last:
+            second = load_float32(addresses[task + 1] + place * size_of(kinds[task + 1]), kinds[task + 1], n, work[6])
+        _vote(first, second, base, total, highest, lowest)
+    _elect(total, highest, lowest, base, tie > 0, unified)
+    store_float32(unified, addresses[last] + place * size_of(kinds[last]), kinds[last])
+
+
+@njit
+def _tile(addresses, kinds, place, n, masks, row, tie, sampled, work, flags, deltas, sums, totals, gram):
+    """`n` elements from `place` on. `addresses`: of the base, of each task and of the unified weights."""
     tasks = len(addresses) - 2
-    base, scratch = as_float32(addresses[0], kinds[0], work, vectors), work + 4 * TILE
-    step = deltas.shape[1] * 8
-    start = deltas.ctypes.data
-    for task in range(tasks):
-        weights = as_float32(addresses[1 + task], kinds[1 + task], scratch, vectors)
-        _differ(float32(weights), float32(base), float64(start + task * step), vectors)
-    for first in range(tasks):
-        for second in range(first, tasks):
-            pairs[:] = 0.0
-            _inner(float64(start + first * step), float64(start + second * step), float64(pairs.ctypes.data), vectors)
-            gram[first, second] += _add_up(pairs)
-
-
-@njit
-def _tile(addresses, kinds, masks, mask_row, tie, vectors, work, lanes, totals, counts):
-    """All of a tile but the inner products. `addresses`: of the base, of each task and of the unified weights."""
-    tasks = len(addresses) - 2
-    total, highest, lowest, elected = work, work + 4 * TILE, work + 8 * TILE, work + 12 * TILE
-    scratch, start, magnitude = work + 16 * TILE, work + 20 * TILE, work + 24 * TILE
-    base = float32(as_float32(addresses[0], kinds[0], start, vectors))
+    base = load_float32(addresses[0] + place * size_of(kinds[0]), kinds[0], n, work[0])
     if tie >= 0:
-        _fill(float32(total), 0.0, vectors)
-        weights = as_float32(addresses[1], kinds[1], scratch, vectors)
-        copy_vectors(float32(weights), float32(highest), vectors)
-        copy_vectors(float32(weights), float32(lowest), vectors)
-        for task in range(1, tasks + 1):
-            weights = as_float32(addresses[task], kinds[task], scratch, vectors)
-            _vote(float32(weights), base, float32(total), float32(highest), float32(lowest), vectors)
-        _elect(float32(total), float32(highest), float32(lowest), base, tie, float32(elected), vectors)
-        round_float32(elected, addresses[tasks + 1], kinds[tasks + 1], vectors)
-    winner = float32(as_float32(addresses[tasks + 1], kinds[tasks + 1], elected, vectors))
-    # The votes are counted: their tiles hold τ_uni and its barrier from here.
-    vector, barrier = float32(total), float32(highest)
-    bits = work + 32 * TILE
-    _common(winner, base, vector, barrier, float64(magnitude), bits16(bits), totals, counts[tasks], vectors)
+        _unify(addresses, kinds, place, base, tie, work, work[5][:n])
+    last = tasks + 1
+    unified = load_float32(addresses[last] + place * size_of(kinds[last]), kinds[last], n, work[5])
+    common, masked = work[6][:n], work[7][:n]
+    _subtract(unified, base, common)
+    _add_common(common, base, totals)
+    totals[3] += _count_moved(common)
+    flags[n : (n + 7) // 8 * 8] = 0
     for task in range(tasks):
-        weights = float32(as_float32(addresses[1 + task], kinds[1 + task], scratch, vectors))
-        mask, sums = masks + task * mask_row, float64(lanes[task].ctypes.data)
-        _account(weights, base, winner, vector, barrier, float64(magnitude), bits16(mask), bits16(bits), sums, vectors)
-        _count(mask, bits, counts[task], vectors)
+        weights = load_float32(addresses[1 + task] + place * size_of(kinds[1 + task]), kinds[1 + task], n, work[4])
+        delta = deltas[task if sampled else 0][:n]
+        _mask(weights, base, unified, common, delta, masked, flags, sums[task])
+        if masks:
+            _pack(flags, bytes_at(masks + task * row + place // 8, (n + 7) // 8))
+        _add_task(delta, common, masked, sums[task])
+    for first in range(tasks if sampled else 0):
+        for second in range(first, tasks):
+            gram[first, second] += _dot(deltas[first][:n], deltas[second][:n])
 
 
 @njit
-def _end_sub_block(lanes, counts, totals, sums, all_totals):
-    tasks = len(lanes)
-    for task in range(tasks):
-        for column, lane in ((0, 0), (1, 1), (4, 2), (5, 3), (6, 4), (7, 5)):
-            sums[task, column] += _add_up(lanes[task, lane])
-        for column, place in ((2, 0), (3, 1), (8, 2), (9, 3)):
-            sums[task, column] += counts[task, place]
-    for column in range(3):
-        all_totals[column] += _add_up(totals[column])
-    all_totals[3] += counts[tasks, 0]
-    lanes[:] = 0.0
-    totals[:] = 0.0
-    counts[:] = 0
-
-
-@njit
-def _block(addresses, tail, kinds, masks, mask_row, tail_masks, tail_row, n, first, tie, work, sums, totals, gram):
-    """[`run_block`] of `n` elements at `addresses`; the last n % 16, with zeros after them, at `tail`."""
+def _block(addresses, kinds, masks, row, n, first, tie, sums, totals, gram):
+    """[`run_block`] of `n` elements at `addresses`: sums of tiles make that of a sub-block, and these are added up."""
     tasks = len(addresses) - 2
-    lanes, counts, lane_totals = np.zeros((tasks, 6, 8)), np.zeros((tasks + 1, 4), np.int64), np.zeros((3, 8))
-    deltas, pairs, pair_sums = np.empty((tasks, TILE)), np.zeros(8), np.zeros((tasks, tasks))
-    here = np.empty_like(addresses)
-    # Masks that nobody wants are written over each other.
-    wanted = 1 if masks else 0
-    masks, tail_masks = (masks, tail_masks) if wanted else (work + 33 * TILE, work + 33 * TILE)
+    work, flags, deltas = (
+        np.empty((8, TILE), np.float32),
+        np.empty(TILE, np.uint8),
+        np.empty((tasks, TILE), np.float32),
+    )
+    own_sums, own_totals, own_gram = np.empty_like(sums), np.empty_like(totals), np.empty_like(gram)
     for start in range(0, n, SUB_BLOCK):
-        stop = min(start + SUB_BLOCK, n)
         sampled = (first + start // SUB_BLOCK) % GRAM_STEP == 0
-        for place in range(start, stop, TILE):
-            vectors = min(TILE, stop - place) // LANES
-            for item in range(tasks + 2):
-                here[item] = addresses[item] + place * size_of(kinds[item])
-            mask = masks + place // 8 * wanted
-            _tile(here, kinds, mask, mask_row * wanted, tie, vectors, work, lanes, lane_totals, counts)
-            if sampled:
-                _sample(here, kinds, vectors, work, deltas, pairs, pair_sums)
-        if stop % LANES:
-            _tile(tail, kinds, tail_masks, tail_row * wanted, tie, 1, work, lanes, lane_totals, counts)
-            if sampled:
-                _sample(tail, kinds, 1, work, deltas, pairs, pair_sums)
-        _end_sub_block(lanes, counts, lane_totals, sums, totals)
-        if sampled:
-            gram += pair_sums
-            pair_sums[:] = 0.0
+        own_sums[:], own_totals[:], own_gram[:] = 0, 0, 0
+        own = (own_sums, own_totals, own_gram)
+        for place in range(start, min(start + SUB_BLOCK, n), TILE):
+            count = min(TILE, n - place)
+            _tile(addresses, kinds, place, count, masks, row, tie, sampled, work, flags, deltas, *own)
+        sums += own_sums
+        totals += own_totals
+        gram += own_gram
 
 
-def _run(
-    files, places, addresses, tail, kinds, masks, row, tail_masks, start, stop, step, tie, work, sums, totals, gram
-):
+@njit
+def _read_block(files, places, kinds, addresses, low, n):
+    """Read `n` elements from `low` on of the base and of each task; False where a file did not give all of them."""
+    for item in range(len(kinds) - 1):
+        size = size_of(kinds[item])
+        if _pread(files[item], addresses[item], n * size, places[item] + low * size) != n * size:
+            return False
+    return True
+
+
+def _run(files, places, addresses, kinds, masks, row, start, stop, step, tie, sums, totals, gram):
     """Elements [start, stop) of a tensor: one block at `addresses`, or in blocks of `step` that go through there from
-    and to `files` (base, tasks, unified, masks; in each the tensor is at its byte of `places`); False if one fails."""
-    count, tail_row = len(kinds), 2
-    for begin in range(start, stop, step):
-        n = min(step, stop - begin)
-        here = masks + (begin - start) // 8 if masks else 0
-        if len(files):
-            if not read_block(files, places, kinds, addresses, tail, begin, n):
-                return False
-            tail_masks, tail_row = here + n // LANES * 2, row
-        first = begin // SUB_BLOCK
-        _block(addresses, tail, kinds, here, row, tail_masks, tail_row, n, first, tie, work, sums, totals, gram)
+    and to `files` (base, tasks, unified, masks; in each the tensor is at its byte of `places`); False if one fails.
+    Between read, merge and write no thread waits for the interpreter's lock, so that a block is still in the caches.
+    """
+    count = len(kinds)
+    for low in range(start, stop, step):
+        n = min(step, stop - low)
+        if len(files) and not _read_block(files, places, kinds, addresses, low, n):
+            return False
+        here = masks + (low - start) // 8 if masks else 0
+        _block(addresses, kinds, here, row, n, low // SUB_BLOCK, tie, sums, totals, gram)
         size = size_of(kinds[-1])
-        if len(files) and not write_bytes(files[count - 1], places[count - 1] + begin * size, addresses[-1], n * size):
+        if (
+            len(files)
+            and _pwrite(files[count - 1], addresses[-1], n * size, places[count - 1] + low * size) != n * size
+        ):
             return False
     for task in range(len(files) - count):
-        place = places[count + task] + start // 8
-        if not write_bytes(files[count + task], place, masks + task * row, (stop - start + 7) // 8):
+        size, place = (stop - start + 7) // 8, places[count + task] + start // 8
+        if _pwrite(files[count + task], masks + task * row, size, place) != size:
             return False
     return True
 
 
 @cache
 def _kernel() -> Callable[..., bool]:
-    whole, arrays = ", ".join(["int64"] * 8), ", ".join(["int64[::1]"] * 4)
+    whole, arrays = ", ".join(["int64"] * 6), ", ".join(["int64[::1]"] * 3)
     sums = "float64[:, ::1], float64[::1], float64[:, ::1]"
     return compile_kernel(_run, f"boolean(int32[::1], {arrays}, {whole}, {sums})")
 
 
-def _call(files, weights, tail, masks, tail_masks, elements, tie, sums, totals, gram) -> bool:
+def _call(files, weights, masks, elements, tie, sums, totals, gram) -> bool:
     """The kernel with addresses in place of tensors."""
-    work = torch.empty(_TILES, TILE)
     return _kernel()(
         np.array([file for file, _ in files], np.int32),
         np.array([place for _, place in files], np.int64),
         np.array([tensor.data_ptr() for tensor in weights]),
-        np.array([tensor.data_ptr() for tensor in tail]),
         np.array([KINDS[tensor.dtype] for tensor in weights]),
         0 if masks is None else masks.data_ptr(),
         0 if masks is None else masks.stride(0),
-        0 if tail_masks is None else tail_masks.data_ptr(),
         elements.start,
         elements.stop,
         elements.step,
         {None: -1, "zero": 0, "negative": 1}[tie],
-        work.data_ptr(),
         sums.numpy(),
         totals.numpy(),
         gram.numpy(),
@@ -355,7 +388,7 @@ def run_files(
     `buffers`: a block in the dtype of each but the masks; `masks` has room for those of all elements. Start and step
     are multiples of `SUB_BLOCK`. False if a file did not give or take everything: the sums are of no use then.
     """
-    return _call(files, buffers, buffers, masks, None, elements, tie, sums, totals, gram)
+    return _call(files, buffers, masks, elements, tie, sums, totals, gram)
 
 
 def run_block(
@@ -370,19 +403,6 @@ def run_block(
     tie: str | None,
 ) -> None:
     """`ops_emr.merge_block`, or `mask_block` if `tie` is None; arguments are checked there."""
-    weights = [base, *tasks, unified]
-    n = len(base)
-    rest = n % LANES
-    ends, tail_masks = weights, None
-    if rest:
-        ends = [torch.zeros(LANES, dtype=tensor.dtype) for tensor in weights]
-        for end, tensor in zip(ends, weights, strict=True):
-            end[:rest] = tensor[n - rest :]
-        tail_masks = torch.empty(len(tasks), 2, dtype=torch.uint8)
-    start = first * SUB_BLOCK
-    _call([], weights, ends, masks, tail_masks, range(start, start + n, max(n, 1)), tie, sums, totals, gram)
-    if tail_masks is not None:
-        unified[n - rest :] = ends[-1][:rest]
-        if masks is not None:
-            first_byte, last_byte = n // LANES * 2, -(-n // 8)
-            masks[:, first_byte:last_byte] = tail_masks[:, : last_byte - first_byte]
+    start, n = first * SUB_BLOCK, len(base)
+    elements = range(start, start + n, max(n, 1))
+    _call([], [base, *tasks, unified], masks, elements, tie, sums, totals, gram)

@@ -9,8 +9,27 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from .ops_emr import GRAM_STEP, SUB_BLOCK, pack_mask, unpack_mask
+# Elements whose terms are one sum.
+SUB_BLOCK = 8192
+# Inner products of pairs of tasks are sampled: one sub-block in 16.
+GRAM_STEP = 16
 
+# Columns of `sums`, with d = W_t - W_0, t = W_uni - W_0 and the mask M:
+# Σ|d|, Σd², #{d≠0}, #{M}, ΣM|t|, ΣMt², ΣMdt, Σdt, #{dt<0}, #{W_uni·W_t<0}.
+SUMS = (
+    "abs",
+    "square",
+    "nonzero",
+    "mask",
+    "masked_abs",
+    "masked_square",
+    "masked_dot",
+    "dot",
+    "opposed",
+    "weight_opposed",
+)
+# Columns of `totals`: ΣW_0², Σ|t|, Σt², #{t≠0}.
+TOTALS = ("base_square", "unified_abs", "unified_square", "unified_nonzero")
 # Elements that `restore` works on at once.
 _PIECE_CPU = 2**18
 _PIECE_GPU = 2**26
@@ -19,6 +38,18 @@ _PIECE_GPU = 2**26
 def _pieces(tensor: torch.Tensor) -> Iterator[slice]:
     step = _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_GPU
     return (slice(start, min(start + step, len(tensor))) for start in range(0, len(tensor), step))
+
+
+def pack_mask(bits: torch.Tensor) -> torch.Tensor:
+    """Pack booleans: element i is bit i % 8 of byte i // 8."""
+    padded = F.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
+    return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
+
+
+def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
+    """Undo [`pack_mask`]."""
+    bits = mask[: -(-n // 8), None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)
+    return (bits & 1).view(-1)[:n].bool()
 
 
 def _elect(base: torch.Tensor, tasks: list[torch.Tensor], tie: str) -> torch.Tensor:

@@ -16,8 +16,8 @@ try:
 except ImportError as error:
     raise ImportError("triton is not installed: torch computes instead") from error
 
+from .kernels_torch_emr import GRAM_STEP, SUB_BLOCK, SUMS, TOTALS
 from .kernels_torch_emr import run_block as plain
-from .ops_emr import GRAM_STEP, SUB_BLOCK, SUMS, TOTALS
 
 # Elements of a program.
 _TILE = 1024

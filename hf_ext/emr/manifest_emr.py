@@ -100,15 +100,7 @@ class TaskRecord:
     tails: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def base_name(self, name: str) -> str:
-        """
-        Name in the root weights and in the base.
-
-        Args:
-            name (`str`): Name in the task's checkpoint.
-
-        Returns:
-            `str`: The name.
-        """
+        """Name in the root weights and in the base."""
         return self.base_prefix + name.removeprefix(self.task_prefix)
 
 
@@ -146,31 +138,12 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: str | Path) -> Manifest:
-        """
-        Reads and verifies `emr.json`.
-
-        Args:
-            folder (`str` or `Path`): The artifact.
-
-        Returns:
-            [`Manifest`]: What it says.
-
-        Raises:
-            CheckpointError: There is none, or it is malformed; a `ValueError` that says what is wrong.
-        """
+        """Reads and verifies `emr.json`."""
         path = artifact_file(folder, MANIFEST)
         return _parse(parse_json_object(path.read_bytes(), str(path)), str(path))
 
     def write(self, folder: str | Path) -> Path:
-        """
-        Writes `emr.json`, complete or not at all.
-
-        Args:
-            folder (`str` or `Path`): The artifact.
-
-        Returns:
-            `Path`: The file.
-        """
+        """Writes `emr.json`, complete or not at all."""
         path = Path(folder, MANIFEST)
         temporary = path.with_name(f".{MANIFEST}.tmp")
         with open(temporary, "w", encoding="utf-8") as file:
@@ -183,19 +156,7 @@ class Manifest:
 
 
 def artifact_file(folder: str | Path, *parts: str) -> Path:
-    """
-    Path of a file of an artifact, which has to be there and to be its own.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-        *parts (`str`): For instance `"tasks", "emotion", "mask.safetensors"`.
-
-    Returns:
-        `Path`: The file.
-
-    Raises:
-        CheckpointError: There is no such file, or it is a link that leaves the folder.
-    """
+    """Path of a file of an artifact, which has to be there and to be its own."""
     folder = Path(folder)
     path = folder.joinpath(*parts)
     if not path.is_file():

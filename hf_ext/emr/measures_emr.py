@@ -47,16 +47,7 @@ class MergeSums:
         self.scales = {mode: compute_scales(sums, elements, participates, mode) for mode in RESCALES}
 
     def measure(self, groups: Array, count: int) -> dict[str, Array]:
-        """
-        Measures groups of tensors.
-
-        Args:
-            groups (`np.ndarray`): `[M]`, the group of each tensor, 0 … G-1.
-            count (`int`): G.
-
-        Returns:
-            `dict[str, np.ndarray]`: `[G, N]` each, NaN where a measure does not exist.
-        """
+        """Measures groups of tensors, given the group of each: `[groups, N]` by name, NaN where there is none."""
 
         def add(values: Array) -> Array:
             total = np.zeros((count, values.shape[1]))
@@ -98,29 +89,15 @@ def ratio(upper: Array, lower: Array) -> Array:
 
 
 def cosine_matrix(gram: Array) -> Array:
-    """
-    Cosines of all pairs of task vectors.
-
-    Args:
-        gram (`np.ndarray`): `[N, N]`, their inner products; the upper triangle is read.
-
-    Returns:
-        `np.ndarray`: `[N, N]`, symmetric; NaN for a zero vector.
-    """
+    """Cosines of all pairs of task vectors."""
     norms = np.sqrt(np.diag(gram))
     return ratio(np.triu(gram) + np.triu(gram, 1).T, np.outer(norms, norms))
 
 
 def group_layers(names: Sequence[str]) -> tuple[list[str], Array]:
-    """
-    The layers of a model: names up to the first number, without what all names begin with.
+    """The layers of a model, and the layer of each tensor: names up to the first number, without what all begin with.
 
-    Args:
-        names (`Sequence[str]`): M tensor names, such as `bert.encoder.layer.3.output.dense.weight`.
-
-    Returns:
-        `tuple[list[str], np.ndarray]`: G layers, such as `embeddings` and `encoder.layer.3`, in the order of the
-        tensors but for numbers, which are in theirs; and `[M]` the layer of each tensor.
+    Layers come in the order of the tensors but for numbers, which are in theirs.
     """
     parts = [name.split(".") for name in names]
     common = 0

@@ -8,16 +8,13 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from .in_turn_emr import InTurn, Rows, all_rows, signature, take, take_rows
+from .in_turn_emr import InTurn, Rows, Switchable, all_rows, signature, take, take_rows
 from .units_emr import Leaf, NotByRows, Unit, are_close, observe, patched_forwards, plan_units
-
-if TYPE_CHECKING:
-    from .using_emr import EMRModel
 
 # Shapes of batches whose units are remembered.
 _MAX_PLANS = 256
@@ -35,7 +32,7 @@ class Mixer:
         emr ([`EMRModel`]): The model. Its weights and its current task are the same after a run, also after an error.
     """
 
-    def __init__(self, emr: EMRModel) -> None:
+    def __init__(self, emr: Switchable) -> None:
         self._emr = emr
         self._model: torch.nn.Module | None = None
         self._plans: dict[Any, dict[str, Unit] | NotByRows] = {}
@@ -44,22 +41,11 @@ class Mixer:
         self._in_turn = InTurn(emr)
 
     def run(self, task_ids: Sequence[str], arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
-        """
-        Runs the model.
+        """Runs the model; arguments with as many rows as there are names are split by sample.
 
-        Args:
-            task_ids (`Sequence[str]`): The task of each sample.
-            arguments (`tuple`), batch (`dict`):
-                As the model takes them. Tensors with as many rows as there are names are split by sample.
-
-        Returns:
-            What the model returns. Where the heads of the tasks differ in width, `logits` is a list with a tensor for
-            each sample. Where the tasks had to run one after the other, outputs that are not by sample are left out
-            (contrastive logits, say, which compare the samples of a batch with each other); a warning names them once.
-
-        Raises:
-            ValueError: An unknown task, another number of names than of samples, labels or a cache with samples of
-                several tasks, or a model without any output by sample.
+        Where the heads of the tasks differ in width, `logits` is a list with a tensor for each sample. Where the tasks
+        had to run one after the other, outputs that are not by sample are left out (contrastive logits, say, which
+        compare the samples of a batch with each other); a warning names them once.
         """
         emr = self._emr
         if isinstance(task_ids, str) or not set(task_ids) <= set(emr.tasks):
@@ -150,7 +136,7 @@ class Mixer:
 class _MixedForward:
     """A forward pass in which units run for each task on its rows; the model is as before when it is over."""
 
-    def __init__(self, emr: EMRModel, units: Mapping[str, Unit], rows: Rows) -> None:
+    def __init__(self, emr: Switchable, units: Mapping[str, Unit], rows: Rows) -> None:
         self._emr = emr
         self._units = units
         self._rows = rows
@@ -283,7 +269,7 @@ def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:
     return output
 
 
-def _differing_tensors(emr: EMRModel) -> dict[int, str]:
+def _differing_tensors(emr: Switchable) -> dict[int, str]:
     """Name of each parameter and buffer of the model that the tasks have their own of, by `id`."""
     held = emr.model.state_dict(keep_vars=True)
     return {id(held[place.tensor]): place.tensor for place in emr.places.values()}

@@ -2,9 +2,10 @@
 """Block operations of EMR-Merging (arXiv 2405.17461): elect, mask, the sums of the rescalers, and restore.
 
 On the CPU compiled by numba (`kernels_emr`) where it can be imported, elsewhere plain torch (`kernels_torch_emr`):
-bit-equal weights and masks, sums within 1e-12. `HF_EXT_NO_NUMBA=1` forces torch on the CPU; `HF_EXT_TRITON=1` asks for
-the kernels in triton (`kernels_triton_emr`) on CUDA, which are no default before they are measured.
-`tests/emr/reference_ops.py` has the same functions in the paper's own two passes.
+bit-equal weights and masks, sums within 1e-12. Compiled sums may differ in their last bits between processors with
+vectors of other widths; threads and blocks change nothing. `HF_EXT_NO_NUMBA=1` forces torch on the CPU;
+`HF_EXT_TRITON=1` asks for the kernels in triton (`kernels_triton_emr`) on CUDA, which are no default: until a GPU has
+run them, torch computes there. `tests/emr/reference_ops.py` has the same functions in the paper's own two passes.
 Shapes: n elements of a flat tensor, N tasks. A sum is taken in fp64 over each sub-block of 8,192 elements, and the
 sub-blocks are added in the order of their index: how a tensor is cut into blocks changes no bit.
 """
@@ -15,29 +16,26 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
-SUB_BLOCK = 8192
+from .kernels_torch_emr import SUB_BLOCK, SUMS, TOTALS, multiply, pack_mask, restore, run_block, unpack_mask
+
+__all__ = [
+    "DTYPES",
+    "SEGMENT",
+    "SUB_BLOCK",
+    "SUMS",
+    "TOTALS",
+    "compiled",
+    "lora_rows",
+    "mask_block",
+    "merge_block",
+    "pack_mask",
+    "restore_block",
+    "unpack_mask",
+]
+
 # Elements of one tensor that are one unit of work, of the journal and of partial sums.
 SEGMENT = 128 * SUB_BLOCK
-# Columns of `sums`, with d = W_t - W_0, t = W_uni - W_0 and the mask M:
-# Σ|d|, Σd², #{d≠0}, #{M}, ΣM|t|, ΣMt², ΣMdt, Σdt, #{dt<0}, #{W_uni·W_t<0}.
-SUMS = (
-    "abs",
-    "square",
-    "nonzero",
-    "mask",
-    "masked_abs",
-    "masked_square",
-    "masked_dot",
-    "dot",
-    "opposed",
-    "weight_opposed",
-)
-# Columns of `totals`: ΣW_0², Σ|t|, Σt², #{t≠0}.
-TOTALS = ("base_square", "unified_abs", "unified_square", "unified_nonzero")
-# Inner products of pairs of tasks are sampled: one sub-block in 16.
-GRAM_STEP = 16
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Elements of a product that `lora_rows` holds at once.
 _PIECE = 2**18
@@ -52,28 +50,33 @@ class _Kernels(NamedTuple):
     run_files: Callable[..., bool] | None = None
 
 
+_TORCH = _Kernels(run_block, restore, multiply)
+
+
 @functools.cache
 def compiled() -> _Kernels | None:
     """Kernels for the CPU, or None where they are not wanted or numba is missing."""
     if _is_set("HF_EXT_NO_NUMBA"):
         return None
     try:
-        from .kernels_emr import run_block, run_files
-        from .kernels_restore_emr import multiply, restore
+        from .kernels_emr import run_block as compiled_block
+        from .kernels_emr import run_files
+        from .kernels_restore_emr import multiply as compiled_multiply
+        from .kernels_restore_emr import restore as compiled_restore
     except ImportError:
         return None
-    return _Kernels(run_block, restore, multiply, run_files)
+    return _Kernels(compiled_block, compiled_restore, compiled_multiply, run_files)
 
 
 @functools.cache
-def _fused() -> _Kernels | None:
+def _triton_kernels() -> _Kernels | None:
     """Kernels in triton for CUDA, or None where nobody asked for them; without triton they cannot be had."""
     if not _is_set("HF_EXT_TRITON"):
         return None
-    from .kernels_torch_emr import multiply
-    from .kernels_triton_emr import restore, run_block
+    from .kernels_triton_emr import restore as triton_restore
+    from .kernels_triton_emr import run_block as triton_block
 
-    return _Kernels(run_block, restore, multiply)
+    return _Kernels(triton_block, triton_restore, multiply)
 
 
 def _is_set(variable: str) -> bool:
@@ -81,12 +84,8 @@ def _is_set(variable: str) -> bool:
 
 
 def _kernels(device: torch.device) -> _Kernels:
-    found = compiled() if device.type == "cpu" else _fused() if device.type == "cuda" else None
-    if found is not None:
-        return found
-    from .kernels_torch_emr import multiply, restore, run_block
-
-    return _Kernels(run_block, restore, multiply)
+    found = compiled() if device.type == "cpu" else _triton_kernels() if device.type == "cuda" else None
+    return _TORCH if found is None else found
 
 
 def merge_block(
@@ -191,35 +190,6 @@ def restore_block(
     _check_mask(mask, base.numel(), base.device)
     base, unified, out, mask = base.view(-1), unified.view(-1), out.view(-1), mask.view(-1)
     _kernels(base.device).restore(base, unified, mask, scale, out)
-
-
-def pack_mask(bits: torch.Tensor) -> torch.Tensor:
-    """
-    Pack booleans: element i is bit i % 8 of byte i // 8.
-
-    Args:
-        bits (`torch.BoolTensor` of shape `(n,)`): The mask.
-
-    Returns:
-        `torch.Tensor` of shape `(ceil(n / 8),)`: uint8; bits after the last element are 0.
-    """
-    padded = F.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
-    return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
-
-
-def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
-    """
-    Undo [`pack_mask`].
-
-    Args:
-        mask (`torch.Tensor` of shape `(at least ceil(n / 8),)`): Packed bits; uint8.
-        n (`int`): Number of elements.
-
-    Returns:
-        `torch.BoolTensor` of shape `(n,)`.
-    """
-    bits = mask[: -(-n // 8), None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)
-    return (bits & 1).view(-1)[:n].bool()
 
 
 @torch.no_grad()

@@ -7,18 +7,10 @@ from pathlib import Path
 
 
 def recorded_path(spec: str, folder: str | Path) -> str:
-    """
-    How a local checkpoint is written down in an artifact.
+    """How a local checkpoint is written down in an artifact.
 
     A path that was given relative to the working folder becomes one relative to the artifact, so that it holds from
     any working folder, and after both were moved together. A path that was given absolute stays so.
-
-    Args:
-        spec (`str`): The path as it was given.
-        folder (`str` or `Path`): The artifact.
-
-    Returns:
-        `str`: The path, in the form of this system.
     """
     path = Path(spec).expanduser()
     if path.is_absolute():
@@ -35,16 +27,10 @@ def recorded_path(spec: str, folder: str | Path) -> str:
 
 
 def find_recorded(source: str, folder: str | Path) -> Path:
-    """
-    Where a local checkpoint is that [`recorded_path`] wrote down.
+    """Where a local checkpoint is that [`recorded_path`] wrote down.
 
-    Args:
-        source (`str`): The path in the manifest.
-        folder (`str` or `Path`): The artifact.
-
-    Returns:
-        `Path`: Where it should be. Artifacts of earlier versions have paths relative to the working folder of the
-        merge, so a path that leads nowhere from the artifact is taken from this working folder.
+    Artifacts of earlier versions have paths relative to the working folder of the merge, so a path that leads nowhere
+    from the artifact is taken from this working folder.
     """
     path = Path(source).expanduser()
     if path.is_absolute():

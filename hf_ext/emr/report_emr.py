@@ -233,15 +233,7 @@ def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | No
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """
-    The report as aligned tables for a terminal.
-
-    Args:
-        report (`Mapping`): What [`make_report`] returned, or a `report.json`.
-
-    Returns:
-        `list[str]`: Lines without line ends.
-    """
+    """The report as aligned tables for a terminal."""
     lines = aligned_table(*_task_table(report))
     if report["method"]["masks"]:
         lines += ["", *aligned_table(*_rescale_table(report))]
@@ -250,15 +242,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def report_markdown(report: Mapping[str, Any]) -> str:
-    """
-    The report as a section of a model card, without a heading.
-
-    Args:
-        report (`Mapping`): What [`make_report`] returned, or a `report.json`.
-
-    Returns:
-        `str`: Markdown.
-    """
+    """The report as a section of a model card, without a heading."""
     parts = [_markdown_table(*_task_table(report)), EXPLANATION[bool(report["method"]["masks"])]]
     if report["method"]["masks"]:
         parts.append(_markdown_table(*_rescale_table(report)))

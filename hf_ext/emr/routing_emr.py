@@ -39,18 +39,7 @@ class TaskRouter:
 
     @classmethod
     def fit(cls, features: Mapping[str, torch.Tensor]) -> TaskRouter:
-        """
-        Learns the centroids from a few samples of each task.
-
-        Args:
-            features (`Mapping[str, torch.Tensor]`): For each task, features of shape `(samples, features)`.
-
-        Returns:
-            [`TaskRouter`]: The router.
-
-        Raises:
-            ValueError: There is no task, no sample of one, or the features are of different lengths.
-        """
+        """Learns the centroids from a few samples of each task."""
         shapes = {task: tuple(values.shape) for task, values in features.items()}
         fits = all(len(shape) == 2 and shape[0] > 0 for shape in shapes.values())
         if not shapes or not fits or len({shape[1] for shape in shapes.values()}) != 1:
@@ -63,18 +52,7 @@ class TaskRouter:
         return cls(list(values), centroids, spread.clamp(min=float(typical) * 1e-3))
 
     def predict(self, features: torch.Tensor) -> list[str]:
-        """
-        Chooses a task for each sample.
-
-        Args:
-            features (`torch.Tensor` of shape `(samples, features)`): Features, as for [`~TaskRouter.fit`].
-
-        Returns:
-            `list[str]`: Names of the tasks.
-
-        Raises:
-            ValueError: The features are of another length than those that the router knows.
-        """
+        """Chooses a task for each sample."""
         if features.ndim != 2 or features.shape[1] != len(self.scale):
             raise ValueError(f"features have shape {tuple(features.shape)}; (samples, {len(self.scale)}) is needed")
         scaled, centroids = features.float().cpu() / self.scale, self.centroids / self.scale
@@ -82,15 +60,7 @@ class TaskRouter:
         return [self.tasks[index] for index in nearest.tolist()]
 
     def save(self, folder: str | Path) -> Path:
-        """
-        Writes `router.safetensors`, complete or not at all.
-
-        Args:
-            folder (`str` or `Path`): A folder, for instance the artifact.
-
-        Returns:
-            `Path`: The file.
-        """
+        """Writes `router.safetensors`, complete or not at all."""
         path = Path(folder) / ROUTER_FILE
         partial = path.with_name(f".{ROUTER_FILE}.partial")
         tensors = {"centroids": self.centroids.contiguous(), "scale": self.scale.contiguous()}
@@ -100,18 +70,7 @@ class TaskRouter:
 
     @classmethod
     def load(cls, folder: str | Path) -> TaskRouter:
-        """
-        Reads what [`~TaskRouter.save`] wrote.
-
-        Args:
-            folder (`str` or `Path`): The folder.
-
-        Returns:
-            [`TaskRouter`]: The router.
-
-        Raises:
-            ValueError: There is none, or it is damaged.
-        """
+        """Reads what [`~TaskRouter.save`] wrote."""
         path = Path(folder) / ROUTER_FILE
         if not path.is_file():
             raise ValueError(f"{folder}: there is no {ROUTER_FILE}; fit a router first, or name the tasks")
@@ -158,15 +117,7 @@ class BaseFeatures:
 
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        """
-        Computes features.
-
-        Args:
-            batch (`Mapping[str, Any]`): As the model takes it; labels are left out.
-
-        Returns:
-            `torch.Tensor`: `(samples, features)`, float32 on the CPU.
-        """
+        """Computes features."""
         output = self._model(**{name: value for name, value in batch.items() if name != "labels"})
         hidden: torch.Tensor = output.last_hidden_state.float()
         if hidden.ndim == 4:  # [samples, channels, height, width]

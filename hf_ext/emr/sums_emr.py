@@ -22,43 +22,17 @@ FILE = "sums.safetensors"
 
 
 def write_sums(folder: Path, task: str, sums: np.ndarray) -> None:
-    """
-    Writes the sums of a task.
-
-    Args:
-        folder (`Path`): The artifact.
-        task (`str`): The task.
-        sums (`np.ndarray`): fp64 `[merged tensors, 10]`, columns `ops_emr.SUMS`.
-    """
+    """Writes the sums of a task."""
     _write(folder / "tasks" / task / FILE, {"sums": sums}, SUMS)
 
 
 def write_totals(folder: Path, totals: np.ndarray, gram: np.ndarray) -> None:
-    """
-    Writes the sums that belong to no task alone.
-
-    Args:
-        folder (`Path`): The artifact.
-        totals (`np.ndarray`): fp64 `[merged tensors, 4]`, columns `ops_emr.TOTALS`.
-        gram (`np.ndarray`): fp64 `[N, N]`, sampled inner products of the task vectors; NaN where not known.
-    """
+    """Writes the sums that belong to no task alone."""
     _write(folder / FILE, {"totals": totals, "gram": gram}, TOTALS)
 
 
 def read_totals(folder: Path, manifest: Manifest) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Reads what [`write_totals`] wrote.
-
-    Args:
-        folder (`Path`): The artifact.
-        manifest ([`Manifest`]): Its manifest.
-
-    Returns:
-        `tuple[np.ndarray, np.ndarray]`: `totals` `[merged tensors, 4]` and `gram` `[N, N]`.
-
-    Raises:
-        CheckpointError: The file is missing, or does not fit the manifest.
-    """
+    """Reads what [`write_totals`] wrote: totals `[merged tensors, 4]` and sampled inner products `[N, N]`."""
     path = artifact_file(folder, FILE)
     tasks = len(manifest.tasks)
     expected = {"totals": (len(manifest.merged), len(TOTALS)), "gram": (tasks, tasks)}

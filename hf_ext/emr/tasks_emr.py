@@ -18,14 +18,10 @@ MARK = "emr_tasks"
 
 
 def mark_root(folder: Path, tasks: Sequence[str]) -> None:
-    """
-    Writes the names of the tasks into the root's `config.json`.
+    """Writes the names of the tasks into the root's `config.json`, as a new file: an artifact may share the old one.
 
-    Args:
-        folder (`Path`): The artifact; the file is replaced by a new one, since it may be shared with the artifact that
-            is being replaced. Nothing is done for diffusers, which complains of keys that it does not know, for
-            adapters, and where a task has no `config.json` of its own and so takes the root's.
-        tasks (`Sequence[str]`): The tasks.
+    Nothing is done for diffusers, which complains of keys that it does not know, for adapters, and where a task has no
+    `config.json` of its own and so takes the root's.
     """
     path = folder / "config.json"
     if not path.is_file() or not all((folder / "tasks" / task / path.name).is_file() for task in tasks):
@@ -39,18 +35,7 @@ def mark_root(folder: Path, tasks: Sequence[str]) -> None:
 
 
 def read_tasks(source: str | Path) -> list[str] | None:
-    """
-    The tasks of a merge.
-
-    Args:
-        source (`str` or `Path`): A folder, or `org/name` or `org/name@revision` on a Hub.
-
-    Returns:
-        `list[str]` or `None`: Their names; `None` if it is no artifact of a merge with masks.
-
-    Raises:
-        CheckpointError: Its manifest is malformed; a `ValueError`.
-    """
+    """The tasks of a merge."""
     folder = Path(source).expanduser()
     if not folder.exists():
         folder = _fetch_manifest(str(source)) or folder
@@ -72,20 +57,7 @@ def _fetch_manifest(source: str) -> Path | None:
 
 @contextmanager
 def task_checkpoint(source: str, task: str | None) -> Iterator[str]:
-    """
-    A checkpoint to load: what was named, or one task of it where that is a merge.
-
-    Args:
-        source (`str`): A folder, or `org/name` or `org/name@revision` on a Hub.
-        task (`str` or `None`): Name of the task.
-
-    Yields:
-        `str`: `source` where it is no merge, else a folder with the task's plain checkpoint, which is deleted at the
-        end of the block.
-
-    Raises:
-        ValueError: It is a merge and no task is named, or no such task; or it is none and a task is named.
-    """
+    """A checkpoint to load: what was named, or one task of it where that is a merge."""
     tasks = read_tasks(source)
     if tasks is None:
         if task is not None:

@@ -37,15 +37,7 @@ class Turns:
 
     @contextmanager
     def hold(self) -> Iterator[bool]:
-        """
-        Keeps all other threads from the model inside a `with` block; they wait.
-
-        Yields:
-            `bool`: Whether this thread held it already.
-
-        Raises:
-            RuntimeError: Another coroutine of this thread holds it: waiting would stop both.
-        """
+        """Keeps all other threads from the model inside a `with` block; they wait."""
         with self._lock:
             coroutine = _running_coroutine()
             if self._depth and coroutine is not self._coroutine:
@@ -62,12 +54,7 @@ class Turns:
                 self._coroutine = outer
 
     def choose(self) -> None:
-        """
-        Makes this thread the one that chooses the task outside of `with` blocks.
-
-        Raises:
-            RuntimeError: Another thread does, and is alive.
-        """
+        """Makes this thread the one that chooses the task outside of `with` blocks."""
         here = threading.current_thread()
         if self._chooser is not None and self._chooser is not here and self._chooser.is_alive():
             raise RuntimeError(
@@ -82,12 +69,7 @@ class Turns:
         self._changes += 1
 
     def watch(self, model: torch.nn.Module) -> None:
-        """
-        Lets plain calls of a model, which take no lock, fail where another thread changed its weights meanwhile.
-
-        Args:
-            model (`torch.nn.Module`): The model whose weights are changed in place from now on.
-        """
+        """Lets plain calls of a model, which take no lock, fail where another thread changed its weights meanwhile."""
         self._watched = weakref.ref(model)
         model.register_forward_pre_hook(_Hook(self._begin), prepend=True)
         model.register_forward_hook(_Hook(self._end))

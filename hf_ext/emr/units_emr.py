@@ -66,17 +66,7 @@ class Unit:
 
 
 def observe(model: torch.nn.Module, weights: Mapping[int, str], run: Callable[[], Any]) -> Observation:
-    """
-    Runs a model and notes what each of its modules takes, gives and uses.
-
-    Args:
-        model (`torch.nn.Module`): The model.
-        weights (`Mapping[int, str]`): Names of the parameters and buffers that differ between tasks, by `id`.
-        run (`Callable[[], Any]`): Runs it.
-
-    Returns:
-        [`Observation`]: What was seen.
-    """
+    """Runs a model and notes what each of its modules takes, gives and uses."""
     seen = Observation()
     stack: list[str] = []
 
@@ -99,22 +89,10 @@ def observe(model: torch.nn.Module, weights: Mapping[int, str], run: Callable[[]
 
 
 def plan_units(model: torch.nn.Module, one: Observation, two: Observation, *, share_rows: bool) -> dict[str, Unit]:
-    """
-    Finds the modules to run by rows.
+    """Finds the modules to run by rows: every use of one of the weights is inside one of them.
 
-    Args:
-        model (`torch.nn.Module`): The model.
-        one (`Observation`): What was seen for the first sample.
-        two (`Observation`): What was seen for the first two samples.
-        share_rows (`bool`):
-            Whether a module may give one row for all samples (positions, say), which is then repeated for each sample.
-            If not, it is a part of the module around it.
-
-    Returns:
-        `dict[str, Unit]`: The units by name of the module. Every use of one of the weights is inside a unit.
-
-    Raises:
-        NotByRows: A use is in no module, short of the whole model, that can be run by rows.
+    With `share_rows` a module may give one row for all samples (positions, say), which is then repeated; without,
+    it is a part of the module around it. Raises [`NotByRows`] where only the whole model could be run so.
     """
     units: dict[str, Unit] = {}
     for name, used in two.used.items():
@@ -135,14 +113,8 @@ def plan_units(model: torch.nn.Module, one: Observation, two: Observation, *, sh
 def patched_forwards(
     model: torch.nn.Module, patch: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """
-    Replaces the `forward` of modules inside a `with` block, for this thread: another one that is in the middle of the
-    model runs what was there.
-
-    Args:
-        model (`torch.nn.Module`): The model.
-        patch (`Callable`): Gives, for a module's name and its `forward`, what takes its place; or that itself.
-    """
+    """Replaces the `forward` of modules inside a `with` block, for this thread: another one that is in the middle
+    of the model runs what was there."""
     replaced: list[tuple[dict[str, Any], Any]] = []
     here = threading.get_ident()
 
@@ -277,15 +249,7 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def are_close(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """
-    Whether two tensors are the same but for rounding.
-
-    Args:
-        one (`torch.Tensor`), two (`torch.Tensor`): The tensors.
-
-    Returns:
-        `bool`: `False` also if the shapes differ.
-    """
+    """Whether two tensors are the same but for rounding."""
     if one.shape != two.shape:
         return False
     one, two = one.double(), two.double()

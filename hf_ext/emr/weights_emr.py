@@ -133,49 +133,21 @@ class TaskWeights:
         self._require_base()
 
     def entries(self, task: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """
-        Lists the tensors of a task's checkpoint.
-
-        Args:
-            task (`str`): Name of the task.
-
-        Returns:
-            `dict[str, tuple[torch.dtype, tuple[int, ...]]]`: Type and shape by name.
-
-        Raises:
-            ValueError: There is no such task, or its files are damaged.
-        """
+        """Lists the tensors of a task's checkpoint."""
         return dict(self._open(task).entries)
 
     def restore(
         self, task: str, name: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """
-        Restores one tensor of a task: Ŵ = W_0 + λ·M ⊙ (W_uni - W_0), or the task's own where it was not merged.
-
-        Args:
-            task (`str`): Name of the task.
-            name (`str`): Name of the tensor in the task's checkpoint.
-            device (`torch.device`, *optional*, defaults to the CPU): Where to restore it.
-            dtype (`torch.dtype`, *optional*): Type to convert it to.
-
-        Returns:
-            `torch.Tensor`: A new tensor.
-        """
+        """Restores one tensor of a task: Ŵ = W_0 + λ·M ⊙ (W_uni - W_0), or the task's own where it was not merged."""
         own, shape = self._open(task).entries[name]
         out = torch.empty(shape, dtype=dtype or own, device=device)
         self.restore_into(task, name, out)
         return out
 
     def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:
-        """
-        [`~TaskWeights.restore`] into a tensor that is there; in another type it takes the restored values, converted.
-
-        Args:
-            task (`str`): Name of the task.
-            name (`str`): Name of the tensor in the task's checkpoint.
-            out (`torch.Tensor`): Takes the values; of the tensor's shape.
-        """
+        """[`~TaskWeights.restore`] into a tensor that is there; in another type it takes the restored values,
+        converted."""
         opened = self._open(task)
         device = out.device
         if name not in opened.masks.infos:
@@ -206,16 +178,7 @@ class TaskWeights:
         return {name: self._base.get(name, torch.device("cpu")) for name in self._base.infos}
 
     def small_files(self, task: str) -> dict[str, Path]:
-        """
-        Lists what a plain checkpoint of a task has beside its weights.
-
-        Args:
-            task (`str`): Name of the task.
-
-        Returns:
-            `dict[str, Path]`: Files by name: the task's own configuration, and tokenizer or processor files, which
-            are the base's where the task has none.
-        """
+        """Lists what a plain checkpoint of a task has beside its weights."""
         self._open(task)
         files: dict[str, Path] = {}
         for folder in ((), ("tasks", task)):
@@ -226,19 +189,7 @@ class TaskWeights:
         return files
 
     def export(self, task: str, out: str | Path) -> Path:
-        """
-        Writes a plain checkpoint of a task, tensor by tensor; the folder appears whole or not at all.
-
-        Args:
-            task (`str`): Name of the task.
-            out (`str` or `Path`): A folder that does not exist or is empty.
-
-        Returns:
-            `Path`: The folder, which `from_pretrained` loads.
-
-        Raises:
-            ValueError: There is something at `out`, or no such task.
-        """
+        """Writes a plain checkpoint of a task, tensor by tensor; the folder appears whole or not at all."""
         out = Path(out).expanduser()
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")

@@ -24,20 +24,7 @@ _COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_
 def resolve_adapters(
     config: MergeConfig, base: Source, tasks: tuple[Source, ...]
 ) -> tuple[Source, tuple[Source, ...], list[str]]:
-    """
-    Puts in the place of adapters what is merged for them.
-
-    Args:
-        config ([`MergeConfig`]): The configuration; `adapters` decides.
-        base ([`Source`]): The base model.
-        tasks (`tuple[Source, ...]`): The tasks, some or all of them adapters.
-
-    Returns:
-        `tuple[Source, tuple[Source, ...], list[str]]`: Base and tasks to merge, and warnings.
-
-    Raises:
-        ValueError: The adapters cannot, or need not, be merged in this way; the message says what can be done.
-    """
+    """Puts in the place of adapters what is merged for them."""
     if base.library == "peft":
         raise ValueError(f"{described(base)} is an adapter; give the model that it belongs to as base.")
     adapters = [task for task in tasks if task.library == "peft"]
@@ -51,7 +38,7 @@ def resolve_adapters(
     if len(adapters) < len(tasks):
         others = [task.label for task in tasks if task.library != "peft"]
         raise ValueError(f"adapters: adapter merges adapters only, and {others} are none; use adapters: delta.")
-    return _merged_among_themselves(base, tasks), tasks, warnings
+    return _common_base(base, tasks), tasks, warnings
 
 
 class BaseAdapter(Source):
@@ -102,7 +89,7 @@ class BaseAdapter(Source):
         """Nothing to close: the files are the tasks'."""
 
 
-def _merged_among_themselves(base: Source, tasks: tuple[Source, ...]) -> Source:
+def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
     """The base of the adapters, after what speaks against merging them has been refused."""
     for task in tasks:
         if task.config.get("peft_type") != "IA3":

@@ -67,14 +67,9 @@ class Baseline:
         return np.zeros((self.tasks, BINS), np.int64)
 
     def count(self, index: int, task: int, vector: torch.Tensor, counts: np.ndarray) -> None:
-        r"""
-        Adds to `counts` how many magnitudes of a block of a task vector have each digit.
+        r"""Adds to `counts` (int64 `[N, 65536]`) how many magnitudes of a block of a task vector have each digit.
 
-        Args:
-            index (`int`): The pass: 0 counts the upper 16 bits of \\(|\tau|\\), 1 the lower 15 of those at the edge.
-            task (`int`): Index of the task.
-            vector (`torch.Tensor`): What [`Baseline.preprocess`] returned, `[n]`, fp32.
-            counts (`np.ndarray`): `int64` `[N, 65536]`, added to. Each thread has its own.
+        Pass 0 counts the upper 16 bits of \\(|\tau|\\), pass 1 the lower 15 of those at the edge.
         """
         magnitudes = vector.numpy().view(np.int32) & 0x7FFFFFFF
         digits = magnitudes >> LOWER_BITS
@@ -83,18 +78,10 @@ class Baseline:
         counts[task] += np.bincount(digits, minlength=BINS)
 
     def close_pass(self, index: int, counts: np.ndarray) -> None:
-        """
-        Narrows the thresholds by the counts of one whole pass over the data.
+        """Narrows the thresholds by the counts of one whole pass over the data.
 
         The share is taken over all merged elements of a task: the `int(density · elements)` largest, at least one,
         and every element that is as large as the last of them.
-
-        Args:
-            index (`int`): The pass, 0 or 1; they are closed in this order.
-            counts (`np.ndarray`): `int64` `[N, 65536]`, summed over all workers and ranks.
-
-        Raises:
-            ValueError: If the pass is not the next one.
         """
         if index != self._passes_done:
             raise ValueError(f"pass {index} cannot be closed now: the next one is {self._passes_done}.")
@@ -120,19 +107,7 @@ class Baseline:
     def preprocess(
         self, tensor: int, task: int, start: int, base: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """
-        A block of a task vector after DARE and, once the thresholds are known, the trimming of TIES.
-
-        Args:
-            tensor (`int`): Index of the tensor in the plan.
-            task (`int`): Index of the task in the configuration.
-            start (`int`): First element of the block in the flat tensor.
-            base (`torch.Tensor`): W0, `[n]`, fp32, fp16 or bf16, on the CPU.
-            weights (`torch.Tensor`): W_t, `[n]`.
-
-        Returns:
-            `torch.Tensor`: The task vector, `[n]`, fp32, in new memory.
-        """
+        """A block of a task vector after DARE and, once the thresholds are known, the trimming of TIES."""
         vector = weights.float() - base.float()
         if self.drop > 0:
             kept = kept_elements(self.seed, task, tensor, start, vector.numel(), self.drop)
@@ -144,19 +119,7 @@ class Baseline:
         return vector
 
     def unify(self, base: torch.Tensor, vectors: list[torch.Tensor], out: torch.Tensor) -> None:
-        """
-        Writes a block of the merged model.
-
-        Args:
-            base (`torch.Tensor`): W0, `[n]`.
-            vectors (`list[torch.Tensor]`):
-                What [`Baseline.preprocess`] returned for each task that has this tensor, in task order. They may be
-                overwritten.
-            out (`torch.Tensor`): `[n]`, in the merged model's dtype; one rounding, at the end.
-
-        Raises:
-            ValueError: If thresholds are still to be counted.
-        """
+        """Writes a block of the merged model."""
         if self._passes_done < self.passes:
             raise ValueError(f"{self.passes - self._passes_done} pass(es) of counting are missing before the merge.")
         if self.method in ("elect", "emr"):
@@ -175,15 +138,7 @@ class Baseline:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """
-        Continues from a saved state.
-
-        Args:
-            state (`dict`): What [`Baseline.state`] returned.
-
-        Raises:
-            ValueError: If it belongs to another number of tasks or of passes.
-        """
+        """Continues from a saved state."""
         threshold, wanted = np.array(state["threshold_bits"], np.int64), np.array(state["wanted"], np.int64)
         if threshold.shape != (self.tasks,) or wanted.shape != (self.tasks,) or state["passes"] > self.passes:
             raise ValueError(
@@ -223,28 +178,16 @@ def _elect(base: torch.Tensor, vectors: list[torch.Tensor], out: torch.Tensor, t
 
 
 def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, drop: float) -> np.ndarray:
-    """
-    Which elements DARE keeps: random numbers of (seed, task, tensor, element) and of nothing else.
+    """Which elements DARE keeps: random numbers of (seed, task, tensor, element) and of nothing else.
 
     Each 64-bit number of the SplitMix64 sequence (Steele, Lea and Flood, "Fast splittable pseudorandom number
     generators", 2014) serves two neighbouring elements, its lower half the even one.
-
-    Args:
-        seed (`int`): Of the merge.
-        task (`int`): Index of the task.
-        tensor (`int`): Index of the tensor.
-        start (`int`): First element.
-        count (`int`): Number of elements.
-        drop (`float`): Probability of being dropped, in steps of 2⁻³².
-
-    Returns:
-        `np.ndarray`: `bool` `[count]`, true where the element is kept.
     """
     key = np.array([seed % 2**64], np.uint64)
     for part in (task, tensor):
-        key = _mixed(key + np.uint64(part + 1) * _STEP)
+        key = _mix(key + np.uint64(part + 1) * _STEP)
     first, last = start // 2, (start + count + 1) // 2
-    numbers = _mixed(np.arange(first, last, dtype=np.uint64) * _STEP + key)
+    numbers = _mix(np.arange(first, last, dtype=np.uint64) * _STEP + key)
     # Little-endian by name, so that the lower half comes first on every machine.
     halves = numbers.astype("<u8", copy=False).view("<u4")
     return halves[start % 2 :][:count] >= round(drop * 2**32)
@@ -254,7 +197,7 @@ def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, dro
 _STEP = np.array([0x9E3779B97F4A7C15], np.uint64)
 
 
-def _mixed(numbers: np.ndarray) -> np.ndarray:
+def _mix(numbers: np.ndarray) -> np.ndarray:
     """SplitMix64's output function, element by element."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

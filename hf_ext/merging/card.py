@@ -48,18 +48,7 @@ class Merge:
 
 
 def read_merge(folder: Path) -> Merge | None:
-    """
-    Reads what a folder says about the merge that wrote it.
-
-    Args:
-        folder (`Path`): Any folder.
-
-    Returns:
-        [`Merge`] or `None`: `None` if no merge wrote it.
-
-    Raises:
-        CheckpointError: A file of the merge is malformed.
-    """
+    """Reads what a folder says about the merge that wrote it."""
     if (folder / MANIFEST).is_file():
         manifest = Manifest.read(folder)
         tasks = {name: task.origin for name, task in manifest.tasks.items()}
@@ -78,15 +67,7 @@ def read_merge(folder: Path) -> Merge | None:
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """
-    Reads `report.json`.
-
-    Args:
-        folder (`Path`): A merge.
-
-    Returns:
-        `dict[str, Any]`: The report; empty if there is none.
-    """
+    """Reads `report.json`."""
     path = folder / "report.json"
     return parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
 
@@ -96,15 +77,7 @@ def _source(record: Mapping[str, Any]) -> SourceRecord:
 
 
 def metadata(merge: Merge) -> dict[str, Any]:
-    """
-    The front matter of the card that the merge decides.
-
-    Args:
-        merge ([`Merge`]): From [`read_merge`].
-
-    Returns:
-        `dict[str, Any]`: `library_name`, `tags`, and `base_model` with its relation where the Hub has the models.
-    """
+    """The front matter of the card that the merge decides."""
     sources = [merge.base, *merge.tasks.values()]
     models = list(dict.fromkeys(source.source.partition("@")[0] for source in sources if source.revision))
     related = {"base_model": models, "base_model_relation": "merge"} if models else {}
@@ -113,18 +86,7 @@ def metadata(merge: Merge) -> dict[str, Any]:
 
 
 def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: str) -> dict[str, Any]:
-    """
-    What the template `emr.md` shows beside what every card shows.
-
-    Args:
-        merge ([`Merge`]): From [`read_merge`].
-        folder (`Path`): The folder.
-        config (`Mapping`): Its `config.json`.
-        repo_id (`str`): Where it will be published.
-
-    Returns:
-        `dict[str, Any]`: Values by name.
-    """
+    """What the template `emr.md` shows beside what every card shows."""
     manifest = merge.manifest
     records = manifest.tasks if manifest else {}
     tasks = [
@@ -172,15 +134,7 @@ def _link(source: SourceRecord) -> str:
 
 
 def public_name(source: SourceRecord) -> str:
-    """
-    What may be published of a source: a Hub's name, or the last part of a path.
-
-    Args:
-        source ([`SourceRecord`]): Where weights came from.
-
-    Returns:
-        `str`: The name.
-    """
+    """What may be published of a source: a Hub's name, or the last part of a path."""
     return source.source if source.revision else Path(source.source).expanduser().resolve().name
 
 

@@ -23,20 +23,7 @@ _PIECE = 1 << 20
 
 
 def read_report(source: str | Path, *, token: str | bool | None = None, endpoint: str | None = None) -> dict[str, Any]:
-    """
-    Reads the report of a merge.
-
-    Args:
-        source (`str` or `Path`): Folder of a merge, a `report.json`, or `org/name` or `org/name@revision` on a Hub.
-        token (`str` or `bool`, *optional*): Token of the Hub.
-        endpoint (`str`, *optional*): Address of the Hub.
-
-    Returns:
-        `dict[str, Any]`: The report, as [`report_emr.make_report`] made it.
-
-    Raises:
-        CheckpointError: If there is none, or it is no report; a `ValueError`.
-    """
+    """Reads the report of a merge."""
     path = Path(source).expanduser()
     if not path.exists() and "/" in str(source):
         path = _download_report(str(source), token, endpoint)
@@ -67,22 +54,8 @@ def _download_report(source: str, token: str | bool | None, endpoint: str | None
 def compare_merges(
     sources: Sequence[str | Path], *, token: str | bool | None = None, endpoint: str | None = None
 ) -> dict[str, Any]:
-    """
-    Sets merges side by side: how far each is from every task's own checkpoint, beside 1-bit deltas, and its size.
-
-    Args:
-        sources (`Sequence[str | Path]`): Merges, as for [`read_report`]; one or more, with masks or without.
-        token (`str` or `bool`, *optional*): Token of the Hub.
-        endpoint (`str`, *optional*): Address of the Hub.
-
-    Returns:
-        `dict[str, Any]`: `merges` (one entry each: name, method, mean error over the tasks that all have, bytes),
-        `tasks` (one entry each: error ‖τ - τ̂‖² / ‖τ‖² of what each merge gives for it, and of 1-bit deltas) and
-        `warnings` (what makes them hard to compare).
-
-    Raises:
-        CheckpointError: If one of them has no report; a `ValueError`.
-    """
+    """Sets merges side by side: how far each is from every task's own checkpoint, beside 1-bit deltas, and its
+    size."""
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]
     entries = [{entry["task"]: entry for entry in report["tasks"]} for report in reports]
     names = list(dict.fromkeys(task for found in entries for task in found))
@@ -144,15 +117,7 @@ def _differences(sources: Sequence[str | Path], reports: Sequence[Mapping[str, A
 
 
 def comparison_lines(found: Mapping[str, Any]) -> list[str]:
-    """
-    The comparison as a table for a terminal.
-
-    Args:
-        found (`Mapping`): What [`compare_merges`] returned.
-
-    Returns:
-        `list[str]`: Lines without line ends.
-    """
+    """The comparison as a table for a terminal."""
     merges = found["merges"]
     names = [Path(merge["name"]).name for merge in merges]
     if len(set(names)) < len(names):
@@ -176,26 +141,7 @@ def compare_with_checkpoints(
     token: str | bool | None = None,
     endpoint: str | None = None,
 ) -> list[dict[str, Any]]:
-    """
-    Restores tasks of an artifact and measures how far each is from its own checkpoint, tensor by tensor.
-
-    Args:
-        artifact (`str` or `Path`): Folder of an artifact, or `org/name` or `org/name@revision` on a Hub.
-        tasks (`Sequence[str]`, *optional*): Tasks to look at; all where not given.
-        checkpoints (`Mapping[str, str]`, *optional*):
-            Where the checkpoints are, by task, if not where the artifact says.
-        base (`str` or `Path`, *optional*): Where the base is, if not where the artifact says.
-        token (`str` or `bool`, *optional*): Token of the Hub.
-        endpoint (`str`, *optional*): Address of the Hub.
-
-    Returns:
-        `list[dict[str, Any]]`: One entry for each task: `task`, `checkpoint`, `elements`, `different` (share of
-        elements that are not equal), `largest` (difference), `error` (‖W - Ŵ‖² / ‖W - W0‖² over the merged tensors;
-        null where the task equals the base), `raw_different` (tensors kept raw that are not equal: none should be).
-
-    Raises:
-        CheckpointError: If artifact, base or checkpoint is not found, damaged, or of other tensors; a `ValueError`.
-    """
+    """Restores tasks of an artifact and measures how far each is from its own checkpoint, tensor by tensor."""
     weights = TaskWeights(artifact, base=base, token=token, endpoint=endpoint)
     report = read_report(artifact, token=token, endpoint=endpoint)
     norms = {entry["task"]: entry["norm"] for entry in report["tasks"]}
@@ -263,15 +209,7 @@ def _measure(weights: TaskWeights, task: str, name: str, source: Source) -> _Dif
 
 
 def checkpoint_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """
-    Restored tasks beside their checkpoints, as a table for a terminal.
-
-    Args:
-        found (`Sequence[Mapping]`): What [`compare_with_checkpoints`] returned.
-
-    Returns:
-        `list[str]`: Lines without line ends.
-    """
+    """Restored tasks beside their checkpoints, as a table for a terminal."""
     header = ["task", "error", "largest difference", "different elements", "different raw tensors"]
     rows = [
         [

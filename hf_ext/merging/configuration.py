@@ -218,20 +218,7 @@ class MergeConfig:
 
 
 def load_config(config: MergeConfig | Mapping[str, Any] | str | Path) -> MergeConfig:
-    """
-    The configuration that any of its written forms means.
-
-    Args:
-        config ([`MergeConfig`], `Mapping`, `str` or `Path`): A configuration, its fields, or the path of a YAML file.
-
-    Returns:
-        [`MergeConfig`]: The configuration.
-
-    Raises:
-        ValueError: As [`MergeConfig.from_dict`] and [`MergeConfig.from_yaml`] raise.
-        FileNotFoundError: There is no such file.
-        TypeError: It is something else.
-    """
+    """The configuration that any of its written forms means."""
     if isinstance(config, MergeConfig):
         return config
     if isinstance(config, Mapping):

@@ -25,7 +25,7 @@ from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, pac
 from ..hub.checkpoints import Checkpoint
 from ..hub.safetensors_writer import SafetensorsWriter
 from ..hub.system_calls import open_descriptor, write_at
-from .plan import Plan
+from .plan_table import Plan
 from .sources import Source
 
 _BLOCK = 16 * SUB_BLOCK
@@ -57,22 +57,7 @@ class _Piece(NamedTuple):
 
 
 def elect_again(folder: Path, work: Path, manifest: Manifest, plan: Plan) -> Election:
-    """
-    Writes root weights, masks of the old tasks, and state, as a merge of all tasks would have written them.
-
-    Args:
-        folder (`Path`): The artifact, with its state.
-        work (`Path`): A copy of it that may share its files; those that change are replaced.
-        manifest ([`Manifest`]): Its manifest.
-        plan ([`Plan`]): Of the base and the new task alone.
-
-    Returns:
-        [`Election`]: The new tensors of the manifest and the sums.
-
-    Raises:
-        CheckpointError: A file does not fit the manifest.
-        OSError: A file cannot be written.
-    """
+    """Writes root weights, masks of the old tasks, and state, as a merge of all tasks would have written them."""
     parts = {part.name: part for part in plan.merged}
     tensors = tuple(
         tensor if tensor.elements or tensor.name not in parts
@@ -101,16 +86,7 @@ def elect_again(folder: Path, work: Path, manifest: Manifest, plan: Plan) -> Ele
 
 
 def write_signs(work: Path, name: str, record: TaskRecord, manifest: Manifest, plan: Plan) -> None:
-    """
-    Writes the signs of a task's vector, from which its mask is made again when the unified weights change.
-
-    Args:
-        work (`Path`): The artifact, or a copy of it.
-        name (`str`): The task.
-        record ([`TaskRecord`]): What the manifest will say of it.
-        manifest ([`Manifest`]): Which tensors are merged.
-        plan ([`Plan`]): Of the base and this task alone.
-    """
+    """Writes the signs of a task's vector, from which its mask is made again when the unified weights change."""
     with open_masks(work, manifest, name) as masks:
         named = {mask: manifest.merged[record.base_name(mask)] for mask in masks}
     described = {
@@ -200,7 +176,7 @@ class _Files:
                 for name in masks:
                     self.members.setdefault(record.base_name(name), {})[task] = name
             (work / "state.safetensors").unlink()
-            self._state = SafetensorsWriter(work / "state.safetensors", self._described(after))
+            self._state = SafetensorsWriter(work / "state.safetensors", self._state_tensors(after))
             stack.callback(self._state.close)
             self._stack = stack.pop_all()
 
@@ -210,7 +186,7 @@ class _Files:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def _described(self, after: Manifest) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    def _state_tensors(self, after: Manifest) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """The types that hold the weights of all tasks exactly."""
         described: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         for name, tensor in after.merged.items():

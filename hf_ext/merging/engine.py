@@ -2,6 +2,12 @@
 
 Which worker takes a unit, and in which blocks it is read, changes no bit: sums are taken per segment and added up in
 the order of the segments.
+
+Memory does not depend on the models: a worker has one buffer for a block of each checkpoint, of the result and of the
+masks, and every tensor goes through them. Where all lies in local files, compiled code reads, merges and writes such a
+block without the interpreter; a block is then as small as the caches ask for. Where it does not, or where another
+method than EMR's makes the weights, Python reads the block, and it is larger, as each costs a wait for the lock. Both
+ways call the same kernel, and the tests compare their results bit for bit.
 """
 
 from __future__ import annotations
@@ -22,8 +28,9 @@ from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, mer
 from ..hub.system_calls import has_positions
 from .baselines import Baseline
 from .outputs import Copy, Outputs, state_type
-from .plan import Part, Plan
+from .plan_table import Plan
 from .sources import Source
+from .tensor_rules import Part
 from .work import Piece, Unit
 
 # What of all checkpoints stays in the second-level cache while compiled code reads, merges and writes it: 8 GPT-2 took
@@ -92,18 +99,7 @@ class Engine:
         self._pool = ThreadPoolExecutor(connections) if remote else None
 
     def run(self, units: Sequence[tuple[int, Unit]], done: Callable[[int, np.ndarray], None]) -> None:
-        """
-        Does units, in any order.
-
-        Args:
-            units (`Sequence[tuple[int, Unit]]`): Numbered units.
-            done (`Callable`): Called with the number and the sums of each unit when it is written, by any thread.
-
-        Raises:
-            NotFiniteError: NaN or infinity in a tensor; a `ValueError` that names tensor and task.
-            ValueError: A checkpoint cannot be read.
-            OSError: The disk is full.
-        """
+        """Does units, in any order."""
 
         def work(number: int, unit: Unit, buffers: _Buffers) -> None:
             done(number, self._do(unit, buffers))
@@ -111,16 +107,7 @@ class Engine:
         self._work(units, work)
 
     def count(self, index: int, units: Sequence[tuple[int, Unit]]) -> np.ndarray:
-        """
-        One counting pass of the baseline over the merged tensors.
-
-        Args:
-            index (`int`): Number of the pass.
-            units (`Sequence[tuple[int, Unit]]`): Numbered units.
-
-        Returns:
-            `np.ndarray`: int64, summed over the workers.
-        """
+        """One counting pass of the baseline over the merged tensors."""
         baseline = self._baseline
         assert baseline is not None
         total, lock = baseline.new_counts(), threading.Lock()
@@ -140,15 +127,7 @@ class Engine:
         return total
 
     def bytes_read(self, unit: Unit) -> int:
-        """
-        Bytes that a unit reads.
-
-        Args:
-            unit (`tuple[Piece, ...]`): The unit.
-
-        Returns:
-            `int`: Bytes of tensors.
-        """
+        """Bytes that a unit reads."""
         return sum(
             (piece.stop - piece.start) * source.tensors[name].dtype.itemsize
             for piece in unit

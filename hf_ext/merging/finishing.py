@@ -19,7 +19,6 @@ from hf_ext.emr.files_emr import hash_files, list_files
 from hf_ext.emr.manifest_emr import TENSOR_RESCALES, Manifest, SourceRecord, TaskRecord, TensorRecord
 from hf_ext.emr.ops_emr import SUMS
 from hf_ext.emr.places_emr import recorded_path
-from hf_ext.emr.report_emr import make_report
 from hf_ext.emr.sums_emr import write_sums, write_totals
 from hf_ext.emr.tasks_emr import mark_root
 
@@ -27,9 +26,10 @@ from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import header_length
 from .configuration import MergeConfig
 from .outputs import masked_parts, root_tensors
-from .plan import Extra, Plan, Shared
-from .report_files import NOT_WEIGHTS, list_own_files, measure_sizes, write_report
+from .plan_table import Plan
+from .report_files import NOT_WEIGHTS, write_report
 from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source
+from .tensor_rules import Extra, Shared
 from .work import TensorSums
 
 # They do not change what comes out, or are told elsewhere.
@@ -46,22 +46,7 @@ def finish(
     *,
     out: Path,
 ) -> dict[str, Any]:
-    """
-    Completes the folder of a merge whose weights are written.
-
-    Args:
-        folder (`Path`): The folder.
-        plan ([`Plan`]): What was merged.
-        extras (`Sequence[Extra]`): What the tasks keep.
-        shared (`Sequence[Shared]`): What the tasks have in common with the base.
-        sums ([`TensorSums`]): Sums of the merge.
-        base (`Mapping`): Identity of the base.
-        out (`Path`): Where the folder will be in the end: its name is that of the model on the card, and paths of
-            checkpoints are written relative to it.
-
-    Returns:
-        `dict[str, Any]`: The report.
-    """
+    """Completes the folder of a merge whose weights are written."""
     with ThreadPoolExecutor(1) as beside:
         # The weights are complete, and reading them through for their hashes needs no interpreter.
         weights = [name for name in list_files(folder) if _is_of_the_engine(name)]
@@ -69,8 +54,8 @@ def finish(
         written = beside.submit(_weight_files, folder / "base") if plan.config.include_base else None
         _copy_small_files(folder, plan)
         sources = {
-            "base": _describe_source(base, out),
-            "tasks": {task.label: _describe_source(task.identity(), out) for task in plan.tasks},
+            "base": _record_identity(base, out),
+            "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
         participates = np.array([[name is not None for name in part.task_names] for part in plan.merged], bool)
         participates = participates.reshape(len(plan.merged), len(plan.tasks))
@@ -83,8 +68,13 @@ def finish(
             loader = resources.files("hf_ext.emr").joinpath("emr_loader.py").read_text(encoding="utf-8")
             (folder / "emr_loader.py").write_text(loader, encoding="utf-8")
         kept = written.result() if written is not None else None
-        report = make_report(
-            tasks=[task.label for task in plan.tasks],
+        report = write_report(
+            folder,
+            sources=sources,
+            base=sources["base"]["files"] if kept is None else kept,
+            library=plan.base.library,
+            warnings=plan.warnings,
+            masks=plan.config.with_masks,
             names=[part.name for part in plan.merged],
             elements=elements,
             participates=participates,
@@ -92,17 +82,7 @@ def finish(
             totals=sums.totals,
             gram=sums.gram,
             method=method,
-            sizes=measure_sizes(
-                folder,
-                sources["base"]["files"] if kept is None else kept,
-                [source["files"] for source in sources["tasks"].values()],
-            ),
         )
-        report["warnings"] = [*plan.warnings, *report["warnings"]]
-        report["files"] = list_own_files(folder, sources["tasks"]) if plan.config.with_masks else {}
-        report["library"] = plan.base.library
-        report["sources"] = sources
-        write_report(folder, report)
         if hashing is not None:
             scales = compute_scales(sums.tensors, elements, participates, plan.config.rescale)
             manifest = _make_manifest(folder, plan, shared, extras, sums.tensors, scales, sources, kept, method)
@@ -120,22 +100,12 @@ def _is_of_the_engine(name: str) -> bool:
 
 
 def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[str, Any]:
-    """
-    The options that decided the numbers.
-
-    Args:
-        config ([`MergeConfig`]): The configuration.
-        given ([`Source`] or `None`): The merged model of method `"given"`.
-        out (`Path`): Where the merge will be.
-
-    Returns:
-        `dict[str, Any]`: For `emr.json`.
-    """
+    """The options that decided the numbers."""
     record = {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
     return record if given is None or given.repo_id else record | {"merged": recorded_path(given.spec, out)}
 
 
-def _describe_source(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def _record_identity(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """The identity of a source, with its path as an artifact has it."""
     source = identity["source"]
     if identity["revision"] is None and Path(source).expanduser().exists():

@@ -3,6 +3,11 @@
 Every process appends to a file of its own, one line for each finished unit, so that nothing is ever rewritten and a
 line that a kill cut off is recognised. Another boot of the machine means that what was not flushed may be lost: of
 what an earlier boot wrote, only units before a `flushed` line count.
+
+The order makes it safe. A unit's results are written to the file before its line is: a process that is killed between
+the two does the unit again, and gets the same bytes. Within one boot the page cache outlives the process, so a line is
+enough. For a loss of power the flushing thread notes how many lines there are, then flushes the results, and only then
+writes `flushed` with that number: every line that it covers was written after the results that are now on the disk.
 """
 
 from __future__ import annotations
@@ -57,25 +62,11 @@ class Journal:
 
     @staticmethod
     def any_finished(folder: Path) -> bool:
-        """
-        Whether a folder holds a journal with at least one finished unit.
-
-        Args:
-            folder (`Path`): Folder of a journal, or none yet.
-
-        Returns:
-            `bool`: Whether there is something to go on from.
-        """
+        """Whether a folder holds a journal with at least one finished unit."""
         return any("unit" in _parse(line) for file in folder.glob("*.jsonl") for _, line in _lines(file))
 
     def add(self, unit: int, sums: np.ndarray) -> None:
-        """
-        Notes a unit whose results have been written. Thread-safe.
-
-        Args:
-            unit (`int`): Its number.
-            sums (`np.ndarray`): fp64, what it summed up.
-        """
+        """Notes a unit whose results have been written. Thread-safe."""
         data = np.ascontiguousarray(sums, "<f8").tobytes()
         self._append({"unit": unit, "crc": zlib.crc32(data), "sums": data.hex()})
         self.finished.add(unit)
@@ -86,28 +77,12 @@ class Journal:
         return self._lines
 
     def confirm(self, lines: int) -> None:
-        """
-        Notes that the results of the first units are on the disk.
-
-        Args:
-            lines (`int`): What `lines` was before the results were flushed.
-        """
+        """Notes that the results of the first units are on the disk."""
         self._append({"flushed": lines})
         sync_data(self._descriptor)
 
     def read(self, units: int) -> Iterator[np.ndarray]:
-        """
-        Reads the sums of all units, of all processes, in the order of the units.
-
-        Args:
-            units (`int`): Number of units, all of which have to be finished.
-
-        Yields:
-            `np.ndarray`: fp64, as it was given to [`~Journal.add`].
-
-        Raises:
-            ValueError: A unit is missing.
-        """
+        """Reads the sums of all units, of all processes, in the order of the units."""
         places = self._find()
         missing = [unit for unit in range(units) if unit not in places]
         if missing:

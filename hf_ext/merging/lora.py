@@ -99,7 +99,7 @@ class DeltaSource(Source):
             bias = first.removesuffix(_FACTORS[0][0]) + BIAS
             if bias in adapter.tensors:
                 self._deltas[f"{module}.bias"] = self._bias_delta(f"{module}.bias", bias, self._deltas[name].scaling)
-        self.tensors = self._described()
+        self.tensors = self._whole_tensors()
         taken = {base_name(name, self._prefixes) for name in self.tensors}
         self.same_as_base = frozenset(name for name in base.tensors if name not in taken)
         self.library: Library = base.library
@@ -137,7 +137,7 @@ class DeltaSource(Source):
     def will_need(self, name: str, start: int, stop: int) -> None:
         """As [`Source.will_need`]; the base is read by others anyway."""
 
-    def _described(self) -> dict[str, TensorInfo]:
+    def _whole_tensors(self) -> dict[str, TensorInfo]:
         found: dict[str, TensorInfo] = {}
         for name, own in self._own.items():
             found[name] = self._adapter.tensors[own]
@@ -202,31 +202,12 @@ class DeltaSource(Source):
 
 
 def is_adapter_part(name: str) -> bool:
-    """
-    Whether a tensor is a part of an adapter, and not a whole tensor of the model.
-
-    Args:
-        name (`str`): Name in the adapter's file.
-
-    Returns:
-        `bool`: Whether it is.
-    """
+    """Whether a tensor is a part of an adapter, and not a whole tensor of the model."""
     return ".lora_" in name or name.endswith("ia3_l")
 
 
 def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
-    """
-    The two factors of each module that a LoRA changes.
-
-    Args:
-        adapter ([`Source`]): The opened adapter.
-
-    Returns:
-        `dict[str, tuple[str, str]]`: Names of A and B, by the module's name in the model.
-
-    Raises:
-        ValueError: A tensor is no part of a plain LoRA.
-    """
+    """The two factors of each module that a LoRA changes."""
     found = {}
     known = {name for name in adapter.tensors if not is_adapter_part(name) or name.endswith(BIAS)}
     for name in adapter.tensors:

@@ -37,45 +37,18 @@ _WARNED_SETTINGS = ("num_attention_heads", "num_key_value_heads", "hidden_act", 
 
 
 def base_name(name: str, prefixes: tuple[str, str]) -> str:
-    """
-    The name that a task's tensor has in the base.
-
-    Args:
-        name (`str`): Name in the task.
-        prefixes (`tuple[str, str]`): Prefix of the base and of the task, from [`choose_prefixes`].
-
-    Returns:
-        `str`: Name in the base, if it is there at all.
-    """
+    """The name that a task's tensor has in the base."""
     return prefixes[0] + name.removeprefix(prefixes[1])
 
 
 def task_name(name: str, prefixes: tuple[str, str]) -> str:
-    """
-    The name that a tensor of the base has in a task; the inverse of [`base_name`].
-
-    Args:
-        name (`str`): Name in the base.
-        prefixes (`tuple[str, str]`): Prefix of the base and of the task.
-
-    Returns:
-        `str`: Name in the task.
-    """
+    """The name that a tensor of the base has in a task; the inverse of [`base_name`]."""
     return prefixes[1] + name.removeprefix(prefixes[0])
 
 
 def choose_prefixes(base: Collection[str], task: Collection[str]) -> tuple[str, str]:
-    """
-    Finds by what names of the base and of a task differ: a base saved without its head is `encoder.…` where its
-    fine-tune is `bert.encoder.…`.
-
-    Args:
-        base (`Collection[str]`): Names in the base.
-        task (`Collection[str]`): Names in the task.
-
-    Returns:
-        `tuple[str, str]`: Prefix of the base and of the task with which most names agree; the shortest of several.
-    """
+    """Finds by what names of the base and of a task differ: a base saved without its head is `encoder.…` where its
+    fine-tune is `bert.encoder.…`."""
     known = set(base)
     pairs = [(first, second) for first in _wrappers(base) for second in _wrappers(task)]
 
@@ -95,17 +68,7 @@ def _wrappers(names: Collection[str]) -> list[str]:
 
 
 def partners(base: Mapping[str, TensorInfo], task: Iterable[str], prefixes: tuple[str, str]) -> dict[str, str]:
-    """
-    Pairs the tensors of a task with those of the base.
-
-    Args:
-        base (`Mapping[str, TensorInfo]`): Tensors of the base.
-        task (`Iterable[str]`): Names in the task.
-        prefixes (`tuple[str, str]`): From [`choose_prefixes`].
-
-    Returns:
-        `dict[str, str]`: Name in the task by name in the base.
-    """
+    """Pairs the tensors of a task with those of the base."""
     found: dict[str, str] = {}
     # a name that has the prefix goes before one that happens to fit without
     for name in sorted(task, key=lambda item: not item.startswith(prefixes[1])):
@@ -127,15 +90,7 @@ def is_computed_buffer(name: str, info: TensorInfo) -> bool:
 
 
 def refuse_quantised(source: Source) -> None:
-    """
-    Refuses a checkpoint whose numbers are codes of something else.
-
-    Args:
-        source ([`Source`]): An opened checkpoint.
-
-    Raises:
-        ValueError: It is quantised: by its configuration, its tensors' types or names.
-    """
+    """Refuses a checkpoint whose numbers are codes of something else."""
     reason = None
     if source.config.get("quantization_config"):
         method = source.config["quantization_config"]
@@ -165,18 +120,7 @@ def described(source: Source) -> str:
 
 
 def meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
-    """
-    The model of a configuration without its weights.
-
-    Args:
-        config (`Mapping[str, Any]`): What `config.json` holds.
-
-    Returns:
-        `torch.nn.Module` or `None`: `None` if transformers has no class of that name.
-
-    Raises:
-        ValueError: The class does not take the configuration.
-    """
+    """The model of a configuration without its weights."""
     import transformers
 
     name = next(iter(config.get("architectures") or ()), "")
@@ -194,18 +138,8 @@ def meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
 
 
 def tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> dict[str, str]:
-    """
-    Tensors that are one and the same in the model: as the file says, and as the class of transformers ties them. The
-    class is asked only where a checkpoint holds two tensors that it could tie.
-
-    Args:
-        base ([`Source`]): The base.
-        tasks (`Sequence[Source]`): The tasks.
-        warnings (`list[str]`): Takes a warning if the class cannot tell.
-
-    Returns:
-        `dict[str, str]`: For each other name, the name in the base's file that is merged for both.
-    """
+    """Tensors that are one and the same in the model: as the file says, and as the class of transformers ties
+    them. The class is asked only where a checkpoint holds two tensors that it could tie."""
     # what huggingface_hub and transformers write for a tensor that was left out: its name and the one that was kept
     tied = {name: kept for name, kept in base.metadata.items() if kept in base.tensors and name not in base.tensors}
     model = None
@@ -238,16 +172,7 @@ def _could_be(tensors: Mapping[str, TensorInfo], name: str, kept: str) -> bool:
 
 
 def refuse_other_model(base: Source, task: Source) -> None:
-    """
-    Refuses a task whose configuration says that it is another kind of model than the base.
-
-    Args:
-        base ([`Source`]): The base.
-        task ([`Source`]): A fine-tune.
-
-    Raises:
-        ValueError: Another library, or another model.
-    """
+    """Refuses a task whose configuration says that it is another kind of model than the base."""
     if base.config and task.config and base.library != task.library:
         raise ValueError(f"{described(task)} is a {task.library} model, {described(base)} a {base.library} model.")
     for key in ("model_type", "_class_name"):
@@ -260,16 +185,7 @@ def refuse_other_model(base: Source, task: Source) -> None:
 
 
 def provenance_warnings(base: Source, task: Source) -> list[str]:
-    """
-    What in a task's configuration speaks against its being a fine-tune of the base.
-
-    Args:
-        base ([`Source`]): The base.
-        task ([`Source`]): A fine-tune.
-
-    Returns:
-        `list[str]`: Warnings.
-    """
+    """What in a task's configuration speaks against its being a fine-tune of the base."""
     warnings = []
     origin = task.config.get("base_model_name_or_path") or task.config.get("_name_or_path")
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
@@ -285,18 +201,7 @@ def provenance_warnings(base: Source, task: Source) -> list[str]:
 
 
 def refuse_little_overlap(base: Source, task: Source, pairs: Mapping[str, str], fitting: Collection[str]) -> None:
-    """
-    Refuses a task that shares too few tensors with the base to be a fine-tune of it.
-
-    Args:
-        base ([`Source`]): The base.
-        task ([`Source`]): A fine-tune.
-        pairs (`Mapping[str, str]`): Name in the task by name in the base.
-        fitting (`Collection[str]`): Those names of the base whose shapes agree too.
-
-    Raises:
-        ValueError: Fewer than half of the smaller one's floating-point tensors agree in name and shape.
-    """
+    """Refuses a task that shares too few tensors with the base to be a fine-tune of it."""
     counts = [sum(info.dtype.is_floating_point for info in source.tensors.values()) for source in (base, task)]
     if 2 * len(fitting) >= min(counts) and fitting:
         return
@@ -326,18 +231,7 @@ def vocabulary_size(config: Mapping[str, Any]) -> int | None:
 
 
 def refuse_other_tokens(base: Source, task: Source, count: int, name: str) -> None:
-    """
-    Refuses to merge leading rows of a resized vocabulary if they do not mean the same tokens.
-
-    Args:
-        base ([`Source`]): The base.
-        task ([`Source`]): A fine-tune with another number of tokens.
-        count (`int`): Rows that both have.
-        name (`str`): Name of the tensor.
-
-    Raises:
-        ValueError: A tokenizer is missing, or a token below `count` differs.
-    """
+    """Refuses to merge leading rows of a resized vocabulary if they do not mean the same tokens."""
     advice = "Use shape_policy: extra, which keeps the whole tensor with the task."
     tokens = []
     for source in (base, task):
@@ -358,18 +252,7 @@ def refuse_other_tokens(base: Source, task: Source, count: int, name: str) -> No
 
 
 def tokens_by_id(source: Source) -> dict[int, str]:
-    """
-    The vocabulary of a source's tokenizer, read from its files.
-
-    Args:
-        source ([`Source`]): An opened checkpoint.
-
-    Returns:
-        `dict[int, str]`: Token by id; empty if there is no tokenizer file.
-
-    Raises:
-        ValueError: The file is malformed.
-    """
+    """The vocabulary of a source's tokenizer, read from its files."""
     files = source.small_files(("tokenizer.json", "vocab.json", "vocab.txt"))
     try:
         if "tokenizer.json" in files:

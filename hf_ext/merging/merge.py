@@ -38,8 +38,10 @@ from .places import (
     require_free,
     write_passes,
 )
-from .plan import Extra, Plan, Shared, make_plan, resolve_plan
+from .plan import make_plan, resolve_plan
+from .plan_table import Plan
 from .ranks import Ranks
+from .tensor_rules import Extra, Shared
 from .work import Unit, add_up, make_units
 
 # How long what was written may stay in memory before the disk gets to work.
@@ -111,25 +113,13 @@ def merge_and_show(
     overwrite: bool = False,
     progress: bool = True,
 ) -> MergeResult:
-    """
-    [`merge_checkpoints`] that tells what it will do.
-
-    Args:
-        show (`Callable`): Called with the plan, in one of the processes, before any weight is read.
-        config, out, token, endpoint, overwrite, progress: As in [`merge_checkpoints`].
-
-    Returns:
-        [`MergeResult`]: The folder and the report.
-
-    Raises:
-        FileExistsError, ValueError, OSError: As from [`merge_checkpoints`].
-    """
+    """[`merge_checkpoints`] that tells what it will do."""
     config = load_config(config)
     out = Path(os.path.abspath(Path(out).expanduser()))
     ranks = Ranks()
     report = None
     with contextlib.ExitStack() as stack:
-        with _together(ranks):
+        with _on_all_ranks(ranks):
             if ranks.index == 0:
                 require_free(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
@@ -137,15 +127,15 @@ def merge_and_show(
                 show(plan)
             extras, shared = resolve_plan(plan)
         run = _Run(plan, extras, shared, out, ranks, progress)
-        with _together(ranks), explain_full_disk(plan, run.partial):
+        with _on_all_ranks(ranks), explain_full_disk(plan, run.partial):
             if ranks.index == 0:
                 run.prepare(stack)
-        with _together(ranks), explain_full_disk(plan, run.partial):
+        with _on_all_ranks(ranks), explain_full_disk(plan, run.partial):
             run.open(stack)
         run.count()
-        with _together(ranks), explain_full_disk(plan, run.partial):
+        with _on_all_ranks(ranks), explain_full_disk(plan, run.partial):
             run.merge()
-        with _together(ranks), explain_full_disk(plan, run.partial):
+        with _on_all_ranks(ranks), explain_full_disk(plan, run.partial):
             if ranks.index == 0:
                 report = run.complete()
     return MergeResult(out, ranks.gather(report)[0])
@@ -173,12 +163,12 @@ class _Run:
 
     def prepare(self, stack: contextlib.ExitStack) -> None:
         """Creates the partial folder, or checks that the one that is there is of this merge; reserves all files."""
-        self.base_identity = _started(self._work_beside)
+        self.base_identity = _start_beside(self._work_beside)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(exist_ok=True)
         stack.enter_context(lock_partial(self.partial))
         known = self.partial / "merge.json"
-        begun = self._begun(known)
+        begun = self._can_resume(known)
         if not begun:
             shutil.rmtree(self.partial / "result", ignore_errors=True)
             shutil.rmtree(self.partial / "journal", ignore_errors=True)
@@ -189,7 +179,7 @@ class _Run:
         # reserved once, so that the others find the files
         Outputs(self.partial / "result", self.plan, self.extras, resume=begun).close(sync=False)
 
-    def _begun(self, known: Path) -> bool:
+    def _can_resume(self, known: Path) -> bool:
         """Whether there is something to go on from."""
         counted = read_passes(self.partial) is not None
         if not known.is_file() or not (counted or Journal.any_finished(self.partial / "journal")):
@@ -228,10 +218,10 @@ class _Run:
             return
         for index in range(self.baseline.passes_done, self.baseline.passes):
             counts = None
-            with _together(self.ranks), explain_full_disk(self.plan, self.partial):
+            with _on_all_ranks(self.ranks), explain_full_disk(self.plan, self.partial):
                 counts = self.engine.count(index, self._share(dict(enumerate(self.units))))
             self.baseline.close_pass(index, self.ranks.sum(counts))
-            with _together(self.ranks), explain_full_disk(self.plan, self.partial):
+            with _on_all_ranks(self.ranks), explain_full_disk(self.plan, self.partial):
                 if self.ranks.index == 0:
                     write_passes(self.partial, self.baseline.state())
 
@@ -242,7 +232,7 @@ class _Run:
         total, left = sum(sizes), sum(sizes[number] for number in todo)
         lock = threading.Lock()
         with (
-            _flushing(self.outputs, self.journal),
+            _flush_beside(self.outputs, self.journal),
             tqdm(
                 total=total, initial=total - left, unit="B", unit_scale=True, disable=None if self.progress else True
             ) as bar,
@@ -272,7 +262,7 @@ class _Run:
         config, folder = self.plan.config, self.partial / "result"
         sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged), len(config.tasks))
         base = self.base_identity.result()
-        closed = _started(self.outputs.close)
+        closed = _start_beside(self.outputs.close)
         try:
             report = finish(folder, self.plan, self.extras, self.shared, sums, base, out=self.out)
         finally:
@@ -297,7 +287,7 @@ class _Run:
         return identity
 
 
-def _started(function: Callable[[], Any]) -> Future[Any]:
+def _start_beside(function: Callable[[], Any]) -> Future[Any]:
     """Runs in a thread of its own, which the process does not wait for when it ends."""
     future: Future[Any] = Future()
 
@@ -328,7 +318,7 @@ def _differences(before: Any, now: Any, where: str = "") -> list[str]:
 
 
 @contextlib.contextmanager
-def _together(ranks: Ranks) -> Iterator[None]:
+def _on_all_ranks(ranks: Ranks) -> Iterator[None]:
     """A step of all processes, which fails everywhere when it fails in one."""
     failure: BaseException | None = None
     try:
@@ -339,7 +329,7 @@ def _together(ranks: Ranks) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _flushing(outputs: Outputs, journal: Journal) -> Iterator[None]:
+def _flush_beside(outputs: Outputs, journal: Journal) -> Iterator[None]:
     """Lets the disk write while the merge goes on, and notes what is safe from a loss of power."""
     ended = threading.Event()
     failure: list[OSError] = []

@@ -12,7 +12,8 @@ from hf_ext.emr.places_emr import find_recorded
 from ..hub.safetensors_headers import CheckpointError
 from .configuration import MergeConfig
 from .merge import merge_checkpoints
-from .plan import Plan, make_plan
+from .plan import make_plan
+from .plan_table import Plan
 
 # Options of the first merge that decide what happens to a new task's tensors and to its scale.
 _KEPT = ("rescale", "exclude", "shape_policy", "small_raw", "dtype", "adapters")
@@ -23,23 +24,7 @@ VOTED = "elected_from"
 def plan_task(
     place: Path, manifest: Manifest, name: str, source: str, base: str | None, options: dict[str, Any]
 ) -> Plan:
-    """
-    Plans the new task alone, on the base of the merge.
-
-    Args:
-        place (`Path`): The artifact.
-        manifest ([`Manifest`]): Its manifest.
-        name (`str`): The new task.
-        source (`str`): Its checkpoint.
-        base (`str` or `None`): Where the base is, if not where the artifact says.
-        options (`dict`): `token` and `endpoint` of the Hub.
-
-    Returns:
-        [`Plan`]: The plan.
-
-    Raises:
-        ValueError: The task does not fit, or the base is another one.
-    """
+    """Plans the new task alone, on the base of the merge."""
     if manifest.library == "peft":
         raise ValueError(f"{place} holds adapters, which are small: merge them again with the new one")
     given = {"base": _base_spec(place, manifest.base, base), "tasks": {name: source}, **record_options(manifest)}
@@ -55,21 +40,7 @@ def plan_task(
 def merge_again(
     place: Path, manifest: Manifest, name: str, source: str, base: str | None, why: str, options: dict[str, Any]
 ) -> None:
-    """
-    Merges all tasks from their recorded sources and the new one, by the options of the first merge.
-
-    Args:
-        place (`Path`): The artifact, which is replaced.
-        manifest ([`Manifest`]): Its manifest.
-        name (`str`): The new task.
-        source (`str`): Its checkpoint.
-        base (`str` or `None`): Where the base is, if not where the artifact says.
-        why (`str`): Why this is needed, for the message of the error.
-        options (`dict`): `token` and `endpoint` of the Hub.
-
-    Raises:
-        ValueError: A checkpoint is not there any more, or has changed.
-    """
+    """Merges all tasks from their recorded sources and the new one, by the options of the first merge."""
     method = {key: value for key, value in manifest.method.items() if key != VOTED}
     if method.get("merged"):
         merged = find_recorded(str(method["merged"]), place)
@@ -91,15 +62,7 @@ def merge_again(
 
 
 def record_options(manifest: Manifest) -> dict[str, Any]:
-    """
-    The options of the merge that hold for a new task too.
-
-    Args:
-        manifest ([`Manifest`]): Of the artifact.
-
-    Returns:
-        `dict[str, Any]`: Fields of a [`MergeConfig`].
-    """
+    """The options of the merge that hold for a new task too."""
     return {key: manifest.method[key] for key in _KEPT if key in manifest.method}
 
 
@@ -129,16 +92,7 @@ def _base_spec(place: Path, base: SourceRecord, given: str | None) -> str:
 
 
 def source_spec(source: SourceRecord, place: Path) -> str:
-    """
-    How a recorded source is given to a merge.
-
-    Args:
-        source ([`SourceRecord`]): What is recorded.
-        place (`Path`): The artifact.
-
-    Returns:
-        `str`: `org/name@revision`, or a path: again relative to the working folder where it was not absolute.
-    """
+    """How a recorded source is given to a merge."""
     if source.revision:
         return f"{source.source.partition('@')[0]}@{source.revision}"
     found = find_recorded(source.source, place)

@@ -13,8 +13,9 @@ import torch
 from hf_ext.emr.artifact_emr import mask_bytes
 
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from .plan import Extra, Part, Plan
+from .plan_table import Plan
 from .sources import Source
+from .tensor_rules import Extra, Part
 
 _SHARD = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.safetensors")
 # The names that `from_pretrained` looks for.
@@ -87,12 +88,7 @@ class Outputs:
             writer.flush()
 
     def close(self, *, sync: bool = True) -> None:
-        """
-        Closes all files.
-
-        Args:
-            sync (`bool`, *optional*, defaults to `True`): Whether to wait until all is on the disk.
-        """
+        """Closes all files."""
         for writer in self.writers:
             writer.close(sync=sync)
 
@@ -173,46 +169,20 @@ class Outputs:
 
 
 def root_tensors(plan: Plan) -> Described:
-    """
-    Type and shape of the tensors of the root weights, in the order of the base.
-
-    Args:
-        plan ([`Plan`]): What is merged.
-
-    Returns:
-        `dict[str, tuple[torch.dtype, tuple[int, ...]]]`: By name.
-    """
+    """Type and shape of the tensors of the root weights, in the order of the base."""
     described = {part.name: (part.dtype, part.shape) for part in plan.merged}
     described |= {item.name: (item.dtype, item.shape) for item in plan.copied}
     return {name: described[name] for name in plan.base.tensors if name in described}
 
 
 def masked_parts(plan: Plan, task: int) -> dict[str, Part]:
-    """
-    The merged tensors in which a task takes part.
-
-    Args:
-        plan ([`Plan`]): What is merged.
-        task (`int`): Index of the task.
-
-    Returns:
-        `dict[str, Part]`: By the task's names.
-    """
+    """The merged tensors in which a task takes part."""
     named = ((part.task_names[task], part) for part in plan.merged)
     return {name: part for name, part in named if name is not None}
 
 
 def state_type(plan: Plan, part: Part) -> torch.dtype:
-    """
-    The type that holds the weights of all tasks exactly.
-
-    Args:
-        plan ([`Plan`]): What is merged.
-        part ([`Part`]): One merged tensor.
-
-    Returns:
-        `torch.dtype`: The type.
-    """
+    """The type that holds the weights of all tasks exactly."""
     found = {
         task.tensors[name].dtype for task, name in zip(plan.tasks, part.task_names, strict=True) if name is not None
     }
@@ -220,15 +190,7 @@ def state_type(plan: Plan, part: Part) -> torch.dtype:
 
 
 def weights_stem(base: Source) -> str:
-    """
-    How the weight files are called.
-
-    Args:
-        base ([`Source`]): The base.
-
-    Returns:
-        `str`: For instance `"model"`.
-    """
+    """How the weight files are called."""
     file = next((info.file for info in base.tensors.values()), "")
     found = _SHARD.fullmatch(file)
     return found[1] if found and found[1] in _STEMS else _STEMS[0]

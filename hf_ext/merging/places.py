@@ -21,7 +21,7 @@ from hf_ext.emr.manifest_emr import FORMAT, MANIFEST
 
 from ..hub.folders import recover_folder
 from ..hub.system_calls import free_bytes
-from .plan import Plan
+from .plan_table import Plan
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOCK = "lock"
@@ -29,17 +29,7 @@ _PASSES = "passes.json"
 
 
 def require_free(out: Path, overwrite: bool) -> None:
-    """
-    Refuses a target that holds something else than an earlier merge, or that cannot be written.
-
-    Args:
-        out (`Path`): The folder to write, absolute.
-        overwrite (`bool`): Whether an earlier merge may be replaced.
-
-    Raises:
-        FileExistsError: There is something.
-        ValueError: Nothing can be written there.
-    """
+    """Refuses a target that holds something else than an earlier merge, or that cannot be written."""
     if not out.name:
         raise ValueError(f"{out} cannot be replaced by a merge; name a folder")
     recover_folder(out)
@@ -81,15 +71,7 @@ def _is_merge(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def lock_partial(partial: Path) -> Iterator[None]:
-    """
-    Keeps a second merge out of the partial folder; the system lets go when the process ends, however it ends.
-
-    Args:
-        partial (`Path`): The folder.
-
-    Raises:
-        ValueError: Another process has it.
-    """
+    """Keeps a second merge out of the partial folder; the system lets go when the process ends, however it ends."""
     lock = FileLock(partial / _LOCK, timeout=0)
     try:
         lock.acquire()
@@ -108,16 +90,7 @@ def lock_partial(partial: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_full_disk(plan: Plan, partial: Path) -> Iterator[None]:
-    """
-    Says of a full disk what is needed, and that nothing is lost.
-
-    Args:
-        plan ([`Plan`]): What is merged.
-        partial (`Path`): The folder in which it grows.
-
-    Raises:
-        OSError: The same error, with more words.
-    """
+    """Says of a full disk what is needed, and that nothing is lost."""
     try:
         yield
     except OSError as error:
@@ -132,13 +105,7 @@ def explain_full_disk(plan: Plan, partial: Path) -> Iterator[None]:
 
 
 def write_passes(partial: Path, state: dict[str, Any]) -> None:
-    """
-    Keeps what the counting passes have found so far, complete or not at all.
-
-    Args:
-        partial (`Path`): The folder.
-        state (`dict`): What [`Baseline.state`] returned.
-    """
+    """Keeps what the counting passes have found so far, complete or not at all."""
     temporary = partial / f"{_PASSES}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(state, file)
@@ -149,15 +116,7 @@ def write_passes(partial: Path, state: dict[str, Any]) -> None:
 
 
 def read_passes(partial: Path) -> dict[str, Any] | None:
-    """
-    Reads what [`write_passes`] kept.
-
-    Args:
-        partial (`Path`): The folder.
-
-    Returns:
-        `dict` or `None`: The state; `None` if there is none, or if it is damaged, so that the passes start again.
-    """
+    """Reads what [`write_passes`] kept."""
     with contextlib.suppress(OSError, ValueError):
         state = json.loads((partial / _PASSES).read_text(encoding="utf-8"))
         return state if isinstance(state, dict) else None
@@ -165,10 +124,5 @@ def read_passes(partial: Path) -> dict[str, Any] | None:
 
 
 def forget_passes(partial: Path) -> None:
-    """
-    Removes what [`write_passes`] kept.
-
-    Args:
-        partial (`Path`): The folder.
-    """
+    """Removes what [`write_passes`] kept."""
     (partial / _PASSES).unlink(missing_ok=True)

@@ -25,27 +25,14 @@ _OWN = (MANIFEST, "mask.safetensors", "extra.safetensors", "sums.safetensors", "
 
 
 def packaged_loader() -> Path:
-    """
-    Where the loader that travels with artifacts lies.
-
-    Returns:
-        `Path`: `emr_loader.py` of the installed package.
-    """
+    """Where the loader that travels with artifacts lies."""
     return Path(manifest_emr.__file__).with_name(LOADER)
 
 
 def copy_artifact(folder: Path, out: Path) -> None:
-    """
-    Copies what belongs to an artifact, verified, into an empty folder.
+    """Copies what belongs to an artifact, verified, into an empty folder.
 
     Tasks that `emr.json` does not name, hidden files and the state of the merge stay behind.
-
-    Args:
-        folder (`Path`): The artifact.
-        out (`Path`): Where to; exists and is empty.
-
-    Raises:
-        ValueError: It is damaged, holds other code than the installed loader, or needs a base that nobody else has.
     """
     manifest = Manifest.read(folder)
     _require_reachable(manifest, folder)
@@ -105,13 +92,8 @@ def _copy(folder: Path, place: Path, out: Path, weights: set[str]) -> None:
 
 
 def hide_paths(folder: Path) -> None:
-    """
-    Cuts the paths of this machine in `emr.json` and `report.json` of a merge to their last part, and lets the hashes
-    be those of the files that are published.
-
-    Args:
-        folder (`Path`): A staged folder.
-    """
+    """Cuts the paths of this machine in `emr.json` and `report.json` of a merge to their last part, and lets the
+    hashes be those of the files that are published."""
     merge = read_merge(folder)
     if merge is None:
         return
@@ -126,7 +108,7 @@ def hide_paths(folder: Path) -> None:
     for file in (MANIFEST, "report.json"):
         path = folder / file
         if path.is_file():
-            content = _hidden(parse_json_object(path.read_bytes(), str(path)), paths)
+            content = _hide(parse_json_object(path.read_bytes(), str(path)), paths)
             if file == MANIFEST and merge.manifest is not None and merge.manifest.files:
                 content["files"] = _published_files(folder, merge.manifest)
             path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -144,11 +126,11 @@ def _published_files(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return hash_files(folder, known=manifest.files)
 
 
-def _hidden(value: Any, paths: list[tuple[str, str]]) -> Any:
+def _hide(value: Any, paths: list[tuple[str, str]]) -> Any:
     if isinstance(value, dict):
-        return {key: _hidden(item, paths) for key, item in value.items()}
+        return {key: _hide(item, paths) for key, item in value.items()}
     if isinstance(value, list):
-        return [_hidden(item, paths) for item in value]
+        return [_hide(item, paths) for item in value]
     if isinstance(value, str):
         for path, name in paths:
             value = value.replace(path, name)

@@ -32,15 +32,7 @@ class Ranks:
             self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def gather(self, value: Any) -> list[Any]:
-        """
-        Collects a value of every process; all have to call it.
-
-        Args:
-            value: What pickle can hold.
-
-        Returns:
-            `list`: By process.
-        """
+        """Collects a value of every process; all have to call it."""
         if self.count == 1:
             return [value]
         from accelerate.utils import gather_object
@@ -49,27 +41,11 @@ class Ranks:
         return found
 
     def sum(self, counts: np.ndarray) -> np.ndarray:
-        """
-        Adds up integers of every process.
-
-        Args:
-            counts (`np.ndarray`): Of one shape everywhere.
-
-        Returns:
-            `np.ndarray`: The sum.
-        """
+        """Adds up integers of every process."""
         return np.sum(self.gather(counts), axis=0)
 
     def agree(self, failure: BaseException | None) -> None:
-        """
-        Waits for all processes, and fails everywhere if one did.
-
-        Args:
-            failure (`BaseException` or `None`): What went wrong in this process.
-
-        Raises:
-            BaseException: `failure`; a `ValueError` where another process failed.
-        """
+        """Waits for all processes, and fails everywhere if one did."""
         told = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
         if failure is not None:
             raise failure

@@ -114,15 +114,8 @@ class Source:
         return any(info.dtype == torch.float64 for info in self._stored.values())
 
     def small_files(self, patterns: tuple[str, ...] = SMALL_FILES) -> dict[str, Path]:
-        """
-        The small files that are there: configuration, tokenizer, processor. Links out of the folder are left out.
-
-        Args:
-            patterns (`tuple[str, ...]`, *optional*): Names or patterns of names, such as [`TOKENIZER_FILES`].
-
-        Returns:
-            `dict[str, Path]`: Path of each by its name in the checkpoint, which may be in a sub-folder.
-        """
+        """The small files that are there: configuration, tokenizer, processor. Links out of the folder are left
+        out."""
         folder = self.folder
         found = (
             (path.relative_to(folder).as_posix(), path)
@@ -132,19 +125,7 @@ class Source:
         return {name: path for name, path in found if any(fnmatch.fnmatchcase(name, item) for item in patterns)}
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
-        """
-        Reads a run of elements of a tensor, in row-major order. Several threads may read at once.
-
-        Args:
-            name (`str`): Name of the tensor.
-            start (`int`): First element.
-            stop (`int`): One past the last element.
-            out (`torch.Tensor`): `[stop - start]`, contiguous, on the CPU, of `tensors[name].dtype`; it is filled.
-
-        Raises:
-            KeyError: There is no such tensor.
-            ValueError: The run is not inside the tensor, `out` does not fit, or the file cannot be read.
-        """
+        """Reads a run of elements of a tensor, in row-major order. Several threads may read at once."""
         if self._stored[name].dtype == torch.float64:
             wide = torch.empty(max(stop - start, 0), dtype=torch.float64)
             self.checkpoint.read_into(name, start, stop, wide)
@@ -153,58 +134,22 @@ class Source:
             self.checkpoint.read_into(name, start, stop, out)
 
     def read(self, name: str) -> torch.Tensor:
-        """
-        Reads a whole tensor; for small ones.
-
-        Args:
-            name (`str`): Name of the tensor.
-
-        Returns:
-            `torch.Tensor`: The tensor.
-
-        Raises:
-            KeyError: There is no such tensor.
-            ValueError: The file cannot be read.
-        """
+        """Reads a whole tensor; for small ones."""
         info = self.tensors[name]
         out = torch.empty(info.nbytes // info.dtype.itemsize, dtype=info.dtype)
         self.read_into(name, 0, len(out), out)
         return out.reshape(info.shape)
 
     def will_need(self, name: str, start: int, stop: int) -> None:
-        """
-        Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile.
-
-        Args:
-            name (`str`): Name of the tensor.
-            start (`int`): First element.
-            stop (`int`): One past the last element.
-        """
+        """Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile."""
         self.checkpoint.will_need(name, start, stop)
 
     def location(self, name: str) -> tuple[int, int] | None:
-        """
-        Where the elements of a tensor lie as they are, in the type that `tensors` tells.
-
-        Args:
-            name (`str`): Name of the tensor.
-
-        Returns:
-            `tuple[int, int]` or `None`: As [`Checkpoint.location`]; `None` also if they are converted when read.
-        """
+        """Descriptor and first byte of a tensor that lies in a local file as `tensors` tells; None if it does not."""
         return None if self._stored[name].dtype == torch.float64 else self.checkpoint.location(name)
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
-        """
-        What tells these weights from others, for `emr.json`.
-
-        Args:
-            hash_files (`bool`, *optional*, defaults to `False`):
-                Whether to read local files through for a hash that no Hub has told.
-
-        Returns:
-            `dict[str, Any]`: `source`, `revision` and `files`: `bytes`, `sha256` (or `None`), `header_sha256` of each.
-        """
+        """What tells these weights from others, for `emr.json`."""
         files = {
             name: {
                 "bytes": file.size,
@@ -216,12 +161,7 @@ class Source:
         return {"source": self.repo_id or self.spec, "revision": self.commit, "files": files}
 
     def fingerprint(self) -> dict[str, Any]:
-        """
-        What must not change while a merge is interrupted: the identity, with the times of local files.
-
-        Returns:
-            `dict[str, Any]`: As [`Source.identity`]; each local file also has `mtime_ns`.
-        """
+        """What must not change while a merge is interrupted: the identity, with the times of local files."""
         result = self.identity()
         for name, file in self.checkpoint.files.items():
             if file.path is not None:
@@ -282,21 +222,7 @@ class _NoBar(tqdm):
 def open_weights(
     label: str, spec: str | Path, *, token: str | bool | None = None, endpoint: str | None = None
 ) -> Source:
-    """
-    Opens a checkpoint that takes part in a merge, reading its header and its configuration only.
-
-    Args:
-        label (`str`): `"base"` or the task's name, for messages.
-        spec (`str` or `Path`): A folder, a safetensors file, or `org/name[@revision]` on a Hub.
-        token (`str` or `bool`, *optional*): Token of the Hub, as in `huggingface_hub`.
-        endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
-
-    Returns:
-        [`Source`]: The opened checkpoint.
-
-    Raises:
-        CheckpointError: It cannot be read; the message names it. It is a `ValueError`.
-    """
+    """Opens a checkpoint that takes part in a merge, reading its header and its configuration only."""
     path = Path(spec).expanduser()
     what = "base" if label == "base" else f"task {label!r}"
     pipeline = path / "model_index.json"
@@ -335,19 +261,7 @@ def _read_configuration(label: str, folder: Path) -> tuple[Library, dict[str, An
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:
-    """
-    Reads a small JSON object.
-
-    Args:
-        path (`Path`): The file.
-        label (`str`): Whose file it is, for the messages.
-
-    Returns:
-        `dict[str, Any]`: The object; empty if there is no such file.
-
-    Raises:
-        CheckpointError: It is too long, or no JSON object.
-    """
+    """Reads a small JSON object."""
     if not path.is_file():
         return {}
     if path.stat().st_size > _MAX_CONFIGURATION_BYTES:

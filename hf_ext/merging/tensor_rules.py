@@ -162,7 +162,7 @@ class SortedTensors:
             name
             for name, theirs in self._pairs[index].items()
             if self._base.tensors[name].dtype.is_floating_point
-            and (self._base.tensors[name].shape == task.tensors[theirs].shape or self._resized(index, name, theirs))
+            and (self._base.tensors[name].shape == task.tensors[theirs].shape or self._is_resized(index, name, theirs))
         ]
         refuse_little_overlap(self._base, task, self._pairs[index], fitting)
 
@@ -219,7 +219,7 @@ class SortedTensors:
                 f"{name!r} is {list(ours.shape)} in the base and {list(info.shape)} in "
                 f"{described(self._tasks[index])}. Exclude it, or use shape_policy: extra, which keeps it per task."
             )
-        elif self._config.shape_policy == "overlap" and self._resized(index, name, theirs):
+        elif self._config.shape_policy == "overlap" and self._is_resized(index, name, theirs):
             self._require_same_tokens(index, name, min(ours.shape[0], info.shape[0]))
             return True
         else:
@@ -250,13 +250,13 @@ class SortedTensors:
                 self._keep(index, theirs, TIED, compared=True)
             elif pairs.get(name) != theirs:
                 if is_computed_buffer(theirs, info):
-                    computed = self._unsaved(task) if computed is None else computed
+                    computed = self._unsaved_names(task) if computed is None else computed
                     if theirs in computed:
                         self.skipped.append((index, theirs, "computed by the model, which no longer saves it"))
                         continue
                 self._keep(index, theirs, "not in the base")
 
-    def _unsaved(self, task: Source) -> set[str]:
+    def _unsaved_names(self, task: Source) -> set[str]:
         """Buffers of a task's file that its class has no place for."""
         try:
             model = meta_model(task.config)
@@ -275,7 +275,7 @@ class SortedTensors:
     def _is_excluded(self, name: str) -> bool:
         return any(pattern.match(name) for pattern in self._excluded)
 
-    def _resized(self, index: int, name: str, theirs: str) -> bool:
+    def _is_resized(self, index: int, name: str, theirs: str) -> bool:
         """Whether a tensor has one row for each token, in both, and not equally many."""
         ours, info = self._base.tensors[name].shape, self._tasks[index].tensors[theirs].shape
         if not ours or not info or ours[1:] != info[1:] or ours[0] == info[0]:
@@ -290,16 +290,7 @@ class SortedTensors:
 
 
 def narrowing_warnings(tasks: Sequence[Source], merged: Sequence[Part]) -> list[str]:
-    """
-    Tells of tasks that are restored in a type which does not hold their weights exactly.
-
-    Args:
-        tasks (`Sequence[Source]`): The tasks.
-        merged (`Sequence[Part]`): The tensors that are merged.
-
-    Returns:
-        `list[str]`: Warnings, one for each pair of types.
-    """
+    """Tells of tasks that are restored in a type which does not hold their weights exactly."""
     narrowed: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
     for part in merged:
         for task, name in zip(tasks, part.task_names, strict=True):

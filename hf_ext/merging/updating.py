@@ -31,8 +31,8 @@ from ..hub.folders import recover_folder, replace_folder, sync_folder
 from .electing import elect_again, write_signs
 from .merge import merge_checkpoints
 from .origins import VOTED, merge_again, plan_task, record_options
-from .plan import Plan
-from .refreshing import refresh
+from .plan_table import Plan
+from .report_files import rewrite_report
 
 
 def add_task(
@@ -72,17 +72,17 @@ def add_task(
     with plan_task(place, manifest, name, source, base, options) as plan:
         why = _why_not_by_state(place, manifest, plan, name)
         if why is None:
-            with _rewriting(place) as work:
+            with _rewrite(place) as work:
                 election = elect_again(place, work, manifest, plan)
                 _widen_totals(work, manifest, election.manifest)
-                manifest = _rescaled(work, election.manifest, election.sums)
+                manifest = _rescale_tasks(work, election.manifest, election.sums)
                 voters = [*_voters(manifest), name]
                 manifest.write(work)
                 manifest = _append(work, place, manifest, voters, name, source, plan, options)
                 _complete(work, place, manifest, plan.warnings)
-            return _added(place, manifest, name, "state", None)
+            return _summary(place, manifest, name, "state", None)
     merge_again(place, manifest, name, source, base, why, options)
-    return _added(place, Manifest.read(place), name, "merged again", why)
+    return _summary(place, Manifest.read(place), name, "merged again", why)
 
 
 def add_task_frozen(
@@ -115,11 +115,11 @@ def add_task_frozen(
     place, manifest = _open(folder)
     _require_new(manifest, name, place)
     options: dict[str, Any] = {"token": token, "endpoint": endpoint}
-    with plan_task(place, manifest, name, source, base, options) as plan, _rewriting(place) as work:
+    with plan_task(place, manifest, name, source, base, options) as plan, _rewrite(place) as work:
         unsealed = dataclasses.replace(manifest, files={})
         manifest = _append(work, place, unsealed, _voters(manifest), name, source, plan, options)
         _complete(work, place, manifest, plan.warnings)
-    return _added(place, manifest, name, "frozen", None)
+    return _summary(place, manifest, name, "frozen", None)
 
 
 def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
         raise ValueError(f"{name!r} is the last task of {place}; delete the folder instead")
     tasks = {task: record for task, record in manifest.tasks.items() if task != name}
     before = manifest
-    manifest = dataclasses.replace(_changed(manifest, tasks, _voters(manifest)), files={})
-    with _rewriting(place) as work:
+    manifest = dataclasses.replace(_replace_tasks(manifest, tasks, _voters(manifest)), files={})
+    with _rewrite(place) as work:
         totals, gram = read_totals(work, before)
         left = [row for row, task in enumerate(before.tasks) if task != name]
         write_totals(work, totals, gram[np.ix_(left, left)])
@@ -155,15 +155,7 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
 
 
 def has_state(folder: str | Path) -> bool:
-    """
-    Whether an artifact kept what adding a task exactly needs.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-
-    Returns:
-        `bool`: Whether it did.
-    """
+    """Whether an artifact kept what adding a task exactly needs."""
     return Path(folder, "state.safetensors").is_file()
 
 
@@ -190,7 +182,7 @@ def _voters(manifest: Manifest) -> list[str]:
     return list(manifest.method.get(VOTED, manifest.tasks))
 
 
-def _changed(manifest: Manifest, tasks: dict[str, TaskRecord], voters: list[str]) -> Manifest:
+def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord], voters: list[str]) -> Manifest:
     """The manifest with other tasks."""
     method = {key: value for key, value in manifest.method.items() if key != VOTED}
     if voters != list(tasks):
@@ -201,7 +193,7 @@ def _changed(manifest: Manifest, tasks: dict[str, TaskRecord], voters: list[str]
 def _complete(work: Path, place: Path, manifest: Manifest, warnings: list[str]) -> None:
     """What follows from the tasks: the mark of the root, the report, the hashes, the card."""
     mark_root(work, list(manifest.tasks))
-    refresh(work, manifest, warnings)
+    rewrite_report(work, manifest, warnings)
     # Files that the copy shares with the artifact have the hashes that they had.
     before = Manifest.read(place).files
     shared = {name: about for name, about in before.items() if _is_shared(work / name, place / name)}
@@ -232,7 +224,7 @@ def _why_not_by_state(place: Path, manifest: Manifest, plan: Plan, name: str) ->
 
 
 @contextmanager
-def _rewriting(place: Path) -> Iterator[Path]:
+def _rewrite(place: Path) -> Iterator[Path]:
     """A copy of the artifact that shares its files; in the end it takes its place in one step."""
     work = place.with_name(f".{place.name}.update")
     # what an update that was killed left
@@ -263,7 +255,7 @@ def _widen_totals(work: Path, before: Manifest, after: Manifest) -> None:
     write_totals(work, wide, gram)
 
 
-def _rescaled(work: Path, manifest: Manifest, sums: dict[str, np.ndarray]) -> Manifest:
+def _rescale_tasks(work: Path, manifest: Manifest, sums: dict[str, np.ndarray]) -> Manifest:
     """The old tasks with the scales and densities that follow from new sums."""
     merged = list(manifest.merged.values())
     elements = np.array([tensor.elements for tensor in merged], np.int64)
@@ -333,14 +325,14 @@ def _append(
     os.replace(alone / "tasks" / name, work / "tasks" / name)
     shutil.rmtree(alone)
     write_sums(work, name, sums)
-    manifest = _changed(manifest, {**manifest.tasks, name: record}, voters)
+    manifest = _replace_tasks(manifest, {**manifest.tasks, name: record}, voters)
     if has_state(work):
         write_signs(work, name, record, manifest, plan)
     manifest.write(work)
     return manifest
 
 
-def _added(place: Path, manifest: Manifest, name: str, how: str, why: str | None) -> dict[str, Any]:
+def _summary(place: Path, manifest: Manifest, name: str, how: str, why: str | None) -> dict[str, Any]:
     record = manifest.tasks[name]
     return {
         "task": name,

@@ -11,7 +11,7 @@ import numpy as np
 from hf_ext.emr.ops_emr import SEGMENT, SUMS, TOTALS
 
 from .outputs import Copy
-from .plan import Part
+from .tensor_rules import Part
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,7 @@ class TensorSums(NamedTuple):
 
 
 def make_units(merged: Sequence[Part], copies: Sequence[Copy]) -> list[Unit]:
-    """
-    Cuts the work into units of about a segment.
-
-    Args:
-        merged (`Sequence[Part]`): The merged tensors.
-        copies (`Sequence[Copy]`): What is copied.
-
-    Returns:
-        `list[tuple[Piece, ...]]`: The same for every process, in the order of the tensors.
-    """
+    """Cuts the work into units of about a segment."""
     units: list[Unit] = []
     group: list[Piece] = []
     filled = 0
@@ -68,19 +59,7 @@ def _pieces(merged: Sequence[Part], copies: Sequence[Copy]) -> Iterator[Piece]:
 
 
 def add_up(units: Sequence[Unit], sums: Iterable[np.ndarray], tensors: int, tasks: int) -> TensorSums:
-    """
-    Adds up the sums of all units, in their order.
-
-    Args:
-        units (`Sequence[tuple[Piece, ...]]`): The units.
-        sums (`Iterable[np.ndarray]`): For each unit one row for each merged piece: sums, totals, and the upper
-            triangle of gram.
-        tensors (`int`): Number of merged tensors, M.
-        tasks (`int`): Number of tasks, N.
-
-    Returns:
-        [`TensorSums`]: The sums of every tensor.
-    """
+    """Adds up the sums of all units, in their order."""
     total = TensorSums(np.zeros((tensors, tasks, len(SUMS))), np.zeros((tensors, len(TOTALS))), np.zeros((tasks,) * 2))
     upper = np.triu_indices(tasks)
     lengths = (tasks * len(SUMS), len(TOTALS), len(upper[0]))

@@ -37,14 +37,8 @@ def load_drawing() -> None:
 
 
 def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
-    """
-    Draws a report: layers × tasks of sign conflict, mask density and error; the error of each task beside that of
-    1-bit deltas; cosines of pairs of task vectors; sizes.
-
-    Args:
-        report (`Mapping`): What [`report_emr.make_report`] returned, or a `report.json`.
-        path (`str` or `Path`): The PNG file; it appears whole or not at all.
-    """
+    """Draws a report: layers × tasks of sign conflict, mask density and error; the error of each task beside that
+    of 1-bit deltas; cosines of pairs of task vectors; sizes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -68,7 +62,7 @@ def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
     _draw_cosines(paper, report, tasks, (names + 0.3, tops[2], side, side))
     left = names + side + 2.4
     _draw_sizes(_axes(figure, left, tops[2], width - left - 0.15, side), report)
-    method, count = report["method"], _several(len(tasks), "task")
+    method, count = report["method"], _count_noun(len(tasks), "task")
     title = f"{method['method']}, {count}" + (f", rescale {method['rescale']}" if method["masks"] else "")
     paper.text(width / 2, 0.22, title, ha="center", va="center", fontsize=12)
     path = Path(path)
@@ -101,7 +95,7 @@ def _short(name: str) -> str:
     return name if len(name) <= LETTERS else f"{name[:half]}…{name[-half:]}"
 
 
-def _several(count: int, what: str) -> str:
+def _count_noun(count: int, what: str) -> str:
     """A count and its noun."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
@@ -111,7 +105,7 @@ def _matrix(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
     return [[float("nan") if value is None else value for value in row] for row in rows]
 
 
-def _chosen(names: Sequence[str], inches: float) -> list[tuple[int, str]]:
+def _choose_names(names: Sequence[str], inches: float) -> list[tuple[int, str]]:
     """As many of the names as there is room for, evenly, with their numbers."""
     room = max(int(inches * 72 / (SMALL * 1.2)), 1)
     return list(enumerate(names))[:: max(-(-len(names) // room), 1)]
@@ -192,10 +186,10 @@ def _names(paper: "Axes", box: tuple[float, float, float, float], columns: Seque
     """Names below and at the left of a heat map."""
     left, top, width, height = box
     style: dict[str, Any] = {"fontsize": SMALL, "parse_math": False}
-    for place, name in _chosen(columns, width):
+    for place, name in _choose_names(columns, width):
         x = left + width * (place + 0.5) / len(columns)
         paper.text(x, top + height + 0.06, name, ha="center", va="top", rotation=90, **style)
-    for place, name in _chosen(rows, height):
+    for place, name in _choose_names(rows, height):
         y = top + height * (place + 0.5) / len(rows)
         paper.text(left - 0.06, y, name, ha="right", va="center", **style)
 
@@ -214,9 +208,10 @@ def _draw_errors(axis: "Axes", report: Mapping[str, Any], tasks: Sequence[str]) 
     width = 0.84 / len(kinds)
     for index, kind in enumerate(kinds):
         label, color = ERRORS[kind]
-        for place, entry in enumerate(entries):
-            value, x = entry["error"][kind] or 0.0, place + (index - (len(kinds) - 1) / 2) * width
-            axis.bar(x, min(value, edge), width, color=color, label=label if place == 0 else None)
+        values = [entry["error"][kind] or 0.0 for entry in entries]
+        places = [place + (index - (len(kinds) - 1) / 2) * width for place in range(len(entries))]
+        axis.bar(places, [min(value, edge) for value in values], width, color=color, label=label)
+        for x, value in zip(places, values, strict=True):
             if value > edge:
                 text = f"{value:.3g}"
                 axis.text(x, 0.97 * edge, text, ha="center", va="top", rotation=90, fontsize=6, color="black")
@@ -225,7 +220,7 @@ def _draw_errors(axis: "Axes", report: Mapping[str, Any], tasks: Sequence[str]) 
     axis.set_ylabel("‖τ - restored τ‖² / ‖τ‖²", fontsize=8)
     _title(axis, "reconstruction error (0: the task's checkpoint, 1: the base)", loc="left")
     axis.tick_params(axis="y", labelsize=SMALL)
-    chosen = _chosen(tasks, 0.5 * axis.bbox.width / axis.figure.dpi)
+    chosen = _choose_names(tasks, 0.5 * axis.bbox.width / axis.figure.dpi)
     places, labels = [place for place, _ in chosen], [name for _, name in chosen]
     # A name is no formula, even if it has two dollar signs.
     axis.set_xticks(places, labels, fontsize=SMALL, parse_math=False, rotation=30, ha="right")
@@ -263,7 +258,7 @@ def _bytes(count: float) -> tuple[float, str]:
 def _draw_sizes(axis: "Axes", report: Mapping[str, Any]) -> None:
     """Stacked bars of bytes."""
     sizes, count = report["sizes"], len(report["tasks"])
-    bars = {_several(count, "checkpoint"): ["checkpoints"], "this artifact": ["unified"]}
+    bars = {_count_noun(count, "checkpoint"): ["checkpoints"], "this artifact": ["unified"]}
     if report["method"]["masks"]:
         bars["this artifact"] += ["masks", "extras"]
         bars["with the base"] = ["unified", "masks", "extras", "base"]

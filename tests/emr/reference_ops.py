@@ -7,7 +7,7 @@ taken over the whole block in fp64.
 
 import torch
 
-from hf_ext.emr.ops_emr import GRAM_STEP, SUB_BLOCK
+from hf_ext.emr.kernels_torch_emr import GRAM_STEP, SUB_BLOCK
 
 
 def merge_block(

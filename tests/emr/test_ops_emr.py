@@ -231,7 +231,7 @@ class TestCache:
     @pytest.fixture
     def compile_once(self, monkeypatch, tmp_path):
         numba = pytest.importorskip("numba")
-        from hf_ext.emr.kernels_vectors_emr import compile_kernel
+        from hf_ext.emr.kernels_emr import compile_kernel
 
         monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
         return lambda: compile_kernel(_add_one, "int64(int64)")

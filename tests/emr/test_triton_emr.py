@@ -50,10 +50,10 @@ def test_interpreted_kernels_have_the_bits_of_the_cpu():
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """The environment decides once in a process; here it may decide again."""
-    ops._fused.cache_clear()
+    ops._triton_kernels.cache_clear()
     yield monkeypatch
     monkeypatch.undo()
-    ops._fused.cache_clear()
+    ops._triton_kernels.cache_clear()
 
 
 def test_torch_is_the_default_on_cuda_and_triton_has_to_be_asked_for(chosen: pytest.MonkeyPatch):
@@ -66,7 +66,7 @@ def test_torch_is_the_default_on_cuda_and_triton_has_to_be_asked_for(chosen: pyt
     assert ops._kernels(cuda) == ops._Kernels(
         kernels_torch_emr.run_block, kernels_torch_emr.restore, kernels_torch_emr.multiply
     )
-    ops._fused.cache_clear()
+    ops._triton_kernels.cache_clear()
     chosen.setenv("HF_EXT_TRITON", "1")
     assert ops._kernels(cuda).run_block is stand_in.run_block
     assert ops._kernels(cuda).restore is stand_in.restore

@@ -16,7 +16,8 @@ from transformers import AutoModel, BertForSequenceClassification
 
 from hf_ext.emr.using_emr import EMRModel
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.plan import Plan, make_plan
+from hf_ext.merging.plan import make_plan
+from hf_ext.merging.plan_table import Plan
 from tests.emr.emr_testing import push_folder, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
 
 # peft 0.21 asks transformers for a property by its old name, and takes the bias of lora_B for a cut matrix.

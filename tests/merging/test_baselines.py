@@ -8,7 +8,7 @@ import torch
 from peft.utils import merge_utils
 from safetensors.torch import load_file
 
-from hf_ext.merging.baselines import _STEP, Baseline, _mixed, kept_elements
+from hf_ext.merging.baselines import _STEP, Baseline, _mix, kept_elements
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.emr_testing import write_weights
@@ -258,7 +258,7 @@ def test_random_numbers_are_uniform_over_their_whole_range():
 def test_the_generator_is_splitmix64():
     # The first three numbers that the published generator gives from a state of zero.
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert _mixed(np.arange(1, 4, dtype=np.uint64) * _STEP).tolist() == published
+    assert _mix(np.arange(1, 4, dtype=np.uint64) * _STEP).tolist() == published
 
 
 def test_random_numbers_stay_as_they_are():

@@ -20,7 +20,7 @@ from hf_ext.merging import engine, make_plan, plan
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.engine import Engine
 from hf_ext.merging.merge import merge_and_show, merge_checkpoints
-from hf_ext.merging.plan import Plan
+from hf_ext.merging.plan_table import Plan
 from hf_ext.merging.work import Piece, make_units
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
 

@@ -10,7 +10,8 @@ from huggingface_hub import close_session, constants
 from safetensors.torch import load_file
 
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.plan import Extra, Part, make_plan, resolve_plan
+from hf_ext.merging.plan import make_plan, resolve_plan
+from hf_ext.merging.tensor_rules import Extra, Part
 from tests.emr.emr_testing import (
     WORDS,
     ones,

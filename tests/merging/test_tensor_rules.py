@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from hf_ext.merging.plan import Copied, Part, Shared, make_plan, resolve_plan
+from hf_ext.merging.plan import make_plan, resolve_plan
+from hf_ext.merging.tensor_rules import Copied, Part, Shared
 from tests.emr.emr_testing import (
     WORDS,
     ones,
