@@ -94,7 +94,7 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 2) -> None:
     """Writes what JSON can hold as a whole file that ends with a newline."""
     with whole_file(path, "w") as file:
-        json.dump(content, file, indent=indent)
+        json.dump(content, file, indent=indent, ensure_ascii=False)
         file.write("\n")
 
 

@@ -7,16 +7,14 @@ the weights of the unified model little. `tar --zstd -xf` reads the file too.
 from __future__ import annotations
 
 import errno
-import os
 import re
 import shutil
 import tarfile
-import uuid
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, cast
 
-from ..hub.folders import sync_folder
+from ..files import whole_file, whole_folder
 
 _LEVELS = (1, 19)
 _COPIED_AT_ONCE = 1 << 20
@@ -49,24 +47,17 @@ def pack(folder: str | Path, archive: str | Path, *, level: int = 3, overwrite: 
     if archive.exists() and not overwrite:
         raise FileExistsError(f"{archive} exists; choose another name, or overwrite it")
     entries = _entries(folder)
-    temporary = archive.with_name(f".{archive.name}-{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "xb") as target:
-            # The bytes depend on the level only: with any number of threads above none they are the same.
-            compressor = zstandard.ZstdCompressor(level=level, threads=-1, write_checksum=True)
-            with (
-                # The size is in the header of the frame, so that a file that was cut off is recognised.
-                compressor.stream_writer(target, size=_length(entries), closefd=False) as stream,
-                tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar,
-            ):
-                for entry in entries:
-                    with open(folder / entry.name, "rb") as file:
-                        tar.addfile(entry, file)
-            target.flush()
-            os.fsync(target.fileno())
-        os.replace(temporary, archive)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(archive) as target:
+        # The bytes depend on the level only: with any number of threads above none they are the same.
+        compressor = zstandard.ZstdCompressor(level=level, threads=-1, write_checksum=True)
+        with (
+            # The size is in the header of the frame, so that a file that was cut off is recognised.
+            compressor.stream_writer(target, size=_length(entries), closefd=False) as stream,
+            tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for entry in entries:
+                with open(folder / entry.name, "rb") as file:
+                    tar.addfile(entry, file)
     return {
         "path": str(archive),
         "files": len(entries),
@@ -95,22 +86,15 @@ def unpack(
     if out.exists():
         raise FileExistsError(f"{out} exists; choose another place")
     _check_length(archive, zstandard, max_bytes, max_ratio)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}-{uuid.uuid4().hex}")
-    temporary.mkdir()
-    try:
+    with whole_folder(out) as folder:
         try:
-            _extract_all(archive, temporary, zstandard, max_files)
+            _extract_all(archive, folder, zstandard, max_files)
         except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
             raise ValueError(
                 f"{archive}: not a complete archive of an artifact ({error}); fetch or pack it again"
             ) from error
-        if not (temporary / "emr.json").is_file():
+        if not (folder / "emr.json").is_file():
             raise ValueError(f"{archive}: no emr.json in it, so it is no artifact of a merge, or it was cut off")
-        sync_folder(temporary)
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return out
 
 

@@ -4,7 +4,6 @@ peft; and where in the model each tensor of the checkpoint went, so that another
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,6 +16,8 @@ from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto import modeling_auto
+
+from ..files import read_json
 
 # What may differ between two tasks of one network: nothing that its construction reads, but for the width of a head.
 _LABEL_KEYS = ("id2label", "label2id", "num_labels", "problem_type", "finetuning_task")
@@ -158,7 +159,7 @@ def model_class(config: PreTrainedConfig, folder: Path, trust_remote_code: bool)
 def _build_transformers(
     folder: Path, weights: dict[str, torch.Tensor], source: str, dtype: torch.dtype | None, trust_remote_code: bool
 ) -> BuiltModel:
-    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    told = read_json(folder / "config.json")
     named = [str(name) for name in (told.get("auto_map") or {}).values() if "--" not in str(name)]
     absent = sorted({file for name in named if not (folder / (file := name.split(".")[0] + ".py")).is_file()})
     if trust_remote_code and absent and told.get("model_type") not in CONFIG_MAPPING:
@@ -182,7 +183,7 @@ def _build_transformers(
 def _build_diffusers(folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype | None) -> BuiltModel:
     import diffusers
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     name = config.get("_class_name")
     kind = getattr(diffusers, str(name), None)
     if not isinstance(kind, type) or not issubclass(kind, diffusers.ModelMixin):

@@ -6,9 +6,7 @@ of an artifact is described in `emr_loader.py`, which reads it without this pack
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..hub.folders import stays_inside
+from ..files import stays_inside, write_json
 from ..hub.safetensors_headers import DTYPE_NAMES, CheckpointError, parse_json_object
 from .ops_emr import DTYPES
 
@@ -145,13 +143,7 @@ class Manifest:
     def write(self, folder: str | Path) -> Path:
         """Writes `emr.json`, complete or not at all."""
         path = Path(folder, MANIFEST)
-        temporary = path.with_name(f".{MANIFEST}.tmp")
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(_to_dict(self), file, indent=1, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_json(path, _to_dict(self), indent=1)
         return path
 
 

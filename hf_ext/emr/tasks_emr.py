@@ -6,12 +6,12 @@ were worse than the input. So its `config.json` names the tasks under `emr_tasks
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..files import read_json, write_json
 from .manifest_emr import MANIFEST, Manifest
 
 MARK = "emr_tasks"
@@ -26,12 +26,10 @@ def mark_root(folder: Path, tasks: Sequence[str]) -> None:
     path = folder / "config.json"
     if not path.is_file() or not all((folder / "tasks" / task / path.name).is_file() for task in tasks):
         return
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if "_diffusers_version" in config:
+    config = read_json(path)
+    if not isinstance(config, dict) or "_diffusers_version" in config:
         return
-    path.unlink()
-    text = json.dumps(config | {MARK: list(tasks)}, indent=2, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_json(path, config | {MARK: list(tasks)})
 
 
 def read_tasks(source: str | Path) -> list[str] | None:

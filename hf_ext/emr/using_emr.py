@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from ..files import read_json
 from .building_emr import BuiltModel, Place, build_model, relabel, same_network
 from .mixed_emr import Mixer
 from .routing_emr import BaseFeatures, TaskRouter
@@ -328,7 +328,7 @@ class EMRModel:
     def _read_config(self, task: str) -> dict[str, Any]:
         files = self.weights.small_files(task)
         path = files["adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"]
-        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+        return cast(dict[str, Any], read_json(path))
 
     def _build(self, task: str) -> BuiltModel:
         built = build_model(

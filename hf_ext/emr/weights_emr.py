@@ -22,9 +22,9 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
 from safetensors import safe_open
 
+from ..files import replace_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
-from ..hub.folders import replace_folder
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .artifact_emr import compute_scales, open_extras, open_masks, open_unified, read_sums

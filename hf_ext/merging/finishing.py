@@ -146,7 +146,7 @@ def _same(first: Path, second: Path) -> bool:
         return ours == theirs
     try:
         return bool(json.loads(ours) == json.loads(theirs))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -7,7 +7,6 @@ is finished, `merge.json` what is merged. A merge that was interrupted goes on w
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import threading
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from hf_ext.plots.merges import load_drawing
 
-from ..hub.folders import replace_folder, sync_folder
+from ..files import read_json, replace_folder, sync, write_json
 from ..hub.system_calls import count_cores
 from .baselines import Baseline
 from .configuration import MergeConfig, load_config
@@ -173,9 +172,7 @@ class _Run:
             shutil.rmtree(self.partial / "result", ignore_errors=True)
             shutil.rmtree(self.partial / "journal", ignore_errors=True)
             forget_passes(self.partial)
-            temporary = known.with_suffix(".tmp")
-            temporary.write_text(json.dumps(self.identity, indent=1) + "\n", encoding="utf-8")
-            os.replace(temporary, known)
+            write_json(known, self.identity, indent=1)
         # reserved once, so that the others find the files
         Outputs(self.partial / "result", self.plan, self.extras, resume=begun).close(sync=False)
 
@@ -184,7 +181,7 @@ class _Run:
         counted = read_passes(self.partial) is not None
         if not known.is_file() or not (counted or Journal.any_finished(self.partial / "journal")):
             return False
-        changed = _differences(json.loads(known.read_text(encoding="utf-8")), self.identity)
+        changed = _differences(read_json(known), self.identity)
         if changed:
             raise ValueError(
                 f"{self.partial} holds an interrupted merge of something else: {'; '.join(changed[:5])}. Restore what "
@@ -194,7 +191,7 @@ class _Run:
 
     def open(self, stack: contextlib.ExitStack) -> None:
         """Opens the files and the journal in every process."""
-        found = json.loads((self.partial / "merge.json").read_text(encoding="utf-8"))
+        found = read_json(self.partial / "merge.json")
         changed = _differences(found, self.identity)
         if changed:
             raise ValueError(f"the processes do not see the same checkpoints: {'; '.join(changed[:5])}; run it again.")
@@ -267,7 +264,7 @@ class _Run:
             report = finish(folder, self.plan, self.extras, self.shared, sums, base, out=self.out)
         finally:
             closed.result()
-        sync_folder(folder)
+        sync(folder)
         # without its journal the folder is never taken for an interrupted merge
         self.journal.close()
         shutil.rmtree(self.partial / "journal")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from hf_ext.emr.manifest_emr import FORMAT, MANIFEST
 
-from ..hub.folders import recover_folder
+from ..files import read_json, recover_folder, write_json
 from ..hub.system_calls import free_bytes
 from .plan_table import Plan
 
@@ -61,10 +60,10 @@ def _require_writable(out: Path) -> None:
 def _is_merge(folder: Path) -> bool:
     """Whether a folder was written by a merge, with masks or without."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        found = read_json(folder / MANIFEST)
         return isinstance(found, dict) and found.get("format") == FORMAT
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        found = read_json(folder / "report.json")
         return isinstance(found, dict) and "sources" in found
     return False
 
@@ -106,19 +105,13 @@ def explain_full_disk(plan: Plan, partial: Path) -> Iterator[None]:
 
 def write_passes(partial: Path, state: dict[str, Any]) -> None:
     """Keeps what the counting passes have found so far, complete or not at all."""
-    temporary = partial / f"{_PASSES}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(state, file)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, partial / _PASSES)
+    write_json(partial / _PASSES, state, indent=None)
 
 
 def read_passes(partial: Path) -> dict[str, Any] | None:
     """Reads what [`write_passes`] kept."""
     with contextlib.suppress(OSError, ValueError):
-        state = json.loads((partial / _PASSES).read_text(encoding="utf-8"))
+        state = read_json(partial / _PASSES)
         return state if isinstance(state, dict) else None
     return None
 

@@ -14,7 +14,7 @@ from hf_ext.emr.artifact_emr import open_extras, open_masks, open_unified
 from hf_ext.emr.files_emr import hash_files
 from hf_ext.emr.manifest_emr import MANIFEST, Manifest
 
-from ..hub.folders import stays_inside
+from ..files import stays_inside
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
 from ..hub.safetensors_headers import parse_json_object
 from .card import public_name, read_merge

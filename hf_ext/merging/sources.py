@@ -16,9 +16,9 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tqdm.auto import tqdm
 
+from hf_ext.files import stays_inside
 from hf_ext.hub.checkpoints import Checkpoint, open_checkpoint
 from hf_ext.hub.file_hashes import file_sha256
-from hf_ext.hub.folders import stays_inside
 from hf_ext.hub.safetensors_headers import CheckpointError, TensorInfo
 
 Library = Literal["transformers", "diffusers", "peft"]

@@ -26,8 +26,8 @@ from hf_ext.emr.places_emr import recorded_path
 from hf_ext.emr.sums_emr import read_totals, write_sums, write_totals
 from hf_ext.emr.tasks_emr import mark_root
 
+from ..files import recover_folder, replace_folder, sync
 from ..hub.cards import write_card
-from ..hub.folders import recover_folder, replace_folder, sync_folder
 from .electing import elect_again, write_signs
 from .merge import merge_checkpoints
 from .origins import VOTED, merge_again, plan_task, record_options
@@ -232,7 +232,7 @@ def _rewrite(place: Path) -> Iterator[Path]:
     try:
         shutil.copytree(place, work, copy_function=_link)
         yield work
-        sync_folder(work)
+        sync(work)
         replace_folder(work, place)
     finally:
         shutil.rmtree(work, ignore_errors=True)

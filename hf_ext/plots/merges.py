@@ -1,10 +1,11 @@
 """The report of a merge as one picture."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hf_ext.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,14 +66,9 @@ def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
     method, count = report["method"], _count_noun(len(tasks), "task")
     title = f"{method['method']}, {count}" + (f", rescale {method['rescale']}" if method["masks"] else "")
     paper.text(width / 2, 0.22, title, ha="center", va="center", fontsize=12)
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
+    with whole_file(path) as file:
         # savefig would draw twice; a higher level takes longer and saves little.
-        canvas.print_png(temporary, pil_kwargs={"compress_level": 2})
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        canvas.print_png(file, pil_kwargs={"compress_level": 2})
 
 
 def _axes(figure: "Figure", left: float, top: float, width: float, height: float) -> "Axes":
