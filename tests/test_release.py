@@ -84,9 +84,22 @@ def test_a_run_becomes_a_folder_that_says_what_it_measured(load, work, monkeypat
     assert model.name == "denoise-color"
     loaded = SemanIRForImageRestoration.from_pretrained(folder)
     assert loaded.dtype == torch.float32 and loaded.config.embed_dim == SemanIRConfig(**MODEL).embed_dim
-    told = json.loads((folder / "training.json").read_text())["released"]
+    training = json.loads((folder / "training.json").read_text())
+    assert training["check"]["psnr"] == pytest.approx(release.restore_cat(folder), abs=0.01)
+    told = training["released"]
     results = json.loads((folder / "eval.json").read_text())["results"]
     shown = {row["metric"]: row["value"] for row in results}
+    assert json.loads((folder / "training.json").read_text())["check"]["psnr"] == pytest.approx(
+        release.restore_cat(folder), abs=0.01
+    )
     assert told["core_hours"] == 1.5 and f"{shown['psnr_gaussian_noise_25']:.2f}" in told["scores"]
     assert "(input " in told["scores"] and told["parameters"] == sum(map(torch.numel, loaded.state_dict().values()))
     assert f"{shown['psnr_gaussian_noise_25']:.2f}" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("model", released.list_released(), ids=lambda model: model.name)
+def test_a_released_model_restores_as_it_did_when_it_was_released(load, model):
+    folder = released.released(model.name)
+    told = json.loads((folder / "training.json").read_text(encoding="utf-8"))["check"]
+    if "psnr" in told:
+        assert load("release").restore_cat(folder) == pytest.approx(told["psnr"], abs=0.05)

@@ -114,6 +114,9 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     body = _environment().from_string(source)
     text = body.render(
         title=repo_id.rpartition("/")[2],
+        # A model that travels with the package has no repository.
+        released=None if "/" in repo_id else training.get("released"),
+        task=task,
         repo_id=repo_id,
         config=config,
         base_model=_base_model(config, arguments),
@@ -226,7 +229,7 @@ def _read_evaluation(path: Path) -> dict[str, Any]:
 
 def _read_training(path: Path) -> dict[str, Any]:
     training = _read_optional(path)
-    kinds: dict[str, type | tuple[type, ...]] = {"arguments": dict, "task": dict, "versions": dict}
+    kinds: dict[str, type | tuple[type, ...]] = dict.fromkeys(("arguments", "task", "versions", "released"), dict)
     kinds["seconds"] = (int, float)
     for key, kind in kinds.items():
         if training.get(key) is not None and not isinstance(training[key], kind):
