@@ -13,6 +13,8 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
+from hf_ext.fast import mrconv_gradients as _gradients  # noqa: F401 (enters itself in ops_mrconv.FAST)
+
 from .configuration_mrconv import MRConvConfig
 from .configuration_mrconvnext import MRConvNextConfig
 from .feature_extraction_mrconv import MRConvFeatureExtractor

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from .configuration_mrconv import MRConvConfig
-from .kernels_convolution_mrconv import SumOverProcesses
 from .kernels_mrconv import precise
+from .ops_mrconv import SumOverProcesses
 
 
 def statistics_group(synchronized: bool) -> torch.distributed.ProcessGroup | None:

@@ -1,18 +1,24 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""MRConv operators (arXiv 2408.09453): kernels of the branches, long convolution, and the merged training-mode layer.
+"""MRConv operators (arXiv 2408.09453): kernels of the branches, long convolution, and the training-mode layer.
 
-`tests/mrconv/reference_ops.py` has the same functions as direct sums over N branches.
+What is written here is plain: FFTs, and gradients by autograd. The installed package has forms of the two convolutions
+that give the same numbers in less time and memory (`FAST`); a checkpoint's copy of this file runs without them.
+`tests/mrconv/reference_ops.py` has the same functions as direct sums.
 Shapes: u is [batch, channels, length]; a kernel is [channels, taps] and starts at lag 0; N branches.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from transformers.utils.generic import maybe_autocast
 
-from .kernels_convolution_mrconv import BatchNormLayer, LongConv, normalized_conv
-from .kernels_sums_mrconv import fast_size, two_sided
+# Faster forms by the name of the function here, of the same values and gradients; `hf_ext.fast` enters them.
+FAST: dict[str, Callable[..., Any]] = {}
 
 
 def _working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -32,7 +38,15 @@ def fft_size(length: int) -> int:
     """
     if length < 1:
         raise ValueError(f"An FFT has at least one point, got length={length}. Pass a length of 1 or more.")
-    return fast_size(length)
+    best = 1 << max(1, (length - 1).bit_length())
+    five = 1
+    while five < best:
+        odd = five
+        while odd < best:
+            best = min(best, odd << max(1, (-(-length // odd) - 1).bit_length()))
+            odd *= 3
+        five *= 5
+    return best
 
 
 def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
@@ -154,7 +168,14 @@ def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> T
         raise ValueError(f"A kernel of {taps} taps does not fit an FFT of size n={n}. Pass n >= {taps}.")
     with maybe_autocast(kernel.device.type, enabled=False):
         kernel = kernel.to(_working_dtype(kernel.dtype))
-        return two_sided(kernel, None if backward_kernel is None else backward_kernel.to(kernel.dtype), n)
+        return _two_sided(kernel, None if backward_kernel is None else backward_kernel.to(kernel.dtype), n)
+
+
+def _two_sided(kernel: Tensor, wing: Tensor | None, n: int) -> Tensor:
+    if wing is None or wing.shape[1] == 0:
+        return torch.fft.rfft(kernel, n=n)
+    gap = kernel.new_zeros(len(kernel), n - kernel.shape[1] - wing.shape[1])
+    return torch.fft.rfft(torch.cat([kernel, gap, wing.flip(1)], dim=1))
 
 
 def _check_input(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> None:
@@ -218,13 +239,30 @@ def long_conv(
     kernel = kernel.to(dtype)
     backward_kernel = None if backward_kernel is None else backward_kernel.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    if not torch.compiler.is_compiling():
-        y: Tensor = LongConv.apply(u, kernel, backward_kernel, spectrum, bias, n)
+    # For torch.export and the compiler there is nothing faster than the plain expression.
+    if not torch.compiler.is_compiling() and "long_conv" in FAST:
+        y: Tensor = FAST["long_conv"](u, kernel, backward_kernel, spectrum, bias, n)
         return y
-    # One expression, for torch.export and the compiler.
-    factors = two_sided(kernel, backward_kernel, n) if spectrum is None else spectrum
+    factors = _two_sided(kernel, backward_kernel, n) if spectrum is None else spectrum
     y = torch.fft.irfft(torch.fft.rfft(u.to(dtype), n=n) * factors, n=n)[..., :length]
     return (y if bias is None else y + bias[:, None]).to(u.dtype)
+
+
+class SumOverProcesses(torch.autograd.Function):
+    """Sum over the processes of a group; so is the gradient, since the result of each depends on all inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
+        ctx.group = group
+        values = values.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(values, group=group)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        total: Tensor = SumOverProcesses.apply(gradients[0], ctx.group)
+        return total, None
 
 
 def batch_norm_conv(
@@ -241,7 +279,7 @@ def batch_norm_conv(
     group: torch.distributed.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
-    Training-mode MRConv layer (poster eqs. 2, 4-6) as one convolution, the statistics of whose branches are exact:
+    Training-mode MRConv layer (poster eqs. 2, 4-6):
     y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i + eps) + bias_i).
 
     Args:
@@ -286,8 +324,52 @@ def batch_norm_conv(
         spans = [span + wing.shape[1] for span, wing in zip(spans, ahead, strict=True)]
     # Neither the outputs nor the autocorrelation of u wrap around.
     n = fft_size(length + min(length, max(spans)) - 1)
-    layer = BatchNormLayer(n, eps, group, start, stop)
-    return normalized_conv(u, alpha, weight, bias, layer, *cropped, *ahead)
+    form = FAST.get("batch_norm_conv", _batch_norm_branches)
+    y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
+    return y, mean, var, count
+
+
+def _batch_norm_branches(
+    u: Tensor,
+    kernels: list[Tensor],
+    wings: list[Tensor],
+    alpha: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    n: int,
+    eps: float,
+    start: Tensor | None,
+    stop: Tensor | None,
+    group: torch.distributed.ProcessGroup | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The layer as it is written: N branches, the variance of each about its mean. Kernels fit an FFT of size n."""
+    dtype, length = kernels[0].dtype, u.shape[2]
+    time = torch.arange(length, device=u.device).expand(u.shape[0], 1, length)
+    valid = torch.ones_like(time, dtype=torch.bool)
+    if start is not None:
+        valid = valid & (time >= start[:, None, None])
+    if stop is not None:
+        valid = valid & (time < stop[:, None, None])
+
+    def total(branches: list[Tensor]) -> Tensor:
+        """Sum of each branch over the valid positions of all processes: [N, channels]."""
+        sums = torch.stack([torch.where(valid, branch, 0).sum((0, 2)) for branch in branches])
+        return sums if group is None else SumOverProcesses.apply(sums, group)
+
+    spectrum = torch.fft.rfft(u.to(dtype), n=n)
+    branches = []
+    for i, kernel in enumerate(kernels):
+        factors = _two_sided(kernel, wings[i] if wings else None, n)
+        branches.append(torch.fft.irfft(spectrum * factors, n=n)[..., :length])
+    count = total([torch.ones_like(u[:, :1], dtype=dtype)])[0, 0]
+    positions = count.clamp_min(1)
+    mean = total(branches) / positions
+    centred = [branch - one[:, None] for branch, one in zip(branches, mean, strict=True)]
+    var = total([branch.square() for branch in centred]) / positions
+    scale = alpha * weight * (var + eps).rsqrt()
+    shift = (alpha * bias).sum(0)
+    y = sum((one[:, None] * branch for one, branch in zip(scale, centred, strict=True)), shift[:, None])
+    return y.to(u.dtype), mean.detach(), var.detach(), count.detach()
 
 
 __all__ = [
