@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM, MRConvForSequenceClassification
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 from hf_ext.mrconv.modeling_mrconv import require_all
-from hf_ext.mrconv.modeling_norms_mrconv import MRConvBatchNorm
 from tests.mrconv.operator_cases import layer, layer_case, leaves
 
 SIZES = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import ops_mrconv as ops
-from hf_ext.mrconv.modeling_norms_mrconv import MRConvBatchNorm
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 from tests import warm_python
 from tests.mrconv.operator_cases import batch_norm_branches, layer, layer_case, leaves, random, shared_case
 
@@ -157,7 +157,7 @@ import torch
 import torch.distributed as dist
 
 from hf_ext.fast import mrconv_gradients
-from hf_ext.mrconv.modeling_norms_mrconv import MRConvBatchNorm
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 from tests.mrconv.operator_cases import layer, leaves, operators_in, shared_case
 
 calls = []
