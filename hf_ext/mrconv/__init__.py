@@ -13,8 +13,6 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from hf_ext.fast import mrconv_gradients as _gradients  # noqa: F401 (enters itself in ops_mrconv.FAST)
-
 from .configuration_mrconv import MRConvConfig
 from .configuration_mrconvnext import MRConvNextConfig
 from .feature_extraction_mrconv import MRConvFeatureExtractor
@@ -30,6 +28,8 @@ from .modeling_mrconv import (
 )
 from .modeling_mrconvnext import MRConvNextForImageClassification, MRConvNextModel, MRConvNextPreTrainedModel
 from .streaming_mrconv import MRConvCache
+
+from hf_ext.fast import mrconv_gradients, mrconv_kept_kernels  # isort: skip  # noqa: F401 (they enter themselves)
 
 AutoConfig.register("mrconv", MRConvConfig)
 AutoModel.register(MRConvConfig, MRConvModel)

@@ -9,7 +9,7 @@ tensor with the branch first; but for Fourier kernels, see there. Shapes: parame
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,15 +29,9 @@ def precise(value: torch.Tensor) -> torch.Tensor:
 
 class MRConvKernel(nn.Module):
     """
-    Base of the kernels: one wing of all branches of a layer. Linear in `weight`, which starts so that the whole
-    kernel of a branch, both wings of a bidirectional one together, has norm 1 in every channel.
-
-    Args:
-        config ([`MRConvConfig`]): Or one with the same fields that describe kernels.
-        channels (`int`): Number of channels.
-        length (`int`): Length of the longest kernel, in samples at the rate of training.
-        seed (`int`, *optional*, defaults to 0): What decides the places of sparse taps, and nothing else.
-        ahead (`bool`, *optional*, defaults to `False`): Whether this wing multiplies later inputs, from lag 1 on.
+    Base of the kernels: one wing of all branches of a layer, `length` samples for the longest. Linear in `weight`,
+    which starts so that the kernel of a branch, both wings of a bidirectional one together, has norm 1 in every
+    channel. `seed` decides the places of sparse taps; a wing `ahead` multiplies later inputs, from lag 1 on.
     """
 
     weight: nn.Parameter
@@ -55,14 +49,7 @@ class MRConvKernel(nn.Module):
         raise NotImplementedError
 
     def forward(self, rate: float = 1.0) -> list[torch.Tensor]:
-        """
-        Args:
-            rate (`float`, *optional*, defaults to 1.0):
-                How many times fewer samples per second than at training: 2.0 where the rate is halved.
-
-        Returns:
-            `list[torch.Tensor]`: N kernels of shape `(channels, l_i / rate)`, float32 or float64.
-        """
+        """N kernels [channels, l_i / rate], for `rate` times fewer samples per second than at training."""
         lengths = changed_lengths(self.branches, rate)
         return [self.branch(index, rate, length) for index, length in enumerate(lengths)]
 
@@ -144,20 +131,12 @@ class MRConvFourierKernel(MRConvKernel):
         return fourier_kernel(modes, length)
 
     def from_pairs(self, pairs: torch.Tensor) -> torch.Tensor:
-        """
-        The parameter of a checkpoint written before imaginary parts without effect were left out.
-
-        Args:
-            pairs (`torch.Tensor` of shape `(N, channels, m, 2)`): Real and imaginary part of every mode.
-
-        Returns:
-            `torch.Tensor` of shape `(channels, numbers)`: What `weight` is now, of the same kernels.
-        """
+        """The parameter, of pairs [N, channels, m, 2] as checkpoints of before have them."""
         flat = torch.cat([pairs[:, :, :1, 0], pairs[:, :, 1:].flatten(2)], dim=2)  # [N, channels, 2 m - 1]
         return torch.cat([branch[:, :count] for branch, count in zip(flat, self.counts, strict=True)], dim=1)
 
     def reads_pairs(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape is the parameter of a checkpoint as [`from_pairs`] takes it."""
+        """Whether a tensor of this shape is a parameter as [`from_pairs`] takes it."""
         return tuple(shape) == (len(self.branches), self.channels, self.modes, 2)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -306,12 +285,7 @@ class PairsToNumbers(ConversionOps):
 
 
 def register_conversion(model_type: str) -> None:
-    """
-    Make `from_pretrained` read earlier checkpoints.
-
-    Args:
-        model_type (`str`): Of the configuration.
-    """
+    """Make `from_pretrained` read earlier checkpoints of a model type."""
     converters: list[Any] = [WeightConverter(name, name, [PairsToNumbers()]) for name in _NAMES]
     # Again where code that came with a checkpoint is imported beside this package: both do the same.
     register_checkpoint_conversion_mapping(model_type, converters, overwrite=True)
@@ -331,13 +305,7 @@ def keeps_state(method: Callable[..., Any]) -> Callable[..., Any]:
 
 class StreamingKernel:
     """
-    A kernel prepared for tiles. It is never changed, so streams share it, copies of streams too.
-
-    Args:
-        kernel (`torch.Tensor` of shape `[channels, taps]`):
-            Causal kernel, lag 0 first.
-        bias (`torch.Tensor` of shape `[channels]`):
-            Added to the convolution.
+    A kernel [channels, taps] and bias prepared for tiles. It never changes, so streams and their copies share it.
     """
 
     @keeps_state
@@ -375,14 +343,7 @@ _SPECTRA = 4
 
 
 class MergedKernel:
-    """
-    A merged kernel with its spectra and its form for streaming, each made when it is first asked for.
-
-    Args:
-        kernel (`torch.Tensor` of shape `(channels, taps)`): Kernel of the past.
-        ahead (`torch.Tensor` of shape `(channels, backward_taps)`, *optional*): Kernel of the future.
-        bias (`torch.Tensor` of shape `(channels,)`): Bias.
-    """
+    """A merged kernel and bias with its spectra and its form for streams, each made when it is first asked for."""
 
     def __init__(self, kernel: Tensor, ahead: Tensor | None, bias: Tensor):
         self.kernel, self.ahead, self.bias = kernel, ahead, bias
@@ -413,66 +374,6 @@ class MergedKernel:
         return self._streaming
 
 
-class KernelSource:
-    """
-    What the merged kernel of a layer is made of, to find out whether it has changed since.
-
-    A stale kernel would be silently wrong, so nothing here trusts that a change was announced: by `train()`, an
-    optimizer or `load_state_dict`. Of a layer with branches the parameters and statistics are compared *by value*
-    with copies. They are few, l_0 numbers a branch and channel for a kernel of up to l_0 2^N, so that this costs a
-    small part of a merge, and it sees what PyTorch's version counters do not count: writes through `.data`, and FSDP,
-    which gathers new values into the same memory. Of a merged layer the kernels themselves would have to be
-    compared, as long as the input; there the tensors, their addresses and their version counters are. (A write to a
-    merged kernel through `.data` goes uncounted: call `eval()` after it.)
-
-    Args:
-        layer (`torch.nn.Module`): The layer.
-        tensors (`list[torch.Tensor]`): What is compared: parameters and buffers.
-        settings (`tuple`): And numbers and names that decide about the kernel.
-    """
-
-    def __init__(self, layer: nn.Module, tensors: list[Tensor], settings: tuple[Any, ...], merged: bool):
-        self.modules, self.tensors, self.settings = list(layer.modules()), tensors, settings
-        self.versions = [(tensor.data_ptr(), tensor._version) for tensor in tensors] if merged else None
-
-    @classmethod
-    def of(cls, layer: nn.Module, known: tuple[type, ...], settings: tuple[Any, ...], merged: bool) -> "Self | None":
-        """
-        The source of a layer; None where it cannot be known: a module is none of `known` types, such as a wrapper of
-        peft, or carries a hook, such as accelerate's, that may change what it gives; or a tensor has no values here.
-        """
-        if not all(type(module) in known and not _is_hooked(module) for module in layer.modules()):
-            return None
-        tensors = [*layer.parameters(), *layer.buffers()]
-        if not all(_has_values(tensor) and not (merged and tensor.is_inference()) for tensor in tensors):
-            return None
-        return cls(layer, tensors, settings, merged)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, KernelSource) or (self.settings, self.versions) != (other.settings, other.versions):
-            return False
-        if len(self.modules) != len(other.modules) or len(self.tensors) != len(other.tensors):
-            return False
-        modules = zip(self.modules, other.modules, strict=True)
-        pairs = list(zip(self.tensors, other.tensors, strict=True))
-        if not all(mine is its for mine, its in modules):
-            return False
-        if self.versions is not None:
-            # The tensors themselves: an address that was freed may have been given to another.
-            return all(mine is its for mine, its in pairs)
-        return all(
-            mine.device == its.device and mine.dtype == its.dtype and torch.equal(mine, its) for mine, its in pairs
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def copy(self) -> Self:
-        """The values as they are now, where values are compared."""
-        if self.versions is None:
-            self.tensors = [tensor.detach().clone() for tensor in self.tensors]
-        return self
-
-
 @contextmanager
 def whole_parameters(module: nn.Module) -> Iterator[None]:
     """
@@ -495,20 +396,10 @@ def whole_parameters(module: nn.Module) -> Iterator[None]:
             part._parameters[name] = value
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-
-
-def _has_values(tensor: Tensor) -> bool:
-    """A tensor of PyTorch's own, not one of a subclass: distributed, fake or quantized; and in memory."""
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type != "meta"
-
-
 __all__ = [
     "KEPT_FFT",
     "KERNELS",
     "TILE",
-    "KernelSource",
     "MRConvDilatedKernel",
     "MRConvFourierKernel",
     "MRConvFourierSparseKernel",

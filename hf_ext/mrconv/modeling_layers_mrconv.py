@@ -31,7 +31,6 @@ from transformers.utils.output_capturing import OutputRecorder
 from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
 from .kernels_mrconv import (
     KERNELS,
-    KernelSource,
     MergedKernel,
     MRConvFourierSparseKernel,
     MRConvKernel,
@@ -40,7 +39,7 @@ from .kernels_mrconv import (
     register_conversion,
     whole_parameters,
 )
-from .ops_mrconv import SumOverProcesses, batch_norm_conv, long_conv, merge_kernels
+from .ops_mrconv import FAST, SumOverProcesses, batch_norm_conv, long_conv, merge_kernels
 
 logger = logging.get_logger(__name__)
 
@@ -93,17 +92,9 @@ BatchConvolution = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], t
 class MRConvBranchNorm(MRConvPreciseBuffers):
     """
     Batch normalisation of the N branches of a layer: scale, shift and running statistics of shape (N, D). The
-    statistics come from [`~ops_mrconv.batch_norm_conv`], which never forms the branches. Whether they are those of the
-    batch says [`takes_batch_statistics`].
-
-    All that a layer wants of it goes through `forward`: a wrapper of peft or a hook of accelerate that stands in its
-    place has no other entrance.
-
-    Args:
-        num_branches (`int`): N.
-        channels (`int`): D.
-        eps (`float`): Added to the variance.
-        momentum (`float`): Share of a new batch in the running statistics.
+    statistics come from [`~ops_mrconv.batch_norm_conv`]. Whether they are those of the batch says
+    [`takes_batch_statistics`]. All that a layer wants of it goes through `forward`: a wrapper of peft or a hook of
+    accelerate that stands in its place has no other entrance.
     """
 
     running_mean: torch.Tensor
@@ -126,13 +117,8 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
         self, alpha: torch.Tensor, convolve: BatchConvolution | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """
-        Args:
-            alpha (`torch.Tensor` of shape `(N, D)`): Mixing coefficients.
-            convolve (`Callable`, *optional*): The layer on a batch, with the statistics of the batch.
-
-        Returns:
-            `torch.Tensor`: What `convolve` gives, if it is given and the statistics of the batch are to be taken;
-            otherwise the `tuple` of factors and shifts that [`fold`] gives.
+        What `convolve`, the layer on a batch, gives, if it is given and the statistics of the batch are to be taken;
+        otherwise the factors and shifts that [`fold`] gives.
         """
         if convolve is None or not takes_batch_statistics(self):
             return self.fold(alpha)
@@ -166,16 +152,7 @@ class MRConvBranchLayerNorm(nn.Module):
 
 
 class MRConvBatchNorm(MRConvPreciseBuffers):
-    """
-    Batch normalisation of hidden states `(B, L, D)` over the valid positions: with the statistics of the batch where
-    [`takes_batch_statistics`] says so, otherwise with the running ones.
-
-    Args:
-        channels (`int`): D.
-        eps (`float`): Added to the variance.
-        momentum (`float`): Share of a new batch in the running statistics.
-        synchronized (`bool`): Whether all processes share their statistics in training.
-    """
+    """Batch normalisation of hidden states (B, L, D) over the valid positions, of all processes if `synchronized`."""
 
     running_mean: torch.Tensor
     running_var: torch.Tensor
@@ -265,8 +242,8 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.reparameterized = config.reparameterized
         # Sums instead of FFTs once merged; see `MRConvPreTrainedModel.use_direct_convolution`.
         self.direct = False
-        # The merged kernel that was made last, and of what.
-        self._kept: tuple[KernelSource, MergedKernel] | None = None
+        # What the installed package keeps of the merged kernel from call to call.
+        self.kept: Any = None
         channels, length = config.hidden_size, config.max_position_embeddings
         branches = branch_lengths(config.kernel_size, length, config.num_branches)
         if config.reparameterized:
@@ -307,7 +284,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             cache ([`~streaming_mrconv.MRConvCache`], *optional*): What came before, when `u` continues a sequence.
 
         Returns:
-            `torch.Tensor` of shape `(batch, channels, length)`: Output; of no meaning outside [start, stop).
+            `torch.Tensor` of the shape of `u`: Output; of no meaning outside [start, stop).
         """
         if start is not None and stop is not None:
             positions = torch.arange(u.shape[-1], device=u.device)
@@ -326,15 +303,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         return self._merged_forward(u)
 
     def branch_kernels(self) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        """
-        Kernels of the branches as they are convolved, without normalisation and alpha.
-
-        Returns:
-            `tuple`: N kernels of shape `(channels, l_i)`, and those that look ahead, or None if the layer is causal.
-
-        Raises:
-            ValueError: If the layer is merged.
-        """
+        """The N kernels (channels, l_i) as they are convolved, and those that look ahead or None."""
         if self.reparameterized:
             raise ValueError(
                 "This layer is merged and has no branches; load a checkpoint from before `reparameterize()`."
@@ -345,14 +314,8 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     def merged(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """
-        One kernel and one bias for all branches, with the running statistics (eq. 7), in float32 or float64:
-        k = sum_i alpha_i s_i k_i, b = sum_i alpha_i t_i.
-
-        Returns:
-            `tuple`: Kernel of shape `(channels, taps)`, kernel that looks ahead or None, bias of shape `(channels,)`.
-
-        Raises:
-            ValueError: If branches are layer-normalised, which depends on each input.
+        One kernel and one bias for all branches, with the running statistics (eq. 7), in float32 or float64: k = sum_i
+        alpha_i s_i k_i, b = sum_i alpha_i t_i. Returns the kernel, the one that looks ahead or None, the bias.
         """
         if self.reparameterized:
             return self.merged_kernel, self.merged_backward_kernel, self.merged_bias
@@ -427,33 +390,17 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     def kept_kernel(self) -> MergedKernel:
         """
-        The merged kernel without gradients, of the parameters and statistics as they are now: made anew only where
-        one of them has changed since the last call.
-
-        Returns:
-            [`~kernels_mrconv.MergedKernel`]: Shared by all who call; nothing in it may be changed.
+        The merged kernel without gradients, of the parameters and statistics as they are now. The installed package
+        makes it anew only where one of them has changed since the last call; nothing in it may be changed.
         """
         # Inside of inference mode tensors would be made that gradients cannot pass.
         with torch.inference_mode(False), torch.no_grad():
-            settings = (self.rate_factor, self.config.branch_norm, getattr(getattr(self, "norm", None), "eps", None))
-            source = KernelSource.of(self, _OWN_MODULES, settings, self.reparameterized)
-            if source is None:
-                return MergedKernel(*self.merged())
-            kept = self._kept
-            if kept is None or kept[0] != source:
-                kept = self._kept = (source.copy(), MergedKernel(*self.merged()))
-            return kept[1]
+            form = FAST.get("kept_kernel")
+            kernel: MergedKernel = MergedKernel(*self.merged()) if form is None else form(self)
+            return kernel
 
     def streaming_kernel(self) -> StreamingKernel:
-        """
-        The merged kernel for streams; all of them share it.
-
-        Returns:
-            [`~streaming_mrconv.StreamingKernel`]: As of now; a stream keeps the one that it began with.
-
-        Raises:
-            ValueError: If the layer is bidirectional, or branches are layer-normalised.
-        """
+        """The merged kernel as it is now, for streams; all of them share it."""
         kept = self.kept_kernel()
         if kept.ahead is not None:
             raise ValueError(
@@ -484,9 +431,6 @@ class MRConvLayer(MRConvPreciseBuffers):
 
         They are no parameters: a dense kernel of D x L free values is another model than N branches of D x l_0, and
         training it would lose what the branches are for. What surrounds the convolution can still be trained.
-
-        Raises:
-            ValueError: If branches are layer-normalised, or the weights are not in memory.
         """
         if self.reparameterized:
             return
@@ -501,15 +445,15 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.reparameterized = True
 
     def train(self, mode: bool = True) -> Self:
-        self._kept = None
+        self.kept = None
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        self._kept = None
+        self.kept = None
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._kept = None
+        self.kept = None
         super()._load_from_state_dict(*args, **kwargs)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -520,11 +464,7 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles make a merged kernel of their own."""
-        return {**vars(self), "_kept": None}
-
-
-# Whose values decide about the merged kernel, and nothing else of them.
-_OWN_MODULES: tuple[type, ...] = (MRConvLayer, MRConvBranchNorm, *KERNELS.values())
+        return {**vars(self), "kept": None}
 
 
 class MRConvBlock(GradientCheckpointingLayer):
@@ -597,10 +537,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
 
     def convolutions(self) -> list[MRConvLayer]:
-        """
-        Returns:
-            `list[MRConvLayer]`: The convolution layers, first to last.
-        """
+        """The convolution layers, first to last."""
         return [module for module in self.modules() if isinstance(module, MRConvLayer)]
 
     def kernel_parameters(self) -> list[str]:

@@ -34,14 +34,8 @@ def valid_range(
     """
     First valid position of each sample, first after the last, and the mask as booleans; None where all are valid.
 
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 where valid. When streaming it may
-            cover the past too, and a sample may have no valid position in this chunk.
-        inputs (`torch.Tensor` of shape `(batch, length, ...)`): What the mask belongs to.
-        streaming (`bool`): Whether the inputs continue a sequence.
-
-    Raises:
-        ValueError: If the mask has another shape, or the valid positions of a sample are not one run.
+    The valid positions of a sample are one run. When streaming, the mask may cover the past too, and a sample may have
+    no valid position in this chunk.
     """
     if attention_mask is None:
         return None, None, None
@@ -74,15 +68,9 @@ def valid_range(
 
 def require_all(holds: torch.Tensor, message: str) -> None:
     """
-    Check what depends on values. A GPU checks by itself while the program goes on, as it does for a token outside of
-    the vocabulary: to ask it for the answer would wait for all that it has to do.
-
-    Args:
-        holds (`torch.Tensor`): What has to be True everywhere.
-        message (`str`): What is wrong otherwise.
-
-    Raises:
-        ValueError: If something is False, on a CPU. On CUDA a later operation raises a `RuntimeError` instead.
+    Raise a `ValueError` unless all holds. A GPU checks by itself while the program goes on, as it does for a token
+    outside of the vocabulary, and a later operation raises a `RuntimeError`: to ask it would wait for all that it has
+    to do.
     """
     if holds.is_cuda:
         torch._assert_async(holds.all(), message)
@@ -186,18 +174,7 @@ class MRConvModel(MRConvPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         input_values: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """
-        Embed the one input that is given.
-
-        Args:
-            input_ids, inputs_embeds, input_values: As in the forward pass.
-
-        Returns:
-            `torch.Tensor` of shape `(batch_size, length, hidden_size)`: What the first block gets.
-
-        Raises:
-            ValueError, TypeError: As in the forward pass.
-        """
+        """Embed the one input that is given: what the first block gets, (B, L, D)."""
         config = self.config
         given = [value for value in (input_ids, inputs_embeds, input_values) if value is not None]
         if len(given) != 1 or not given[0].numel():
@@ -473,16 +450,7 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
 
 
 def check_left_padding(attention_mask: torch.Tensor, positions: int) -> None:
-    """
-    Check that a mask fits a sequence that goes on: no padding follows a valid position.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch, positions)`): 1 where valid, over all positions so far.
-        positions (`int`): Positions that the cache has seen, and those of the present chunk.
-
-    Raises:
-        ValueError: If the mask has another length, or padding follows a valid position.
-    """
+    """Check that a mask covers the cached `positions` and the new ones, and that no padding follows a valid one."""
     if attention_mask.ndim != 2 or attention_mask.shape[1] != positions:
         raise ValueError(
             f"`attention_mask` has shape {tuple(attention_mask.shape)}; with a cache it covers the positions of the "

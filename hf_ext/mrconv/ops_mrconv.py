@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers.utils.generic import maybe_autocast
 
-# Faster forms by the name of the function here, of the same values and gradients; `hf_ext.fast` enters them.
+# Faster forms of the same values and gradients, by the name of what they replace: of a function here, or of
+# `MRConvLayer.kept_kernel`. `hf_ext.fast` enters them.
 FAST: dict[str, Callable[..., Any]] = {}
 
 
@@ -27,15 +28,7 @@ def _working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def fft_size(length: int) -> int:
-    """
-    Smallest size of the form 2^a 3^b 5^c with a > 0 that is not below a length: what FFT libraries are fast at.
-
-    Args:
-        length (`int`): At least 1.
-
-    Returns:
-        `int`: The size, even.
-    """
+    """Smallest size 2^a 3^b 5^c with a > 0, not below a length: what FFT libraries are fast at."""
     if length < 1:
         raise ValueError(f"An FFT has at least one point, got length={length}. Pass a length of 1 or more.")
     best = 1 << max(1, (length - 1).bit_length())
@@ -50,32 +43,12 @@ def fft_size(length: int) -> int:
 
 
 def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
-    """
-    FFT size at which [`long_conv`] computes, and for which a spectrum may be cached.
-
-    Args:
-        length (`int`): Length of the input.
-        taps (`int`): Taps of the kernel.
-        backward_taps (`int`, *optional*, defaults to 0): Taps of the backward kernel.
-
-    Returns:
-        `int`: The size. What wraps around falls outside of the `length` outputs that are kept.
-    """
+    """FFT size at which [`long_conv`] computes: what wraps around falls outside of the outputs that are kept."""
     return fft_size(length + max(min(taps, length) - 1, min(backward_taps, length - 1), 0))
 
 
 def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
-    """
-    Dense form of a dilated kernel: k[dilation * j] = weight[j], zero elsewhere (poster eq. 8).
-
-    Args:
-        weight (`torch.Tensor` of shape `(channels, taps)`): Values of the taps.
-        dilation (`int`): Distance p of the taps, at least 1.
-        length (`int`): Length of the kernel; taps beyond it are dropped.
-
-    Returns:
-        `torch.Tensor` of shape `(channels, length)`: The kernel.
-    """
+    """k[dilation * j] = weight[j], zero elsewhere (poster eq. 8); taps from `length` on are dropped."""
     if dilation < 1:
         raise ValueError(f"Taps lie at least one sample apart, got dilation={dilation}. Pass 1 or more.")
     spread = F.pad(weight[:, :, None], (0, dilation - 1)).flatten(1)[:, :length]
@@ -84,16 +57,11 @@ def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
 
 def fourier_kernel(modes: Tensor, length: int) -> Tensor:
     """
-    Kernel of the given low-frequency modes: k = irfft(ZeroPad(modes)) (poster eq. 9, real form).
+    k = irfft(ZeroPad(modes)) of `length` samples, in float32 at least (poster eq. 9, real form).
 
-    Args:
-        modes (`torch.Tensor` of shape `(channels, modes, 2)`): Real and imaginary parts, from frequency 0 up. Modes
-            above the Nyquist frequency of `length` are dropped, imaginary parts at frequency 0 and there are zeroed:
-            a real kernel has none, and not every FFT ignores them (pytorch/pytorch#154496).
-        length (`int`): Length of the kernel.
-
-    Returns:
-        `torch.Tensor` of shape `(channels, length)`: The kernel, in float32 at least.
+    `modes`, [channels, modes, 2], are real and imaginary parts, from frequency 0 up. Modes above the Nyquist frequency
+    are dropped, imaginary parts at frequency 0 and there are zeroed: a real kernel has none, and not every FFT ignores
+    them (pytorch/pytorch#154496).
     """
     if modes.shape[-1] != 2:
         raise ValueError(f"Modes are stored as real and imaginary part, got shape {tuple(modes.shape)}, not (..., 2).")
@@ -105,31 +73,12 @@ def fourier_kernel(modes: Tensor, length: int) -> Tensor:
 
 
 def sparse_kernel(weight: Tensor, positions: Tensor, length: int) -> Tensor:
-    """
-    Kernel that is zero but at given positions: k[positions[j]] = weight[j] (poster eq. 10); equal positions add up.
-
-    Args:
-        weight (`torch.Tensor` of shape `(channels, taps)`): Values of the taps.
-        positions (`torch.LongTensor` of shape `(channels, taps)`): Their lags, below `length`.
-        length (`int`): Length of the kernel.
-
-    Returns:
-        `torch.Tensor` of shape `(channels, length)`: The kernel.
-    """
+    """k[positions[j]] = weight[j], zero elsewhere (poster eq. 10); taps at one position add up."""
     return weight.new_zeros(weight.shape[0], length).scatter_add(1, positions, weight)
 
 
 def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
-    """
-    One kernel for all branches: sum_i scales_i * ZeroPadRight(k_i) (poster eq. 7).
-
-    Args:
-        kernels (`list[torch.Tensor]`): N kernels of shape `(channels, taps_i)`.
-        scales (`torch.Tensor` of shape `(N, channels)`): Factor of each branch and channel.
-
-    Returns:
-        `torch.Tensor` of shape `(channels, longest taps)`: The kernel.
-    """
+    """One kernel for N branches: sum_i scales_i * ZeroPadRight(k_i), `scales` being [N, channels] (poster eq. 7)."""
     _check_branches(kernels, scales)
     longest = max(kernel.shape[1] for kernel in kernels)
     scaled = [
@@ -152,16 +101,8 @@ def _check_branches(kernels: list[Tensor], *scales: Tensor) -> None:
 
 def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> Tensor:
     """
-    Spectrum of a two-sided kernel: k at lags 0, 1, ...; the backward kernel at lags -1, -2, ..., from the end.
-
-    Args:
-        kernel (`torch.Tensor` of shape `(channels, taps)`): Kernel of the past.
-        backward_kernel (`torch.Tensor` of shape `(channels, backward_taps)`, *optional*):
-            Kernel of the future: entry j is the factor of u[t + 1 + j] and lies at index n - 1 - j.
-        n (`int`): FFT size, at least `taps + backward_taps`.
-
-    Returns:
-        `torch.Tensor` of shape `(channels, n // 2 + 1)`, complex: The spectrum, in float32 at least.
+    Spectrum [channels, n // 2 + 1] of a two-sided kernel, in float32 at least: k at lags 0, 1, ...; entry j of the
+    backward kernel is the factor of u[t + 1 + j] and lies at index n - 1 - j.
     """
     taps = kernel.shape[1] + (0 if backward_kernel is None else backward_kernel.shape[1])
     if taps > n:
@@ -197,22 +138,10 @@ def long_conv(
     bias: Tensor | None = None,
 ) -> Tensor:
     """
-    Convolve each channel with its kernel: y[t] = sum_j k[j] u[t - j] + sum_j k_backward[j] u[t + 1 + j] + bias.
+    y[t] = sum_j k[j] u[t - j] + sum_j k_backward[j] u[t + 1 + j] + bias, in the dtype of `u`, zero before and after.
 
-    Args:
-        u (`torch.Tensor` of shape `(batch, channels, length)`): Input, zero before and after.
-        kernel (`torch.Tensor` of shape `(channels, taps)`): Kernel of the past. Taps beyond `length` have no effect.
-        backward_kernel (`torch.Tensor` of shape `(channels, backward_taps)`, *optional*): Kernel of the future.
-        spectrum (`torch.Tensor` of shape `(channels, n // 2 + 1)`, *optional*):
-            [`kernel_spectrum`] of these kernels at an even size n of at least [`convolution_size`], computed before.
-            No gradient then reaches the kernels.
-        bias (`torch.Tensor` of shape `(channels,)`, *optional*): Added to the output.
-
-    Returns:
-        `torch.Tensor` of shape `(batch, channels, length)`: The output, in the dtype of `u`.
-
-    Raises:
-        ValueError: If shapes do not fit, or the spectrum is of too small a size.
+    `spectrum` is [`kernel_spectrum`] of these kernels at an even size of at least [`convolution_size`], computed
+    before; no gradient then reaches the kernels. Taps beyond the length of `u` have no effect.
     """
     _check_input(u, kernel, backward_kernel)
     if u.shape[0] == 0:
@@ -279,28 +208,14 @@ def batch_norm_conv(
     group: torch.distributed.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
-    Training-mode MRConv layer (poster eqs. 2, 4-6):
-    y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i + eps) + bias_i).
+    Training-mode MRConv layer (poster eqs. 2, 4-6): y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i + eps)
+    + bias_i), with coefficients of shape [N, channels].
 
-    Args:
-        u (`torch.Tensor` of shape `(batch, channels, length)`):
-            Input, zero outside of the valid positions, where its gradient is of no meaning.
-        kernels (`list[torch.Tensor]`): N kernels of shape `(channels, taps_i)`.
-        alpha, weight, bias (`torch.Tensor` of shape `(N, channels)`):
-            Mixing coefficient, and scale and shift of the normalization, of each branch.
-        eps (`float`): Added to the variance.
-        backward_kernels (`list[torch.Tensor]`, *optional*): N kernels of the future, as in [`long_conv`].
-        start, stop (`torch.LongTensor` of shape `(batch,)`, *optional*):
-            The valid positions of a sample are start, ..., stop - 1. Default: all.
-        group (`torch.distributed.ProcessGroup`, *optional*):
-            Processes that share the statistics, which then are those of the joined batch, gradients included.
+    Of a sample the positions start, ..., stop - 1 are valid; `u` is zero outside of them, and its gradient there is of
+    no meaning. Processes of a `group` share the statistics, which are those of the joined batch, gradients included.
 
-    Returns:
-        `tuple[torch.Tensor]`: y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased
-        variance of each branch over batch and valid positions, `(N, channels)`, and the number of positions.
-
-    Raises:
-        ValueError: If shapes do not fit.
+    Returns y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased variance of each
+    branch over batch and valid positions, [N, channels], and the number of positions.
     """
     _check_branches(kernels, alpha, weight, bias)
     wings = [] if backward_kernels is None else backward_kernels

@@ -20,7 +20,8 @@ and a stream may be longer than the kernel, hence than `max_position_embeddings`
 
 A chunk of any length, a prompt too, splits into whole aligned tiles, each convolved with itself by FFT, and a rest
 inside a tile. Against one FFT of the whole prompt that takes 1.0 to 2.5 times as long (measured, 1,000 to 30,000
-positions), and leaves the state behind.
+positions), and leaves the state behind. How we know: tests/mrconv/test_streaming_mrconv.py compares streams of every
+kernel length and chunking with the convolution of the whole input in float64, and generation with and without a cache.
 
 Fourier kernels have a recurrence too (sliding DFT: a complex number for each mode of each branch, updated by each
 position). It is left out, as it is nowhere faster: 33 us a position against 31 for batch 1 and kernels of 1,024, 41
@@ -60,16 +61,7 @@ class StreamingConvolution:
     """
     Causal convolution of one layer that goes on where the last chunk ended, exact to rounding.
 
-    ```python
-    stream = StreamingConvolution(StreamingKernel(kernel, bias))
-    y = torch.cat([stream(chunk) for chunk in u.split([1000, 1, 1, 7], dim=-1)], dim=-1)
-    ```
-
-    Args:
-        kernel ([`StreamingKernel`]):
-            Kernel and bias; they stay the same for the whole stream.
-        inputs (`torch.Tensor` of shape `[batch, channels, length]`):
-            First inputs, from which batch size and device are taken.
+    The kernel stays the same for the whole stream; batch size and device are those of the first inputs.
     """
 
     @keeps_state
@@ -93,17 +85,7 @@ class StreamingConvolution:
     @keeps_state
     def __call__(self, u: Tensor) -> Tensor:
         """
-        Convolve the next chunk.
-
-        Args:
-            u (`torch.Tensor` of shape `[batch, channels, length]`):
-                Inputs that follow those of the last call; zero where a sample is padded.
-
-        Returns:
-            `torch.Tensor` of the shape and dtype of `u`: the outputs at these positions.
-
-        Raises:
-            ValueError: If batch, channels or device are not those of the stream.
+        The outputs at the next positions, [batch, channels, length], in the dtype of `u`, which is zero where padded.
         """
         expected = (self.batch_size, self.tile.shape[2])
         if tuple(u.shape[:2]) != expected or u.device != self.tile.device:
@@ -210,15 +192,8 @@ class StreamingConvolution:
     @keeps_state
     def crop(self, tokens_to_remove: int) -> None:
         """
-        Take back the last positions, as assisted generation does with rejected candidates.
-
-        Args:
-            tokens_to_remove (`int`):
-                Zero or negative, as in transformers: -3 removes the last three positions.
-
-        Raises:
-            ValueError: If positions are to go that were not recorded since `record_past` was set or since the last
-                `crop`, or the number is positive.
+        Take back the last positions, as assisted generation does with rejected candidates: -3 removes three. Only
+        positions that were recorded since `record_past` was set, or since the last `crop`, can go.
         """
         remove, recorded = -tokens_to_remove, sum(past.inputs.shape[-1] for past in self._past)
         if not 0 <= remove <= recorded:
@@ -239,13 +214,7 @@ class StreamingConvolution:
 
     @keeps_state
     def select(self, indices: Tensor) -> None:
-        """
-        Keep the samples `indices` of the batch, in their order and as often as they occur.
-
-        Args:
-            indices (`torch.LongTensor` of shape `[new batch]`):
-                Positions in the present batch.
-        """
+        """Keep the samples `indices` of the batch, in their order and as often as they occur."""
         indices = indices.to(self.tile.device)
         self.history = self.history.index_select(0, indices)
         self.tile = self.tile.index_select(0, indices)
@@ -330,20 +299,9 @@ class MRConvCache(Cache):
         """
         Convolve the next chunk of a layer with its merged kernel and add its bias.
 
-        Args:
-            layer_index (`int`):
-                The layer, from 0.
-            u (`torch.Tensor` of shape `[batch, channels, length]`):
-                Inputs that follow those of the last call, zero where a sample is padded.
-            kernel (`Callable`):
-                Gives the layer's [`~streaming_mrconv.StreamingKernel`]; called at the first chunk only.
-
-        Returns:
-            `torch.Tensor` of the shape and dtype of `u`. Its backward pass raises a `RuntimeError`.
-
-        Raises:
-            ValueError: If the cache has no such layer, or `u` does not go on where the stream ended, and what
-                `kernel` raises.
+        `kernel` gives the layer's [`~kernels_mrconv.StreamingKernel`] and is called at the first chunk only; `u`,
+        [batch, channels, length], is zero where a sample is padded. The backward pass of the result raises a
+        `RuntimeError`.
         """
         if layer_index >= len(self.layers):
             raise ValueError(
