@@ -257,7 +257,10 @@ def _batch_norm_branches(
     stop: Tensor | None,
     group: torch.distributed.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The layer as it is written: N branches, the variance of each about its mean. Kernels fit an FFT of size n."""
+    """
+    The layer as it is written: N branches, the variance of each about its mean. Kernels fit an FFT of size n. Rounded
+    as any N branches in the dtype of the kernels are: a mean of u that is large beside its variance costs digits.
+    """
     dtype, length = kernels[0].dtype, u.shape[2]
     time = torch.arange(length, device=u.device).expand(u.shape[0], 1, length)
     valid = torch.ones_like(time, dtype=torch.bool)
