@@ -17,18 +17,19 @@ from .configuration_mrconv import MRConvConfig
 from .configuration_mrconvnext import MRConvNextConfig
 from .feature_extraction_mrconv import MRConvFeatureExtractor
 from .image_processing_mrconvnext import MRConvNextImageProcessor
-from .modeling_causal_mrconv import MRConvForCausalLM
-from .modeling_images_mrconv import MRConvForImageClassification
+from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel
 from .modeling_mrconv import (
     MRConvForAudioClassification,
+    MRConvForCausalLM,
+    MRConvForImageClassification,
     MRConvForRetrieval,
     MRConvForSequenceClassification,
-    MRConvLayer,
     MRConvModel,
-    MRConvPreTrainedModel,
 )
 from .modeling_mrconvnext import MRConvNextForImageClassification, MRConvNextModel, MRConvNextPreTrainedModel
 from .streaming_mrconv import MRConvCache
+
+from hf_ext.fast import mrconv_gradients, mrconv_kept_kernels  # isort: skip  # noqa: F401 (they enter themselves)
 
 AutoConfig.register("mrconv", MRConvConfig)
 AutoModel.register(MRConvConfig, MRConvModel)

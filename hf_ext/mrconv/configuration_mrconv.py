@@ -13,9 +13,9 @@ AUTO_MAP = {
     "AutoModel": "modeling_mrconv.MRConvModel",
     "AutoModelForSequenceClassification": "modeling_mrconv.MRConvForSequenceClassification",
     "AutoModelForNextSentencePrediction": "modeling_mrconv.MRConvForRetrieval",
-    "AutoModelForImageClassification": "modeling_images_mrconv.MRConvForImageClassification",
+    "AutoModelForImageClassification": "modeling_mrconv.MRConvForImageClassification",
     "AutoModelForAudioClassification": "modeling_mrconv.MRConvForAudioClassification",
-    "AutoModelForCausalLM": "modeling_causal_mrconv.MRConvForCausalLM",
+    "AutoModelForCausalLM": "modeling_mrconv.MRConvForCausalLM",
 }
 
 KERNEL_TYPES = ("dilated", "fourier", "sparse", "fourier_sparse", "implicit")

@@ -1,40 +1,221 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""The convolution layer of MRConv (arXiv 2408.09453) and the block around it.
+"""The layer of MRConv (arXiv 2408.09453), its normalisation, the block around it, and the base of all models.
 
 A layer sums N convolutions whose kernels double in length, each normalised by itself (eqs. 4-6). With running
 statistics, in evaluation and where the normalisation is frozen, that is one convolution and a bias (eq. 7), computed
 so: both are made once and kept as long as nothing they are made of changes. `reparameterize` drops the branches.
+A batch normalisation takes its statistics from the batch, and moves the running ones, in training mode *and* where
+its own scale and shift are trained; otherwise it uses the running ones. Running statistics belong to scale and shift:
+where these are frozen, by an adapter of peft or by `requires_grad_(False)`, what is saved afterwards does not hold
+the statistics, so that any that had moved would be lost, and the reloaded model would be another one. Where scale and
+shift are trained, as in a whole model or by `modules_to_save=["norm"]`, both are saved together.
+
 Shapes: batch B, channels D, length L; hidden states [B, L, D], inside of a convolution u [B, D, L]; branches N.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
+import torch.distributed
 import torch.nn.functional as F
 from torch import nn
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 from transformers.utils.generic import maybe_autocast
+from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
-from .kernels_merged_mrconv import KernelSource, MergedKernel, whole_parameters
-from .kernels_mrconv import KERNELS, precise
-from .modeling_norms_mrconv import (
-    MRConvBranchLayerNorm,
-    MRConvBranchNorm,
-    MRConvPreciseBuffers,
-    make_norm,
-    statistics_group,
+from .kernels_mrconv import (
+    KERNELS,
+    MergedKernel,
+    MRConvFourierSparseKernel,
+    MRConvKernel,
+    StreamingKernel,
+    precise,
+    register_conversion,
+    whole_parameters,
 )
-from .ops_mrconv import batch_norm_conv, long_conv, merge_kernels
-from .streaming_convolution_mrconv import StreamingKernel
+from .ops_mrconv import FAST, SumOverProcesses, batch_norm_conv, long_conv, merge_kernels
 
 logger = logging.get_logger(__name__)
 
 # Norm below which a kernel counts as zero.
 _TINY = 1e-12
+
+
+def statistics_group(synchronized: bool) -> torch.distributed.ProcessGroup | None:
+    """The processes that share their batch statistics; None if there is only this one."""
+    distributed = synchronized and torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.group.WORLD if distributed and torch.distributed.get_world_size() > 1 else None
+
+
+def recomputing() -> bool:
+    """Whether the backward pass is calling: activation checkpointing then repeats a forward that was counted."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def takes_batch_statistics(norm: nn.Module) -> bool:
+    """
+    Whether a batch normalisation uses the statistics of the batch: in training mode, where its scale and its shift are
+    both trained. An adapter that trains shifts alone, as `bias="all"` of peft, saves no statistics.
+    """
+    scale, shift = norm.weight, norm.bias
+    assert isinstance(scale, torch.Tensor) and isinstance(shift, torch.Tensor)
+    return norm.training and scale.requires_grad and shift.requires_grad
+
+
+class MRConvPreciseBuffers(nn.Module):
+    """A module whose floating-point buffers stay in float32 at least, whatever the parameters are cast to."""
+
+    def register_precise_buffer(self, name: str, value: torch.Tensor) -> None:
+        """Register a buffer that is saved; models are built under the default dtype of their parameters."""
+        self.register_buffer(name, precise(value))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, value in self._buffers.items():
+            old = before[name]
+            if value is not None and old is not None and value.is_floating_point() and precise(value) is not value:
+                self._buffers[name] = old.to(value.device)
+        return self
+
+
+# From alpha, scale, shift and eps to outputs, and mean, variance and number of positions of the batch.
+BatchConvolution = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, ...]]
+
+
+class MRConvBranchNorm(MRConvPreciseBuffers):
+    """
+    Batch normalisation of the N branches of a layer: scale, shift and running statistics of shape (N, D). The
+    statistics come from [`~ops_mrconv.batch_norm_conv`]. Whether they are those of the batch says
+    [`takes_batch_statistics`]. All that a layer wants of it goes through `forward`: a wrapper of peft or a hook of
+    accelerate that stands in its place has no other entrance.
+    """
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
+    def __init__(self, num_branches: int, channels: int, eps: float, momentum: float):
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(num_branches, channels))
+        self.bias = nn.Parameter(torch.zeros(num_branches, channels))
+        self.register_precise_buffer("running_mean", torch.zeros(num_branches, channels))
+        self.register_precise_buffer("running_var", torch.ones(num_branches, channels))
+
+    def fold(self, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factor alpha s and shift alpha t of each branch, where BN(c) = s c + t with the running statistics."""
+        scale = precise(alpha) * precise(self.weight) * (self.running_var + self.eps).rsqrt()
+        return scale, precise(alpha) * precise(self.bias) - scale * self.running_mean
+
+    def forward(
+        self, alpha: torch.Tensor, convolve: BatchConvolution | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """
+        What `convolve`, the layer on a batch, gives, if it is given and the statistics of the batch are to be taken;
+        otherwise the factors and shifts that [`fold`] gives.
+        """
+        if convolve is None or not takes_batch_statistics(self):
+            return self.fold(alpha)
+        output, mean, var, count = convolve(precise(alpha), precise(self.weight), precise(self.bias), self.eps)
+        self.update(mean, var, count)
+        return output
+
+    @torch.no_grad()
+    def update(self, mean: torch.Tensor, var: torch.Tensor, count: torch.Tensor) -> None:
+        """Take the statistics of a batch into the running ones, the variance without bias."""
+        if recomputing():
+            return
+        unbiased = var * (count / (count - 1).clamp_min(1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+
+
+class MRConvBranchLayerNorm(nn.Module):
+    """Layer normalisation over the channels of each branch: the paper's ablation, which cannot be merged."""
+
+    def __init__(self, num_branches: int, channels: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_branches, channels))
+        self.bias = nn.Parameter(torch.zeros(num_branches, channels))
+
+    def forward(self, branch: torch.Tensor, index: int) -> torch.Tensor:
+        weight, bias = precise(self.weight[index]), precise(self.bias[index])
+        normed = F.layer_norm(precise(branch).transpose(1, 2), weight.shape, weight, bias, self.eps)
+        return normed.transpose(1, 2).to(branch.dtype)
+
+
+class MRConvBatchNorm(MRConvPreciseBuffers):
+    """Batch normalisation of hidden states (B, L, D) over the valid positions, of all processes if `synchronized`."""
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
+    def __init__(self, channels: int, eps: float, momentum: float, synchronized: bool):
+        super().__init__()
+        self.eps, self.momentum, self.synchronized = eps, momentum, synchronized
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_precise_buffer("running_mean", torch.zeros(channels))
+        self.register_precise_buffer("running_var", torch.ones(channels))
+
+    def forward(self, hidden: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        """Normalise; statistics are taken where `valid`, of shape `(B, L)`, is True."""
+        mean, var = self.running_mean, self.running_var
+        if takes_batch_statistics(self):
+            mean, var = self._batch_statistics(hidden, valid)
+        scale = precise(self.weight) * (var + self.eps).rsqrt()
+        return (precise(hidden) * scale + (precise(self.bias) - mean * scale)).to(hidden.dtype)
+
+    def _batch_statistics(self, hidden: torch.Tensor, valid: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Mean and biased variance. Squares are taken about the mean of this process, and each has a weight of 0 or 1: to
+        pick the valid rows would wait for their number. Sums over processes are made of sums and of whole squares
+        q = squares + total^2 / count, in float64, so that one collective is enough and no digits are lost.
+        """
+        rows = precise(hidden)
+
+        def total_of(values: torch.Tensor) -> torch.Tensor:
+            return (values if valid is None else torch.where(valid[..., None], values, 0)).flatten(0, 1).sum(0)
+
+        positions = rows.new_full((), hidden[..., 0].numel()) if valid is None else valid.sum().to(rows.dtype)
+        count, total, group = positions, total_of(rows), statistics_group(self.synchronized)
+        mean = total / count.clamp_min(1)
+        squares = total_of((rows - mean).square())
+        if group is not None:
+            total, count = total.double(), count.double()
+            whole = squares + total.square() / count.clamp_min(1)
+            joined: torch.Tensor = SumOverProcesses.apply(torch.cat([total, whole, count[None]]), group)
+            (total, whole), count = joined[:-1].view(2, -1), joined[-1].detach()
+            squares = (whole - total.square() / count.clamp_min(1)).clamp_min(0).to(rows.dtype)
+            mean, count = (total / count.clamp_min(1)).to(rows.dtype), count.to(rows.dtype)
+        var = squares / count.clamp_min(1)
+        if not recomputing():
+            with torch.no_grad():
+                unbiased = squares / (count - 1).clamp_min(1)
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        return mean, var
+
+
+class MRConvLayerNorm(nn.LayerNorm):
+    """LayerNorm that takes, and has no use for, the valid positions."""
+
+    def forward(self, hidden: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(hidden)
+
+
+def make_norm(config: MRConvConfig) -> nn.Module:
+    """Normalisation of a block, as the configuration has it."""
+    if config.norm == "layer":
+        return MRConvLayerNorm(config.hidden_size, eps=config.norm_eps)
+    return MRConvBatchNorm(config.hidden_size, config.norm_eps, config.norm_momentum, config.sync_batch_norm)
 
 
 class MRConvLayer(MRConvPreciseBuffers):
@@ -61,8 +242,8 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.reparameterized = config.reparameterized
         # Sums instead of FFTs once merged; see `MRConvPreTrainedModel.use_direct_convolution`.
         self.direct = False
-        # The merged kernel that was made last, and of what.
-        self._kept: tuple[KernelSource, MergedKernel] | None = None
+        # What the installed package keeps of the merged kernel from call to call.
+        self.kept: Any = None
         channels, length = config.hidden_size, config.max_position_embeddings
         branches = branch_lengths(config.kernel_size, length, config.num_branches)
         if config.reparameterized:
@@ -103,7 +284,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             cache ([`~streaming_mrconv.MRConvCache`], *optional*): What came before, when `u` continues a sequence.
 
         Returns:
-            `torch.Tensor` of shape `(batch, channels, length)`: Output; of no meaning outside [start, stop).
+            `torch.Tensor` of the shape of `u`: Output; of no meaning outside [start, stop).
         """
         if start is not None and stop is not None:
             positions = torch.arange(u.shape[-1], device=u.device)
@@ -122,15 +303,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         return self._merged_forward(u)
 
     def branch_kernels(self) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        """
-        Kernels of the branches as they are convolved, without normalisation and alpha.
-
-        Returns:
-            `tuple`: N kernels of shape `(channels, l_i)`, and those that look ahead, or None if the layer is causal.
-
-        Raises:
-            ValueError: If the layer is merged.
-        """
+        """The N kernels (channels, l_i) as they are convolved, and those that look ahead or None."""
         if self.reparameterized:
             raise ValueError(
                 "This layer is merged and has no branches; load a checkpoint from before `reparameterize()`."
@@ -141,14 +314,8 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     def merged(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """
-        One kernel and one bias for all branches, with the running statistics (eq. 7), in float32 or float64:
-        k = sum_i alpha_i s_i k_i, b = sum_i alpha_i t_i.
-
-        Returns:
-            `tuple`: Kernel of shape `(channels, taps)`, kernel that looks ahead or None, bias of shape `(channels,)`.
-
-        Raises:
-            ValueError: If branches are layer-normalised, which depends on each input.
+        One kernel and one bias for all branches, with the running statistics (eq. 7), in float32 or float64: k = sum_i
+        alpha_i s_i k_i, b = sum_i alpha_i t_i. Returns the kernel, the one that looks ahead or None, the bias.
         """
         if self.reparameterized:
             return self.merged_kernel, self.merged_backward_kernel, self.merged_bias
@@ -223,33 +390,17 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     def kept_kernel(self) -> MergedKernel:
         """
-        The merged kernel without gradients, of the parameters and statistics as they are now: made anew only where
-        one of them has changed since the last call.
-
-        Returns:
-            [`~kernels_merged_mrconv.MergedKernel`]: Shared by all who call; nothing in it may be changed.
+        The merged kernel without gradients, of the parameters and statistics as they are now. The installed package
+        makes it anew only where one of them has changed since the last call; nothing in it may be changed.
         """
         # Inside of inference mode tensors would be made that gradients cannot pass.
         with torch.inference_mode(False), torch.no_grad():
-            settings = (self.rate_factor, self.config.branch_norm, getattr(getattr(self, "norm", None), "eps", None))
-            source = KernelSource.of(self, _OWN_MODULES, settings, self.reparameterized)
-            if source is None:
-                return MergedKernel(*self.merged())
-            kept = self._kept
-            if kept is None or kept[0] != source:
-                kept = self._kept = (source.copy(), MergedKernel(*self.merged()))
-            return kept[1]
+            form = FAST.get("kept_kernel")
+            kernel: MergedKernel = MergedKernel(*self.merged()) if form is None else form(self)
+            return kernel
 
     def streaming_kernel(self) -> StreamingKernel:
-        """
-        The merged kernel for streams; all of them share it.
-
-        Returns:
-            [`~streaming_convolution_mrconv.StreamingKernel`]: As of now; a stream keeps the one that it began with.
-
-        Raises:
-            ValueError: If the layer is bidirectional, or branches are layer-normalised.
-        """
+        """The merged kernel as it is now, for streams; all of them share it."""
         kept = self.kept_kernel()
         if kept.ahead is not None:
             raise ValueError(
@@ -280,9 +431,6 @@ class MRConvLayer(MRConvPreciseBuffers):
 
         They are no parameters: a dense kernel of D x L free values is another model than N branches of D x l_0, and
         training it would lose what the branches are for. What surrounds the convolution can still be trained.
-
-        Raises:
-            ValueError: If branches are layer-normalised, or the weights are not in memory.
         """
         if self.reparameterized:
             return
@@ -297,15 +445,15 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.reparameterized = True
 
     def train(self, mode: bool = True) -> Self:
-        self._kept = None
+        self.kept = None
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        self._kept = None
+        self.kept = None
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._kept = None
+        self.kept = None
         super()._load_from_state_dict(*args, **kwargs)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -316,11 +464,7 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles make a merged kernel of their own."""
-        return {**vars(self), "_kept": None}
-
-
-# Whose values decide about the merged kernel, and nothing else of them.
-_OWN_MODULES: tuple[type, ...] = (MRConvLayer, MRConvBranchNorm, *KERNELS.values())
+        return {**vars(self), "kept": None}
 
 
 class MRConvBlock(GradientCheckpointingLayer):
@@ -353,4 +497,167 @@ class MRConvBlock(GradientCheckpointingLayer):
         return hidden if self.prenorm else self.norm(hidden, valid)
 
 
-__all__ = ["MRConvBlock", "MRConvLayer"]
+register_conversion("mrconv")
+
+
+class MRConvPreTrainedModel(PreTrainedModel):
+    """Loading, saving, initialisation, merging and change of rate shared by the MRConv models."""
+
+    config_class = MRConvConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["MRConvBlock"]
+    _can_record_outputs = {"hidden_states": OutputRecorder(MRConvBlock)}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.initializer_range)
+            # A slice has no mark of having been loaded.
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, MRConvLayer):
+            module.reset_parameters()
+            for name in ("merged_kernel", "merged_backward_kernel", "merged_bias"):
+                if getattr(module, name, None) is not None:
+                    init.zeros_(getattr(module, name))
+        elif isinstance(module, (MRConvKernel, MRConvFourierSparseKernel)):
+            module.reset_parameters()
+        elif isinstance(module, (MRConvBranchNorm, MRConvBatchNorm)):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+            init.zeros_(module.running_mean)
+            init.ones_(module.running_var)
+        elif isinstance(module, (MRConvBranchLayerNorm, nn.LayerNorm)):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+    def convolutions(self) -> list[MRConvLayer]:
+        """The convolution layers, first to last."""
+        return [module for module in self.modules() if isinstance(module, MRConvLayer)]
+
+    def kernel_parameters(self) -> list[str]:
+        """
+        Names of the parameters that make the kernels, for a learning rate of their own and no weight decay: the
+        branches are normalised, so that decay would do nothing but change the effective learning rate.
+
+        Returns:
+            `list[str]`: Names as in `named_parameters`.
+
+        Raises:
+            ValueError: If the model is merged and its kernels are no parameters any more.
+        """
+        if self.config.reparameterized:
+            raise ValueError(
+                "The model is merged: its kernels are buffers, which training leaves as they are. Train a checkpoint "
+                "from before `reparameterize()`, or only the other parameters."
+            )
+        return [
+            f"{prefix}.{name}"
+            for prefix, module in self.named_modules()
+            if isinstance(module, (MRConvKernel, MRConvFourierSparseKernel))
+            for name, _ in module.named_parameters(recurse=False)
+        ]
+
+    def reparameterize(self) -> Self:
+        """
+        Merge every layer into one kernel and one bias, in place (eq. 7). Outputs in evaluation stay the same; it may
+        be called again, and the model is saved and loaded merged. Kernels can no longer be trained.
+
+        Returns:
+            `MRConvPreTrainedModel`: The model itself.
+
+        Raises:
+            ValueError: If branches are layer-normalised, or weights are offloaded.
+        """
+        for layer in self.convolutions():
+            layer.reparameterize()
+        self.config.reparameterized = True
+        return self
+
+    def use_direct_convolution(self, direct: bool = True) -> Self:
+        """
+        Compute the merged convolutions as sums over the taps, `conv1d`, instead of by FFT, or by FFT again. For
+        exports: every runtime has that operation, and the exported model takes any length, where an FFT has one fixed
+        size. The cost is `length x taps` instead of `length x log(length)`: for some thousand taps at most.
+
+        Args:
+            direct (`bool`, *optional*, defaults to `True`): Whether to sum.
+
+        Returns:
+            `MRConvPreTrainedModel`: The model itself. The choice is not saved.
+
+        Raises:
+            ValueError: If the model is not merged.
+        """
+        if not self.config.reparameterized:
+            raise ValueError(
+                "The model still has branches, which have no one kernel. Call `reparameterize()` before "
+                "`use_direct_convolution()`."
+            )
+        for layer in self.convolutions():
+            layer.direct = direct
+        return self
+
+    def change_rate(self, factor: float) -> Self:
+        """
+        Make the kernels those of an input with `factor` times fewer samples per second, in place and saved in the
+        configuration; 2.0 takes a model from 16 to 8 kHz, 0.5 back. Nothing is trained for it, and running statistics
+        stay as they are.
+
+        Fourier kernels keep the modes that the new rate can represent, k'[t] = factor k[factor t]; implicit ones are
+        evaluated there. A tap of a dilated or sparse kernel moves to floor(lag / factor), those that meet add up:
+        an approximation that aliases.
+
+        Args:
+            factor (`float`): How many times fewer samples; it divides the length of every kernel.
+
+        Returns:
+            `MRConvPreTrainedModel`: The model itself.
+
+        Raises:
+            ValueError: If the model is merged, or a length or the sampling rate is not divisible by the factor.
+        """
+        config = self.config
+        if config.reparameterized:
+            raise ValueError(
+                "The model is merged: its kernels have no modes or taps left to change. Call `change_rate` before "
+                "`reparameterize`."
+            )
+        if not (factor > 0 and math.isfinite(factor)):
+            raise ValueError(f"`factor` is {factor}; give a positive number, such as 2.0 for half the sampling rate.")
+        total = config.rate_factor * factor
+        changed_lengths(branch_lengths(config.kernel_size, config.max_position_embeddings, config.num_branches), total)
+        if config.sampling_rate is not None:
+            rate = config.sampling_rate / factor
+            if not rate.is_integer():
+                raise ValueError(
+                    f"`factor` is {factor}; {config.sampling_rate} Hz would become {rate}, not a whole number."
+                )
+            config.sampling_rate = int(rate)
+        config.rate_factor = total
+        for layer in self.convolutions():
+            layer.rate_factor = float(total)
+        if config.kernel_type in ("dilated", "sparse", "fourier_sparse"):
+            logger.warning(
+                f"`change_rate`: taps of {config.kernel_type!r} kernels move to the nearest earlier sample. Expect a "
+                "loss, which Fourier kernels do not have below the new Nyquist frequency."
+            )
+        return self
+
+
+__all__ = [
+    "MRConvBatchNorm",
+    "MRConvBlock",
+    "MRConvBranchLayerNorm",
+    "MRConvBranchNorm",
+    "MRConvLayer",
+    "MRConvPreTrainedModel",
+    "make_norm",
+    "statistics_group",
+    "takes_batch_statistics",
+]

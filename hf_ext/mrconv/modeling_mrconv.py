@@ -4,25 +4,20 @@
 Shapes: batch B, length L, channels D; hidden states [B, L, D].
 """
 
-import math
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
-from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
-from transformers.utils import can_return_tuple, logging
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers import GenerationConfig, GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, SequenceClassifierOutput
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
-from .kernels_mrconv import MRConvFourierSparseKernel, MRConvKernel
-from .modeling_conversion_mrconv import register_conversion
-from .modeling_layers_mrconv import MRConvBlock, MRConvLayer
-from .modeling_norms_mrconv import MRConvBatchNorm, MRConvBranchLayerNorm, MRConvBranchNorm, make_norm
-
-logger = logging.get_logger(__name__)
+from .configuration_mrconv import MRConvConfig
+from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, make_norm
+from .streaming_mrconv import MRConvCache
 
 # Arguments of other models that MRConv has no meaning for, and why.
 _REFUSED = {
@@ -33,176 +28,14 @@ _REFUSED = {
 }
 
 
-register_conversion("mrconv")
-
-
-class MRConvPreTrainedModel(PreTrainedModel):
-    """Loading, saving, initialisation, merging and change of rate shared by the MRConv models."""
-
-    config_class = MRConvConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["MRConvBlock"]
-    _can_record_outputs = {"hidden_states": OutputRecorder(MRConvBlock)}
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear):
-            init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, std=self.config.initializer_range)
-            # A slice has no mark of having been loaded.
-            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])
-        elif isinstance(module, MRConvLayer):
-            module.reset_parameters()
-            for name in ("merged_kernel", "merged_backward_kernel", "merged_bias"):
-                if getattr(module, name, None) is not None:
-                    init.zeros_(getattr(module, name))
-        elif isinstance(module, (MRConvKernel, MRConvFourierSparseKernel)):
-            module.reset_parameters()
-        elif isinstance(module, (MRConvBranchNorm, MRConvBatchNorm)):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-            init.zeros_(module.running_mean)
-            init.ones_(module.running_var)
-        elif isinstance(module, (MRConvBranchLayerNorm, nn.LayerNorm)):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-
-    def convolutions(self) -> list[MRConvLayer]:
-        """
-        Returns:
-            `list[MRConvLayer]`: The convolution layers, first to last.
-        """
-        return [module for module in self.modules() if isinstance(module, MRConvLayer)]
-
-    def kernel_parameters(self) -> list[str]:
-        """
-        Names of the parameters that make the kernels, for a learning rate of their own and no weight decay: the
-        branches are normalised, so that decay would do nothing but change the effective learning rate.
-
-        Returns:
-            `list[str]`: Names as in `named_parameters`.
-
-        Raises:
-            ValueError: If the model is merged and its kernels are no parameters any more.
-        """
-        if self.config.reparameterized:
-            raise ValueError(
-                "The model is merged: its kernels are buffers, which training leaves as they are. Train a checkpoint "
-                "from before `reparameterize()`, or only the other parameters."
-            )
-        return [
-            f"{prefix}.{name}"
-            for prefix, module in self.named_modules()
-            if isinstance(module, (MRConvKernel, MRConvFourierSparseKernel))
-            for name, _ in module.named_parameters(recurse=False)
-        ]
-
-    def reparameterize(self) -> Self:
-        """
-        Merge every layer into one kernel and one bias, in place (eq. 7). Outputs in evaluation stay the same; it may
-        be called again, and the model is saved and loaded merged. Kernels can no longer be trained.
-
-        Returns:
-            `MRConvPreTrainedModel`: The model itself.
-
-        Raises:
-            ValueError: If branches are layer-normalised, or weights are offloaded.
-        """
-        for layer in self.convolutions():
-            layer.reparameterize()
-        self.config.reparameterized = True
-        return self
-
-    def use_direct_convolution(self, direct: bool = True) -> Self:
-        """
-        Compute the merged convolutions as sums over the taps, `conv1d`, instead of by FFT, or by FFT again. For
-        exports: every runtime has that operation, and the exported model takes any length, where an FFT has one fixed
-        size. The cost is `length x taps` instead of `length x log(length)`: for some thousand taps at most.
-
-        Args:
-            direct (`bool`, *optional*, defaults to `True`): Whether to sum.
-
-        Returns:
-            `MRConvPreTrainedModel`: The model itself. The choice is not saved.
-
-        Raises:
-            ValueError: If the model is not merged.
-        """
-        if not self.config.reparameterized:
-            raise ValueError(
-                "The model still has branches, which have no one kernel. Call `reparameterize()` before "
-                "`use_direct_convolution()`."
-            )
-        for layer in self.convolutions():
-            layer.direct = direct
-        return self
-
-    def change_rate(self, factor: float) -> Self:
-        """
-        Make the kernels those of an input with `factor` times fewer samples per second, in place and saved in the
-        configuration; 2.0 takes a model from 16 to 8 kHz, 0.5 back. Nothing is trained for it, and running statistics
-        stay as they are.
-
-        Fourier kernels keep the modes that the new rate can represent, k'[t] = factor k[factor t]; implicit ones are
-        evaluated there. A tap of a dilated or sparse kernel moves to floor(lag / factor), those that meet add up:
-        an approximation that aliases.
-
-        Args:
-            factor (`float`): How many times fewer samples; it divides the length of every kernel.
-
-        Returns:
-            `MRConvPreTrainedModel`: The model itself.
-
-        Raises:
-            ValueError: If the model is merged, or a length or the sampling rate is not divisible by the factor.
-        """
-        config = self.config
-        if config.reparameterized:
-            raise ValueError(
-                "The model is merged: its kernels have no modes or taps left to change. Call `change_rate` before "
-                "`reparameterize`."
-            )
-        if not (factor > 0 and math.isfinite(factor)):
-            raise ValueError(f"`factor` is {factor}; give a positive number, such as 2.0 for half the sampling rate.")
-        total = config.rate_factor * factor
-        changed_lengths(branch_lengths(config.kernel_size, config.max_position_embeddings, config.num_branches), total)
-        if config.sampling_rate is not None:
-            rate = config.sampling_rate / factor
-            if not rate.is_integer():
-                raise ValueError(
-                    f"`factor` is {factor}; {config.sampling_rate} Hz would become {rate}, not a whole number."
-                )
-            config.sampling_rate = int(rate)
-        config.rate_factor = total
-        for layer in self.convolutions():
-            layer.rate_factor = float(total)
-        if config.kernel_type in ("dilated", "sparse", "fourier_sparse"):
-            logger.warning(
-                f"`change_rate`: taps of {config.kernel_type!r} kernels move to the nearest earlier sample. Expect a "
-                "loss, which Fourier kernels do not have below the new Nyquist frequency."
-            )
-        return self
-
-
 def valid_range(
     attention_mask: torch.Tensor | None, inputs: torch.Tensor, streaming: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[None, None, None]:
     """
     First valid position of each sample, first after the last, and the mask as booleans; None where all are valid.
 
-    Args:
-        attention_mask (`torch.Tensor` of shape `(batch, length)`, *optional*): 1 where valid. When streaming it may
-            cover the past too, and a sample may have no valid position in this chunk.
-        inputs (`torch.Tensor` of shape `(batch, length, ...)`): What the mask belongs to.
-        streaming (`bool`): Whether the inputs continue a sequence.
-
-    Raises:
-        ValueError: If the mask has another shape, or the valid positions of a sample are not one run.
+    The valid positions of a sample are one run. When streaming, the mask may cover the past too, and a sample may have
+    no valid position in this chunk.
     """
     if attention_mask is None:
         return None, None, None
@@ -235,15 +68,9 @@ def valid_range(
 
 def require_all(holds: torch.Tensor, message: str) -> None:
     """
-    Check what depends on values. A GPU checks by itself while the program goes on, as it does for a token outside of
-    the vocabulary: to ask it for the answer would wait for all that it has to do.
-
-    Args:
-        holds (`torch.Tensor`): What has to be True everywhere.
-        message (`str`): What is wrong otherwise.
-
-    Raises:
-        ValueError: If something is False, on a CPU. On CUDA a later operation raises a `RuntimeError` instead.
+    Raise a `ValueError` unless all holds. A GPU checks by itself while the program goes on, as it does for a token
+    outside of the vocabulary, and a later operation raises a `RuntimeError`: to ask it would wait for all that it has
+    to do.
     """
     if holds.is_cuda:
         torch._assert_async(holds.all(), message)
@@ -347,18 +174,7 @@ class MRConvModel(MRConvPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         input_values: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """
-        Embed the one input that is given.
-
-        Args:
-            input_ids, inputs_embeds, input_values: As in the forward pass.
-
-        Returns:
-            `torch.Tensor` of shape `(batch_size, length, hidden_size)`: What the first block gets.
-
-        Raises:
-            ValueError, TypeError: As in the forward pass.
-        """
+        """Embed the one input that is given: what the first block gets, (B, L, D)."""
         config = self.config
         given = [value for value in (input_ids, inputs_embeds, input_values) if value is not None]
         if len(given) != 1 or not given[0].numel():
@@ -495,6 +311,58 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
         return super().forward(attention_mask=attention_mask, input_values=input_values, labels=labels, **kwargs)
 
 
+class MRConvForImageClassification(MRConvForSequenceClassification):
+    """
+    [`MRConvForSequenceClassification`] that takes images as image processors make them; the weights are the same.
+
+    Args:
+        config ([`MRConvConfig`]): The model configuration, without vocabulary; `input_size` is the number of channels.
+    """
+
+    main_input_name = "pixel_values"
+    input_modalities = ["image"]
+
+    def __init__(self, config: MRConvConfig):
+        super().__init__(config)
+        # The name of the class does not say it.
+        self.loss_type = "ForSequenceClassification"
+
+    @can_return_tuple
+    def forward(  # type: ignore[override]
+        self,
+        pixel_values: torch.Tensor | None = None,
+        input_values: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """
+        Args:
+            pixel_values (`torch.Tensor` of shape `(batch_size, input_size, height, width)`, *optional*):
+                Images as the image processor returns them.
+            input_values (`torch.Tensor` of shape `(batch_size, height * width, input_size)`, *optional*):
+                The same as sequences, instead of `pixel_values`.
+            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+                Classes from 0; or as `config.problem_type` says, float targets of shape `(batch_size, num_labels)`.
+
+        Returns:
+            [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
+            `loss` when labels are given; `hidden_states` when asked for.
+
+        Raises:
+            ValueError, TypeError: If both inputs are given, the images have another shape, or an input does not fit
+                as in [`MRConvModel`].
+        """
+        if pixel_values is not None:
+            if input_values is not None or pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.input_size:
+                raise ValueError(
+                    f"`pixel_values` has shape {tuple(pixel_values.shape)}, `input_values` is "
+                    f"{'not ' if input_values is None else ''}given; give one of them, images as (batch_size, "
+                    f"{self.config.input_size}, height, width)."
+                )
+            input_values = pixel_values.flatten(2).transpose(1, 2)
+        return super().forward(input_values=input_values, labels=labels, **kwargs)
+
+
 def _join(
     first: torch.Tensor, second: torch.Tensor, masks: tuple[torch.Tensor | None, torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -581,11 +449,197 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
+def check_left_padding(attention_mask: torch.Tensor, positions: int) -> None:
+    """Check that a mask covers the cached `positions` and the new ones, and that no padding follows a valid one."""
+    if attention_mask.ndim != 2 or attention_mask.shape[1] != positions:
+        raise ValueError(
+            f"`attention_mask` has shape {tuple(attention_mask.shape)}; with a cache it covers the positions of the "
+            f"cache and the new ones, (batch_size, {positions})."
+        )
+    require_all(
+        attention_mask[:, 1:] >= attention_mask[:, :-1],
+        "`attention_mask` has padding after a valid position; a sequence that goes on must be padded on the left: "
+        "set `tokenizer.padding_side = 'left'`, or call the model with `use_cache=False`.",
+    )
+
+
+class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
+    """
+    Causal MRConv that predicts the next token.
+
+    `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `past_key_values`: results are those of
+    the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
+    `config.longest_input`; a token then depends on that many positions before it in each layer.
+
+    Args:
+        config ([`MRConvConfig`]):
+            The model configuration, with `vocab_size` and `bidirectional=False`.
+
+    Raises:
+        ValueError: If the configuration is bidirectional or has no vocabulary.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
+
+    def __init__(self, config: MRConvConfig):
+        if config.bidirectional:
+            raise ValueError(
+                "`bidirectional` is True: every output would depend on the tokens that are to be predicted. Use "
+                "`bidirectional=False` for a language model."
+            )
+        if config.vocab_size is None:
+            raise ValueError("`vocab_size` is None; a language model needs the number of its tokens.")
+        super().__init__(config)
+        self.model = MRConvModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        past_key_values: MRConvCache | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
+                Tokens; those after the cached ones when there is a cache.
+            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*):
+                1 at valid positions, one run in each row. With a cache it covers the cached positions too, and
+                padding is on the left.
+            inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
+                Embedded tokens, instead of `input_ids`.
+            past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
+                State after the earlier part of the sequence; it is updated in place.
+            labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
+                Tokens to predict, shifted inside the model: give the input itself. -100 is not predicted.
+            use_cache (`bool`, *optional*):
+                Whether to return a cache. Not without being asked for: a cached call has no gradient.
+            logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
+                How many of the last positions get logits, 0 for all; or which positions.
+
+        Returns:
+            [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
+            vocab_size)`; `loss` when labels are given; `past_key_values` when there is a cache; `hidden_states` when
+            asked for.
+
+        Raises:
+            ValueError: If a cache is used in training mode, or padding follows a valid position in a cached sequence,
+                and as in [`MRConvModel`].
+            TypeError: If the cache is not an `MRConvCache`.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
+
+        >>> config = MRConvConfig(vocab_size=100, hidden_size=16, num_hidden_layers=2, max_position_embeddings=128)
+        >>> model = MRConvForCausalLM(config).eval()
+        >>> model.generate(torch.tensor([[5, 17, 3]]), max_new_tokens=20, do_sample=False).shape
+        torch.Size([1, 23])
+        ```
+        """
+        cache = self._cache(past_key_values, use_cache)
+        if cache is not None and attention_mask is not None:
+            given = input_ids if inputs_embeds is None else inputs_embeds
+            if given is not None:
+                check_left_padding(attention_mask, cache.get_seq_length() + given.shape[1])
+        outputs = self.model(input_ids, attention_mask, inputs_embeds, past_key_values=cache, **kwargs)
+        hidden = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
+        logits = self.lm_head(hidden)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=cache, hidden_states=outputs.hidden_states
+        )
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        As [`~transformers.GenerationMixin.generate`]. `assistant_early_exit=n` drafts tokens with the first n blocks.
+
+        transformers makes the model n blocks deep for as long as it drafts, by `config.num_hidden_layers`, and leaves
+        it so where drafting ends with an error or is interrupted. Here the depth is always given back.
+
+        Raises:
+            ValueError: If `assistant_early_exit` is not between 1 and the number of blocks.
+        """
+        depth = self.config.num_hidden_layers
+        given = kwargs.get("generation_config") or self.generation_config
+        early_exit = kwargs.get("assistant_early_exit", getattr(given, "assistant_early_exit", None))
+        if early_exit is not None and not 1 <= early_exit <= depth:
+            raise ValueError(
+                f"`assistant_early_exit` is {early_exit}; the model has {depth} blocks, give 1 to {depth}."
+            )
+        # Untyped: transformers annotates `self` with a protocol that no model meets.
+        mixin: Any = super()
+        try:
+            return mixin.generate(*args, **kwargs)
+        finally:
+            self.config.num_hidden_layers = depth
+
+    def _cache(self, cache: MRConvCache | None, use_cache: bool | None) -> MRConvCache | None:
+        """The cache of this call: the one given, a new one if asked for, or none."""
+        if cache is None and not use_cache:
+            return None
+        if cache is None:
+            return MRConvCache(self.config)
+        if not isinstance(cache, MRConvCache):
+            raise TypeError(
+                f"`past_key_values` is a {type(cache).__name__}; MRConv has no keys and values to cache, it needs an "
+                "`MRConvCache(model.config)`."
+            )
+        return cache
+
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self,
+        input_ids: torch.LongTensor,
+        inputs_embeds: torch.Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The inputs of the next forward pass of `generate`: after the prompt, all positions are valid."""
+        # Untyped: transformers annotates `self` with a protocol that no model meets.
+        mixin: Any = super()
+        inputs: dict[str, Any] = mixin.prepare_inputs_for_generation(
+            input_ids, inputs_embeds=inputs_embeds, is_first_iteration=is_first_iteration, **kwargs
+        )
+        if not is_first_iteration and inputs.get("past_key_values") is not None:
+            inputs["attention_mask"] = None
+        return inputs
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Gives `generate` the only kind of cache there is for a convolution."""
+        if generation_config.cache_implementation not in (None, "dynamic"):
+            raise ValueError(
+                f"`cache_implementation` is {generation_config.cache_implementation!r}; MRConv generates with an "
+                "`MRConvCache`, which is used when this is left out."
+            )
+        if model_kwargs.get("past_key_values") is not None:
+            mixin: Any = super()
+            mixin._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        elif generation_config.use_cache is not False:
+            cache = MRConvCache(self.config)
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
+            model_kwargs["past_key_values"] = cache
+
+
 __all__ = [
     "MRConvForAudioClassification",
+    "MRConvForCausalLM",
+    "MRConvForImageClassification",
     "MRConvForRetrieval",
     "MRConvForSequenceClassification",
-    "MRConvLayer",
     "MRConvModel",
     "MRConvPreTrainedModel",
 ]

@@ -21,9 +21,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_mrconv import MRConvConfig
 from .configuration_mrconvnext import MRConvNextConfig
-from .modeling_conversion_mrconv import register_conversion
-from .modeling_layers_mrconv import MRConvLayer
-from .modeling_mrconv import MRConvPreTrainedModel
+from .kernels_mrconv import register_conversion
+from .modeling_layers_mrconv import MRConvLayer, MRConvPreTrainedModel
 
 register_conversion("mrconvnext")
 

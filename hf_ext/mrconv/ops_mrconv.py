@@ -1,18 +1,25 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""MRConv operators (arXiv 2408.09453): kernels of the branches, long convolution, and the merged training-mode layer.
+"""MRConv operators (arXiv 2408.09453): kernels of the branches, long convolution, and the training-mode layer.
 
-`tests/mrconv/reference_ops.py` has the same functions as direct sums over N branches.
+What is written here is plain: FFTs, and gradients by autograd. The installed package has forms of the two convolutions
+that give the same numbers in less time and memory (`FAST`); a checkpoint's copy of this file runs without them.
+`tests/mrconv/reference_ops.py` has the same functions as direct sums.
 Shapes: u is [batch, channels, length]; a kernel is [channels, taps] and starts at lag 0; N branches.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from transformers.utils.generic import maybe_autocast
 
-from .kernels_convolution_mrconv import BatchNormLayer, LongConv, normalized_conv
-from .kernels_sums_mrconv import fast_size, two_sided
+# Faster forms of the same values and gradients, by the name of what they replace: of a function here, or of
+# `MRConvLayer.kept_kernel`. `hf_ext.fast` enters them.
+FAST: dict[str, Callable[..., Any]] = {}
 
 
 def _working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -21,47 +28,27 @@ def _working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def fft_size(length: int) -> int:
-    """
-    Smallest size of the form 2^a 3^b 5^c with a > 0 that is not below a length: what FFT libraries are fast at.
-
-    Args:
-        length (`int`): At least 1.
-
-    Returns:
-        `int`: The size, even.
-    """
+    """Smallest size 2^a 3^b 5^c with a > 0, not below a length: what FFT libraries are fast at."""
     if length < 1:
         raise ValueError(f"An FFT has at least one point, got length={length}. Pass a length of 1 or more.")
-    return fast_size(length)
+    best = 1 << max(1, (length - 1).bit_length())
+    five = 1
+    while five < best:
+        odd = five
+        while odd < best:
+            best = min(best, odd << max(1, (-(-length // odd) - 1).bit_length()))
+            odd *= 3
+        five *= 5
+    return best
 
 
 def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
-    """
-    FFT size at which [`long_conv`] computes, and for which a spectrum may be cached.
-
-    Args:
-        length (`int`): Length of the input.
-        taps (`int`): Taps of the kernel.
-        backward_taps (`int`, *optional*, defaults to 0): Taps of the backward kernel.
-
-    Returns:
-        `int`: The size. What wraps around falls outside of the `length` outputs that are kept.
-    """
+    """FFT size at which [`long_conv`] computes: what wraps around falls outside of the outputs that are kept."""
     return fft_size(length + max(min(taps, length) - 1, min(backward_taps, length - 1), 0))
 
 
 def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
-    """
-    Dense form of a dilated kernel: k[dilation * j] = weight[j], zero elsewhere (poster eq. 8).
-
-    Args:
-        weight (`torch.Tensor` of shape `(channels, taps)`): Values of the taps.
-        dilation (`int`): Distance p of the taps, at least 1.
-        length (`int`): Length of the kernel; taps beyond it are dropped.
-
-    Returns:
-        `torch.Tensor` of shape `(channels, length)`: The kernel.
-    """
+    """k[dilation * j] = weight[j], zero elsewhere (poster eq. 8); taps from `length` on are dropped."""
     if dilation < 1:
         raise ValueError(f"Taps lie at least one sample apart, got dilation={dilation}. Pass 1 or more.")
     spread = F.pad(weight[:, :, None], (0, dilation - 1)).flatten(1)[:, :length]
@@ -70,16 +57,11 @@ def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
 
 def fourier_kernel(modes: Tensor, length: int) -> Tensor:
     """
-    Kernel of the given low-frequency modes: k = irfft(ZeroPad(modes)) (poster eq. 9, real form).
+    k = irfft(ZeroPad(modes)) of `length` samples, in float32 at least (poster eq. 9, real form).
 
-    Args:
-        modes (`torch.Tensor` of shape `(channels, modes, 2)`): Real and imaginary parts, from frequency 0 up. Modes
-            above the Nyquist frequency of `length` are dropped, imaginary parts at frequency 0 and there are zeroed:
-            a real kernel has none, and not every FFT ignores them (pytorch/pytorch#154496).
-        length (`int`): Length of the kernel.
-
-    Returns:
-        `torch.Tensor` of shape `(channels, length)`: The kernel, in float32 at least.
+    `modes`, [channels, modes, 2], are real and imaginary parts, from frequency 0 up. Modes above the Nyquist frequency
+    are dropped, imaginary parts at frequency 0 and there are zeroed: a real kernel has none, and not every FFT ignores
+    them (pytorch/pytorch#154496).
     """
     if modes.shape[-1] != 2:
         raise ValueError(f"Modes are stored as real and imaginary part, got shape {tuple(modes.shape)}, not (..., 2).")
@@ -91,31 +73,12 @@ def fourier_kernel(modes: Tensor, length: int) -> Tensor:
 
 
 def sparse_kernel(weight: Tensor, positions: Tensor, length: int) -> Tensor:
-    """
-    Kernel that is zero but at given positions: k[positions[j]] = weight[j] (poster eq. 10); equal positions add up.
-
-    Args:
-        weight (`torch.Tensor` of shape `(channels, taps)`): Values of the taps.
-        positions (`torch.LongTensor` of shape `(channels, taps)`): Their lags, below `length`.
-        length (`int`): Length of the kernel.
-
-    Returns:
-        `torch.Tensor` of shape `(channels, length)`: The kernel.
-    """
+    """k[positions[j]] = weight[j], zero elsewhere (poster eq. 10); taps at one position add up."""
     return weight.new_zeros(weight.shape[0], length).scatter_add(1, positions, weight)
 
 
 def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
-    """
-    One kernel for all branches: sum_i scales_i * ZeroPadRight(k_i) (poster eq. 7).
-
-    Args:
-        kernels (`list[torch.Tensor]`): N kernels of shape `(channels, taps_i)`.
-        scales (`torch.Tensor` of shape `(N, channels)`): Factor of each branch and channel.
-
-    Returns:
-        `torch.Tensor` of shape `(channels, longest taps)`: The kernel.
-    """
+    """One kernel for N branches: sum_i scales_i * ZeroPadRight(k_i), `scales` being [N, channels] (poster eq. 7)."""
     _check_branches(kernels, scales)
     longest = max(kernel.shape[1] for kernel in kernels)
     scaled = [
@@ -138,23 +101,22 @@ def _check_branches(kernels: list[Tensor], *scales: Tensor) -> None:
 
 def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> Tensor:
     """
-    Spectrum of a two-sided kernel: k at lags 0, 1, ...; the backward kernel at lags -1, -2, ..., from the end.
-
-    Args:
-        kernel (`torch.Tensor` of shape `(channels, taps)`): Kernel of the past.
-        backward_kernel (`torch.Tensor` of shape `(channels, backward_taps)`, *optional*):
-            Kernel of the future: entry j is the factor of u[t + 1 + j] and lies at index n - 1 - j.
-        n (`int`): FFT size, at least `taps + backward_taps`.
-
-    Returns:
-        `torch.Tensor` of shape `(channels, n // 2 + 1)`, complex: The spectrum, in float32 at least.
+    Spectrum [channels, n // 2 + 1] of a two-sided kernel, in float32 at least: k at lags 0, 1, ...; entry j of the
+    backward kernel is the factor of u[t + 1 + j] and lies at index n - 1 - j.
     """
     taps = kernel.shape[1] + (0 if backward_kernel is None else backward_kernel.shape[1])
     if taps > n:
         raise ValueError(f"A kernel of {taps} taps does not fit an FFT of size n={n}. Pass n >= {taps}.")
     with maybe_autocast(kernel.device.type, enabled=False):
         kernel = kernel.to(_working_dtype(kernel.dtype))
-        return two_sided(kernel, None if backward_kernel is None else backward_kernel.to(kernel.dtype), n)
+        return _two_sided(kernel, None if backward_kernel is None else backward_kernel.to(kernel.dtype), n)
+
+
+def _two_sided(kernel: Tensor, wing: Tensor | None, n: int) -> Tensor:
+    if wing is None or wing.shape[1] == 0:
+        return torch.fft.rfft(kernel, n=n)
+    gap = kernel.new_zeros(len(kernel), n - kernel.shape[1] - wing.shape[1])
+    return torch.fft.rfft(torch.cat([kernel, gap, wing.flip(1)], dim=1))
 
 
 def _check_input(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> None:
@@ -176,22 +138,10 @@ def long_conv(
     bias: Tensor | None = None,
 ) -> Tensor:
     """
-    Convolve each channel with its kernel: y[t] = sum_j k[j] u[t - j] + sum_j k_backward[j] u[t + 1 + j] + bias.
+    y[t] = sum_j k[j] u[t - j] + sum_j k_backward[j] u[t + 1 + j] + bias, in the dtype of `u`, zero before and after.
 
-    Args:
-        u (`torch.Tensor` of shape `(batch, channels, length)`): Input, zero before and after.
-        kernel (`torch.Tensor` of shape `(channels, taps)`): Kernel of the past. Taps beyond `length` have no effect.
-        backward_kernel (`torch.Tensor` of shape `(channels, backward_taps)`, *optional*): Kernel of the future.
-        spectrum (`torch.Tensor` of shape `(channels, n // 2 + 1)`, *optional*):
-            [`kernel_spectrum`] of these kernels at an even size n of at least [`convolution_size`], computed before.
-            No gradient then reaches the kernels.
-        bias (`torch.Tensor` of shape `(channels,)`, *optional*): Added to the output.
-
-    Returns:
-        `torch.Tensor` of shape `(batch, channels, length)`: The output, in the dtype of `u`.
-
-    Raises:
-        ValueError: If shapes do not fit, or the spectrum is of too small a size.
+    `spectrum` is [`kernel_spectrum`] of these kernels at an even size of at least [`convolution_size`], computed
+    before; no gradient then reaches the kernels. Taps beyond the length of `u` have no effect.
     """
     _check_input(u, kernel, backward_kernel)
     if u.shape[0] == 0:
@@ -218,13 +168,30 @@ def long_conv(
     kernel = kernel.to(dtype)
     backward_kernel = None if backward_kernel is None else backward_kernel.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    if not torch.compiler.is_compiling():
-        y: Tensor = LongConv.apply(u, kernel, backward_kernel, spectrum, bias, n)
+    # For torch.export and the compiler there is nothing faster than the plain expression.
+    if not torch.compiler.is_compiling() and "long_conv" in FAST:
+        y: Tensor = FAST["long_conv"](u, kernel, backward_kernel, spectrum, bias, n)
         return y
-    # One expression, for torch.export and the compiler.
-    factors = two_sided(kernel, backward_kernel, n) if spectrum is None else spectrum
+    factors = _two_sided(kernel, backward_kernel, n) if spectrum is None else spectrum
     y = torch.fft.irfft(torch.fft.rfft(u.to(dtype), n=n) * factors, n=n)[..., :length]
     return (y if bias is None else y + bias[:, None]).to(u.dtype)
+
+
+class SumOverProcesses(torch.autograd.Function):
+    """Sum over the processes of a group; so is the gradient, since the result of each depends on all inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
+        ctx.group = group
+        values = values.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(values, group=group)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        total: Tensor = SumOverProcesses.apply(gradients[0], ctx.group)
+        return total, None
 
 
 def batch_norm_conv(
@@ -241,28 +208,14 @@ def batch_norm_conv(
     group: torch.distributed.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
-    Training-mode MRConv layer (poster eqs. 2, 4-6) as one convolution, the statistics of whose branches are exact:
-    y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i + eps) + bias_i).
+    Training-mode MRConv layer (poster eqs. 2, 4-6): y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i + eps)
+    + bias_i), with coefficients of shape [N, channels].
 
-    Args:
-        u (`torch.Tensor` of shape `(batch, channels, length)`):
-            Input, zero outside of the valid positions, where its gradient is of no meaning.
-        kernels (`list[torch.Tensor]`): N kernels of shape `(channels, taps_i)`.
-        alpha, weight, bias (`torch.Tensor` of shape `(N, channels)`):
-            Mixing coefficient, and scale and shift of the normalization, of each branch.
-        eps (`float`): Added to the variance.
-        backward_kernels (`list[torch.Tensor]`, *optional*): N kernels of the future, as in [`long_conv`].
-        start, stop (`torch.LongTensor` of shape `(batch,)`, *optional*):
-            The valid positions of a sample are start, ..., stop - 1. Default: all.
-        group (`torch.distributed.ProcessGroup`, *optional*):
-            Processes that share the statistics, which then are those of the joined batch, gradients included.
+    Of a sample the positions start, ..., stop - 1 are valid; `u` is zero outside of them, and its gradient there is of
+    no meaning. Processes of a `group` share the statistics, which are those of the joined batch, gradients included.
 
-    Returns:
-        `tuple[torch.Tensor]`: y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased
-        variance of each branch over batch and valid positions, `(N, channels)`, and the number of positions.
-
-    Raises:
-        ValueError: If shapes do not fit.
+    Returns y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased variance of each
+    branch over batch and valid positions, [N, channels], and the number of positions.
     """
     _check_branches(kernels, alpha, weight, bias)
     wings = [] if backward_kernels is None else backward_kernels
@@ -286,8 +239,55 @@ def batch_norm_conv(
         spans = [span + wing.shape[1] for span, wing in zip(spans, ahead, strict=True)]
     # Neither the outputs nor the autocorrelation of u wrap around.
     n = fft_size(length + min(length, max(spans)) - 1)
-    layer = BatchNormLayer(n, eps, group, start, stop)
-    return normalized_conv(u, alpha, weight, bias, layer, *cropped, *ahead)
+    form = FAST.get("batch_norm_conv", _batch_norm_branches)
+    y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
+    return y, mean, var, count
+
+
+def _batch_norm_branches(
+    u: Tensor,
+    kernels: list[Tensor],
+    wings: list[Tensor],
+    alpha: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    n: int,
+    eps: float,
+    start: Tensor | None,
+    stop: Tensor | None,
+    group: torch.distributed.ProcessGroup | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """
+    The layer as it is written: N branches, the variance of each about its mean. Kernels fit an FFT of size n. Rounded
+    as any N branches in the dtype of the kernels are: a mean of u that is large beside its variance costs digits.
+    """
+    dtype, length = kernels[0].dtype, u.shape[2]
+    time = torch.arange(length, device=u.device).expand(u.shape[0], 1, length)
+    valid = torch.ones_like(time, dtype=torch.bool)
+    if start is not None:
+        valid = valid & (time >= start[:, None, None])
+    if stop is not None:
+        valid = valid & (time < stop[:, None, None])
+
+    def total(branches: list[Tensor]) -> Tensor:
+        """Sum of each branch over the valid positions of all processes: [N, channels]."""
+        sums = torch.stack([torch.where(valid, branch, 0).sum((0, 2)) for branch in branches])
+        return sums if group is None else SumOverProcesses.apply(sums, group)
+
+    spectrum = torch.fft.rfft(u.to(dtype), n=n)
+    branches = []
+    for i, kernel in enumerate(kernels):
+        factors = _two_sided(kernel, wings[i] if wings else None, n)
+        branches.append(torch.fft.irfft(spectrum * factors, n=n)[..., :length])
+    count = total([torch.ones_like(u[:, :1], dtype=dtype)])[0, 0]
+    positions = count.clamp_min(1)
+    mean = total(branches) / positions
+    centred = [branch - one[:, None] for branch, one in zip(branches, mean, strict=True)]
+    var = total([branch.square() for branch in centred]) / positions
+    scale = alpha * weight * (var + eps).rsqrt()
+    shift = (alpha * bias).sum(0)
+    y = sum((one[:, None] * branch for one, branch in zip(scale, centred, strict=True)), shift[:, None])
+    return y.to(u.dtype), mean.detach(), var.detach(), count.detach()
 
 
 __all__ = [

@@ -14,8 +14,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_ext.mrconv.configuration_mrconvnext import PRESETS, MRConvNextConfig
 from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
 from hf_ext.mrconv.image_processing_mrconvnext import MRConvNextImageProcessor
-from hf_ext.mrconv.modeling_images_mrconv import MRConvForImageClassification
-from hf_ext.mrconv.modeling_mrconv import MRConvForAudioClassification, MRConvPreTrainedModel
+from hf_ext.mrconv.modeling_mrconv import (
+    MRConvForAudioClassification,
+    MRConvForImageClassification,
+    MRConvPreTrainedModel,
+)
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
 
 from .sequences import Batch, ClassificationTask, column

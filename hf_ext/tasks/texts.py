@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_ext.mrconv.modeling_causal_mrconv import MRConvForCausalLM
-from hf_ext.mrconv.modeling_mrconv import MRConvForRetrieval
+from hf_ext.mrconv.modeling_mrconv import MRConvForCausalLM, MRConvForRetrieval
 
 from .listops import END, OPERATORS
 from .sequences import Batch, ClassificationTask, MRConvTask, column

@@ -1,5 +1,9 @@
 """Inputs of MRConv's operators, and the layer that forms its branches."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -85,6 +89,14 @@ def batch_norm_branches(case: dict, spans: list[tuple[int, int]]) -> Tensor:
         padded = [F.pad(part, (a, length - b)) for part, (a, b) in zip(parts, spans, strict=True)]
         y = y + case["alpha"][i, :, None] * torch.stack(padded)
     return y
+
+
+@contextmanager
+def operators_in(form: str) -> Iterator[None]:
+    """`fast`: as the package runs them; `plain`: as a checkpoint's copy of the code does without the package."""
+    assert ops.FAST.keys() == {"long_conv", "batch_norm_conv", "kept_kernel"}
+    with mock.patch.object(ops, "FAST", ops.FAST if form == "fast" else {}):
+        yield
 
 
 def layer(case: dict) -> tuple[Tensor, ...]:

@@ -8,8 +8,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, MaxLengthCriteria, 
 from transformers.generation.streamers import BaseStreamer
 
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
-from hf_ext.mrconv.modeling_causal_mrconv import MRConvForCausalLM
-from hf_ext.mrconv.modeling_mrconv import MRConvModel
+from hf_ext.mrconv.modeling_mrconv import MRConvForCausalLM, MRConvModel
 from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from tests.testing import LoraTesterMixin, ModelTesterMixin, TrainerTesterMixin
 

@@ -281,16 +281,16 @@ def test_what_is_kept_is_neither_copied_nor_pickled_nor_saved():
     names = set(model.state_dict())
     predict(model)
     assert set(model.state_dict()) == names
-    assert all(layer._kept is not None for layer in model.convolutions())
+    assert all(layer.kept is not None for layer in model.convolutions())
     stream = io.BytesIO()
     torch.save(model, stream)
     stream.seek(0)
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(stream, weights_only=False)]
     for twin in copies:
-        assert all(layer._kept is None for layer in twin.convolutions())
+        assert all(layer.kept is None for layer in twin.convolutions())
         torch.testing.assert_close(predict(twin), predict(model), atol=1e-6, rtol=1e-6)
     model.train()
-    assert all(layer._kept is None for layer in model.convolutions())
+    assert all(layer.kept is None for layer in model.convolutions())
 
 
 def test_a_model_loaded_in_inference_mode_is_right_too(tmp_path):

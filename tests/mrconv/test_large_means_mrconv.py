@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import MRConvConfig
-from hf_ext.mrconv import kernels_convolution_mrconv as convolution
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvLayer
 from tests.mrconv.operator_cases import batch_norm_branches, layer, layer_case, leaves
@@ -97,7 +97,7 @@ def test_only_channels_with_a_large_mean_take_float64(monkeypatch):
     single, double = large_case("white", None, None)
     for case in (single, double):
         case["u"].data[:, 1] += 1000
-    monkeypatch.setattr("hf_ext.mrconv.kernels_sums_mrconv._POINTS_CPU", 1)
+    monkeypatch.setattr("hf_ext.fast.mrconv_gradients._POINTS_CPU", 1)
     assert layer(single)[0].grad_fn.dtypes == {0: torch.float32, 1: torch.float64}
     spans = [(0, LENGTH)] * 2
     found = results(lambda case: layer(case)[0], single, spans)
@@ -137,7 +137,7 @@ def test_other_devices_and_other_dtypes_are_not_looked_at():
     """What is not on a CPU stays in float32: to look at its numbers would hold the device up."""
     single, double = large_case("mean 100", None, None)
     fixed = {"n": ops.fft_size(2 * LENGTH), "eps": 1e-5, "group": None, "start": None, "stop": None}
-    chosen = convolution.BatchNormLayer(**fixed)
+    chosen = mrconv_gradients.BatchNormLayer(**fixed)
     for case, device, wanted in (
         (single, "cpu", torch.float64),
         (double, "cpu", torch.float64),

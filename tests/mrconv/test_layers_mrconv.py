@@ -12,7 +12,7 @@ from hf_ext.mrconv import (
     MRConvLayer,
 )
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
-from hf_ext.mrconv.modeling_norms_mrconv import MRConvBatchNorm, MRConvBranchNorm
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm, MRConvBranchNorm
 from tests.mrconv.mrconv_testing import EVERY_KERNEL, TOKENS, make_layer, make_model, make_signal, make_tokens
 from tests.mrconv.reference_ops import batch_norm_conv, long_conv
 from tests.testing import assert_same_answers, assert_same_weights

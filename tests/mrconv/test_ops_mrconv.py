@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ext.mrconv import kernels_sums_mrconv as sums
+from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import ops_mrconv as ops
 from tests.mrconv import reference_ops as reference
-from tests.mrconv.operator_cases import batch_norm_branches, flat, layer, layer_case, random
+from tests.mrconv.operator_cases import batch_norm_branches, flat, layer, layer_case, operators_in, random
 from tests.testing import assert_operators_agree, operator_pairs
 
 PAIRS = operator_pairs(ops, reference)
@@ -122,11 +122,16 @@ def test_every_operator_has_cases():
     assert CASES.keys() == PAIRS.keys()
 
 
+both_forms = pytest.mark.parametrize("form", ["fast", "plain"])
+WITH_FORMS = [(name, form) for name in CASES for form in (("fast", "plain") if name in ops.FAST else ("plain",))]
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("name", CASES)
-def test_operator_equals_its_reference(name, dtype):
-    for case in CASES[name]():
-        assert_agree(name, case, dtype)
+@pytest.mark.parametrize(("name", "form"), WITH_FORMS)
+def test_operator_equals_its_reference(name, form, dtype):
+    with operators_in(form):
+        for case in CASES[name]():
+            assert_agree(name, case, dtype)
 
 
 @settings(max_examples=25, deadline=None)
@@ -135,9 +140,10 @@ def test_operator_equals_its_reference(name, dtype):
     length=st.integers(1, 41),
     taps=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=4),
     bidirectional=st.booleans(),
+    form=st.sampled_from(["fast", "plain"]),
     data=st.data(),
 )
-def test_layer_equals_its_reference_at_any_length_and_kernels(batch, length, taps, bidirectional, data):
+def test_layer_equals_its_reference_at_any_length_and_kernels(batch, length, taps, bidirectional, form, data):
     """Kernels in any order of length, formed and not; any valid positions, empty ones too."""
     case = layer_case(batch, length, 1, 0, channels=2)
     case["kernels"] = [random(2, past, seed=i) for i, (past, _) in enumerate(taps)]
@@ -154,23 +160,26 @@ def test_layer_equals_its_reference_at_any_length_and_kernels(batch, length, tap
     case["u"] = case["u"].detach().masked_fill(outside[:, None], 0).requires_grad_()
     # Gradients are differences of terms as large as 1 / sqrt(eps).
     case["eps"] = 1e-2
-    assert_agree("batch_norm_conv", case, torch.float64)
+    with operators_in(form):
+        assert_agree("batch_norm_conv", case, torch.float64)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 80), st.integers(0, 80))
-def test_convolution_equals_its_reference_at_any_length(length, taps, backward):
+@given(st.integers(1, 60), st.integers(1, 80), st.integers(0, 80), st.sampled_from(["fast", "plain"]))
+def test_convolution_equals_its_reference_at_any_length(length, taps, backward, form):
     wing = random(2, backward, seed=2, gradient=length > 1) if backward else None
     case = {"u": random(2, 2, length), "kernel": random(2, taps, seed=1), "backward_kernel": wing}
-    assert_agree("long_conv", case, torch.float64)
+    with operators_in(form):
+        assert_agree("long_conv", case, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("backward", [None, 3])
 @pytest.mark.parametrize("spans", [None, [(0, 1009), (17, 1009), (0, 700)]], ids=["full", "padded"])
-def test_layer_equals_batch_norms_of_branches(spans, backward, dtype, monkeypatch):
+@both_forms
+def test_layer_equals_batch_norms_of_branches(form, spans, backward, dtype, monkeypatch):
     """Outputs and all gradients, at a length where most branches are not formed, and in several chunks of channels."""
-    monkeypatch.setattr(sums, "_POINTS_CPU", 2 * 3 * 2048)
+    monkeypatch.setattr(mrconv_gradients, "_POINTS_CPU", 2 * 3 * 2048)
     case = layer_case(3, 1009, 8, 8, backward, spans)
     function = flat(ops.batch_norm_conv, case)[0]
     spans = spans or [(0, 1009)] * 3
@@ -178,13 +187,14 @@ def test_layer_equals_batch_norms_of_branches(spans, backward, dtype, monkeypatc
     for sample, (start, stop) in zip(inside, spans, strict=True):
         sample[:, start:stop] = 1
     plain, arguments = flat(lambda **given: batch_norm_branches(given, spans), case)
-    assert_operators_agree(
-        lambda **given: function(**given)[0] * inside,
-        lambda **given: plain(**given),
-        arguments,
-        dtype,
-        TOLERANCES[dtype],
-    )
+    with operators_in(form):
+        assert_operators_agree(
+            lambda **given: function(**given)[0] * inside,
+            lambda **given: plain(**given),
+            arguments,
+            dtype,
+            TOLERANCES[dtype],
+        )
 
 
 @pytest.mark.parametrize("backward", [None, 2])

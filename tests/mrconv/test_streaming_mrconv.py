@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
-from hf_ext.mrconv.streaming_convolution_mrconv import KEPT_FFT, TILE, StreamingConvolution, StreamingKernel
-from hf_ext.mrconv.streaming_mrconv import MRConvCache
+from hf_ext.mrconv.kernels_mrconv import KEPT_FFT, TILE, StreamingKernel
+from hf_ext.mrconv.streaming_mrconv import MRConvCache, StreamingConvolution
 from tests.mrconv.mrconv_testing import make_layer
 from tests.mrconv.reference_ops import long_conv
 

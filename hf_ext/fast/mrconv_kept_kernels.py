@@ -1,0 +1,101 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""
+The merged kernel of an MRConv layer, kept from one forward pass to the next as long as nothing it is made of changes.
+
+Importing this module enters [`kept_kernel`] in `ops_mrconv.FAST`. Without it a layer in evaluation merges its branches
+and transforms the kernel in each forward pass, which costs more than convolving a small batch.
+
+A stale kernel would be silently wrong, so nothing here trusts that a change was announced: by `train()`, an optimizer
+or `load_state_dict`. Of a layer with branches the parameters and statistics are compared *by value* with copies. They
+are few, l_0 numbers a branch and channel for a kernel of up to l_0 2^N, so that this costs a small part of a merge,
+and it sees what PyTorch's version counters do not count: writes through `.data`, and FSDP, which gathers new values
+into the same memory. Of a merged layer the kernels themselves would have to be compared, as long as the input; there
+the tensors, their addresses and their version counters are. (A write to a merged kernel through `.data` goes
+uncounted: call `eval()` after it.) Where a wrapper or a hook may change what a module gives, nothing is kept.
+
+How we know: tests/mrconv/test_kept_kernels_mrconv.py changes weights in every way that we know of.
+"""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from hf_ext.mrconv.kernels_mrconv import KERNELS, MergedKernel
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvBranchNorm, MRConvLayer
+from hf_ext.mrconv.ops_mrconv import FAST
+
+
+class KernelSource:
+    """What the merged kernel of a layer is made of: tensors, and settings that decide too. See the top of the file."""
+
+    def __init__(self, layer: nn.Module, tensors: list[Tensor], settings: tuple[Any, ...], merged: bool):
+        self.modules, self.tensors, self.settings = list(layer.modules()), tensors, settings
+        self.versions = [(tensor.data_ptr(), tensor._version) for tensor in tensors] if merged else None
+
+    @classmethod
+    def of(cls, layer: nn.Module, known: tuple[type, ...], settings: tuple[Any, ...], merged: bool) -> "Self | None":
+        """
+        The source of a layer; None where it cannot be known: a module is none of `known` types, such as a wrapper of
+        peft, or carries a hook, such as accelerate's, that may change what it gives; or a tensor has no values here.
+        """
+        if not all(type(module) in known and not _is_hooked(module) for module in layer.modules()):
+            return None
+        tensors = [*layer.parameters(), *layer.buffers()]
+        if not all(_has_values(tensor) and not (merged and tensor.is_inference()) for tensor in tensors):
+            return None
+        return cls(layer, tensors, settings, merged)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KernelSource) or (self.settings, self.versions) != (other.settings, other.versions):
+            return False
+        if len(self.modules) != len(other.modules) or len(self.tensors) != len(other.tensors):
+            return False
+        modules = zip(self.modules, other.modules, strict=True)
+        pairs = list(zip(self.tensors, other.tensors, strict=True))
+        if not all(mine is its for mine, its in modules):
+            return False
+        if self.versions is not None:
+            # The tensors themselves: an address that was freed may have been given to another.
+            return all(mine is its for mine, its in pairs)
+        return all(
+            mine.device == its.device and mine.dtype == its.dtype and torch.equal(mine, its) for mine, its in pairs
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def copy(self) -> Self:
+        """The values as they are now, where values are compared."""
+        if self.versions is None:
+            self.tensors = [tensor.detach().clone() for tensor in self.tensors]
+        return self
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """A tensor of PyTorch's own, not one of a subclass: distributed, fake or quantized; and in memory."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type != "meta"
+
+
+# Whose values decide about the merged kernel, and nothing else of them.
+_OWN_MODULES: tuple[type, ...] = (MRConvLayer, MRConvBranchNorm, *KERNELS.values())
+
+
+def kept_kernel(layer: MRConvLayer) -> MergedKernel:
+    """The merged kernel of a layer, made anew only where something it is made of has changed since the last call."""
+    settings = (layer.rate_factor, layer.config.branch_norm, getattr(getattr(layer, "norm", None), "eps", None))
+    source = KernelSource.of(layer, _OWN_MODULES, settings, layer.reparameterized)
+    if source is None:
+        return MergedKernel(*layer.merged())
+    if layer.kept is None or layer.kept[0] != source:
+        layer.kept = (source.copy(), MergedKernel(*layer.merged()))
+    kernel: MergedKernel = layer.kept[1]
+    return kernel
+
+
+FAST["kept_kernel"] = kept_kernel
+
+__all__ = ["KernelSource", "kept_kernel"]
