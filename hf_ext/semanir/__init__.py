@@ -4,6 +4,8 @@
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
 from transformers.pipelines import PIPELINE_REGISTRY
 
+import hf_ext.fast.semanir_operators  # noqa: F401  registers the faster ways
+
 from .configuration_semanir import SemanIRConfig
 from .image_processing_semanir import SemanIRImageProcessor
 from .modeling_semanir import SemanIRForImageRestoration, SemanIRModel, SemanIRPreTrainedModel

@@ -27,7 +27,7 @@ from .modeling_layers_semanir import (
     bilinear_demosaick,
 )
 from .modeling_strips_semanir import by_rows
-from .ops_semanir import IMPLEMENTATIONS
+from .ops_semanir import ATTENTION, UnknownAttentionError
 
 if TYPE_CHECKING:
     # Never run. transformers finds the files that belong to this one by their import lines, and copies and downloads
@@ -87,8 +87,8 @@ class SemanIRPreTrainedModel(PreTrainedModel):
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Check a name for `attn_implementation`, as transformers does, against those of key-semantic attention."""
         name = requested_attention or "auto"
-        if name not in IMPLEMENTATIONS:
-            raise ValueError(f"`attn_implementation` is {name!r}; allowed: {', '.join(map(repr, IMPLEMENTATIONS))}.")
+        if name not in ("auto", *ATTENTION):
+            raise UnknownAttentionError("attn_implementation", name)
         return name
 
     @torch.no_grad()
