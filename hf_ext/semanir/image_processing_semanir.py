@@ -70,7 +70,7 @@ def pixels_to_image(pixels: np.ndarray) -> Image.Image:
     if pixels.dtype != np.uint8 and channels > 1:
         raise ValueError(
             f"Pillow holds no image of {pixels.dtype} with {channels} channels, only grey. Take output_type='np', or "
-            "write a PNG of 16 bits with hf_ext.semanir.image_processing_files_semanir.write_image."
+            "write a PNG of 16 bits with hf_ext.restoration.files.write_image."
         )
     if not 1 <= channels <= 4:
         raise ValueError(f"A picture has 1 to 4 channels, got {channels}. Take output_type='np'.")
