@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
 
-import hf_ext.fast.semanir_operators  # noqa: F401
+import hf_ext.fast.semanir_operators
+import hf_ext.fast.semanir_strips  # noqa: F401
 from hf_ext.lazy import make_lazy
 from hf_ext.restoration.pipeline import ImageRestorationPipeline
 

@@ -11,8 +11,8 @@ from torch.export import Dim
 from transformers import AutoModelForImageToImage
 
 from hf_ext.fast import semanir_operators
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, modeling_layers_semanir
-from hf_ext.semanir.modeling_layers_semanir import bilinear_demosaick
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, modeling_semanir
+from hf_ext.semanir.modeling_semanir import bilinear_demosaick
 from hf_ext.semanir.ops_semanir import unpack_keys
 from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
 
@@ -31,14 +31,14 @@ def test_attention_is_chosen_by_the_switch_of_transformers(tmp_path):
     assert loaded.config._attn_implementation == loaded.model.config._attn_implementation == "eager"
     images = make_images(1, 3, 9, 13)
     seen = []
-    original = modeling_layers_semanir.key_semantic_attention
+    original = modeling_semanir.key_semantic_attention
 
     def attend(*arguments):
         seen.append(arguments[-1])
         return original(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_layers_semanir, "key_semantic_attention", attend)
+        patch.setattr(modeling_semanir, "key_semantic_attention", attend)
         eager = restore(loaded, images)
         loaded.set_attn_implementation("sdpa")
         torch.testing.assert_close(restore(loaded, images), eager, atol=1e-5, rtol=0)
@@ -85,7 +85,7 @@ def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar():
     the same keys bfloat16 is near float32."""
     model = make_model(**UNSHUFFLED)
     images = make_images(1, 3, 24, 24)
-    build = modeling_layers_semanir.build_dictionary
+    build = modeling_semanir.build_dictionary
     dictionaries, swapped = [], []
 
     def record(*arguments):
@@ -101,9 +101,9 @@ def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar():
         return recorded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_layers_semanir, "build_dictionary", record)
+        patch.setattr(modeling_semanir, "build_dictionary", record)
         expected = restore(model, images)
-        patch.setattr(modeling_layers_semanir, "build_dictionary", replay)
+        patch.setattr(modeling_semanir, "build_dictionary", replay)
         restored = restore(model.bfloat16(), images)
     # The correction has a mean of 0.7 here.
     assert (restored - expected).abs().mean() < 0.03
