@@ -300,13 +300,9 @@ class SemanIRPreTrainedModel(PreTrainedModel):
 
     def compile(self, *args: Any, dynamic: bool | None = False, **kwargs: Any) -> None:
         """
-        Compile the model in place, as `torch.nn.Module.compile` does, with a graph for each size of images.
-
-        Args:
-            dynamic (`bool`, *optional*, defaults to `False`):
-                `None` or `True` ask for one graph of many sizes. It serves inference; torch 2.13 cannot order the
-                strides of its gradients and raises an `InductorError`.
-            args, kwargs: As `torch.compile` takes them.
+        Compile the model in place, as `torch.nn.Module.compile` does, with a graph for each size of images. With
+        `dynamic=None` or `True` it is one graph of many sizes, for inference: torch 2.13 cannot order the strides of
+        its gradients and raises an `InductorError`.
         """
         super().compile(*args, dynamic=dynamic, **kwargs)
 
@@ -507,17 +503,8 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
 
     def restoration_loss(self, reconstruction: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """
-        Mean absolute error, or mean sqrt(error^2 + epsilon^2) for Charbonnier; in float32 at least.
-
-        Args:
-            reconstruction (`torch.Tensor` of shape `(batch_size, num_channels_out, height, width)`): The output.
-            labels (`torch.Tensor` of the same shape): Clean images in [0, 1].
-
-        Returns:
-            `torch.Tensor`: A scalar.
-
-        Raises:
-            ValueError: If the shapes differ.
+        Mean absolute error, or mean sqrt(error^2 + epsilon^2) for Charbonnier, of images [batch_size,
+        num_channels_out, height, width]; in float32 at least.
         """
         if labels.shape != reconstruction.shape:
             raise ValueError(

@@ -42,9 +42,6 @@ class UnknownAttentionError(ValueError):
         super().__init__(f"`{option}` is {name!r}; allowed: {allowed}{elsewhere if missing else ''}.")
 
 
-# ---------------------------------------------------------------------------------------------------------- windows
-
-
 def partition_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
     """Move a map up and left by `shift`, cyclically, and cut it: windows [W, N, C] in reading order, by images."""
     return STEPS["cut"](features, window, shift)
@@ -106,21 +103,13 @@ def relative_offsets(window: Pair, window_size: int, device: torch.device | None
     return vertical * (2 * window_size - 1) + horizontal
 
 
-# ------------------------------------------------------------------------------------------------------- dictionary
-
-
 class Dictionary(NamedTuple):
     """
     Key-semantic dictionary D_K of one partition of a feature map. All heads and layers of a stage on that partition
-    read it.
+    read it. The window is at most `window_size` x `window_size` tokens, and the partition is moved by `shift`.
 
-    Args:
-        window (`tuple[int, int]`): Height and width of a window in tokens, at most `window_size`.
-        shift (`tuple[int, int]`): Rows and columns by which the partition is moved.
-        window_size (`int`): Side w of the largest window: the table of position biases has (2w - 1)^2 columns.
-        bits (`torch.ByteTensor` of shape `(W, N, ceil(N / 8))`, *optional*):
-            The keys of every token: key j is bit `j % 8` of byte `j // 8`, the lowest bit first; bits past N are 0.
-            `None` when every token attends to its whole window.
+    `bits`, uint8 [W, N, ceil(N / 8)], are the keys of every token: key j is bit `j % 8` of byte `j // 8`, the lowest
+    bit first; bits past N are 0. `None` when every token attends to its whole window.
     """
 
     window: Pair
@@ -158,19 +147,10 @@ def semantic_keys(
     include_self: bool = True,
 ) -> torch.Tensor:
     """
-    Choose the k most similar legal keys of every token: I_i = top-k_j <p_i, p_j>. Without gradient, in float32.
-    Of equally similar keys the first are taken.
+    Choose the k most similar legal keys of every token [W, N, C]: I_i = top-k_j <p_i, p_j>, as bits of [`Dictionary`].
 
-    Args:
-        tokens (`torch.Tensor` of shape `(W, N, channels)`): Window tokens P of the stage's input.
-        regions (`torch.ByteTensor` of shape `(windows of an image, N)`, *optional*): See [`key_regions`].
-        top_k (`int`): Keys per token, at least 1; clipped to N.
-        similarity (`str`, *optional*, defaults to `"dot"`): `"dot"` or `"cosine"`.
-        include_self (`bool`, *optional*, defaults to `True`): Whether a token is always among its own keys.
-
-    Returns:
-        `torch.ByteTensor` of shape `(W, N, ceil(N / 8))`: The chosen keys as in [`Dictionary`], exactly
-        `min(top_k, N)` a row, or all the legal ones if they are fewer.
+    Without gradient, in float32. Of equally similar keys the first are taken. Regions are those of [`key_regions`];
+    where a region has fewer than k tokens, all of it is chosen. With `include_self` a token is always its own key.
     """
     windows, count = tokens.shape[:2]
     if regions is not None:
@@ -230,12 +210,8 @@ def build_dictionary(
     """
     Build the key-semantic dictionary of a stage from its input, for one partition into windows. Without gradient.
 
-    Args:
-        features (`torch.Tensor` of shape `(B, height, width, channels)`): Input of the stage. Height and width are
-            multiples of `window_size`, or smaller than it, in which case the window is clipped to them.
-        window_size (`int`): Side of a window.
-        shifted (`bool`): Whether the partition is moved by half a window.
-        top_k, similarity, include_self: See [`semantic_keys`].
+    Height and width of the features [B, height, width, C] are multiples of `window_size`, or smaller than it, in which
+    case the window is clipped to them. `shifted` moves the partition by half a window.
     """
     size = (features.shape[1], features.shape[2])
     # Not `min`: in a graph of many sizes it stays what it is, and every later shape would be a function of it.
@@ -276,9 +252,6 @@ def _bands(
             yield windows, None if regions is None else regions[first : first + len(windows)]
 
 
-# -------------------------------------------------------------------------------------------------------- attention
-
-
 def key_semantic_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -291,23 +264,13 @@ def key_semantic_attention(
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(tau cos(q_i, k_j) + B(i - j)) v_j.
 
-    Args:
-        query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`): Projections of the window tokens.
-        temperature (`torch.Tensor` of shape `(heads,)`): tau of each head.
-        table (`torch.Tensor` of shape `(heads, (2 * window_size - 1)^2)`):
-            Position bias B of every offset, in the order of [`relative_offsets`].
-        dictionary ([`Dictionary`]): The keys of these windows, at least one a token.
-        implementation (`str`, *optional*, defaults to `"auto"`):
-            `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks); with hf_ext
-            `"native"` (fused; CPUs, in float32), `"flex_attention"` and `"triton"` (fused, for GPUs); or `"auto"`: the
-            fastest here. All give the same.
+    Queries, keys and values are [W, heads, N, head_dim], the temperature tau [heads], the table of B
+    [heads, (2 * window_size - 1)^2] in the order of [`relative_offsets`]; each token has at least one key. The result
+    has the dtype of the values.
 
-    Returns:
-        `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`.
-
-    Raises:
-        ValueError: If `implementation` is none of these, or `"native"` where that cannot be.
-        TypeError: If `implementation` does not compute in this dtype.
+    `implementation` is `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks);
+    with hf_ext `"native"` (fused; CPUs, in float32), `"flex_attention"` and `"triton"` (fused, for GPUs); or `"auto"`:
+    the fastest here. All give the same; what one does not take, it refuses.
     """
     given = (query, key, value, temperature, table)
     if implementation == "auto":

@@ -64,22 +64,11 @@ class ImageRestorationPipeline(Pipeline):
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """
-        Restore one picture or several.
+        Restore one picture, or each of a list, data set or generator: files, addresses, PIL images, or arrays of
+        shape `(height, width)` or `(height, width, channels)` of uint8, uint16, or floats in [0, 1].
 
-        Args:
-            inputs (`str`, `Path`, `PIL.Image.Image`, `np.ndarray`, or a list, data set or generator of these):
-                A file, an address, an image, or an array of shape `(height, width)` or `(height, width, channels)`:
-                uint8, uint16, or floats in [0, 1].
-            top_k (`int`, *optional*): Keys per token; the model's own number if not given.
-            output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
-                width, channels)`, with 16 bits where the input has them. PIL images of several channels have 8 bits.
-
-        Returns:
-            `PIL.Image.Image` or `np.ndarray`: The restored picture; a list for a list.
-
-        Raises:
-            ValueError: If an option is unknown or needs hf_ext, or an input does not fit the model.
-            TypeError: If an input is of another type.
+        `top_k` sets the keys per token. With `output_type="np"` arrays of shape `(height, width, channels)` come out
+        in place of PIL images, with 16 bits where the input has them; PIL images of several channels have 8 bits.
         """
         return super().__call__(inputs, **{**kwargs, "batch_size": 1})
 
