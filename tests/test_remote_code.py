@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
 
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.fast import semanir_operators
 from hf_ext.hub.publish import push, stage
 from hf_ext.semanir import (
     SemanIRConfig,
     SemanIRForImageRestoration,
     SemanIRImageProcessor,
     SemanIRModel,
-    ops_semanir,
 )
 from tests.hub_testing import run_python
 from tests.testing import assert_same_answers
@@ -123,7 +123,7 @@ def published(tmp_path_factory, one_thread, image) -> Iterator[tuple[EmbeddedHub
             for computer, values in expected.items():
                 with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
                     if computer == "torch":
-                        patch.setattr(ops_semanir, "_native", lambda: False)
+                        patch.setattr(semanir_operators, "native_kernels_work", lambda: False)
                     for where in ("local", "hub"):
                         values[f"{name}-{where}/head"] = model(**inputs).reconstruction
                         values[f"{name}-{where}/base"] = model.model(**inputs).last_hidden_state

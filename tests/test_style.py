@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_ext.hub.shipped import shipped_files
+
 ROOT = Path(__file__).resolve().parents[1]
 CODE = sorted(
     path for folder in ("hf_ext", "pipelines", "model_cards", "examples") for path in (ROOT / folder).rglob("*.py")
@@ -19,21 +21,8 @@ CODE = sorted(
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MODULES = {str(path.relative_to(ROOT)): path for path in [*CODE, *TESTS]}
 
-# A file's role is the prefix of its name. These travel with checkpoints: the Hub's loaders copy them one by one.
-SHIPPED_PREFIXES = (
-    "configuration_",
-    "modeling_",
-    "ops_",
-    "image_processing_",
-    "feature_extraction_",
-    "processing_",
-    "kernels_",
-    "streaming_",
-    "restoring_",
-    "pipeline_",
-)
 SHIPPED = sorted(
-    [path for path in (ROOT / "hf_ext").glob("*/*.py") if path.name.startswith(SHIPPED_PREFIXES)]
+    [path for room in (ROOT / "hf_ext").iterdir() for path in shipped_files(room)]
     + [path for path in (ROOT / "pipelines").glob("*/*.py") if path.name.startswith(("pipeline", "transformer_"))]
 )
 
@@ -41,15 +30,12 @@ SHIPPED = sorted(
 def references() -> dict[str, Path]:
     """
     Operations and their twins, written plainly: of `ops_mrconv` in the room `mrconv` it is
-    `tests/mrconv/reference_ops.py`, of `ops_windows_semanir` it is `reference_windows.py`. A pipeline has none: its
-    reference is a whole network, compared in the tests of that pipeline.
+    `tests/mrconv/reference_ops.py`. A pipeline has none: its reference is a whole network, compared in the tests of
+    that pipeline.
     """
     found = {}
-    for path in SHIPPED:
-        if path.name.startswith("ops_"):
-            room = path.parent.name
-            part = path.stem.removeprefix("ops_").removesuffix(room).strip("_") or "ops"
-            found[str(path.relative_to(ROOT))] = ROOT / "tests" / room / f"reference_{part}.py"
+    for path in sorted((ROOT / "hf_ext").glob("*/ops_*.py")):
+        found[str(path.relative_to(ROOT))] = ROOT / "tests" / path.parent.name / "reference_ops.py"
     return found
 
 
@@ -144,6 +130,18 @@ def test_shipped_files_import_only_siblings_and_installed_libraries(name):
                 assert module in allowed or node in optional, f"{name}:{node.lineno}: {module} is not a dependency"
     # The loaders find siblings by this expression, in comments and docstrings too: it must find the same ones.
     assert sorted(re.findall(r"^\s*from\s+\.(\S+)\s+import", text, re.MULTILINE)) == sorted(siblings)
+
+
+# Files and lines that somebody must trust who loads a checkpoint's code.
+WHAT_TRAVELS = {"semanir": (5, 1700), "mrconv": (10, 3500)}
+
+
+@pytest.mark.parametrize("room", WHAT_TRAVELS)
+def test_little_code_travels(room):
+    files = [path for path in SHIPPED if path.parent.name == room]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    most_files, most_lines = WHAT_TRAVELS[room]
+    assert len(files) <= most_files and lines <= most_lines, f"{len(files)} files of {lines} lines travel from {room}"
 
 
 def public_functions(module) -> dict[str, inspect.Signature]:

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from versions import installed_versions
 
 from hf_ext.semanir import SemanIRConfig, SemanIRModel
-from hf_ext.semanir.modeling_layers_semanir import SemanIRAttention, SemanIRStage
+from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRStage
 from hf_ext.semanir.ops_semanir import (
     build_dictionary,
     key_regions,

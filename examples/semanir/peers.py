@@ -17,7 +17,7 @@ from transformers import Swin2SRConfig
 from transformers.models.swin2sr.modeling_swin2sr import Swin2SRStage
 
 from hf_ext.semanir import SemanIRForImageRestoration
-from hf_ext.semanir.modeling_layers_semanir import SemanIRStage
+from hf_ext.semanir.modeling_semanir import SemanIRStage
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, build_task, main
 from hf_ext.training.arguments import build

@@ -256,8 +256,8 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
       hf-ext semanir explain org/name photo.png neighbours.png --at 120,80 --stage 2 --top-k 16,64,256
     """
     from hf_ext.plots.attention import explain as draw
+    from hf_ext.restoration.files import read_image, write_image
     from hf_ext.restoration.run import as_picture
-    from hf_ext.semanir.image_processing_files_semanir import read_image, write_image
 
     if at is not None and len(at) != 2:
         raise click.BadParameter("give column and row, such as 120,80.", param_hint="--at")

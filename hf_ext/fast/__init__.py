@@ -1,1 +1,4 @@
-"""Fast forms of what checkpoints carry in plain torch; each registers itself with the operators that it speeds up."""
+"""Faster ways to do what the models do in plain torch. They stay with the package: nothing here travels with a model.
+
+Each method's files register themselves with the method's operators, and those call them where they fit.
+"""

@@ -22,20 +22,8 @@ from ..files import read_json
 from .diffusers_folders import is_pipeline, pipeline_code
 from .published_files import walk
 from .safetensors_headers import parse_json_object
+from .shipped import shipped_files
 
-# The roles whose files travel with a checkpoint; tests, training and references stay at home.
-SHIPPED_ROLES = (
-    "configuration",
-    "modeling",
-    "ops",
-    "kernels",
-    "streaming",
-    "processing",
-    "image_processing",
-    "feature_extraction",
-    "restoring",
-    "pipeline",
-)
 # What restores a task of an artifact of EMR-Merging where hf_ext is not installed.
 _LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
 _TIMEOUT_SECONDS = 3600
@@ -98,8 +86,7 @@ def room_code(room: ModuleType) -> dict[str, Path]:
         `dict[str, Path]`: The installed files by name.
     """
     assert room.__file__ is not None
-    home = Path(room.__file__).parent
-    return {file.name: file for role in SHIPPED_ROLES for file in sorted(home.glob(f"{role}_*.py"))}
+    return {file.name: file for file in shipped_files(Path(room.__file__).parent)}
 
 
 def verify_code(folder: Path) -> None:

@@ -28,8 +28,9 @@ from ..files import whole_folder
 from .cards import write_card
 from .diffusers_folders import INDEX
 from .disclosure import clean, find_machine_paths, refuse_secrets
-from .load_check import SHIPPED_ROLES, check_loads, verify_code
+from .load_check import check_loads, verify_code
 from .published_files import Listing, list_files
+from .shipped import ROLES
 from .staging import MANIFEST, Processor, Source, write_source
 
 # What is also replaced where the earlier push was an artifact of EMR-Merging.
@@ -39,7 +40,7 @@ _OF_PIPELINES = (INDEX, "pipeline.py", "transformer/", "scheduler/", "vae/", "te
 # Files of an earlier push that would be wrong beside the new ones. Other files in the repository are left alone.
 _REPLACED = re.compile(
     r"(model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
-    rf"|({'|'.join(SHIPPED_ROLES)})_\w+\.py"
+    rf"|({'|'.join(ROLES)})_\w+\.py"
     r"|config\.json|adapter_config\.json|preprocessor_config\.json|eval\.json|training\.json"
     r"|emr\.json|emr_loader\.py|report\.(json|png)"
     r"|\.eval_results/hf_ext\.yaml"

@@ -8,8 +8,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from hf_ext.semanir.image_processing_semanir import to_unit
-from hf_ext.semanir.modeling_layers_semanir import SemanIRStage
-from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
+from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration, SemanIRStage
 from hf_ext.semanir.ops_semanir import Dictionary, build_dictionary, partition_windows
 
 PANEL, GAP, TITLE = 320, 16, 26

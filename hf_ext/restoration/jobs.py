@@ -12,18 +12,14 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from .camera import RAW_ENDINGS
+
 # Ends of names that results can have. A still GIF becomes a PNG, since a GIF has 256 colours.
 WRITTEN = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif")
 # What Pillow recognises but cannot decode by itself, or not as pixels.
 _NO_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
-# What other libraries read, and which. The ends of RAW files are those of `image_processing_camera_semanir`.
+# What other libraries read; the ends of RAW files are in `camera`.
 HEIF_ENDINGS = frozenset((".heic", ".heif", ".hif"))
-# fmt: off
-RAW_ENDINGS = frozenset((
-    ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef", ".mos", ".mrw",
-    ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
-))
-# fmt: on
 
 
 class Job(NamedTuple):

@@ -11,19 +11,11 @@ import torch
 from PIL import Image
 
 from hf_ext.plots.comparison import Comparison, compare_pictures, comparison_sheet
-from hf_ext.semanir.image_processing_files_semanir import (
-    FORMATS,
-    Frames,
-    Picture,
-    encode_frames,
-    read_frames,
-    write_frames,
-    write_image,
-)
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
-from hf_ext.semanir.restoring_semanir import restore_pixels
 
+from .files import FORMATS, Frames, Picture, encode_frames, read_frames, write_frames, write_image
 from .jobs import Job, check_places, is_done, megapixels_of
+from .tiles import restore_pixels
 
 # Pictures on the sheet of comparisons.
 _MOST_COMPARED = 8
@@ -70,7 +62,7 @@ def restore_files(
         compare (`Path`, *optional*): Where to write a sheet of up to 8 pictures before and after, with crops; of
             several frames the first.
         max_megapixels (`float`, *optional*, defaults to 200): Larger pictures are reported, not decoded.
-        tile, self_ensemble, top_k: See [`~restoring_semanir.restore_image`].
+        tile, self_ensemble, top_k: See [`~tiles.restore_image`].
         progress (`Callable[[float], None]`, *optional*): Called with the megapixels done since the last call.
         say (`Callable[[str], None]`, *optional*): Called with what was wrong with a picture, when it happens.
 

@@ -1,22 +1,30 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""SemanIR: key-semantic attention for image restoration. Importing it registers the Auto classes."""
+"""SemanIR: key-semantic attention for image restoration. Importing it registers the Auto classes.
+
+The files beside this one travel with every checkpoint and need nothing else of hf_ext. What makes them faster and
+richer is imported here, and registers itself with them: `hf_ext.fast` and `hf_ext.restoration.pipeline`.
+"""
+
+from typing import TYPE_CHECKING
 
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
-from transformers.pipelines import PIPELINE_REGISTRY
+
+import hf_ext.fast.semanir_operators
+import hf_ext.fast.semanir_strips  # noqa: F401
+from hf_ext.lazy import make_lazy
+from hf_ext.restoration.pipeline import ImageRestorationPipeline
 
 from .configuration_semanir import SemanIRConfig
 from .image_processing_semanir import SemanIRImageProcessor
 from .modeling_semanir import SemanIRForImageRestoration, SemanIRModel, SemanIRPreTrainedModel
-from .pipeline_semanir import ImageRestorationPipeline
-from .restoring_semanir import restore_image
+
+if TYPE_CHECKING:
+    from hf_ext.restoration.tiles import restore_image
 
 AutoConfig.register("semanir", SemanIRConfig)
 AutoModel.register(SemanIRConfig, SemanIRModel)
 AutoModelForImageToImage.register(SemanIRConfig, SemanIRForImageRestoration)
 AutoImageProcessor.register(SemanIRConfig, image_processor_classes={"pil": SemanIRImageProcessor})
-PIPELINE_REGISTRY.register_pipeline(
-    "image-restoration", ImageRestorationPipeline, pt_model=AutoModelForImageToImage, type="image"
-)
 
 # With these, save_pretrained copies the code, and the folder loads where hf_ext is not installed.
 SemanIRConfig.register_for_auto_class()
@@ -33,3 +41,5 @@ __all__ = [
     "SemanIRPreTrainedModel",
     "restore_image",
 ]
+
+__getattr__, __dir__ = make_lazy(globals(), {"restore_image": "hf_ext.restoration.tiles"})

@@ -21,18 +21,8 @@ _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 def image_to_pixels(image: Image.Image) -> np.ndarray:
     """
-    The pixels of a PIL image, upright as its EXIF data says, transparency as the last channel.
-
-    Args:
-        image (`PIL.Image.Image`): Bits, grey, palette, RGB, CMYK and the like, with or without transparency, 8 bits a
-            channel; or grey of 16 bits (mode `I;16`).
-
-    Returns:
-        `np.ndarray` of shape `(height, width, channels)`: uint8 or uint16; 1 channel (grey), 2 (grey and alpha), 3
-        (RGB) or 4 (RGBA).
-
-    Raises:
-        ValueError: If the image has whole numbers of 32 bits or floats, whose range is unknown.
+    The pixels of a PIL image, upright as its EXIF data says: uint8, or uint16 for grey of 16 bits (mode `I;16`), of 1
+    channel (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA).
     """
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
@@ -54,23 +44,12 @@ def image_to_pixels(image: Image.Image) -> np.ndarray:
 
 
 def pixels_to_image(pixels: np.ndarray) -> Image.Image:
-    """
-    A PIL image of whole-numbered pixels; the inverse of [`image_to_pixels`].
-
-    Args:
-        pixels (`np.ndarray` of shape `(height, width, channels)`): uint8 of 1 to 4 channels, or uint16 of one.
-
-    Returns:
-        `PIL.Image.Image`: Of mode `L`, `LA`, `RGB`, `RGBA` or `I;16`.
-
-    Raises:
-        ValueError: If Pillow has no mode for that, as for 16 bits in several channels.
-    """
+    """A PIL image of whole-numbered pixels, uint8 of 1 to 4 channels or uint16 of one: undoes `image_to_pixels`."""
     channels = pixels.shape[-1]
     if pixels.dtype != np.uint8 and channels > 1:
         raise ValueError(
             f"Pillow holds no image of {pixels.dtype} with {channels} channels, only grey. Take output_type='np', or "
-            "write a PNG of 16 bits with hf_ext.semanir.image_processing_files_semanir.write_image."
+            "write a PNG of 16 bits with hf_ext.restoration.files.write_image."
         )
     if not 1 <= channels <= 4:
         raise ValueError(f"A picture has 1 to 4 channels, got {channels}. Take output_type='np'.")
@@ -78,18 +57,7 @@ def pixels_to_image(pixels: np.ndarray) -> Image.Image:
 
 
 def to_unit(pixels: np.ndarray) -> np.ndarray:
-    """
-    Pixels in [0, 1].
-
-    Args:
-        pixels (`np.ndarray`): uint8, uint16, or floats that are in [0, 1] already.
-
-    Returns:
-        `np.ndarray`: The same as float32.
-
-    Raises:
-        TypeError: If the dtype is another, whose white is unknown.
-    """
+    """Pixels in [0, 1] as float32: of uint8, uint16, or floats that are in [0, 1] already."""
     if pixels.dtype in (np.uint8, np.uint16):
         return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
     if not np.issubdtype(pixels.dtype, np.floating):
@@ -98,30 +66,14 @@ def to_unit(pixels: np.ndarray) -> np.ndarray:
 
 
 def from_unit(pixels: np.ndarray, dtype: Any = np.uint8) -> np.ndarray:
-    """
-    Pixels as whole numbers: clipped to [0, 1], rounded.
-
-    Args:
-        pixels (`np.ndarray`): Floats.
-        dtype (`numpy.dtype`, *optional*, defaults to uint8): uint8 or uint16.
-
-    Returns:
-        `np.ndarray`: The same shape, of that dtype.
-    """
+    """Floats as whole numbers of uint8 or uint16: clipped to [0, 1], rounded."""
     return np.rint(pixels.clip(0, 1) * np.float32(np.iinfo(dtype).max)).astype(dtype)
 
 
 def match_picture(restored: np.ndarray, picture: np.ndarray) -> np.ndarray:
     """
-    Give restored colours what the picture had beside them: grey stays grey, alpha is kept and enlarged as they are.
-
-    Args:
-        restored (`np.ndarray` of shape `(H, W, 1 or 3)`): Floats, what a model made of the colours.
-        picture (`np.ndarray` of shape `(h, w, 1 to 4)`): What was to be restored, in [0, 1].
-
-    Returns:
-        `np.ndarray` of shape `(H, W, channels of the picture)`: Floats; a grey model's result of a colour picture
-        stays grey.
+    Give restored colours [H, W, 1 or 3] what the picture [h, w, 1 to 4], in [0, 1], had beside them: grey stays grey,
+    alpha is kept and enlarged as they are.
     """
     if picture.shape[-1] <= 2 and restored.shape[-1] == 3:
         restored = (restored @ _LUMA)[..., None]

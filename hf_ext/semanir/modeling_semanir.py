@@ -1,33 +1,36 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """SemanIR image restoration models (Ren et al., NeurIPS 2024, arXiv 2405.20008).
 
-The layers are in `modeling_layers_semanir`. Shapes: batch B, images and feature maps [B, channels, height, width].
+Each stage builds a key-semantic dictionary from its input once; all its layers attend through it. Blocks are residual
+post-norm (x + LN(f(x))), attention is cosine with a continuous position bias.
+Shapes: batch B, images and feature maps [B, C, height, width], windows [W, N, C] of N tokens.
 """
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, ImageSuperResolutionOutput
 from transformers.utils import can_return_tuple, logging
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_semanir import CUSTOM_PIPELINES, SemanIRConfig
-from .modeling_layers_semanir import (
-    SemanIRAttention,
-    SemanIRColumn,
-    SemanIRCorrection,
-    SemanIRReconstruction,
-    SemanIRStage,
-    SemanIRUShape,
-    bilinear_demosaick,
+from .ops_semanir import (
+    ATTENTION,
+    Dictionary,
+    UnknownAttentionError,
+    build_dictionary,
+    key_semantic_attention,
+    merge_windows,
+    partition_windows,
+    relative_coordinates,
 )
-from .modeling_strips_semanir import by_rows
-from .ops_semanir import IMPLEMENTATIONS
 
 if TYPE_CHECKING:
     # Never run. transformers finds the files that belong to this one by their import lines, and copies and downloads
@@ -37,9 +40,231 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 _CHARBONNIER_EPSILON = 1e-3
+_HEAD_CHANNELS = 64
 _MEMORY_BUDGET = 512 * 2**20
-# Temporary values of a layer for one token, in units of its width: below this no image needs to be cut.
-_LAYER_MAPS = 16
+
+
+class SemanIRPositionBias(nn.Module):
+    """Continuous position bias: B(i - j) = 16 sigmoid(MLP(t))."""
+
+    def __init__(self, window_size: int, num_heads: int):
+        super().__init__()
+        self.window_size = window_size
+        self.hidden = nn.Linear(2, 512)
+        self.heads = nn.Linear(512, num_heads, bias=False)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        # The table is a function of the window size alone: computed here, there is no buffer to lose or cast. Device
+        # and precision are those of the windows: a layer's weights may still lie on disk when its own call begins.
+        precise = torch.promote_types(windows.dtype, torch.float32)
+        coordinates = relative_coordinates(self.window_size, precise, windows.device).to(windows.dtype)
+        return 16 * self.heads(F.relu(self.hidden(coordinates))).sigmoid().T  # [heads, (2w - 1)^2]
+
+
+class SemanIRAttention(nn.Module):
+    """Key-semantic attention of one layer; the projections are its own, the dictionary is the stage's."""
+
+    def __init__(self, config: SemanIRConfig, dim: int, num_heads: int):
+        super().__init__()
+        self.config = config
+        self.num_heads = num_heads
+        self.query_key_value = nn.Linear(dim, 3 * dim)
+        self.log_temperature = nn.Parameter(torch.full((num_heads,), math.log(10)))
+        self.position_bias = SemanIRPositionBias(config.window_size, num_heads)
+        self.projection = nn.Linear(dim, dim)
+
+    def forward(self, windows: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+        heads = self.query_key_value(windows).unflatten(-1, (3, self.num_heads, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)  # [W, heads, N, C / heads]
+        temperature = self.log_temperature.clamp(max=math.log(100)).exp()
+        table = self.position_bias(windows)
+        # Set by transformers: `attn_implementation=` at loading, or `set_attn_implementation`.
+        implementation = self.config._attn_implementation
+        attended = key_semantic_attention(query, key, value, temperature, table, dictionary, implementation)
+        return self.projection(attended.transpose(1, 2).flatten(2))
+
+
+class SemanIRLayer(GradientCheckpointingLayer):
+    """y = x + LN(attention(x; D)), z = y + LN(MLP(y)), in windows."""
+
+    def __init__(self, config: SemanIRConfig, dim: int, num_heads: int):
+        super().__init__()
+        hidden = int(dim * config.mlp_ratio)
+        self.attention = SemanIRAttention(config, dim, num_heads)
+        self.attention_norm = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
+        self.mlp_norm = nn.LayerNorm(dim)
+
+    def forward(self, windows: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+        windows = windows + self.attention_norm(self.attention(windows, dictionary))
+        return windows + self.mlp_norm(self.mlp(windows))
+
+
+class SemanIRStage(nn.Module):
+    """F_out = Conv(layers(F_in; D)) + F_in with D = Dict(F_in), or two dictionaries where layers alternate windows."""
+
+    def __init__(self, config: SemanIRConfig, index: int, dim: int, depth: int, num_heads: int):
+        super().__init__()
+        self.config = config
+        self.num_heads = num_heads
+        self.shifted = {
+            "none": [False] * depth,
+            "stage": [index % 2 == 1] * depth,
+            "layer": [layer % 2 == 1 for layer in range(depth)],
+        }[config.shift_policy]
+        self.layers = nn.ModuleList(SemanIRLayer(config, dim, num_heads) for _ in range(depth))
+        self.convolution = nn.Conv2d(dim, dim, 3, padding=1)
+
+    def dictionaries(self, tokens: torch.Tensor, top_k: int) -> dict[bool, Dictionary]:
+        """D of each partition into windows that the layers use, shifted or not, from F_in [B, height, width, C]."""
+        config = self.config
+        return {
+            shifted: build_dictionary(
+                tokens, config.window_size, shifted, top_k, config.similarity, config.include_self
+            )
+            for shifted in set(self.shifted)
+        }
+
+    def forward(self, features: torch.Tensor, top_k: int) -> torch.Tensor:
+        tokens = features.permute(0, 2, 3, 1)
+        size = (tokens.shape[1], tokens.shape[2])
+        dictionaries = self.dictionaries(tokens, top_k)
+        for layer, shifted in zip(self.layers, self.shifted, strict=True):
+            dictionary = dictionaries[shifted]
+            windows = partition_windows(tokens, dictionary.window, dictionary.shift)
+            windows = layer(windows, dictionary)
+            tokens = merge_windows(windows, size, dictionary.window, dictionary.shift)
+        return self.convolution(tokens.permute(0, 3, 1, 2)) + features
+
+
+class SemanIRChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of a feature map [B, C, height, width]."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return super().forward(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class SemanIRColumn(nn.Module):
+    """Columnar body: stages at one resolution, a convolution and the long skip from the extractor."""
+
+    def __init__(self, config: SemanIRConfig):
+        super().__init__()
+        self.out_dim = config.embed_dim
+        self.first_norm = SemanIRChannelNorm(config.embed_dim)
+        self.stages = nn.ModuleList(
+            SemanIRStage(config, index, config.embed_dim, depth, heads)
+            for index, (depth, heads) in enumerate(zip(config.depths, config.num_heads, strict=True))
+        )
+        self.last_norm = SemanIRChannelNorm(config.embed_dim)
+        self.convolution = nn.Conv2d(config.embed_dim, config.embed_dim, 3, padding=1)
+
+    def forward(self, extracted: torch.Tensor, top_k: int) -> torch.Tensor:
+        features = self.first_norm(extracted)
+        for stage in self.stages:
+            features = stage(features, top_k)
+        return self.convolution(self.last_norm(features)) + extracted
+
+
+def _downsample(dim: int, downsampling: str) -> nn.Module:
+    """Half the resolution, twice the channels."""
+    if downsampling == "strided":
+        return nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1)
+    return nn.Sequential(nn.Conv2d(dim, dim // 2, 3, padding=1, bias=False), nn.PixelUnshuffle(2))
+
+
+def _upsample(dim: int, downsampling: str) -> nn.Module:
+    """Twice the resolution, half the channels."""
+    convolution = nn.Conv2d(dim, 2 * dim, 3, padding=1, bias=downsampling == "strided")
+    return nn.Sequential(convolution, nn.PixelShuffle(2))
+
+
+class SemanIRUShape(nn.Module):
+    """U-shaped body: stages down, a bottleneck, stages up with concatenated skips, and a refinement stage."""
+
+    def __init__(self, config: SemanIRConfig):
+        super().__init__()
+        levels = len(config.depths)
+        widths = [config.embed_dim * 2**level for level in range(levels)]
+        # Without reduction the stages at full resolution after the last concatenation have the second level's width.
+        top = 0 if config.reduce_top_skip else 1
+        self.out_dim = widths[top]
+        self.first_norm = SemanIRChannelNorm(config.embed_dim)
+        self.down_stages = nn.ModuleList(
+            SemanIRStage(config, level, widths[level], config.depths[level], config.num_heads[level])
+            for level in range(levels)
+        )
+        self.downsamples = nn.ModuleList(_downsample(width, config.downsampling) for width in widths[:-1])
+        self.upsamples = nn.ModuleList()
+        self.reductions = nn.ModuleList()
+        self.up_stages = nn.ModuleList()
+        for level in reversed(range(levels - 1)):
+            source = level if level else top
+            self.upsamples.append(_upsample(widths[level + 1], config.downsampling))
+            reduced = nn.Conv2d(2 * widths[level], widths[level], 1, bias=False) if source == level else nn.Identity()
+            self.reductions.append(reduced)
+            index = 2 * levels - 2 - level
+            stage = SemanIRStage(config, index, widths[source], config.depths[level], config.num_heads[source])
+            self.up_stages.append(stage)
+        depth, heads = config.refinement_depth, config.num_heads[top]
+        self.refinement = SemanIRStage(config, 2 * levels - 1, self.out_dim, depth, heads) if depth else None
+        self.last_norm = SemanIRChannelNorm(self.out_dim)
+
+    def forward(self, extracted: torch.Tensor, top_k: int) -> torch.Tensor:
+        features = self.first_norm(extracted)
+        skips = []
+        for stage, downsample in zip(self.down_stages, self.downsamples, strict=False):
+            features = stage(features, top_k)
+            skips.append(features)
+            features = downsample(features)
+        features = self.down_stages[-1](features, top_k)
+        for upsample, reduction, stage in zip(self.upsamples, self.reductions, self.up_stages, strict=True):
+            features = reduction(torch.cat([upsample(features), skips.pop()], dim=1))
+            features = stage(features, top_k)
+        if self.refinement is not None:
+            features = self.refinement(features, top_k)
+        return self.last_norm(features)
+
+
+def bilinear_demosaick(mosaic: torch.Tensor) -> torch.Tensor:
+    """
+    Colours of a Bayer mosaic by linear interpolation: what the network corrects when it demosaicks. The mosaic
+    [B, 4, height, width] is packed as (red, green, green, blue), the second right of the first, the third below it;
+    the RGB image has twice the height and width.
+    """
+    planes = torch.zeros_like(mosaic)[:, None].repeat(1, 3, 1, 1, 1)  # [B, colour, place in the 2 x 2 cell, ...]
+    for place, colour in enumerate((0, 1, 1, 2)):
+        planes[:, colour, place] = mosaic[:, place]
+    # Reflected at the border, a sample meets its own colour again.
+    sparse = F.pad(F.pixel_shuffle(planes, 2).squeeze(2), (1, 1, 1, 1), mode="reflect")
+    green = torch.tensor([[0.0, 0.25, 0.0], [0.25, 1.0, 0.25], [0.0, 0.25, 0.0]])
+    other = torch.tensor([[0.25, 0.5, 0.25], [0.5, 1.0, 0.5], [0.25, 0.5, 0.25]])
+    kernel = torch.stack([other, green, other])[:, None].to(mosaic)
+    return F.conv2d(sparse, kernel, groups=3)
+
+
+class SemanIRCorrection(nn.Conv2d):
+    """Convolution to what is added to an image. Starts small: the first restored image is nearly the input."""
+
+
+class SemanIRReconstruction(nn.Sequential):
+    """Features to image: one convolution, or an upsampling head."""
+
+    def __init__(self, config: SemanIRConfig, dim: int):
+        scale, channels = config.scale, config.num_channels_out or config.num_channels
+        # What is added to an image starts small.
+        last = SemanIRCorrection if scale == 1 or config.demosaicks else nn.Conv2d
+        modules: list[nn.Module]
+        if scale == 1:
+            modules = [last(dim, channels, 3, padding=1)]
+        elif config.upsampler == "direct":
+            modules = [last(dim, channels * scale**2, 3, padding=1), nn.PixelShuffle(scale)]
+        else:
+            modules = [nn.Conv2d(dim, _HEAD_CHANNELS, 3, padding=1), nn.LeakyReLU()]
+            for step in {2: (2,), 3: (3,), 4: (2, 2)}[scale]:
+                widen = nn.Conv2d(_HEAD_CHANNELS, _HEAD_CHANNELS * step**2, 3, padding=1)
+                modules += [widen, nn.PixelShuffle(step)]
+            modules.append(last(_HEAD_CHANNELS, channels, 3, padding=1))
+        super().__init__(*modules)
 
 
 class SemanIRPreTrainedModel(PreTrainedModel):
@@ -60,9 +285,10 @@ class SemanIRPreTrainedModel(PreTrainedModel):
         """
         `int`, *optional*: Bytes of temporary memory of a call without gradients, 512 MiB unless set; it is not saved.
 
-        A larger image is computed part by part, exactly, and only feature maps are held in full: two at the finest
-        resolution, and in a U the skips of the levels above. `None`: always at once. So it is with gradients, with
-        `output_hidden_states`, where a module inside has a hook, and while the model is compiled or exported.
+        Where hf_ext is imported, a larger image is computed part by part, exactly, and only feature maps are held in
+        full: two at the finest resolution, and in a U the skips of the levels above. `None`: always at once. So it is
+        with gradients, with `output_hidden_states`, where a module inside has a hook, and while the model is compiled
+        or exported.
         """
         return cast("SemanIRPreTrainedModel", self.base_model)._memory_budget
 
@@ -74,21 +300,22 @@ class SemanIRPreTrainedModel(PreTrainedModel):
 
     def compile(self, *args: Any, dynamic: bool | None = False, **kwargs: Any) -> None:
         """
-        Compile the model in place, as `torch.nn.Module.compile` does, with a graph for each size of images.
-
-        Args:
-            dynamic (`bool`, *optional*, defaults to `False`):
-                `None` or `True` ask for one graph of many sizes. It serves inference; torch 2.13 cannot order the
-                strides of its gradients and raises an `InductorError`.
-            args, kwargs: As `torch.compile` takes them.
+        Compile the model in place, as `torch.nn.Module.compile` does, with a graph for each size of images. With
+        `dynamic=None` or `True` it is one graph of many sizes, for inference: torch 2.13 cannot order the strides of
+        its gradients and raises an `InductorError`.
         """
         super().compile(*args, dynamic=dynamic, **kwargs)
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        # transformers looks into this file for its own interface of attention, which knows no dictionary.
+        return True
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Check a name for `attn_implementation`, as transformers does, against those of key-semantic attention."""
         name = requested_attention or "auto"
-        if name not in IMPLEMENTATIONS:
-            raise ValueError(f"`attn_implementation` is {name!r}; allowed: {', '.join(map(repr, IMPLEMENTATIONS))}.")
+        if name not in ("auto", *ATTENTION):
+            raise UnknownAttentionError("attn_implementation", name)
         return name
 
     @torch.no_grad()
@@ -149,12 +376,6 @@ def _cut(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return images[..., :height, :width]
 
 
-def _is_observed(module: nn.Module) -> bool:
-    """Whether someone else's hook wants to see what the module gets and gives."""
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    return any(getattr(hook, "__module__", None) != capture_outputs.__module__ for hook in hooks)
-
-
 class SemanIRModel(SemanIRPreTrainedModel):
     """
     SemanIR without a reconstruction head: image in, features of the body out.
@@ -164,6 +385,10 @@ class SemanIRModel(SemanIRPreTrainedModel):
     """
 
     image_mean: torch.Tensor
+    # What computes a call whose temporary tensors exceed `memory_budget`, part by part with the same result: asked
+    # with the model, its input and whether the stages' outputs are wanted, it gives a runner, or None for all at once.
+    # hf_ext.fast.semanir_strips puts itself here; a checkpoint's copy of this file has none.
+    find_runner: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, config: SemanIRConfig):
         super().__init__(config)
@@ -195,24 +420,10 @@ class SemanIRModel(SemanIRPreTrainedModel):
             )
         return top_k
 
-    def memory_of_call(self, tokens: int, output_hidden_states: bool) -> int | None:
-        """
-        Bytes of temporary memory that a call must keep to.
-
-        Args:
-            tokens (`int`): Pixels of the feature maps at the finest resolution, over the batch.
-            output_hidden_states (`bool`): Whether the call returns the stages' outputs.
-
-        Returns:
-            `int` or `None`: `memory_budget`; `None` if everything fits into it or nothing may be cut.
-        """
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return None
-        if torch.is_grad_enabled() or output_hidden_states or self._memory_budget is None:
-            return None
-        if tokens * _LAYER_MAPS * self.body.out_dim * self.extractor.weight.element_size() <= self._memory_budget:
-            return None
-        return None if any(map(_is_observed, self.modules())) else self._memory_budget
+    def runner(self, maps: torch.Tensor, output_hidden_states: bool) -> Any:
+        """What computes this call part by part; None if it is computed at once."""
+        find = type(self).find_runner
+        return None if find is None else find(self, maps, output_hidden_states)
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: torch.Tensor, top_k: int | None = None, **kwargs: Any) -> BaseModelOutput:
@@ -248,13 +459,9 @@ class SemanIRModel(SemanIRPreTrainedModel):
         # Tokens are read channels last; convolutions keep that layout.
         images = images.contiguous(memory_format=torch.channels_last)
         states = bool(kwargs.get("output_hidden_states", config.output_hidden_states))
-        memory = self.memory_of_call(images.shape[0] * height * width, states)
-
-        def extract(images: torch.Tensor) -> torch.Tensor:
-            # A function: accelerate moves what a module is given, and a module would be moved without its weights.
-            return self.extractor(images)
-
-        return BaseModelOutput(last_hidden_state=self.body(images, extract, top_k, memory))
+        if (runner := self.runner(images, states)) is not None:
+            return BaseModelOutput(last_hidden_state=runner.extract(self, images, top_k))
+        return BaseModelOutput(last_hidden_state=self.body(self.extractor(images), top_k))
 
 
 class SemanIRForImageRestoration(SemanIRPreTrainedModel):
@@ -264,8 +471,9 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
 
     Attention is computed by the fastest of several ways that give the same. `attn_implementation` of `from_pretrained`
     or `set_attn_implementation` chooses one: `"auto"`, `"eager"`, `"sdpa"`, `"native"` (CPU, numba),
-    `"flex_attention"` or `"triton"` (GPU). Images whose temporary tensors exceed `memory_budget` bytes are computed
-    part by part when no gradient is needed, with the same result.
+    `"flex_attention"` or `"triton"` (GPU); the last three come with hf_ext. Where it is imported, images whose
+    temporary tensors exceed `memory_budget` bytes are computed part by part when no gradient is needed, with the same
+    result.
 
     `torch.export` and `torch.onnx.export` make one graph for any batch and any size in which both sides are longer
     than `window_size * 2 ** (levels - 1)`, given an example of at least two such images and `dynamic_shapes` of
@@ -295,17 +503,8 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
 
     def restoration_loss(self, reconstruction: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """
-        Mean absolute error, or mean sqrt(error^2 + epsilon^2) for Charbonnier; in float32 at least.
-
-        Args:
-            reconstruction (`torch.Tensor` of shape `(batch_size, num_channels_out, height, width)`): The output.
-            labels (`torch.Tensor` of the same shape): Clean images in [0, 1].
-
-        Returns:
-            `torch.Tensor`: A scalar.
-
-        Raises:
-            ValueError: If the shapes differ.
+        Mean absolute error, or mean sqrt(error^2 + epsilon^2) for Charbonnier, of images [batch_size,
+        num_channels_out, height, width]; in float32 at least.
         """
         if labels.shape != reconstruction.shape:
             raise ValueError(
@@ -367,9 +566,10 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         """
         outputs = self.model(pixel_values, top_k, **kwargs)
         features = outputs.last_hidden_state
-        memory = self.model.memory_of_call(features.numel() // features.shape[1], outputs.hidden_states is not None)
-        head = self.reconstruction
-        reconstruction = by_rows(head, features, memory=memory, channels=head.temporary_channels, halo=head.halo)
+        if (runner := self.model.runner(features, outputs.hidden_states is not None)) is not None:
+            reconstruction = runner.reconstruct(self, features)
+        else:
+            reconstruction = self.reconstruction(features)
         height, width = (side * self.config.scale for side in pixel_values.shape[-2:])
         reconstruction = _cut(reconstruction, height, width)
         base = self._base(pixel_values)

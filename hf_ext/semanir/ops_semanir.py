@@ -1,68 +1,141 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""SemanIR operators (arXiv 2405.20008): the key-semantic dictionary and attention restricted to it.
+"""SemanIR operators (arXiv 2405.20008): windows, the key-semantic dictionary and attention restricted to it.
 
-Every way to compute them gives the same. `tests/semanir/reference_ops.py` has the same functions as loops.
+Plain torch, complete by itself. Where hf_ext is imported it puts faster ways beside these or in their place
+(`ATTENTION` and `STEPS` below); all give the same. `tests/semanir/reference_ops.py` has the same functions as loops.
 Shapes: batch B, feature map [B, height, width, channels], W = B * windows of an image, N = tokens of a window.
 """
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from transformers.utils.generic import maybe_autocast
 
-from .kernels_operators_semanir import (
-    NUMBA_IS_INSTALLED,
-    choose_keys,
-    native_attention,
-    normalize,
-    similarities,
-    windows_of_calls,
-)
-from .ops_windows_semanir import (
-    Dictionary,
-    Pair,
-    key_regions,
-    merge_windows,
-    pack_keys,
-    partition_windows,
-    relative_coordinates,
-    relative_offsets,
-    unpack_keys,
-)
+Pair = tuple[int, int]
 
-IMPLEMENTATIONS = ("auto", "eager", "sdpa", "native", "flex_attention", "triton")
+# Ways to compute attention by the name of `attn_implementation`, and the steps that "auto" chooses among several ways
+# to do. This file fills them with plain torch at its end. `hf_ext.fast.semanir_operators` adds its own, as backends
+# add theirs to transformers' AttentionInterface: a checkpoint's copy of this file knows nothing of them.
+ATTENTION: dict[str, Callable[..., torch.Tensor]] = {}
+STEPS: dict[str, Callable[..., Any]] = {}
 
-# Channels of a head that fit the registers of the kernels for CPUs.
-_NATIVE_HEAD = 64
+# Similarities of one selection, logits of one call of fused attention: near the size of a CPU's cache, and enough to
+# fill a GPU.
+_LOGITS_CPU = 2**22
+_LOGITS_GPU = 2**26
 # Values of a feature map of which the windows are copied at a time.
 _BAND = 2**24
 
 
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+class UnknownAttentionError(ValueError):
+    """A name of `attn_implementation` that is not in `ATTENTION`."""
+
+    def __init__(self, option: str, name: str):
+        missing = [known for known in ("native", "flex_attention", "triton") if known not in ATTENTION]
+        elsewhere = (
+            f"; {', '.join(map(repr, missing))} come with the package hf-ext ('native' with numba, 'triton' with "
+            "triton): install it and import hf_ext before the model is loaded"
+        )
+        allowed = ", ".join(map(repr, ("auto", *ATTENTION)))
+        super().__init__(f"`{option}` is {name!r}; allowed: {allowed}{elsewhere if missing else ''}.")
 
 
-@cache
-def _native() -> bool:
-    """Whether there are kernels for CPUs. They are imported when they are needed: numba takes a second."""
-    try:
-        from .kernels_semanir import select_keys  # noqa: F401
-    except ImportError:
-        return False
-    return True
+def partition_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+    """Move a map up and left by `shift`, cyclically, and cut it: windows [W, N, C] in reading order, by images."""
+    return STEPS["cut"](features, window, shift)
 
 
-def _runs_natively(tensor: torch.Tensor) -> bool:
-    """Whether the kernels for CPUs take a tensor, and a graph with them could be run."""
-    if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or torch.compiler.is_exporting():
-        return False
-    # A compiler follows calls but not imports: here it must be content with the package being there.
-    return NUMBA_IS_INSTALLED if torch.compiler.is_compiling() else _native()
+def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+    """Undo [`partition_windows`] of maps of `size`: windows [W, N, C] to maps [B, height, width, C]."""
+    return STEPS["join"](windows, size, window, shift)
 
 
-def _needs_gradient(*tensors: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def _cut(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+    if any(shift):
+        features = features.roll((-shift[0], -shift[1]), dims=(1, 2))
+    batch, height, width, channels = features.shape
+    rows, columns = height // window[0], width // window[1]
+    grid = features.reshape(batch, rows, window[0], columns, window[1], channels)
+    # Sizes are written out, not left to -1, which in a graph of any size becomes a quotient of all the others.
+    return grid.transpose(2, 3).reshape(batch * rows * columns, window[0] * window[1], channels)
+
+
+def _join(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+    rows, columns = size[0] // window[0], size[1] // window[1]
+    batch, channels = windows.shape[0] // (rows * columns), windows.shape[-1]
+    grid = windows.reshape(batch, rows, columns, window[0], window[1], channels)
+    features = grid.transpose(2, 3).reshape(batch, *size, channels)
+    return features.roll(tuple(shift), dims=(1, 2)) if any(shift) else features
+
+
+def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> torch.Tensor:
+    """
+    Number, 0 to 3, of the part of a shifted window that each token lies in: uint8 [windows of an image, N]. A token
+    may attend to keys of its own part only: the others came into the window from the opposite border.
+    """
+    wrapped_rows = torch.arange(size[0], device=device) >= size[0] - shift[0]
+    wrapped_columns = torch.arange(size[1], device=device) >= size[1] - shift[1]
+    regions = 2 * wrapped_rows[:, None].byte() + wrapped_columns.byte()
+    return partition_windows(regions[None, :, :, None], window, (0, 0)).squeeze(-1)
+
+
+def relative_coordinates(
+    window_size: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> torch.Tensor:
+    """
+    Inputs of the position-bias MLP, t = sign(u) log2(1 + |u|) / log2(8) with u = 8 delta / (w - 1), for every vertical
+    and horizontal offset delta from 1 - w up: [(2w - 1)^2, 2].
+    """
+    offsets = torch.arange(1 - window_size, window_size, dtype=dtype, device=device)
+    scaled = 8 * offsets / max(window_size - 1, 1)
+    coordinates = scaled.sign() * torch.log2(1 + scaled.abs()) / 3
+    return torch.cartesian_prod(coordinates, coordinates)
+
+
+def relative_offsets(window: Pair, window_size: int, device: torch.device | None = None) -> torch.Tensor:
+    """Row of [`relative_coordinates`] for the offset from key j to query i of a window: int64 [N, N]."""
+    rows = torch.arange(window[0], device=device).repeat_interleave(window[1])
+    columns = torch.arange(window[1], device=device).repeat(window[0])
+    vertical = rows[:, None] - rows + window_size - 1
+    horizontal = columns[:, None] - columns + window_size - 1
+    return vertical * (2 * window_size - 1) + horizontal
+
+
+class Dictionary(NamedTuple):
+    """
+    Key-semantic dictionary D_K of one partition of a feature map. All heads and layers of a stage on that partition
+    read it. The window is at most `window_size` x `window_size` tokens, and the partition is moved by `shift`.
+
+    `bits`, uint8 [W, N, ceil(N / 8)], are the keys of every token: key j is bit `j % 8` of byte `j // 8`, the lowest
+    bit first; bits past N are 0. `None` when every token attends to its whole window.
+    """
+
+    window: Pair
+    shift: Pair
+    window_size: int
+    bits: torch.Tensor | None
+
+    def part(self, windows: slice) -> "Dictionary":
+        """The dictionary of some of the W windows: a view, not a copy."""
+        return self if self.bits is None else self._replace(bits=self.bits[windows])
+
+
+def pack_keys(chosen: torch.Tensor) -> torch.Tensor:
+    """One bit for each pair of tokens, as in [`Dictionary`]: bool [..., N] to uint8 [..., ceil(N / 8)]."""
+    padded = F.pad(chosen, (0, -chosen.shape[-1] % 8)).unflatten(-1, (-1, 8)).int()
+    # In steps that ONNX has as well: no shifts, no sums of bytes.
+    return (padded * _bit_values(torch.int32, chosen.device)).sum(-1, dtype=torch.int32).byte()
+
+
+def unpack_keys(bits: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Undo [`pack_keys`] of N tokens: uint8 [..., ceil(N / 8)] to bool [..., N]."""
+    return (bits[..., None] & _bit_values(torch.uint8, bits.device)).bool().flatten(-2)[..., :tokens]
+
+
+def _bit_values(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=dtype, device=device)
 
 
 @torch.no_grad()
@@ -74,31 +147,15 @@ def semantic_keys(
     include_self: bool = True,
 ) -> torch.Tensor:
     """
-    Choose the k most similar legal keys of every token: I_i = top-k_j <p_i, p_j>. Without gradient, in float32.
-    Of equally similar keys the first are taken.
+    Choose the k most similar legal keys of every token [W, N, C]: I_i = top-k_j <p_i, p_j>, as bits of [`Dictionary`].
 
-    Args:
-        tokens (`torch.Tensor` of shape `(W, N, channels)`): Window tokens P of the stage's input.
-        regions (`torch.ByteTensor` of shape `(windows of an image, N)`, *optional*): See [`key_regions`].
-        top_k (`int`): Keys per token, at least 1; clipped to N.
-        similarity (`str`, *optional*, defaults to `"dot"`): `"dot"` or `"cosine"`.
-        include_self (`bool`, *optional*, defaults to `True`): Whether a token is always among its own keys.
-
-    Returns:
-        `torch.ByteTensor` of shape `(W, N, ceil(N / 8))`: The chosen keys as in [`Dictionary`], exactly
-        `min(top_k, N)` a row, or all the legal ones if they are fewer.
+    Without gradient, in float32. Of equally similar keys the first are taken. Regions are those of [`key_regions`];
+    where a region has fewer than k tokens, all of it is chosen. With `include_self` a token is always its own key.
     """
     windows, count = tokens.shape[:2]
     if regions is not None:
         regions = regions.repeat(windows // regions.shape[0], 1)
-    top_k, cosine = min(top_k, count), similarity == "cosine"
-    if _runs_natively(tokens):
-        return choose_keys(tokens, regions, top_k, cosine, include_self)
-    rows = []
-    for part in windows_of_calls(windows, count**2, tokens.device):
-        scores = similarities(tokens[part], cosine)
-        rows.append(_best_keys(scores, None if regions is None else regions[part], top_k, include_self))
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+    return STEPS["choose_keys"](tokens, regions, min(top_k, count), similarity == "cosine", include_self)
 
 
 def _best_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, include_self: bool) -> torch.Tensor:
@@ -122,6 +179,26 @@ def _best_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, i
     return pack_keys(chosen)
 
 
+def _choose_keys(
+    tokens: torch.Tensor,
+    regions: torch.Tensor | None,
+    top_k: int,
+    cosine: bool,
+    include_self: bool,
+    best_keys: Callable[..., torch.Tensor] = _best_keys,
+) -> torch.Tensor:
+    """[`semantic_keys`] with regions for all W windows, some windows at a time; `best_keys` selects from scores."""
+    windows, count = tokens.shape[:2]
+    rows = []
+    for part in _windows_of_calls(windows, count**2, tokens.device):
+        with maybe_autocast(tokens.device.type, enabled=False):
+            precise = tokens[part].to(_at_least_float32(tokens.dtype))
+            precise = _normalize(precise) if cosine else precise
+            scores = precise @ precise.mT
+        rows.append(best_keys(scores, None if regions is None else regions[part], top_k, include_self))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
 def build_dictionary(
     features: torch.Tensor,
     window_size: int,
@@ -131,19 +208,10 @@ def build_dictionary(
     include_self: bool = True,
 ) -> Dictionary:
     """
-    Build the key-semantic dictionary of a stage from its input, for one partition into windows.
+    Build the key-semantic dictionary of a stage from its input, for one partition into windows. Without gradient.
 
-    Args:
-        features (`torch.Tensor` of shape `(B, height, width, channels)`): Input of the stage. Height and width are
-            multiples of `window_size`, or smaller than it, in which case the window is clipped to them.
-        window_size (`int`): Side of a window.
-        shifted (`bool`): Whether the partition is moved by half a window.
-        top_k (`int`): Keys per token.
-        similarity (`str`, *optional*, defaults to `"dot"`): `"dot"` or `"cosine"`.
-        include_self (`bool`, *optional*, defaults to `True`): Whether a token is always among its own keys.
-
-    Returns:
-        [`Dictionary`]: The dictionary, without gradient.
+    Height and width of the features [B, height, width, C] are multiples of `window_size`, or smaller than it, in which
+    case the window is clipped to them. `shifted` moves the partition by half a window.
     """
     size = (features.shape[1], features.shape[2])
     # Not `min`: in a graph of many sizes it stays what it is, and every later shape would be a function of it.
@@ -184,50 +252,6 @@ def _bands(
             yield windows, None if regions is None else regions[first : first + len(windows)]
 
 
-def _masked_bias(table: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
-    """B(i - j) for the keys of each token, -inf for the others: [W or 1, heads, N, N]."""
-    bias = table[:, relative_offsets(dictionary.window, dictionary.window_size, table.device)][None]
-    if dictionary.bits is None:
-        return bias
-    return bias.masked_fill(~unpack_keys(dictionary.bits, bias.shape[-1])[:, None], -torch.inf)
-
-
-def _automatic(value: torch.Tensor, gradient: bool) -> str:
-    """The fastest implementation."""
-    if value.device.type != "cpu":
-        return "sdpa"
-    # Measured from 64 to 1024 tokens and for every k: the kernels need no masks, and no copies of what is given.
-    if value.shape[-1] <= _NATIVE_HEAD and _runs_natively(value):
-        return "native"
-    # SDPA on a CPU computes the gradient of a bias along a path that is slower than these lines.
-    return "eager" if gradient else "sdpa"
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    table: torch.Tensor,
-    dictionary: Dictionary,
-    implementation: str,
-) -> torch.Tensor:
-    """Attention with scaled queries and keys of unit length, of at least float32."""
-    if implementation == "eager":
-        logits = query @ key.mT + _masked_bias(table, dictionary)
-        return logits.softmax(-1).to(value.dtype) @ value
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    if implementation == "flex_attention":
-        from .kernels_flex_semanir import flex_attention_
-
-        return flex_attention_(query, key, value, table, dictionary)
-    if implementation == "triton":
-        from .kernels_triton_semanir import triton_attention
-
-        return triton_attention(query, key, value, table, dictionary)
-    bias = _masked_bias(table, dictionary).to(value.dtype)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
-
-
 def key_semantic_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -240,82 +264,110 @@ def key_semantic_attention(
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(tau cos(q_i, k_j) + B(i - j)) v_j.
 
-    Args:
-        query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`): Projections of the window tokens.
-        temperature (`torch.Tensor` of shape `(heads,)`): tau of each head.
-        table (`torch.Tensor` of shape `(heads, (2 * window_size - 1)^2)`):
-            Position bias B of every offset, in the order of [`relative_offsets`].
-        dictionary ([`Dictionary`]): The keys of these windows, at least one a token.
-        implementation (`str`, *optional*, defaults to `"auto"`):
-            `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks), `"native"`
-            (fused; CPUs, in float32), `"flex_attention"` and `"triton"` (fused, for GPUs), or `"auto"`: the fastest
-            here. All give the same.
+    Queries, keys and values are [W, heads, N, head_dim], the temperature tau [heads], the table of B
+    [heads, (2 * window_size - 1)^2] in the order of [`relative_offsets`]; each token has at least one key. The result
+    has the dtype of the values.
 
-    Returns:
-        `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`.
-
-    Raises:
-        ValueError: If `implementation` is none of these, or `"native"` where that cannot be.
-        TypeError: If `implementation` does not compute in this dtype.
+    `implementation` is `"eager"` (matrix products and softmax), `"sdpa"` (`scaled_dot_product_attention` with masks);
+    with hf_ext `"native"` (fused; CPUs, in float32), `"flex_attention"` and `"triton"` (fused, for GPUs); or `"auto"`:
+    the fastest here. All give the same; what one does not take, it refuses.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"`implementation` is {implementation!r}; allowed: {', '.join(map(repr, IMPLEMENTATIONS))}.")
-    gradient = _needs_gradient(query, key, value, temperature, table)
+    given = (query, key, value, temperature, table)
     if implementation == "auto":
-        implementation = _automatic(value, gradient)
-    if implementation == "native":
-        return _attend_natively(query, key, value, temperature, table, dictionary)
-    precise = _at_least_float32(query.dtype)
-    windows, heads, tokens = query.shape[:3]
-    # Bias and mask together are as large as all logits: for a whole image, gigabytes. A graph would keep them all.
-    parts = [slice(None)] if gradient else windows_of_calls(windows, heads * tokens**2, query.device)
-    outputs = []
-    for part in parts:
-        scaled = normalize(query[part].to(precise), temperature.to(precise)[:, None, None])
-        unit = normalize(key[part].to(precise))
-        outputs.append(_attend(scaled, unit, value[part], table, dictionary.part(part), implementation))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        implementation = STEPS["choose_attention"](value, _needs_gradient(*given))
+    if implementation not in ATTENTION:
+        raise UnknownAttentionError("implementation", implementation)
+    return ATTENTION[implementation](*given, dictionary)
 
 
-def _attend_natively(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    temperature: torch.Tensor,
-    table: torch.Tensor,
-    dictionary: Dictionary,
+def _choose_attention(value: torch.Tensor, gradient: bool) -> str:
+    # SDPA on a CPU computes the gradient of a bias along a path that is slower than "eager".
+    return "eager" if gradient and value.device.type == "cpu" else "sdpa"
+
+
+class UnitAttention:
+    """Attention by a function of scaled queries and keys of unit length, for some windows at a time."""
+
+    def __init__(self, attend: Callable[..., torch.Tensor]):
+        self.attend = attend
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        temperature: torch.Tensor,
+        table: torch.Tensor,
+        dictionary: Dictionary,
+    ) -> torch.Tensor:
+        precise = _at_least_float32(query.dtype)
+        windows, heads, tokens = query.shape[:3]
+        # Bias and mask together are as large as all logits: for a whole image, gigabytes. A graph would keep them all.
+        whole = _needs_gradient(query, key, value, temperature, table)
+        parts = [slice(None)] if whole else _windows_of_calls(windows, heads * tokens**2, query.device)
+        outputs = []
+        for part in parts:
+            scaled = _normalize(query[part].to(precise), temperature.to(precise)[:, None, None])
+            unit = _normalize(key[part].to(precise))
+            outputs.append(self.attend(scaled, unit, value[part], table, dictionary.part(part)))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _attend_eagerly(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
 ) -> torch.Tensor:
-    """Attention by the kernels for CPUs."""
-    problem = None
-    if torch.compiler.is_exporting():
-        problem = "the model is exported, and other programs do not have the kernels"
-    elif query.device.type != "cpu" or value.dtype == torch.float64 or value.shape[-1] > _NATIVE_HEAD:
-        problem = f"it got {value.dtype} on {value.device} with heads of {value.shape[-1]} channels"
-    elif not _runs_natively(value):
-        problem = "numba is not installed"
-    if problem is not None:
-        raise ValueError(
-            f"`implementation` is 'native' but {problem}; it needs numba, at most float32 on a CPU, heads of at most "
-            f"{_NATIVE_HEAD} channels. Use 'auto', which chooses it where it can."
-        )
-    dictionary.check_sizes(query, key, value, temperature, table)
-    outputs = native_attention(
-        query.float(),
-        key.float(),
-        value.float(),
-        temperature.float(),
-        table.float(),
-        dictionary.window,
-        dictionary.window_size,
-        dictionary.bits,
-    )
-    return outputs.to(value.dtype)
+    logits = query @ key.mT + _masked_bias(table, dictionary)
+    return logits.softmax(-1).to(value.dtype) @ value
 
+
+def _attend_by_sdpa(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
+) -> torch.Tensor:
+    bias = _masked_bias(table, dictionary).to(value.dtype)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
+
+
+def _masked_bias(table: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+    """B(i - j) for the keys of each token, -inf for the others: [W or 1, heads, N, N]."""
+    bias = table[:, relative_offsets(dictionary.window, dictionary.window_size, table.device)][None]
+    if dictionary.bits is None:
+        return bias
+    return bias.masked_fill(~unpack_keys(dictionary.bits, bias.shape[-1])[:, None], -torch.inf)
+
+
+def _normalize(vectors: torch.Tensor, length: torch.Tensor | float = 1.0) -> torch.Tensor:
+    """Vectors of a given length: as F.normalize, with two thirds of its backward time."""
+    return vectors * (vectors.square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt() * length)
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _needs_gradient(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _windows_of_calls(windows: int, logits: int, device: torch.device) -> list[slice]:
+    """Which windows are computed together, each having so many logits. All of them where a loop would tie a graph to
+    their number."""
+    if torch.compiler.is_compiling():
+        return [slice(None)]
+    chunk = max(1, (_LOGITS_CPU if device.type == "cpu" else _LOGITS_GPU) // logits)
+    return [slice(start, start + chunk) for start in range(0, windows, chunk)]
+
+
+ATTENTION |= {"eager": UnitAttention(_attend_eagerly), "sdpa": UnitAttention(_attend_by_sdpa)}
+STEPS |= {"cut": _cut, "join": _join, "choose_keys": _choose_keys, "choose_attention": _choose_attention}
 
 __all__ = [
-    "IMPLEMENTATIONS",
+    "ATTENTION",
+    "STEPS",
     "Dictionary",
     "Pair",
+    "UnitAttention",
+    "UnknownAttentionError",
     "build_dictionary",
     "key_regions",
     "key_semantic_attention",

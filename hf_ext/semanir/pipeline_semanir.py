@@ -7,14 +7,14 @@ import os
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from torch.nn import functional as F
 from transformers.image_utils import load_image
 from transformers.pipelines.base import Pipeline
 
-from .image_processing_files_semanir import read_image
-from .image_processing_semanir import from_unit, image_to_pixels, pixels_to_image
+from .image_processing_semanir import from_unit, image_to_pixels, match_picture, pixels_to_image, to_unit
 from .modeling_semanir import SemanIRForImageRestoration
-from .restoring_semanir import restore_image, restore_pixels
 
 
 class ImageRestorationPipeline(Pipeline):
@@ -22,18 +22,16 @@ class ImageRestorationPipeline(Pipeline):
     Restore pictures with a [`SemanIRForImageRestoration`].
 
     Each picture is restored by itself at its own size, so `batch_size` changes nothing. Grey stays grey, alpha is
-    kept, pictures stand upright.
+    kept, pictures stand upright. Where hf_ext is imported, `pipeline` takes a subclass of this that restores in tiles
+    too, averages over turns, and reads 16 bits in colour, HEIC and RAW files.
 
     Example:
 
     ```python
     >>> from transformers import pipeline
 
-    >>> import hf_ext  # registers the task
-
-    >>> restore = pipeline("image-restoration", model="org/name")
+    >>> restore = pipeline("image-restoration", model="org/name", trust_remote_code=True)
     >>> restore("noisy.png").save("restored.png")
-    >>> restored = restore(["a.png", "b.jpg"], tile="auto", self_ensemble=True)
     ```
     """
 
@@ -46,6 +44,10 @@ class ImageRestorationPipeline(Pipeline):
     _load_image_processor = None
     _load_feature_extractor = False
     _load_tokenizer = False
+
+    # Options by the step that takes them: reading, restoring, writing. The subclass in hf_ext has all.
+    _options: tuple[tuple[str, ...], ...] = ((), ("top_k",), ("output_type",))
+    _options_of_hf_ext: tuple[str, ...] = ("max_megapixels", "tile", "self_ensemble")
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -62,40 +64,29 @@ class ImageRestorationPipeline(Pipeline):
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """
-        Restore one picture or several.
+        Restore one picture, or each of a list, data set or generator: files, addresses, PIL images, or arrays of
+        shape `(height, width)` or `(height, width, channels)` of uint8, uint16, or floats in [0, 1].
 
-        Args:
-            inputs (`str`, `Path`, `PIL.Image.Image`, `np.ndarray`, or a list, data set or generator of these):
-                A file, an address, an image, or an array of shape `(height, width)` or `(height, width, channels)`:
-                uint8, uint16, or floats in [0, 1].
-            tile (`int` or `str`, *optional*): Side of tiles, or `"auto"`; the whole picture at once if not given.
-            self_ensemble (`bool`, *optional*, defaults to `False`): Average over the eight flips and turns.
-            top_k (`int`, *optional*): Keys per token; the model's own number if not given.
-            output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
-                width, channels)`, with 16 bits where the input has them. PIL images of several channels have 8 bits.
-            max_megapixels (`float`, *optional*, defaults to 200): Larger files are refused before they are decoded.
-
-        Returns:
-            `PIL.Image.Image` or `np.ndarray`: The restored picture; a list for a list.
-
-        Raises:
-            ValueError: If an input is no picture, is broken, or does not fit the model.
-            TypeError: If an input is of another type.
+        `top_k` sets the keys per token. With `output_type="np"` arrays of shape `(height, width, channels)` come out
+        in place of PIL images, with 16 bits where the input has them; PIL images of several channels have 8 bits.
         """
         return super().__call__(inputs, **{**kwargs, "batch_size": 1})
 
-    def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        names = (("max_megapixels",), ("tile", "self_ensemble", "top_k"), ("output_type",))
-        unknown = set(kwargs) - {name for part in names for name in part}
+    def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], ...]:
+        allowed = [name for part in self._options for name in part]
+        unknown = sorted(set(kwargs) - set(allowed))
+        if missing := [name for name in unknown if name in self._options_of_hf_ext]:
+            raise ValueError(
+                f"{', '.join(missing)}: options of the package hf-ext; install it and import hf_ext before "
+                "`pipeline` is called. Without it a picture is restored whole."
+            )
         if unknown:
-            allowed = ", ".join(name for part in names for name in part)
-            raise ValueError(f"unknown option {', '.join(sorted(unknown))}; allowed: {allowed}.")
-        reading, restoring, writing = ({name: kwargs[name] for name in part if name in kwargs} for part in names)
-        if writing.get("output_type", "pil") not in ("pil", "np"):
-            raise ValueError(f"`output_type` is {writing['output_type']!r}; allowed: 'pil', 'np'.")
-        return reading, restoring, writing
+            raise ValueError(f"unknown option {', '.join(unknown)}; allowed: {', '.join(allowed)}.")
+        if kwargs.get("output_type", "pil") not in ("pil", "np"):
+            raise ValueError(f"`output_type` is {kwargs['output_type']!r}; allowed: 'pil', 'np'.")
+        return tuple({name: kwargs[name] for name in part if name in kwargs} for part in self._options)
 
-    def preprocess(self, image: Any, max_megapixels: float = 200.0) -> dict[str, np.ndarray]:
+    def preprocess(self, image: Any, **options: Any) -> dict[str, np.ndarray]:
         """Pixels of a file, address, image or array."""
         if isinstance(image, np.ndarray):
             return {"pixels": image[..., None] if image.ndim == 2 else image}
@@ -107,13 +98,39 @@ class ImageRestorationPipeline(Pipeline):
             raise TypeError(
                 f"a picture is a {type(image).__name__}; give a file, an address, a PIL image or an array."
             )
-        return {"pixels": read_image(os.fspath(image), max_megapixels).pixels}
+        return {"pixels": self.read_file(os.fspath(image), **options)}
 
-    def _forward(self, model_inputs: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
+    def read_file(self, path: str) -> np.ndarray:
+        """Pixels of a picture file that Pillow reads."""
+        with Image.open(path) as image:
+            return image_to_pixels(image)
+
+    def _forward(self, model_inputs: dict[str, np.ndarray], top_k: int | None = None) -> dict[str, np.ndarray]:
         pixels = model_inputs["pixels"]
-        if np.issubdtype(pixels.dtype, np.integer):
-            return {"pixels": restore_pixels(self.model, pixels, **options)}
-        return {"pixels": from_unit(restore_image(self.model, pixels, **options))}
+        picture, config = to_unit(pixels), self.model.config
+        height, width, channels = picture.shape
+        # Two channels are grey and alpha, four are RGBA; alpha is carried past the model.
+        colours = torch.from_numpy(picture if channels % 2 else picture[..., :-1]).permute(2, 0, 1)[None]
+        if config.demosaicks and channels == 1:
+            # The four sites of each 2 x 2 cell of the mosaic as channels; an odd side is reflected.
+            odd = (0, width % 2, 0, height % 2)
+            values = F.pixel_unshuffle(F.pad(colours, odd, mode="reflect"), 2)
+        elif (colours.shape[1], config.num_channels) in ((1, 1), (1, 3), (3, 3)):
+            values = colours.expand(-1, config.num_channels, -1, -1)
+        elif (colours.shape[1], config.num_channels) == (3, 1):
+            # A grey model restores each colour by itself.
+            values = colours.transpose(0, 1)
+        else:
+            wanted = "a mosaic of 1 channel" if config.demosaicks else f"{config.num_channels} channels"
+            raise ValueError(f"the picture has {channels} channels; this model takes {wanted}.")
+        output = self.model(pixel_values=values.to(self.model.device), top_k=top_k).reconstruction.float().cpu()
+        if not output.isfinite().all():
+            raise ValueError("the model returned values that are infinite or no number; load it in float32.")
+        restored = output.transpose(0, 1) if len(output) > 1 else output
+        restored = restored[0].permute(1, 2, 0).numpy()
+        restored = restored[:height, :width] if config.demosaicks else match_picture(restored, picture)
+        whole = np.issubdtype(pixels.dtype, np.integer)
+        return {"pixels": from_unit(restored, pixels.dtype if whole else np.uint8)}
 
     def postprocess(self, model_outputs: dict[str, np.ndarray], output_type: str = "pil") -> Any:
         """A PIL image or an array."""

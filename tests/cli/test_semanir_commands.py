@@ -9,9 +9,9 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
+from hf_ext.restoration.files import Picture, read_image, write_image
+from hf_ext.restoration.tiles import restore_pixels
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.semanir.image_processing_files_semanir import Picture, read_image, write_image
-from hf_ext.semanir.restoring_semanir import restore_pixels
 from hf_ext_cli.main import main
 from tests.testing import assert_same_picture
 

@@ -13,10 +13,11 @@ import yaml
 from huggingface_hub import ModelCard, close_session, get_session, parse_eval_result_entries
 from PIL import Image, ImageChops
 
+from hf_ext.fast import semanir_operators
 from hf_ext.hub import cards
 from hf_ext.hub.cards import MARKER, write_card
 from hf_ext.hub.publish import push, stage
-from hf_ext.semanir import SemanIRImageProcessor, ops_semanir
+from hf_ext.semanir import SemanIRImageProcessor
 
 from .published import EVALUATION, TRAINING, save_bert, save_snapshot, tiny_adapter, tiny_model
 
@@ -237,7 +238,7 @@ def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_pat
     # Nor is numba, whose compilation of the kernels would take ten seconds.
     absent = "import os, sys\nsys.modules['hf_ext'] = sys.modules['numba'] = None\n"
     run_client(f"{absent}{snippet}\nos.rename('restored.png', 'first.png')\n{by_pipeline}")
-    monkeypatch.setattr(ops_semanir, "_native", lambda: False)
+    monkeypatch.setattr(semanir_operators, "native_kernels_work", lambda: False)
     with torch.no_grad():
         outputs = model(**SemanIRImageProcessor()(degraded, return_tensors="pt"))
     expected = SemanIRImageProcessor().post_process_image_restoration(outputs)[0]

@@ -16,6 +16,7 @@ from hf_ext.files import stays_inside
 from hf_ext.hub import load_check
 from hf_ext.hub.load_check import check_loads, installed_room, verify_code
 from hf_ext.hub.publish import stage
+from hf_ext.hub.shipped import shipped_files
 from tests import warm_python
 
 from .published import save_bert, save_snapshot, tiny_adapter
@@ -125,6 +126,12 @@ def test_code_that_is_not_the_installed_one_is_never_run(staged, never_run, name
     (staged / name).write_text((staged / "ops_semanir.py").read_text() + "\n# changed\n")
     with pytest.raises(ValueError, match=r"not a file of the installed hf_ext, so it is neither run nor uploaded"):
         check_loads(staged)
+
+
+def test_what_stands_in_the_room_travels_and_nothing_else(staged):
+    room = Path(installed_room("semanir").__file__).parent
+    assert {path.name for path in staged.rglob("*.py")} == {path.name for path in shipped_files(room)}
+    assert {path.name for path in room.glob("*.py")} - {path.name for path in shipped_files(room)} == {"__init__.py"}
 
 
 def test_an_equal_file_of_another_room_is_not_shipped_either(staged, never_run):

@@ -8,8 +8,88 @@ import math
 
 import torch
 
-from hf_ext.semanir.ops_windows_semanir import Dictionary
-from tests.semanir.reference_windows import key_regions, pack_keys, partition_windows, relative_offsets, unpack_keys
+from hf_ext.semanir.ops_semanir import Dictionary, Pair
+
+
+def _token_positions(size: Pair, window: Pair, shift: Pair) -> list[list[Pair]]:
+    """Where each token of each window lies in the feature map that was not moved."""
+    return [
+        [
+            ((top + row + shift[0]) % size[0], (left + column + shift[1]) % size[1])
+            for row in range(window[0])
+            for column in range(window[1])
+        ]
+        for top in range(0, size[0], window[0])
+        for left in range(0, size[1], window[1])
+    ]
+
+
+def partition_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+    """Collect the tokens of each window one by one. See [`ops_semanir.partition_windows`]."""
+    positions = _token_positions((features.shape[1], features.shape[2]), window, shift)
+    windows = [torch.stack([image[place] for place in places]) for image in features for places in positions]
+    return torch.stack(windows)
+
+
+def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+    """Put the tokens of each window back one by one. See [`ops_semanir.merge_windows`]."""
+    positions = _token_positions(size, window, shift)
+    images = []
+    for image in windows.split(len(positions)):
+        tokens = {
+            place: token
+            for window_tokens, places in zip(image, positions, strict=True)
+            for token, place in zip(window_tokens, places, strict=True)
+        }
+        rows = [torch.stack([tokens[row, column] for column in range(size[1])]) for row in range(size[0])]
+        images.append(torch.stack(rows))
+    return torch.stack(images)
+
+
+def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> torch.Tensor:
+    """Tokens that came around the bottom (2), the right (1), both (3). See [`ops_semanir.key_regions`]."""
+    regions = []
+    for places in _token_positions(size, window, shift):
+        top, left = places[0]
+        regions.append([2 * (row < top) + (column < left) for row, column in places])
+    return torch.tensor(regions, dtype=torch.uint8, device=device)
+
+
+def pack_keys(chosen: torch.Tensor) -> torch.Tensor:
+    """Add up 2^(j mod 8) of the chosen keys of each byte. See [`ops_semanir.pack_keys`]."""
+    rows = []
+    for row in chosen.reshape(-1, chosen.shape[-1]).tolist():
+        rows.append([sum(2**j for j, key in enumerate(row[i : i + 8]) if key) for i in range(0, len(row), 8)])
+    return torch.tensor(rows, dtype=torch.uint8).view(*chosen.shape[:-1], -1)
+
+
+def unpack_keys(bits: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Read the keys of each token one by one. See [`ops_semanir.unpack_keys`]."""
+    rows = [[row[j // 8] // 2 ** (j % 8) % 2 == 1 for j in range(tokens)] for row in bits.flatten(0, -2).tolist()]
+    return torch.tensor(rows).view(*bits.shape[:-1], tokens)
+
+
+def relative_coordinates(
+    window_size: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> torch.Tensor:
+    """Coordinates of each offset in turn. See [`ops_semanir.relative_coordinates`]."""
+
+    def coordinate(offset: int) -> float:
+        scaled = 8 * offset / (window_size - 1) if window_size > 1 else 0.0
+        return math.copysign(math.log2(1 + abs(scaled)) / math.log2(8), scaled)
+
+    offsets = range(1 - window_size, window_size)
+    pairs = [(coordinate(vertical), coordinate(horizontal)) for vertical in offsets for horizontal in offsets]
+    return torch.tensor(pairs, dtype=dtype, device=device)
+
+
+def relative_offsets(window: Pair, window_size: int, device: torch.device | None = None) -> torch.Tensor:
+    """Look each pair's offset up in the list of all offsets. See [`ops_semanir.relative_offsets`]."""
+    offsets = range(1 - window_size, window_size)
+    table = [(vertical, horizontal) for vertical in offsets for horizontal in offsets]
+    tokens = [(row, column) for row in range(window[0]) for column in range(window[1])]
+    rows = [[table.index((query[0] - key[0], query[1] - key[1])) for key in tokens] for query in tokens]
+    return torch.tensor(rows, device=device)
 
 
 def semantic_keys(
@@ -83,4 +163,15 @@ def key_semantic_attention(
     return torch.stack(outputs).view_as(value)
 
 
-__all__ = ["build_dictionary", "key_semantic_attention", "semantic_keys"]
+__all__ = [
+    "build_dictionary",
+    "key_regions",
+    "key_semantic_attention",
+    "merge_windows",
+    "pack_keys",
+    "partition_windows",
+    "relative_coordinates",
+    "relative_offsets",
+    "semantic_keys",
+    "unpack_keys",
+]

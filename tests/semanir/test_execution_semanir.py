@@ -10,13 +10,9 @@ import torch
 from torch.export import Dim
 from transformers import AutoModelForImageToImage
 
-from hf_ext.semanir import (
-    SemanIRConfig,
-    SemanIRForImageRestoration,
-    kernels_operators_semanir,
-    modeling_layers_semanir,
-)
-from hf_ext.semanir.modeling_layers_semanir import bilinear_demosaick
+from hf_ext.fast import semanir_operators
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, modeling_semanir
+from hf_ext.semanir.modeling_semanir import bilinear_demosaick
 from hf_ext.semanir.ops_semanir import unpack_keys
 from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
 
@@ -35,14 +31,14 @@ def test_attention_is_chosen_by_the_switch_of_transformers(tmp_path):
     assert loaded.config._attn_implementation == loaded.model.config._attn_implementation == "eager"
     images = make_images(1, 3, 9, 13)
     seen = []
-    original = modeling_layers_semanir.key_semantic_attention
+    original = modeling_semanir.key_semantic_attention
 
     def attend(*arguments):
         seen.append(arguments[-1])
         return original(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_layers_semanir, "key_semantic_attention", attend)
+        patch.setattr(modeling_semanir, "key_semantic_attention", attend)
         eager = restore(loaded, images)
         loaded.set_attn_implementation("sdpa")
         torch.testing.assert_close(restore(loaded, images), eager, atol=1e-5, rtol=0)
@@ -89,7 +85,7 @@ def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar():
     the same keys bfloat16 is near float32."""
     model = make_model(**UNSHUFFLED)
     images = make_images(1, 3, 24, 24)
-    build = modeling_layers_semanir.build_dictionary
+    build = modeling_semanir.build_dictionary
     dictionaries, swapped = [], []
 
     def record(*arguments):
@@ -105,9 +101,9 @@ def test_bfloat16_deviates_by_rounding_and_by_keys_that_are_nearly_as_similar():
         return recorded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_layers_semanir, "build_dictionary", record)
+        patch.setattr(modeling_semanir, "build_dictionary", record)
         expected = restore(model, images)
-        patch.setattr(modeling_layers_semanir, "build_dictionary", replay)
+        patch.setattr(modeling_semanir, "build_dictionary", replay)
         restored = restore(model.bfloat16(), images)
     # The correction has a mean of 0.7 here.
     assert (restored - expected).abs().mean() < 0.03
@@ -147,9 +143,9 @@ def test_weights_may_lie_on_disk(tmp_path):
 )
 def test_operators_of_windows_are_what_torch_takes_for_operators(size, window, shift):
     features = torch.randn(2, *size, 3, dtype=torch.float64, requires_grad=True)
-    cut, join = kernels_operators_semanir._cut_operator, kernels_operators_semanir._join_operator
+    cut, join = semanir_operators._cut_operator, semanir_operators._join_operator
     windows = cut(features, window, shift)
-    assert windows.equal(kernels_operators_semanir._cut(features, window, shift))
+    assert windows.equal(semanir_operators._cut(features, window, shift))
     assert join(windows, size, window, shift).equal(features)
     torch.library.opcheck(cut, (features, window, shift))
     torch.library.opcheck(join, (windows.detach().requires_grad_(), size, window, shift))
@@ -160,12 +156,12 @@ def test_operators_of_windows_are_what_torch_takes_for_operators(size, window, s
 def test_operators_of_the_kernels_are_what_torch_takes_for_operators(dense):
     pytest.importorskip("numba")
     tokens = torch.randn(3, 9, 6)
-    choose = kernels_operators_semanir._choose_operator
+    choose = semanir_operators._choose_operator
     torch.library.opcheck(choose, (tokens, torch.zeros(3, 9, dtype=torch.uint8), 4, True, True))
     bits = None if dense else choose(tokens, None, 4, False, True)
     query, key, value = (torch.randn(3, 2, 9, 5, requires_grad=True) for _ in range(3))
     given = (query, key, value, torch.rand(2, requires_grad=True), torch.randn(2, 25, requires_grad=True), bits, 3, 3)
-    torch.library.opcheck(kernels_operators_semanir._attend_operator, given)
+    torch.library.opcheck(semanir_operators._attend_operator, given)
 
 
 # What torch's exporter itself is warned of.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_ext.semanir import kernels_flex_semanir as kernels
+from hf_ext.fast import semanir_flex as kernels
 from tests.semanir.attention_testing import Case, assert_attention_agrees, make_case
 
 

@@ -9,8 +9,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hf_ext.semanir.image_processing_camera_semanir import is_raw
-from hf_ext.semanir.image_processing_files_semanir import MissingLibraryError, read_frames, read_image
+from hf_ext.restoration.camera import is_raw
+from hf_ext.restoration.files import MissingLibraryError, read_frames, read_image
 
 
 def smooth(height: int = 48, width: int = 64) -> np.ndarray:

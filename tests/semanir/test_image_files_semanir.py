@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from hf_ext.semanir.image_processing_files_semanir import FORMATS, Picture, encode_image, read_image, write_image
+from hf_ext.restoration.files import FORMATS, Picture, encode_image, read_image, write_image
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
@@ -72,7 +72,7 @@ def test_16_bits_of_a_png_survive(channels, orientation, tmp_path):
 
 def test_what_pillow_reads_with_8_of_16_bits(tmp_path, monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr("hf_ext.semanir.image_processing_deep_semanir.logger.warning", said.append)
+    monkeypatch.setattr("hf_ext.restoration.deep.logger.warning", said.append)
     pixels = make_pixels(7, 9, 2, dtype=np.uint16)
     path = write_image(tmp_path / "a.png", Picture(pixels))
     read = read_image(path).pixels

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_ext.semanir.image_processing_files_semanir import (
-    Frames,
-    Picture,
-    encode_frames,
-    read_frames,
-    read_image,
-    write_frames,
-)
+from hf_ext.restoration.files import Frames, Picture, encode_frames, read_frames, read_image, write_frames
 
 ANIMATED = {"GIF": ".gif", "PNG": ".png", "WEBP": ".webp"}
 

@@ -10,7 +10,7 @@ import pytest
 import tifffile
 from PIL import Image, ImageCms, ImageOps
 
-from hf_ext.semanir.image_processing_files_semanir import MissingLibraryError, Picture, read_image, write_image
+from hf_ext.restoration.files import MissingLibraryError, Picture, read_image, write_image
 
 MODES = ["1", "L", "P", "PA", "LA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F"]
 MODES += ["I;16", "I;16B"]
@@ -229,7 +229,7 @@ def test_planes_of_16_bits_need_a_library_and_are_never_misread(monkeypatch):
 
 def test_other_colours_of_16_bits_are_read_with_8_and_it_is_said(monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr("hf_ext.semanir.image_processing_deep_semanir.logger.warning", said.append)
+    monkeypatch.setattr("hf_ext.restoration.deep.logger.warning", said.append)
     file = io.BytesIO()
     tifffile.imwrite(file, make_pixels(9, 7, 4, dtype=np.uint16), photometric="separated")
     assert read_image(file.getvalue()).pixels.dtype == np.uint8
@@ -303,7 +303,7 @@ def test_a_tiff_has_strips_its_tags_and_the_orientation_of_its_xmp(tmp_path):
 
 def test_damaged_exif_data_are_left_out(tmp_path, monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr("hf_ext.semanir.image_processing_encoding_semanir.logger.warning", said.append)
+    monkeypatch.setattr("hf_ext.restoration.encoding.logger.warning", said.append)
     exif = Image.Exif()
     exif[306] = ({"no": "date"},)
     for ending in (".tif", ".png", ".jpg"):

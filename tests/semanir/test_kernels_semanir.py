@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_ext.fast import semanir_operators
 from hf_ext.semanir import ops_semanir as ops
 from tests.semanir import reference_ops as reference
 
@@ -102,14 +103,14 @@ def test_implementation_equals_the_reference(implementation, layout, top_k, shif
 
 def test_every_implementation_is_compared():
     # The kernel for GPUs has tests of its own, in Triton's interpreter.
-    assert IMPLEMENTATIONS.keys() | {"triton"} == set(ops.IMPLEMENTATIONS)
+    assert IMPLEMENTATIONS.keys() | {"triton"} == {"auto", *ops.ATTENTION}
 
 
 @pytest.mark.parametrize("layout", ["64", "24", "48"])
 @pytest.mark.parametrize("head_dim", [30, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (16, 48, 64))])
 def test_native_attention_of_every_width(layout, head_dim, monkeypatch):
     """One to four vectors a row, filled up or not; looked up or all logits."""
-    kernels = pytest.importorskip("hf_ext.semanir.kernels_semanir")
+    kernels = pytest.importorskip("hf_ext.fast.semanir_native")
     inputs, dictionary = make_inputs(layout, 8, True, head_dim)
     wanted = run(ops.key_semantic_attention, inputs, dictionary, torch.float64, "eager")
     for limit in (0, 999):
@@ -183,8 +184,8 @@ def test_selection_equals_sorting(tokens, top_k, values, regions, include_self, 
         ranked = torch.where(legal, ranked, -torch.inf)
     order = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : min(top_k, tokens)]
     wanted = ops.pack_keys(torch.zeros_like(legal).scatter_(-1, order, True) & legal)
-    if ops._native():
-        from hf_ext.semanir.kernels_semanir import select_keys
+    if semanir_operators.native_kernels_work():
+        from hf_ext.fast.semanir_native import select_keys
 
         assert select_keys(scores, given_regions, min(top_k, tokens), include_self).equal(wanted)
     if values != "extreme":
@@ -198,22 +199,22 @@ def test_without_numba_torch_computes(monkeypatch):
     inputs, dictionary = make_inputs("64", 16, True)
     inputs = [tensor.float() for tensor in inputs]
     with_numba = ops.build_dictionary(features, 8, True, 16), ops.key_semantic_attention(*inputs, dictionary)
-    for name in [name for name in sys.modules if name.startswith("hf_ext.semanir.kernels_")]:
+    for name in [name for name in sys.modules if name.startswith("hf_ext.fast.semanir_native")]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("numba", "numba.core", "numba.extending"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match="numba is not installed"):
-        importlib.import_module("hf_ext.semanir.kernels_semanir")
-    ops._native.cache_clear()
+        importlib.import_module("hf_ext.fast.semanir_native")
+    semanir_operators.native_kernels_work.cache_clear()
     try:
-        assert not ops._native()
+        assert not semanir_operators.native_kernels_work()
         assert ops.build_dictionary(features, 8, True, 16).bits.equal(with_numba[0].bits)
         torch.testing.assert_close(ops.key_semantic_attention(*inputs, dictionary), with_numba[1], atol=5e-6, rtol=0)
         with pytest.raises(ValueError, match="'native' but numba is not installed"):
             ops.key_semantic_attention(*inputs, dictionary, "native")
     finally:
         monkeypatch.undo()
-        ops._native.cache_clear()
+        semanir_operators.native_kernels_work.cache_clear()
 
 
 def test_native_says_what_it_cannot_do():

@@ -1,18 +1,18 @@
 """Fast SemanIR operators against the textbook ones, and what the method promises about its dictionary."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_ext.semanir import kernels_operators_semanir, ops_windows_semanir
 from hf_ext.semanir import ops_semanir as ops
 from tests.semanir import reference_ops as reference
-from tests.semanir import reference_windows
 from tests.testing import assert_operators_agree, operator_pairs
 
-PAIRS = operator_pairs(ops, reference) | operator_pairs(ops_windows_semanir, reference_windows)
+PAIRS = operator_pairs(ops, reference)
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}
 # Height and width, window, shift: square, oblong, shifted on both axes and on one.
 LAYOUTS = [
@@ -160,10 +160,10 @@ def test_windows_in_several_calls_give_what_one_call_gives(monkeypatch):
     for arguments in attention_cases():
         plain = without_gradient(arguments)
         with torch.no_grad():
-            monkeypatch.setattr(kernels_operators_semanir, "_LOGITS_CPU", 10**9)
+            monkeypatch.setattr(ops, "_LOGITS_CPU", 10**9)
             together = ops.key_semantic_attention(**plain)
             for windows in (1, 3):
-                monkeypatch.setattr(kernels_operators_semanir, "_LOGITS_CPU", windows * 3 * 9**2)
+                monkeypatch.setattr(ops, "_LOGITS_CPU", windows * 3 * 9**2)
                 torch.testing.assert_close(ops.key_semantic_attention(**plain), together, atol=1e-14, rtol=0)
 
 
@@ -277,3 +277,28 @@ def test_k_from_the_window_up_is_dense_window_attention(shift):
     if shift:
         logits = logits.masked_fill(~legal_keys((16, 16), (window, window), dictionary.shift)[:, None], -torch.inf)
     torch.testing.assert_close(attended, logits.softmax(-1) @ value, atol=1e-12, rtol=0)
+
+
+# The file as it travels with a checkpoint, alone: nothing has registered itself with this copy.
+ALONE = """
+import runpy, sys
+sys.modules["hf_ext"] = None
+import torch
+ops = runpy.run_path(sys.argv[1])
+dictionary = ops["build_dictionary"](torch.rand(1, 6, 6, 4), 3, True, 4)
+given = *torch.rand(3, 4, 2, 9, 5), torch.ones(2), torch.zeros(2, 25), dictionary
+wanted = ops["key_semantic_attention"](*given, "eager")
+for name in ("auto", "sdpa"):
+    torch.testing.assert_close(ops["key_semantic_attention"](*given, name), wanted)
+try:
+    ops["key_semantic_attention"](*given, "native")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_operators_run_alone_and_say_what_hf_ext_would_add():
+    command = [sys.executable, "-c", ALONE, ops.__file__]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "`implementation` is 'native'; allowed: 'auto', 'eager', 'sdpa'; 'native', 'flex_attention'" in shown
+    assert "come with the package hf-ext ('native' with numba" in shown

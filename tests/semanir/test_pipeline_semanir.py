@@ -10,24 +10,27 @@ from PIL import Image
 from transformers import pipeline
 
 from hf_ext.hub.publish import push
+from hf_ext.restoration.tiles import restore_pixels
 from hf_ext.semanir import (
     ImageRestorationPipeline,
     SemanIRConfig,
     SemanIRForImageRestoration,
     SemanIRImageProcessor,
+    pipeline_semanir,
     restore_image,
 )
-from hf_ext.semanir.restoring_semanir import restore_pixels
 from tests.hub_testing import ask, commit_body, create_repository, run_python
 from tests.testing import assert_same_picture
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
 
 
+SIZES = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
+
+
 def make_model() -> SemanIRForImageRestoration:
     torch.manual_seed(0)
-    config = SemanIRConfig(embed_dim=8, depths=[1], num_heads=[2], window_size=4, top_k=6, scale=2)
-    return SemanIRForImageRestoration(config).eval()
+    return SemanIRForImageRestoration(SemanIRConfig(**SIZES, scale=2)).eval()
 
 
 @pytest.fixture
@@ -90,6 +93,49 @@ def test_what_cannot_be_restored_is_refused(restore, tmp_path):
         restore(np.full((4, 4, 3), np.nan))
 
 
+MOSAIC = {"num_channels": 4, "num_channels_out": 3, "scale": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "dtype"),
+    [
+        ({}, (9, 13, 1), np.uint8),
+        ({"scale": 2}, (9, 13, 2), np.uint8),
+        ({}, (9, 13, 3), np.uint16),
+        ({"scale": 2}, (9, 13, 4), np.uint8),
+        ({"num_channels": 1}, (9, 13, 1), np.uint16),
+        ({"num_channels": 1}, (9, 13, 4), np.uint8),
+        (MOSAIC, (9, 13, 1), np.uint16),
+    ],
+    ids=["grey", "grey-alpha", "colour", "colour-alpha", "grey-model", "grey-model-colours", "mosaic"],
+)
+def test_the_plain_pipeline_that_travels_gives_the_same_pictures(fields, shape, dtype):
+    torch.manual_seed(0)
+    model = SemanIRForImageRestoration(SemanIRConfig(**SIZES, **fields)).eval()
+    plain = pipeline_semanir.ImageRestorationPipeline(model=model, device="cpu", task="image-restoration")
+    rich = pipeline("image-restoration", model=model, device="cpu")
+    picture = np.random.default_rng(1).integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+    for image in (picture, picture / np.float32(np.iinfo(dtype).max)):
+        found, wanted = plain(image, output_type="np", top_k=4), rich(image, output_type="np", top_k=4)
+        assert found.dtype == wanted.dtype and found.shape == wanted.shape
+        # Colours of a grey model go as one batch, here one by one: a last bit may round otherwise.
+        assert np.abs(found.astype(int) - wanted.astype(int)).max() <= 1
+    with pytest.raises(ValueError, match="the picture has 5 channels; this model takes"):
+        plain(np.zeros((4, 4, 5), np.uint8))
+
+
+def test_the_plain_pipeline_reads_files_and_names_what_hf_ext_would_add(tmp_path):
+    plain = pipeline_semanir.ImageRestorationPipeline(model=make_model(), device="cpu", task="image-restoration")
+    Image.fromarray(COLOUR).convert("LA").save(tmp_path / "a.png")
+    restored = plain(tmp_path / "a.png")
+    assert (restored.mode, restored.size) == ("LA", (26, 18))
+    for name in ("tile", "self_ensemble", "max_megapixels"):
+        with pytest.raises(ValueError, match=f"{name}: options of the package hf-ext; install it"):
+            plain(COLOUR, **{name: 32})
+    with pytest.raises(ValueError, match="unknown option tiles; allowed: top_k, output_type"):
+        plain(COLOUR, tiles=3)
+
+
 # Runs as somebody without hf_ext and then as somebody with it; numba would need ten seconds for each copy of the code.
 PULL = """
 import json, sys
@@ -100,7 +146,7 @@ image = np.array(json.loads(sys.argv[1]), dtype=np.uint8)
 results, trust = [], {"trust_remote_code": True, "device": "cpu"}
 
 def run(restore, prefix):
-    assert type(restore).__module__.startswith(prefix) and type(restore.model).__module__.startswith(prefix)
+    assert type(restore).__module__.startswith(prefix) and type(restore.model).__module__.startswith(prefix), restore
     assert restore.task == "image-restoration"
     results.append(restore(image, output_type="np").tolist())
     return restore
@@ -123,9 +169,9 @@ def ask(question=""):
     raise AssertionError(f"asked: {question}")
 
 __builtins__.input = ask
-run(pipeline(model="me/model", device="cpu"), "hf_ext.semanir.")
-run(pipeline("image-restoration", model="me/model", **trust), "hf_ext.semanir.")
-run(pipeline("image-restoration", model="again", device="cpu"), "hf_ext.semanir.")
+run(pipeline(model="me/model", device="cpu"), "hf_ext.")
+run(pipeline("image-restoration", model="me/model", **trust), "hf_ext.")
+run(pipeline("image-restoration", model="again", device="cpu"), "hf_ext.")
 print(json.dumps(results))
 """
 
@@ -165,7 +211,7 @@ strange = restore(image, output_type="np").tolist()
 del sys.modules["hf_ext"]
 import hf_ext
 restore = pipeline("image-restoration", model="me/model", device="cpu")
-assert type(restore).__module__ == "hf_ext.semanir.pipeline_semanir", type(restore)
+assert type(restore).__module__ == "hf_ext.restoration.pipeline", type(restore)
 print(json.dumps([strange, restore(image, output_type="np").tolist()]))
 """
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers.modeling_outputs import ImageSuperResolutionOutput
 
+from hf_ext.restoration.tiles import restore_image, restore_pixels, tile_spans
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.semanir.restoring_semanir import restore_image, restore_pixels, tile_spans
 
 TINY = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 6}
 SIZES = {"columnar": {}, "u-shaped": {"architecture": "u-shaped", "depths": [2, 2], "num_heads": [2, 2]}}
@@ -108,7 +108,7 @@ def test_automatic_tiles_follow_the_free_memory(monkeypatch):
     )
     whole = restore_image(model, image, tile="auto")
     assert calls == [(60, 61)]
-    monkeypatch.setattr("hf_ext.semanir.restoring_semanir._free_memory", lambda device: 2 * (2**20 + 36 * 36 * 260))
+    monkeypatch.setattr("hf_ext.restoration.tiles._free_memory", lambda device: 2 * (2**20 + 36 * 36 * 260))
     calls.clear()
     tiled = restore_image(model, image, tile="auto")
     assert len(calls) > 1
@@ -216,7 +216,7 @@ def test_half_precision_that_overflows_is_restored_again_in_float32(dtype, monke
     model.to(dtype)
     overflowing(model, monkeypatch)
     warnings = []
-    monkeypatch.setattr("hf_ext.semanir.restoring_semanir.logger.warning", warnings.append)
+    monkeypatch.setattr("hf_ext.restoration.tiles.logger.warning", warnings.append)
     restored = restore_image(model, image, tile=32)
     np.testing.assert_allclose(restored, wanted, atol=1e-6)
     assert model.dtype == dtype

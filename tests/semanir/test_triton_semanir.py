@@ -17,7 +17,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 INTERPRETED = """
 import torch
 from hf_ext.semanir import ops_semanir as ops
-from hf_ext.semanir.kernels_triton_semanir import triton_attention
+from hf_ext.fast.semanir_triton import triton_attention
 from tests.semanir.attention_testing import assert_attention_agrees, make_case
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-2}
@@ -53,7 +53,7 @@ COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from hf_ext.semanir import kernels_triton_semanir as kernels
+from hf_ext.fast import semanir_triton as kernels
 
 FLOATS = {"table": "*fp32", "sums": "*fp32", "deltas": "*fp32", "grad_table": "*fp32", "bits": "*u8"}
 # Shared memory of a block, in bytes.
@@ -103,7 +103,7 @@ def test_kernels_compile_for_devices_that_are_not_here(tmp_path):
 
 @needs_triton
 def test_what_the_kernels_do_not_take_is_refused():
-    from hf_ext.semanir.kernels_triton_semanir import triton_attention
+    from hf_ext.fast.semanir_triton import triton_attention
     from tests.semanir.attention_testing import make_case
 
     case = make_case((2, 3), 3, 4, 2, torch.float32)
@@ -122,7 +122,7 @@ def test_without_triton_the_choice_says_so():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_device_equals_the_reference(dtype):
-    from hf_ext.semanir.kernels_triton_semanir import triton_attention
+    from hf_ext.fast.semanir_triton import triton_attention
     from tests.semanir.attention_testing import assert_attention_agrees, make_case
 
     for window, head_dim, top_k in (((5, 7), 5, 4), ((16, 16), 30, 64), ((8, 8), 64, None), ((8, 9), 128, 9)):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hf_ext.fast.semanir_strips import memory_of_call
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, ops_semanir
 from hf_ext.semanir.configuration_semanir import PRESETS
 from tests.testing import assert_same_answers
@@ -189,8 +190,8 @@ def test_presets_bound_their_memory_by_themselves():
         with torch.device("meta"):
             model = SemanIRForImageRestoration(SemanIRConfig(**preset))
         with torch.no_grad():
-            assert model.model.memory_of_call(12_000_000, False) == model.memory_budget
-            assert model.model.memory_of_call(64 * 64, False) is None
+            assert memory_of_call(model.model, 12_000_000, False) == model.memory_budget
+            assert memory_of_call(model.model, 64 * 64, False) is None
 
 
 @pytest.mark.parametrize("shifted", [False, True])

@@ -17,7 +17,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from transformers.utils import logging
 
-from .image_processing_semanir import pixels_to_image
+from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
 logger = logging.get_logger(__name__)
 

@@ -14,7 +14,9 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from .image_processing_camera_semanir import (
+from hf_ext.semanir.image_processing_semanir import image_to_pixels
+
+from .camera import (
     RAW_ENDINGS,
     CameraPicture,
     MissingLibraryError,
@@ -25,17 +27,8 @@ from .image_processing_camera_semanir import (
     read_raw,
     seekable,
 )
-from .image_processing_deep_semanir import read_deep
-from .image_processing_encoding_semanir import (
-    FORMATS,
-    Frames,
-    Picture,
-    descriptive_tags,
-    encode_frames,
-    encode_image,
-    image_format,
-)
-from .image_processing_semanir import image_to_pixels
+from .deep import read_deep
+from .encoding import FORMATS, Frames, Picture, descriptive_tags, encode_frames, encode_image, image_format
 
 Source = str | Path | bytes
 

@@ -21,9 +21,11 @@ try:
 except ImportError as error:
     raise ImportError("numba is not installed: torch computes instead") from error
 
-from .kernels_attention_semanir import aligned, attend_blocks, gather
-from .kernels_gradients_semanir import attend_backward
-from .kernels_vectors_semanir import (
+from hf_ext.semanir.ops_semanir import pack_keys
+
+from .semanir_native_attention import aligned, attend_blocks, gather
+from .semanir_native_gradients import attend_backward
+from .semanir_native_vectors import (
     LANES,
     at_least,
     choose_ints,
@@ -41,7 +43,6 @@ from .kernels_vectors_semanir import (
     spread_int,
     store_ints,
 )
-from .ops_windows_semanir import pack_keys
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 
@@ -224,7 +225,7 @@ def attend(
     window_size: int,
 ) -> torch.Tensor:
     """
-    Attention to the chosen keys, without gradient: see [`kernels_operators_semanir.native_attention`].
+    Attention to the chosen keys, without gradient: see [`semanir_operators.native_attention`].
 
     Returns:
         `torch.Tensor` of shape `(W, N, heads, head_dim)`: Attended values.

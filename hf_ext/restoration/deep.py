@@ -11,8 +11,9 @@ from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from transformers.utils import logging
 
-from .image_processing_camera_semanir import EXTRA, MissingLibraryError, UnreadableError, seekable
-from .image_processing_semanir import image_to_pixels
+from hf_ext.semanir.image_processing_semanir import image_to_pixels
+
+from .camera import EXTRA, MissingLibraryError, UnreadableError, seekable
 
 logger = logging.get_logger(__name__)
 

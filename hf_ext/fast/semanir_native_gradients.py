@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise ImportError("numba is not installed: torch computes instead") from error
 
-from .kernels_attention_semanir import (
+from .semanir_native_attention import (
     aligned,
     first_place,
     key_places,
@@ -24,7 +24,7 @@ from .kernels_attention_semanir import (
     turn_table,
     weigh_keys,
 )
-from .kernels_vectors_semanir import (
+from .semanir_native_vectors import (
     LANES,
     TILE_ROWS,
     add,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from .ops_semanir import Dictionary
+from hf_ext.semanir.ops_semanir import Dictionary
 
 # What torch's kernel requires of a head on a GPU.
 _SMALLEST_HEAD = 16

@@ -23,7 +23,9 @@ except ImportError as error:
         "triton is not installed: install it, or choose another attention implementation, such as 'sdpa'"
     ) from error
 
-from .ops_semanir import Dictionary
+from hf_ext.semanir.ops_semanir import Dictionary
+
+from .semanir_sizes import check_sizes
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -270,7 +272,7 @@ def triton_attention(
         query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`):
             Scaled queries, keys and values, of one dtype: float32, float16 or bfloat16. `head_dim` is at most 128.
         table (`torch.Tensor` of shape `(heads, (2 * window_size - 1) ** 2)`): Position bias of each offset.
-        dictionary ([`~ops_semanir.Dictionary`]): Which keys each token attends to.
+        dictionary ([`ops_semanir.Dictionary`]): Which keys each token attends to.
 
     Returns:
         `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`; zero for a token
@@ -281,7 +283,7 @@ def triton_attention(
         TypeError: If the dtypes differ or are not supported.
     """
     _check(query, key, value)
-    dictionary.check_sizes(query, key, value, None, table)
+    check_sizes(dictionary, query, key, value, None, table)
     if not query.numel():
         return torch.zeros_like(value)
     if dictionary.bits is not None:

@@ -15,8 +15,8 @@ import torch
 from accelerate.utils import get_max_memory
 from transformers.utils import logging
 
-from .image_processing_semanir import from_unit, match_picture, to_unit
-from .modeling_semanir import SemanIRForImageRestoration
+from hf_ext.semanir.image_processing_semanir import from_unit, match_picture, to_unit
+from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
 logger = logging.get_logger(__name__)
 

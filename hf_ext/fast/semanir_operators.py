@@ -1,63 +1,64 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Steps of SemanIR that a compiled graph takes as they are: operators of torch, of which a compiler knows the shapes.
+"""What hf_ext puts beside and in place of SemanIR's plain operators, and registers when it is imported.
 
-Selection of the keys and attention are kernels for CPUs, in `kernels_semanir`, imported by the first call: numba takes
-a second. Cutting maps into windows and joining them again is plain torch. A compiler that looks inside writes each
-index as a function of those before it, through the layers of a stage, and does not come to an end with these formulas.
+Two things are registered in the tables of `ops_semanir`. `ATTENTION` gets the fused ways: "native" (kernels for CPUs),
+"flex_attention" and "triton". `STEPS` gets functions around the plain ones: they take the kernels where these fit and
+call the plain function elsewhere. The kernels are imported by the first call that needs them: numba takes a second.
+
+Inside a compiled graph each of these steps is an operator of torch, of which a compiler knows the shapes and asks no
+more: a kernel it could not read, and of the plain cutting and joining it writes each index as a function of those
+before it, through the layers of a stage, and does not come to an end with these formulas.
 Shapes: B feature maps [B, height, width, channels], W windows of N tokens.
 """
 
-import re
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch.library import Library, register_autograd, register_fake
-from transformers.utils.generic import maybe_autocast
 
-Pair = tuple[int, int]
+from hf_ext.semanir.ops_semanir import ATTENTION, STEPS, Dictionary, Pair, UnitAttention
 
-# Similarities of one selection, logits of one call of fused attention: near the size of a CPU's cache, and enough to
-# fill a GPU.
-_LOGITS_CPU = 2**22
-_LOGITS_GPU = 2**26
-NUMBA_IS_INSTALLED = find_spec("numba") is not None
+from .semanir_sizes import check_sizes
 
-
-def normalize(vectors: torch.Tensor, length: torch.Tensor | float = 1.0) -> torch.Tensor:
-    """Vectors of a given length: as F.normalize, with two thirds of its backward time."""
-    return vectors * (vectors.square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt() * length)
+_NUMBA_IS_INSTALLED = find_spec("numba") is not None
+# Channels of a head that fit the registers of the kernels for CPUs.
+_NATIVE_HEAD = 64
+# The plain steps, before this file puts its own around them.
+_cut, _join, _choose_plainly, _choose_attention = (
+    STEPS[name] for name in ("cut", "join", "choose_keys", "choose_attention")
+)
 
 
-def windows_of_calls(windows: int, logits: int, device: torch.device) -> list[slice]:
-    """Which windows are computed together, each having so many logits. All of them where a loop would tie a graph to
-    their number."""
-    if torch.compiler.is_compiling():
-        return [slice(None)]
-    chunk = max(1, (_LOGITS_CPU if device.type == "cpu" else _LOGITS_GPU) // logits)
-    return [slice(start, start + chunk) for start in range(0, windows, chunk)]
+@cache
+def native_kernels_work() -> bool:
+    """Whether there are kernels for CPUs. Asking imports them."""
+    try:
+        from .semanir_native import select_keys  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
-def similarities(tokens: torch.Tensor, cosine: bool) -> torch.Tensor:
-    """Similarities of all pairs of tokens of each window, in at least float32: [W, N, N]."""
-    with maybe_autocast(tokens.device.type, enabled=False):
-        tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
-        tokens = normalize(tokens) if cosine else tokens
-        return tokens @ tokens.mT
+def _runs_natively(tensor: torch.Tensor) -> bool:
+    """Whether the kernels for CPUs take a tensor, and a graph with them could be run."""
+    if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or torch.compiler.is_exporting():
+        return False
+    # A compiler follows calls but not imports: here it must be content with the package being there.
+    return _NUMBA_IS_INSTALLED if torch.compiler.is_compiling() else native_kernels_work()
 
 
-def _choose_keys(
+# -------------------------------------------------------------------------------------- what the operators compute
+
+
+def _select_natively(
     tokens: torch.Tensor, regions: torch.Tensor | None, top_k: int, cosine: bool, include_self: bool
 ) -> torch.Tensor:
-    from .kernels_semanir import select_keys
+    from .semanir_native import select_keys
 
-    windows, count = tokens.shape[:2]
-    rows = []
-    for part in windows_of_calls(windows, count**2, tokens.device):
-        scores = similarities(tokens[part], cosine)
-        rows.append(select_keys(scores, None if regions is None else regions[part], top_k, include_self))
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+    return _choose_plainly(tokens, regions, top_k, cosine, include_self, best_keys=select_keys)
 
 
 def _attend(
@@ -70,7 +71,7 @@ def _attend(
     width: int,
     window_size: int,
 ) -> torch.Tensor:
-    from .kernels_semanir import attend
+    from .semanir_native import attend
 
     return attend(query, key, value, temperature, table, bits, width, window_size)
 
@@ -86,7 +87,7 @@ def _attend_backward(
     width: int,
     window_size: int,
 ) -> tuple[torch.Tensor, ...]:
-    from .kernels_semanir import attend_gradients
+    from .semanir_native import attend_gradients
 
     return attend_gradients(gradient, query, key, value, temperature, table, bits, width, window_size)
 
@@ -116,24 +117,6 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
 def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     slopes = _attend_backward_operator(gradient, *ctx.saved_tensors, *ctx.geometry)
     return *(slope.transpose(1, 2) for slope in slopes[:3]), *slopes[3:], None, None, None
-
-
-def _cut(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
-    if any(shift):
-        features = features.roll((-shift[0], -shift[1]), dims=(1, 2))
-    batch, height, width, channels = features.shape
-    rows, columns = height // window[0], width // window[1]
-    grid = features.reshape(batch, rows, window[0], columns, window[1], channels)
-    # Sizes are written out, not left to -1, which in a graph of any size becomes a quotient of all the others.
-    return grid.transpose(2, 3).reshape(batch * rows * columns, window[0] * window[1], channels)
-
-
-def _join(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
-    rows, columns = size[0] // window[0], size[1] // window[1]
-    batch, channels = windows.shape[0] // (rows * columns), windows.shape[-1]
-    grid = windows.reshape(batch, rows, columns, window[0], window[1], channels)
-    features = grid.transpose(2, 3).reshape(batch, *size, channels)
-    return features.roll(tuple(shift), dims=(1, 2)) if any(shift) else features
 
 
 def _copy_of(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -174,15 +157,7 @@ def _gradient_of_join(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | 
     return _cut_operator(gradient, *ctx.geometry), None, None, None
 
 
-def _free_namespace() -> str:
-    """A name for the operators: each copy of this file has its own, and transformers copies it beside a checkpoint."""
-    name, number = re.sub(r"\W", "_", __name__), 0
-    while hasattr(getattr(torch.ops, f"{name}_{number}"), "attend"):
-        number += 1
-    return f"{name}_{number}"
-
-
-_NAMESPACE = _free_namespace()
+_NAMESPACE = "hf_ext_semanir"
 # The operators last as long as this object.
 _LIBRARY = Library(_NAMESPACE, "DEF")
 _GIVEN = "Tensor query, Tensor key, Tensor value, Tensor temperature, Tensor table, Tensor? bits"
@@ -200,7 +175,7 @@ def _define(name: str, signature: str, kernel: Any, shapes: Any, where: str = "C
 _choose_operator = _define(
     "choose_keys",
     "(Tensor tokens, Tensor? regions, SymInt top_k, bool cosine, bool include_self) -> Tensor",
-    _choose_keys,
+    _select_natively,
     _shape_of_keys,
 )
 _attend_operator = _define("attend", f"({_GIVEN}, {_SIZES}) -> Tensor", _attend, _shape_of_result)
@@ -223,38 +198,35 @@ register_autograd(f"{_NAMESPACE}::cut", _gradient_of_cut, setup_context=_keep_si
 register_autograd(f"{_NAMESPACE}::join", _gradient_of_join, setup_context=_keep_layout, lib=_LIBRARY)
 
 
+# ------------------------------------------------------------------------------------------------ what is registered
+
+
 def _is_compiled() -> bool:
     """Whether a graph is made for torch itself; other programs do not have our operators."""
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
-def cut_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
-    """See [`ops_windows_semanir.partition_windows`]."""
+def _cut_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
     return (_cut_operator if _is_compiled() else _cut)(features, window, shift)
 
 
-def join_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
-    """See [`ops_windows_semanir.merge_windows`]."""
+def _join_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
     return (_join_operator if _is_compiled() else _join)(windows, size, window, shift)
 
 
-def choose_keys(
+def _choose_keys(
     tokens: torch.Tensor, regions: torch.Tensor | None, top_k: int, cosine: bool, include_self: bool
 ) -> torch.Tensor:
-    """
-    The `top_k` most similar legal keys of every token; of equally similar ones the first.
+    choose = _choose_operator if _runs_natively(tokens) else _choose_plainly
+    return choose(tokens, regions, top_k, cosine, include_self)
 
-    Args:
-        tokens (`torch.Tensor` of shape `(W, N, channels)`): Window tokens on the CPU, at most float32.
-        regions (`torch.ByteTensor` of shape `(W, N)`, *optional*): See [`ops_semanir.key_regions`].
-        top_k (`int`): Keys per token.
-        cosine (`bool`): Whether the similarity is the cosine, not the dot product.
-        include_self (`bool`): Whether a token comes first among its own keys.
 
-    Returns:
-        `torch.ByteTensor` of shape `(W, N, ceil(N / 8))`: As in [`ops_semanir.Dictionary`].
-    """
-    return _choose_operator(tokens, regions, top_k, cosine, include_self)
+def _choose_fastest(value: torch.Tensor, gradient: bool) -> str:
+    # Measured from 64 to 1024 tokens and for every k: the kernels need no masks, and no copies of what is given. On a
+    # GPU the choice stays with torch's own SDPA until the others are measured there.
+    if value.device.type == "cpu" and value.shape[-1] <= _NATIVE_HEAD and _runs_natively(value):
+        return "native"
+    return _choose_attention(value, gradient)
 
 
 def native_attention(
@@ -263,38 +235,56 @@ def native_attention(
     value: torch.Tensor,
     temperature: torch.Tensor,
     table: torch.Tensor,
-    window: tuple[int, int],
-    window_size: int,
-    bits: torch.Tensor | None,
+    dictionary: Dictionary,
 ) -> torch.Tensor:
     """
-    Attention to the chosen keys. Reads those only, or, where there are many, computes all logits a few at a time. For
-    the gradient the logits are computed again.
-
-    Args:
-        query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`):
-            Projections, float32 on the CPU, of any layout; without a copy where the last dimension lies together.
-        temperature (`torch.Tensor` of shape `(heads,)`): tau of each head, float32.
-        table (`torch.Tensor` of shape `(heads, (2 * window_size - 1)^2)`): Position biases, float32.
-        window (`tuple[int, int]`): Height and width of a window.
-        window_size (`int`): Side of the largest window.
-        bits (`torch.ByteTensor` of shape `(W, N, ceil(N / 8))`, *optional*):
-            Keys of each token, at least one; all when not given.
-
-    Returns:
-        `torch.Tensor` of shape `(W, heads, N, head_dim)`: A view of `(W, N, heads, head_dim)`.
+    Attention by the kernels for CPUs, as [`ops_semanir.key_semantic_attention`]. They read the chosen keys only, or,
+    where these are many, compute all logits a few at a time. For the gradient the logits are computed again.
     """
-    return _attend_operator(query, key, value, temperature, table, bits, window[1], window_size).transpose(1, 2)
+    problem = None
+    if torch.compiler.is_exporting():
+        problem = "the model is exported, and other programs do not have the kernels"
+    elif query.device.type != "cpu" or value.dtype == torch.float64 or value.shape[-1] > _NATIVE_HEAD:
+        problem = f"it got {value.dtype} on {value.device} with heads of {value.shape[-1]} channels"
+    elif not _runs_natively(value):
+        problem = "numba is not installed"
+    if problem is not None:
+        raise ValueError(
+            f"`implementation` is 'native' but {problem}; it needs numba, at most float32 on a CPU, heads of at most "
+            f"{_NATIVE_HEAD} channels. Use 'auto', which chooses it where it can."
+        )
+    check_sizes(dictionary, query, key, value, temperature, table)
+    tensors = [tensor.float() for tensor in (query, key, value, temperature, table)]
+    outputs = _attend_operator(*tensors, dictionary.bits, dictionary.window[1], dictionary.window_size)
+    return outputs.transpose(1, 2).to(value.dtype)
 
 
-__all__ = [
-    "NUMBA_IS_INSTALLED",
-    "Pair",
-    "choose_keys",
-    "cut_windows",
-    "join_windows",
-    "native_attention",
-    "normalize",
-    "similarities",
-    "windows_of_calls",
-]
+def _attend_by_flex(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
+) -> torch.Tensor:
+    from .semanir_flex import flex_attention_
+
+    return flex_attention_(query.to(value.dtype), key.to(value.dtype), value, table, dictionary)
+
+
+def _attend_by_triton(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
+) -> torch.Tensor:
+    from .semanir_triton import triton_attention
+
+    return triton_attention(query.to(value.dtype), key.to(value.dtype), value, table, dictionary)
+
+
+ATTENTION |= {
+    "native": native_attention,
+    "flex_attention": UnitAttention(_attend_by_flex),
+    "triton": UnitAttention(_attend_by_triton),
+}
+STEPS |= {
+    "cut": _cut_windows,
+    "join": _join_windows,
+    "choose_keys": _choose_keys,
+    "choose_attention": _choose_fastest,
+}
+
+__all__ = ["native_attention", "native_kernels_work"]

@@ -13,7 +13,7 @@ try:
 except ImportError as error:
     raise ImportError("numba is not installed: torch computes instead") from error
 
-from .kernels_vectors_semanir import (
+from .semanir_native_vectors import (
     LANES,
     TILE_ROWS,
     add,

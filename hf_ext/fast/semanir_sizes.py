@@ -1,0 +1,39 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""The check of what a kernel of SemanIR reads by address."""
+
+import torch
+
+from hf_ext.semanir.ops_semanir import Dictionary
+
+
+def check_sizes(
+    dictionary: Dictionary,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    temperature: torch.Tensor | None,
+    table: torch.Tensor,
+) -> None:
+    """Refuse arguments of `key_semantic_attention` that fit neither each other nor the dictionary."""
+    windows, heads, tokens = query.shape[:3]
+    expected = {
+        "key": (key, tuple(query.shape)),
+        "value": (value, tuple(query.shape)),
+        "temperature": (temperature, (heads,)),
+        "table": (table, (heads, (2 * dictionary.window_size - 1) ** 2)),
+        "dictionary.bits": (dictionary.bits, (windows, tokens, (tokens + 7) // 8)),
+    }
+    for name, (found, shape) in expected.items():
+        if found is not None and (tuple(found.shape) != shape or found.device != query.device):
+            raise ValueError(
+                f"`{name}` has shape {tuple(found.shape)} on {found.device}; queries of shape "
+                f"{tuple(query.shape)} on {query.device} need {shape} there."
+            )
+    if dictionary.window[0] * dictionary.window[1] != tokens or max(dictionary.window) > dictionary.window_size:
+        raise ValueError(
+            f"`dictionary.window` is {dictionary.window}; it must hold {tokens} tokens, with sides of at most "
+            f"{dictionary.window_size}."
+        )
+
+
+__all__ = ["check_sizes"]

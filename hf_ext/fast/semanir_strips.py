@@ -1,0 +1,243 @@
+# Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""SemanIR on whole images within a budget of memory: the network's parts, each computed on strips of its input.
+
+What it does. The model of `modeling_semanir` computes each of its equations on the whole feature map. Of an image of
+12 megapixels, the temporary tensors of one layer alone take tens of gigabytes. This runner walks through the same
+modules in the same order and computes each on some rows, or some windows, at a time. Only feature maps are held in
+full, and where nothing reads the old values any more, a map is overwritten with the new ones.
+
+Why that is exact. Attention and MLP stay inside a window, whose dictionary was selected from the whole map; norms and
+1 x 1 convolutions stay in a pixel; a convolution of 3 x 3 reads one row above and below, which each strip gets as its
+halo. So no value depends on where the strips end, unlike tiles, which cut off what reaches further.
+
+How we know. `tests/semanir/test_whole_image_semanir.py` compares with the network at once, for every kind of body and
+head, strips of one row and images of any size, and measures the peak of a process against the budget.
+Shapes: maps [B, channels, height, width] with channels last in memory, tokens [B, height, width, channels].
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from transformers.utils.output_capturing import capture_outputs
+
+from hf_ext.semanir.modeling_semanir import (
+    SemanIRColumn,
+    SemanIRForImageRestoration,
+    SemanIRModel,
+    SemanIRStage,
+    SemanIRUShape,
+)
+from hf_ext.semanir.ops_semanir import Dictionary, Pair
+
+# Temporary values of a layer for one token, in units of its width: below this no image needs to be cut.
+_LAYER_MAPS = 16
+
+
+def memory_of_call(model: SemanIRModel, tokens: int, output_hidden_states: bool) -> int | None:
+    """
+    Bytes of temporary memory that a call must keep to, with so many pixels of the finest feature maps over the batch:
+    `memory_budget`, or None if everything fits into it or nothing may be cut.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    if torch.is_grad_enabled() or output_hidden_states or model.memory_budget is None:
+        return None
+    if tokens * _LAYER_MAPS * model.body.out_dim * model.extractor.weight.element_size() <= model.memory_budget:
+        return None
+    return None if any(map(_is_observed, model.modules())) else model.memory_budget
+
+
+def _is_observed(module: nn.Module) -> bool:
+    """Whether someone else's hook wants to see what the module gets and gives."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return any(getattr(hook, "__module__", None) != capture_outputs.__module__ for hook in hooks)
+
+
+class Strips:
+    """
+    The parts of a SemanIR model, on strips of at most `memory` bytes of temporary tensors. Its methods say the same
+    as the forward of the part they are named after.
+    """
+
+    def __init__(self, memory: int):
+        self.memory = memory
+        self.by_rows = partial(by_rows, memory=memory)
+
+    def extract(self, model: SemanIRModel, images: torch.Tensor, top_k: int) -> torch.Tensor:
+        """`model.body(model.extractor(images), top_k)`."""
+        body = model.body
+        channels = 4 * model.extractor.out_channels
+        features = self.by_rows(model.extractor, images, channels=channels, halo=1)
+        features = self.by_rows(body.first_norm, features, channels=channels, into=features)
+        if isinstance(body, SemanIRUShape):
+            return self._u_shape(body, features, top_k)
+        assert isinstance(body, SemanIRColumn)
+        return self._column(body, features, top_k, model.extractor, images)
+
+    def _column(
+        self, body: SemanIRColumn, features: torch.Tensor, top_k: int, extractor: nn.Module, images: torch.Tensor
+    ) -> torch.Tensor:
+        for stage in body.stages:
+            features = self._stage(stage, features, top_k)
+
+        def close(features: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+            # The long skip is extracted once more instead of being kept.
+            return body.convolution(body.last_norm(features)) + extractor(images)
+
+        return self.by_rows(close, features, images, channels=8 * body.out_dim, halo=1)
+
+    def _u_shape(self, body: SemanIRUShape, features: torch.Tensor, top_k: int) -> torch.Tensor:
+        skips = []
+        for stage, downsample in zip(body.down_stages, body.downsamples, strict=False):
+            features = self._stage(stage, features, top_k)
+            skips.append(features)
+            rows, channels = features.shape[-2] // 2, 8 * features.shape[1]
+            features = self.by_rows(downsample, features, channels=channels, rows=rows, halo=1)
+        features = self._stage(body.down_stages[-1], features, top_k)
+        for upsample, reduction, stage in zip(body.upsamples, body.reductions, body.up_stages, strict=True):
+            features = self._join(features, skips.pop(), upsample, reduction)
+            features = self._stage(stage, features, top_k)
+        if body.refinement is not None:
+            features = self._stage(body.refinement, features, top_k)
+        return self.by_rows(body.last_norm, features, channels=4 * body.out_dim, into=features)
+
+    def _join(
+        self, features: torch.Tensor, skip: torch.Tensor, upsample: nn.Module, reduction: nn.Module
+    ) -> torch.Tensor:
+        """Features of the level below and the skip of this level. The skip is overwritten if their sum is as wide."""
+
+        def join(features: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+            return reduction(torch.cat([upsample(features), skip], dim=1))
+
+        into = None if isinstance(reduction, nn.Identity) else skip
+        return self.by_rows(join, features, skip, channels=16 * features.shape[1], halo=1, into=into)
+
+    def _stage(self, stage: nn.Module, features: torch.Tensor, top_k: int) -> torch.Tensor:
+        assert isinstance(stage, SemanIRStage)
+        # The stage is not called, so accelerate, which may keep it on a device of its own, does not move its input.
+        features = features.to(getattr(getattr(stage, "_hf_hook", None), "execution_device", None) or features.device)
+        tokens = features.permute(0, 2, 3, 1)
+        dictionaries = stage.dictionaries(tokens, top_k)
+        # Values of a layer for one token that live at the same time: projections and their normalised copies with
+        # logits, bias and mask; or the MLP's.
+        dim, config = features.shape[1], stage.config
+        attending = 12 * dim + 3 * stage.num_heads * config.window_size**2
+        channels = max(attending, 4 * dim + 2 * int(dim * config.mlp_ratio))
+        for number, (layer, shifted) in enumerate(zip(stage.layers, stage.shifted, strict=True)):
+            # The first layer writes to a map of its own: the stage's input is added at the end.
+            tokens = by_windows(layer, tokens, dictionaries[shifted], self.memory, channels, in_place=number > 0)
+
+        def close(tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+            return stage.convolution(tokens) + features
+
+        maps = tokens.permute(0, 3, 1, 2), features
+        return self.by_rows(close, *maps, channels=4 * features.shape[1], halo=1, into=features)
+
+    def reconstruct(self, restorer: SemanIRForImageRestoration, features: torch.Tensor) -> torch.Tensor:
+        """`restorer.reconstruction(features)`."""
+        config, head = restorer.config, restorer.reconstruction
+        # In rows of the features: three convolutions at their resolution or above, or one.
+        halo = 1 if config.scale == 1 or config.upsampler == "direct" else 3
+        # Values of all convolutions and shuffles for one pixel of the features, were none freed.
+        channels = 4 * features.shape[1] + 256 * (1 + config.scale**2)
+        return self.by_rows(head, features, channels=channels, halo=halo)
+
+
+def by_rows(
+    function: Callable[..., torch.Tensor],
+    *maps: torch.Tensor,
+    memory: int,
+    channels: int,
+    rows: int | None = None,
+    halo: int = 0,
+    into: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """
+    `function(*maps)`, computed for some rows at a time. A row of the result must depend on the same row of the maps
+    and on `halo` rows on both sides.
+
+    Maps may have several resolutions: they are cut in units of `rows`, the rows of the coarsest of them, the result
+    included (those of the first map when not given), and `halo` counts in these units too. `channels` says how many
+    temporary values there are for each of the `rows` times the width of the first map, and `memory` how many bytes all
+    of them may take; at least one row is computed at a time. `into`, one of the maps, is overwritten with the result
+    if it has its dtype: `function` may then read its rows without halo only, as the rows above hold results already.
+    """
+    first = maps[0]
+    rows = first.shape[-2] if rows is None else rows
+    row_bytes = first.numel() // (first.shape[1] * rows) * channels * first.element_size()
+    strip = max(1, memory // row_bytes - 2 * halo)
+    result: torch.Tensor | None = None
+    for start in range(0, rows, strip):
+        stop = min(start + strip, rows)
+        top, bottom = max(start - halo, 0), min(stop + halo, rows)
+        factors = [features.shape[-2] // rows for features in maps]
+        parts = [
+            features[:, :, top * factor : bottom * factor] for features, factor in zip(maps, factors, strict=True)
+        ]
+        part = function(*parts)
+        factor = part.shape[-2] // (bottom - top)
+        if result is None:
+            result = into if into is not None and into.dtype == part.dtype else _empty_map(part, rows * factor)
+        result[:, :, start * factor : stop * factor] = part[:, :, (start - top) * factor : (stop - top) * factor]
+    assert result is not None
+    return result
+
+
+def _empty_map(part: torch.Tensor, height: int) -> torch.Tensor:
+    """A map as high as the whole result, otherwise like the part."""
+    batch, channels, _, width = part.shape
+    return part.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+def by_windows(
+    function: Callable[[torch.Tensor, Dictionary], torch.Tensor],
+    tokens: torch.Tensor,
+    dictionary: Dictionary,
+    memory: int,
+    channels: int,
+    in_place: bool = False,
+) -> torch.Tensor:
+    """
+    `function(windows, dictionary)` on a partition of tokens [B, height, width, C], put together again; some windows at
+    a time, at least one. `channels` says how many temporary values there are for each token; with `in_place`, `tokens`
+    may be overwritten with the result: a window reads no other window's tokens.
+    """
+    size, window, shift = (tokens.shape[1], tokens.shape[2]), dictionary.window, dictionary.shift
+    window_tokens = window[0] * window[1]
+    count = tokens.numel() // (tokens.shape[-1] * window_tokens)
+    chunk = max(1, memory // (window_tokens * channels * tokens.element_size()))
+    source = tokens.reshape(-1, tokens.shape[-1])
+    result: torch.Tensor | None = None
+    for start in range(0, count, chunk):
+        chosen = slice(start, min(start + chunk, count))
+        places = _window_places(chosen, size, window, shift, tokens.device)
+        windows = source.index_select(0, places).unflatten(0, (-1, window_tokens))
+        part = function(windows, dictionary.part(chosen)).flatten(0, 1)
+        if result is None:
+            result = source if in_place and source.dtype == part.dtype else part.new_empty(source.shape)
+        result.index_copy_(0, places, part)
+    assert result is not None
+    return result.view(tokens.shape)
+
+
+def _window_places(windows: slice, size: Pair, window: Pair, shift: Pair, device: torch.device) -> torch.Tensor:
+    """Places of the tokens of some windows in the list of all tokens of the feature maps: [W * N]."""
+    rows, columns = size[0] // window[0], size[1] // window[1]
+    numbers = torch.arange(windows.start, windows.stop, device=device)[:, None]
+    image, row, column = numbers // (rows * columns), numbers // columns % rows, numbers % columns
+    vertical = (row * window[0] + torch.arange(window[0], device=device) + shift[0]) % size[0]
+    horizontal = (column * window[1] + torch.arange(window[1], device=device) + shift[1]) % size[1]
+    lines = image * size[0] + vertical  # [W, window height]
+    return (lines[:, :, None] * size[1] + horizontal[:, None]).flatten()
+
+
+def _find_runner(model: SemanIRModel, maps: torch.Tensor, output_hidden_states: bool) -> Strips | None:
+    memory = memory_of_call(model, maps.numel() // maps.shape[1], output_hidden_states)
+    return None if memory is None else Strips(memory)
+
+
+SemanIRModel.find_runner = staticmethod(_find_runner)
+
+__all__ = ["Strips", "memory_of_call"]

@@ -1,0 +1,32 @@
+"""What travels with a checkpoint. The publisher, the check before a push and the test of style all ask here."""
+
+from pathlib import Path
+
+# Rooms whose classes transformers loads as code beside a checkpoint.
+METHODS = ("mrconv", "semanir")
+# What the code of a checkpoint was called in this version and earlier ones: a push replaces such files.
+ROLES = (
+    "configuration",
+    "modeling",
+    "ops",
+    "kernels",
+    "streaming",
+    "processing",
+    "image_processing",
+    "feature_extraction",
+    "restoring",
+    "pipeline",
+)
+
+
+def shipped_files(room: Path) -> list[Path]:
+    """
+    The files of a room that travel with checkpoints: of a method each one but `__init__.py`, of other rooms none.
+
+    Args:
+        room (`Path`): The folder of a sub-package of hf_ext.
+
+    Returns:
+        `list[Path]`: In the order of their names.
+    """
+    return sorted(path for path in room.glob("*.py") if room.name in METHODS and path.name != "__init__.py")

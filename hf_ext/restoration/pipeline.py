@@ -1,0 +1,84 @@
+"""`pipeline("image-restoration", model=...)` where hf_ext is installed: tiles, turns, files of all kinds."""
+# transformers' base class annotates its hooks more narrowly than its own pipelines use them.
+# mypy: disable-error-code="override"
+
+from typing import Any
+
+import numpy as np
+from transformers import AutoModelForImageToImage
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from hf_ext.semanir import pipeline_semanir
+from hf_ext.semanir.image_processing_semanir import from_unit
+
+
+class ImageRestorationPipeline(pipeline_semanir.ImageRestorationPipeline):
+    """
+    Restore pictures with a [`SemanIRForImageRestoration`].
+
+    Each picture is restored by itself at its own size, so `batch_size` changes nothing. Grey stays grey, alpha is
+    kept, pictures stand upright.
+
+    Example:
+
+    ```python
+    >>> from transformers import pipeline
+
+    >>> import hf_ext  # registers the task
+
+    >>> restore = pipeline("image-restoration", model="org/name")
+    >>> restore("noisy.png").save("restored.png")
+    >>> restored = restore(["a.png", "b.jpg"], tile="auto", self_ensemble=True)
+    ```
+    """
+
+    _options = (("max_megapixels",), ("tile", "self_ensemble", "top_k"), ("output_type",))
+
+    def __call__(self, inputs: Any, **kwargs: Any) -> Any:
+        """
+        Restore one picture or several.
+
+        Args:
+            inputs (`str`, `Path`, `PIL.Image.Image`, `np.ndarray`, or a list, data set or generator of these):
+                A file, an address, an image, or an array of shape `(height, width)` or `(height, width, channels)`:
+                uint8, uint16, or floats in [0, 1].
+            tile (`int` or `str`, *optional*): Side of tiles, or `"auto"`; the whole picture at once if not given.
+            self_ensemble (`bool`, *optional*, defaults to `False`): Average over the eight flips and turns.
+            top_k (`int`, *optional*): Keys per token; the model's own number if not given.
+            output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
+                width, channels)`, with 16 bits where the input has them. PIL images of several channels have 8 bits.
+            max_megapixels (`float`, *optional*, defaults to 200): Larger files are refused before they are decoded.
+
+        Returns:
+            `PIL.Image.Image` or `np.ndarray`: The restored picture; a list for a list.
+
+        Raises:
+            ValueError: If an input is no picture, is broken, or does not fit the model.
+            TypeError: If an input is of another type.
+        """
+        return super().__call__(inputs, **kwargs)
+
+    # What reads files and restores in tiles is imported when it is needed: `import hf_ext` imports this file.
+    def read_file(self, path: str, max_megapixels: float = 200.0) -> np.ndarray:
+        """Pixels of a picture file, with all its bits."""
+        from .files import read_image
+
+        return read_image(path, max_megapixels).pixels
+
+    def _forward(self, model_inputs: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
+        from .tiles import restore_image, restore_pixels
+
+        pixels = model_inputs["pixels"]
+        if np.issubdtype(pixels.dtype, np.integer):
+            return {"pixels": restore_pixels(self.model, pixels, **options)}
+        return {"pixels": from_unit(restore_image(self.model, pixels, **options))}
+
+
+PIPELINE_REGISTRY.register_pipeline(
+    "image-restoration", ImageRestorationPipeline, pt_model=AutoModelForImageToImage, type="image"
+)
+# By this mark transformers would save this file beside the weights. What travels is the plain pipeline, which the
+# model itself saves and names in `config.json`.
+del ImageRestorationPipeline._registered_impl  # type: ignore[attr-defined]
+
+__all__ = ["ImageRestorationPipeline"]
