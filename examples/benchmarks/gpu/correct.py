@@ -29,7 +29,7 @@ import hf_ext
 from hf_ext.emr import kernels_torch_emr, ops_emr
 from hf_ext.mrconv import MRConvForImageClassification
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
-from hf_ext.semanir.restoring_semanir import restore_image
+from hf_ext.semanir import restore_image
 
 LIMITS = {"float32": 2e-3, "bfloat16": 0.15, "float16": 0.05}
 COLUMNAR = {"embed_dim": 24, "depths": [2, 2], "num_heads": [2, 2], "window_size": 8, "top_k": 16}
