@@ -131,10 +131,14 @@ def test_shipped_files_import_only_siblings_and_installed_libraries(name):
 
 
 def public_functions(module) -> dict[str, inspect.Signature]:
+    """Those that it defines, and those of a sibling that its `__all__` offers."""
+    offered = getattr(module, "__all__", ())
     return {
         name: inspect.signature(value)
         for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if inspect.isfunction(value)
+        and (value.__module__ == module.__name__ or name in offered)
+        and not name.startswith("_")
     }
 
 
