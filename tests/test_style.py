@@ -131,14 +131,10 @@ def test_shipped_files_import_only_siblings_and_installed_libraries(name):
 
 
 def public_functions(module) -> dict[str, inspect.Signature]:
-    """Those that it defines, and those of a sibling that its `__all__` offers."""
-    offered = getattr(module, "__all__", ())
     return {
         name: inspect.signature(value)
         for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and (value.__module__ == module.__name__ or name in offered)
-        and not name.startswith("_")
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     }
 
 
@@ -148,8 +144,10 @@ def test_each_fast_operation_has_a_reference_of_the_same_name_and_signature(name
     stem = Path(name).stem
     reference = importlib.import_module(f"{package}.{stem}")
     operations = importlib.import_module(f"{package}.{stem.replace('reference_', 'ops_')}")
-    assert public_functions(reference)
-    assert public_functions(reference) == public_functions(operations)
+    expected = public_functions(reference)
+    assert expected and public_functions(operations).keys() <= expected.keys()
+    # An operation may be written in a sibling and offered here.
+    assert {name: inspect.signature(getattr(operations, name)) for name in expected} == expected
 
 
 def test_every_room_with_operations_has_a_reference():
