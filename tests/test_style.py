@@ -156,8 +156,10 @@ def public_functions(module) -> dict[str, inspect.Signature]:
 def test_each_fast_operation_has_a_reference_of_the_same_name_and_signature(name):
     reference = importlib.import_module(f"tests.{references()[name].parent.name}.{references()[name].stem}")
     operations = importlib.import_module(name.removesuffix(".py").replace("/", "."))
-    assert public_functions(reference)
-    assert public_functions(reference) == public_functions(operations)
+    expected = public_functions(reference)
+    assert expected and public_functions(operations).keys() <= expected.keys()
+    # An operation may be written in a sibling and offered here.
+    assert {name: inspect.signature(getattr(operations, name)) for name in expected} == expected
 
 
 def project_files() -> list[Path]:
