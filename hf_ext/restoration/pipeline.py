@@ -8,11 +8,11 @@ import numpy as np
 from transformers import AutoModelForImageToImage
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from hf_ext.semanir import pipeline_semanir
 from hf_ext.semanir.image_processing_semanir import from_unit
+from hf_ext.semanir.pipeline_semanir import ImageRestorationPipeline as PlainPipeline
 
 
-class ImageRestorationPipeline(pipeline_semanir.ImageRestorationPipeline):
+class ImageRestorationPipeline(PlainPipeline):
     """
     Restore pictures with a [`SemanIRForImageRestoration`].
 
