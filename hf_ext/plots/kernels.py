@@ -33,7 +33,7 @@ def load_model(source: str) -> MRConvPreTrainedModel:
     name, revision = split_revision(source)
     config = AutoConfig.from_pretrained(name, revision=revision)
     architecture = (config.architectures or [""])[0]
-    found = getattr(import_module(__package__), architecture, None)
+    found = getattr(import_module("hf_ext.mrconv"), architecture, None)
     if not (isinstance(found, type) and issubclass(found, MRConvPreTrainedModel)):
         raise ValueError(
             f"{source} holds a {config.model_type} model ({architecture or 'no class named'}), no MRConv."
