@@ -49,7 +49,12 @@ def begin(work: Path, name: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     (work / "runs").mkdir(exist_ok=True)
     with open(work / "runs" / f"{name}.log", "ab") as log:
-        return subprocess.Popen(command, cwd=work, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=work, env=environment, stdout=log, stderr=log, start_new_session=True)
+    # On Linux each session has a share of the processor, as large as that of any other, and `nice` counts within a
+    # session alone: a training has a session of its own, with the smallest share.
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process.pid}/autogroup").write_text("19")
+    return process
 
 
 class CoreHours:
@@ -119,19 +124,9 @@ def work_through(work: Path, slots: int) -> int:
             process.terminate()
 
 
-def give_way() -> None:
-    """
-    Takes the smallest share of the processor. On Linux each session has a share of its own, as large as that of any
-    other, and `nice` counts within a session alone: without this, trainings in a session of theirs take half of it.
-    """
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("19")
-
-
 def main() -> None:
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
-    give_way()
     work = Path(sys.argv[2]) if len(sys.argv) == 3 else WORK
     prepare(Path(sys.argv[1]), work)
     failed = work_through(work, os.cpu_count() or 1)
