@@ -31,8 +31,11 @@ def folder_of(package: str) -> Path:
 
 def files_of(package: str) -> set[str]:
     """Paths in the wheel that a package must have."""
-    names = [path.name for path in folder_of(package).glob("*.py")]
-    names += [path.name for path in folder_of(package).glob("*.md") if package == "hf_ext.model_cards"]
+    folder = folder_of(package)
+    names = [path.name for path in folder.glob("*.py")]
+    if package == "hf_ext.model_cards":
+        released = [path for path in (folder / "released").rglob("*") if path.is_file()]
+        names += [path.relative_to(folder).as_posix() for path in (*folder.glob("*.md"), *released)]
     return {f"{package.replace('.', '/')}/{name}" for name in names}
 
 

@@ -311,7 +311,7 @@ def test_hidden_tokens_reach_nothing_before_the_decoder():
         ({"num_class_tokens": 0}, "at least 1, not 5, 0"),
         ({"control_schedule": "linear"}, "'cosine_power', not 'linear'"),
         ({"control_alpha": {"colour": 1.0}}, r"unknown controls \['colour'\]; there are \['original_size'"),
-        ({"control_alpha": {"crop": -1.0}}, "numbers >= 0"),
+        ({"control_alpha": {"crop": -1.0}}, "numbers from 0 to 1e6"),
         ({"control_cutoff": 1.0}, r"in \[0, 1\), not 1.0"),
         ({"condition_dropout": 1.5}, "dropouts"),
         ({"num_attention_heads": 1, "attention_head_dim": 6}, "divisible by 4, unlike 6"),

@@ -34,9 +34,9 @@ SCRIPT = """
         delattr(os, name)
     import hf_ext.plots.merges as pictures
     pictures.draw_report = lambda report, path: path.write_bytes(b"picture")
-    from hf_ext.hub import folders
+    from hf_ext import files
     # No exchange of two folders in one step.
-    folders.sys = SimpleNamespace(platform="win32")
+    files.sys = SimpleNamespace(platform="win32")
     from hf_ext.emr.files_emr import verify_artifact
     from hf_ext.emr.weights_emr import TaskWeights
     from hf_ext.merging import add_task, merge_checkpoints, remove_task

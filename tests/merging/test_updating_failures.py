@@ -83,7 +83,7 @@ def test_the_base_may_have_moved(sources, kept, tmp_path):
     assert weights_of(artifact) == weights_of(kept["abc"])
 
 
-@pytest.mark.parametrize("step", ["elect_again", "merge_checkpoints", "refresh", "replace_folder"])
+@pytest.mark.parametrize("step", ["elect_again", "merge_checkpoints", "rewrite_report", "replace_folder"])
 def test_an_addition_that_fails_leaves_the_artifact_as_it_was(sources, kept, artifact, tmp_path, monkeypatch, step):
     """Right after each step, and instead of the last one."""
     before, run = contents(artifact), getattr(updating, step)
