@@ -32,9 +32,29 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
     if not path.is_file():
         raise CheckpointError(f"{source}: no {REPORT}; name the folder of a merge, or org/name[@revision] of one.")
     report = parse_json_object(path.read_bytes(), str(path))
-    if not isinstance(report.get("tasks"), list) or report.get("format_version") != 1:
+    if report.get("format_version") != 1 or not _is_complete(report):
         raise CheckpointError(f"{path} is no report of a merge that this version reads; merge again.")
     return report
+
+
+def _is_complete(report: Mapping[str, Any]) -> bool:
+    """Whether a report has what a comparison takes of it, of the right kinds."""
+    method, sizes, tasks = (report.get(name) for name in ("method", "sizes", "tasks"))
+    if not (isinstance(method, dict) and isinstance(sizes, dict) and isinstance(tasks, list)):
+        return False
+    if not isinstance(method.get("method"), str) or not isinstance(method.get("rescale"), str | None):
+        return False
+    counts = (sizes.get("artifact"), sizes.get("artifact_and_base", 0))
+    return "masks" in method and all(isinstance(count, int) for count in counts) and all(map(_is_entry, tasks))
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("error"), dict):
+        return False
+    # What is not known is None.
+    numbers = (entry.get(name, "") for name in ("norm", "elements"))
+    errors = (entry["error"].get(name) for name in ("one_bit", "unified", "rescaled"))
+    return isinstance(entry.get("task"), str) and all(isinstance(n, int | float | None) for n in (*numbers, *errors))
 
 
 def _download_report(source: str, token: str | bool | None, endpoint: str | None) -> Path:
@@ -64,10 +84,10 @@ def compare_merges(
         have = [found.get(name) for found in entries]
         own = [entry for entry in have if entry is not None]
         errors = [
-            None if entry is None else entry["error"]["rescaled" if report["method"]["masks"] else "unified"]
+            None if entry is None else entry["error"].get("rescaled" if report["method"]["masks"] else "unified")
             for entry, report in zip(have, reports, strict=True)
         ]
-        tasks.append({"task": name, "errors": errors, "one_bit": own[0]["error"]["one_bit"]})
+        tasks.append({"task": name, "errors": errors, "one_bit": own[0]["error"].get("one_bit")})
     shared = [task for task in tasks if None not in task["errors"]]
     merges = []
     for index, (source, report) in enumerate(zip(sources, reports, strict=True)):
@@ -81,7 +101,7 @@ def compare_merges(
                 "bytes_with_base": report["sizes"].get("artifact_and_base", report["sizes"]["artifact"]),
             }
         )
-    one_bit = [task["one_bit"] for task in shared]
+    one_bit = [task["one_bit"] for task in shared if task["one_bit"] is not None]
     return {
         "merges": merges,
         "tasks": tasks,
@@ -105,7 +125,7 @@ def _differences(sources: Sequence[str | Path], reports: Sequence[Mapping[str, A
             if name in others
             and (
                 first[name]["elements"] != others[name]["elements"]
-                or not math.isclose(first[name]["norm"], others[name]["norm"], rel_tol=1e-9)
+                or not math.isclose(first[name]["norm"] or 0, others[name]["norm"] or 0, rel_tol=1e-9)
             )
         ]
         if changed:
