@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from transformers import AutoConfig, AutoModel
+
+from ..files import whole_file
 
 ROUTER_FILE = "router.safetensors"
 
@@ -62,10 +63,9 @@ class TaskRouter:
     def save(self, folder: str | Path) -> Path:
         """Writes `router.safetensors`, complete or not at all."""
         path = Path(folder) / ROUTER_FILE
-        partial = path.with_name(f".{ROUTER_FILE}.partial")
         tensors = {"centroids": self.centroids.contiguous(), "scale": self.scale.contiguous()}
-        save_file(tensors, partial, metadata={"format": "pt", "tasks": json.dumps(self.tasks)})
-        os.replace(partial, path)
+        with whole_file(path) as file:
+            file.write(save(tensors, metadata={"format": "pt", "tasks": json.dumps(self.tasks)}))
         return path
 
     @classmethod

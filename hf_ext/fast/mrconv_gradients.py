@@ -523,7 +523,7 @@ class BatchNormLayer(NamedTuple):
             yield part, again(part) if work is None else work, sums[..., part]
 
     def merged_spectrum(self, kernels: list[Tensor], wings: Wings, scale: Tensor) -> Tensor:
-        return kernel_spectrum(_merged(kernels, scale), None if wings[0] is None else _merged(wings, scale), self.n)
+        return kernel_spectrum(_merge(kernels, scale), None if wings[0] is None else _merge(wings, scale), self.n)
 
     def normalization(
         self, total: Tensor, square: Tensor, count: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor
@@ -536,7 +536,7 @@ class BatchNormLayer(NamedTuple):
         return scale, (alpha * bias - scale * mean).sum(0), mean, var
 
 
-def _merged(kernels: Any, scale: Tensor) -> Tensor:
+def _merge(kernels: Any, scale: Tensor) -> Tensor:
     merged = kernels[0].new_zeros(len(kernels[0]), max(kernel.shape[1] for kernel in kernels))
     for kernel, factor in zip(kernels, scale.to(merged.dtype), strict=True):
         merged[:, : kernel.shape[1]].addcmul_(kernel, factor[:, None])

@@ -61,35 +61,16 @@ def _select_natively(
     return _choose_plainly(tokens, regions, top_k, cosine, include_self, best_keys=select_keys)
 
 
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    temperature: torch.Tensor,
-    table: torch.Tensor,
-    bits: torch.Tensor | None,
-    width: int,
-    window_size: int,
-) -> torch.Tensor:
+def _attend(*given: Any) -> torch.Tensor:
     from .semanir_native import attend
 
-    return attend(query, key, value, temperature, table, bits, width, window_size)
+    return attend(*given)
 
 
-def _attend_backward(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    temperature: torch.Tensor,
-    table: torch.Tensor,
-    bits: torch.Tensor | None,
-    width: int,
-    window_size: int,
-) -> tuple[torch.Tensor, ...]:
+def _attend_backward(*given: Any) -> tuple[torch.Tensor, ...]:
     from .semanir_native import attend_gradients
 
-    return attend_gradients(gradient, query, key, value, temperature, table, bits, width, window_size)
+    return attend_gradients(*given)
 
 
 def _shape_of_keys(tokens: torch.Tensor, *_: Any) -> torch.Tensor:

@@ -3,7 +3,6 @@
 
 import os
 import struct
-import tempfile
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
+from hf_ext.files import whole_file
 from hf_ext.semanir.image_processing_semanir import image_to_pixels
 
 from .camera import (
@@ -41,7 +41,7 @@ _ICC_PROFILE = 34675
 
 
 @contextmanager
-def _bounded(max_pixels: int) -> Iterator[None]:
+def _limit_pillow(max_pixels: int) -> Iterator[None]:
     """Pillow's own bound, which is another number, is set to ours meanwhile."""
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels
     try:
@@ -108,7 +108,7 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
             return _from_camera(read_raw, source, check)
         if is_heif(_head(source)):
             return _from_camera(read_heif, source, check)
-        with _bounded(max(1, int(max_megapixels * 1e6))), _open_picture(source) as image:
+        with _limit_pillow(max(1, int(max_megapixels * 1e6))), _open_picture(source) as image:
             if is_raw(image):
                 return _from_camera(read_raw, source, check)
             count = 1 if image.format in _FIRST else getattr(image, "n_frames", 1)
@@ -273,18 +273,8 @@ def write_frames(path: str | Path, frames: Frames, *, overwrite: bool = False, f
     data = encode_frames(frames, format or image_format(path))
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists, and was not to be overwritten.")
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        # As any new file: what mkstemp made is the owner's alone.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with whole_file(path) as file:
+        file.write(data)
     return path
 
 
