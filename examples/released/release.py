@@ -1,8 +1,10 @@
 """Makes released models of what their runs have reached: weights of 16 bits, scores on test sets, card, pictures.
 
 python examples/released/release.py NAME... [--work WORK]
+python examples/released/release.py --keep NAME... [--work WORK]
 Each NAME is a run of train.py. The folder model_cards/released/NAME is replaced once everything is measured.
 Scores are those of the released weights, not of the run's: what a card says is what its reader gets.
+With --keep nothing is measured: reached/NAME gets the weights, from which train.py goes on on another machine.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import skimage.data
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from train import QUEUE, RECIPES, WORK
+from stretches import QUEUE, REACHED, RECIPES, RELEASED, WORK, count_core_hours, count_steps
 
 from hf_ext.hub.cards import write_card
 from hf_ext.metrics.images import Channel
@@ -33,7 +35,6 @@ from hf_ext.training.data import open_source, read_example
 from hf_ext.training.evaluation import evaluate
 from hf_ext.training.launch import build_task, evaluate_checkpoint
 
-RELEASED = RECIPES.parents[1] / "model_cards" / "released"
 BSDS = "BSDS500, 324 photographs (research and education)"
 RESEARCH = "research and education, as BSDS500"
 # Megabytes of one released model, and of the Disentangled DiT.
@@ -211,8 +212,6 @@ def restore_cat(folder: Path) -> float:
 def make(name: str, work: Path) -> Path:
     """Measures and writes one released model."""
     release, snapshot = RELEASES[name], work / "runs" / name / "snapshot"
-    seconds = json.loads((work / "core_seconds.json").read_text())
-    chain = [name, *QUEUE[name]]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / name
         folder.mkdir()
@@ -228,7 +227,8 @@ def make(name: str, work: Path) -> Path:
             "data": release.data,
             "license": release.license,
             "parameters": parameters,
-            "core_hours": round(sum(seconds.get(part, 0.0) for part in chain) / 3600, 2),
+            "steps": count_steps(work, name),
+            "core_hours": round(count_core_hours(work, name), 2),
         }
         training["inputs"] = inputs
         if training["arguments"]["method"] == "semanir":
@@ -239,23 +239,41 @@ def make(name: str, work: Path) -> Path:
         )
         draw(name, folder, release).save(folder / "before_after.png", optimize=True)
         write_card(folder, repo_id=name, license="other")
-        final = RELEASED / name
-        shutil.rmtree(final, ignore_errors=True)
-        final.parent.mkdir(exist_ok=True)
-        shutil.copytree(folder, final)
-    return final
+        shutil.rmtree(REACHED / name, ignore_errors=True)
+        return replace(folder, RELEASED / name)
+
+
+def replace(folder: Path, final: Path) -> Path:
+    """Puts a finished folder in the place of an older one."""
+    shutil.rmtree(final, ignore_errors=True)
+    final.parent.mkdir(exist_ok=True)
+    return Path(shutil.copytree(folder, final))
+
+
+def keep(name: str, work: Path) -> Path:
+    """Writes the weights that a run has reached where the next machine finds them."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / name
+        folder.mkdir()
+        halve(work / "runs" / name / "snapshot", folder)
+        told = {"steps": count_steps(work, name), "core_hours": round(count_core_hours(work, name), 2)}
+        (folder / "training.json").write_text(json.dumps({"released": told}, indent=1) + "\n", encoding="utf-8")
+        return replace(folder, REACHED / name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", choices=sorted(RELEASES))
+    parser.add_argument("names", nargs="+", choices=sorted(QUEUE))
+    parser.add_argument("--keep", action="store_true")
     parser.add_argument("--work", type=Path, default=WORK)
     options = parser.parse_args()
     torch.set_num_threads(1)
     np.seterr(all="raise", under="ignore")
     with contextlib.chdir(options.work):
         for name in options.names:
-            print(make(name, options.work))
+            if not options.keep and name not in RELEASES:
+                parser.error(f"nothing says how {name} is measured; --keep its weights, or add it to RELEASES")
+            print((keep if options.keep else make)(name, options.work))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ class ReleasedModel:
         license (`str`): What its weights may be used for.
         parameters (`int`): Numbers in the model.
         bytes (`int`): Size of its weights on disk.
+        steps (`int`): Steps of the training.
         core_hours (`float`): Processor time of the training.
     """
 
@@ -37,6 +38,7 @@ class ReleasedModel:
     license: str
     parameters: int
     bytes: int
+    steps: int
     core_hours: float
 
 
