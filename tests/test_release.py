@@ -73,7 +73,7 @@ def test_a_run_becomes_a_folder_that_says_what_it_measured(load, work, monkeypat
     release = load("release")
     monkeypatch.setattr(release, "RELEASED", work / "released")
     release.RELEASES["denoise-color"] = release.Release(
-        **{**vars(release.RELEASES["denoise-color"]), "photos": (0, 1, 2)}
+        **{**vars(release.RELEASES["denoise-color"]), "shown_examples": (0, 1, 2)}
     )
     folder = release.make("denoise-color", work)
     assert {"README.md", "before_after.png", "config.json", "eval.json", "model.safetensors", "training.json"} <= {
@@ -135,8 +135,10 @@ def test_another_machine_goes_on_with_the_weights_that_were_committed(load, work
 
 
 @pytest.mark.parametrize("model", released.list_released(), ids=lambda model: model.name)
-def test_a_released_model_restores_as_it_did_when_it_was_released(load, model):
+def test_a_released_model_answers_as_it_did_when_it_was_released(load, model):
     folder = released.released(model.name)
     told = json.loads((folder / "training.json").read_text(encoding="utf-8"))["check"]
     if "psnr" in told:
         assert load("release").restore_cat(folder) == pytest.approx(told["psnr"], abs=0.05)
+    else:
+        assert load("release").hear_tones(folder) == pytest.approx(told["logits"], abs=0.05)

@@ -16,7 +16,7 @@ import yaml
 RECIPES = Path(__file__).resolve().parent
 WORK = Path.home() / ".cache" / "hf_ext_released"
 RELEASED = RECIPES.parents[1] / "model_cards" / "released"
-# Weights of runs that are not good enough for a release, or are steps to one.
+# Weights of runs that are not good enough for a release, or are steps to one, or whose release is merged.
 REACHED = RECIPES / "reached"
 # In this order; each entry waits for the runs that it starts from.
 QUEUE: dict[str, tuple[str, ...]] = {
@@ -33,7 +33,7 @@ QUEUE: dict[str, tuple[str, ...]] = {
 
 def committed_weights(name: str) -> Path | None:
     """The folder with what a run had reached when it was last committed."""
-    return next((folder / name for folder in (RELEASED, REACHED) if (folder / name).is_dir()), None)
+    return next((folder / name for folder in (REACHED, RELEASED) if (folder / name).is_dir()), None)
 
 
 def find_start(work: Path, name: str) -> Path | None:
