@@ -1,4 +1,4 @@
-"""MRConv on tokens: ListOps, texts as bytes, pairs of texts, language modelling.."""
+"""MRConv on tokens: ListOps, texts as bytes, pairs of texts, language modelling."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from .sequences import Batch, ClassificationTask, MRConvTask, column
 PAD, UNKNOWN, EOS = "<pad>", "<unk>", "<eos>"
 
 
-def _finished(tokenizer: Tokenizer, max_length: int, **special: str) -> PreTrainedTokenizerFast:
+def _for_transformers(tokenizer: Tokenizer, max_length: int, **special: str) -> PreTrainedTokenizerFast:
     """The tokenizer for transformers; it ends every text with `<eos>`, also one that it cuts."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", pair=f"$A {EOS} $B:1 {EOS}:1", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
@@ -37,41 +37,25 @@ def _finished(tokenizer: Tokenizer, max_length: int, **special: str) -> PreTrain
 
 
 def listops_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
-    """
-    Tokens of ListOps: digits, operators and their end between spaces. Parentheses, which the published files have, are
-    dropped; `]` becomes `X`, as in the S4 recipes.
-
-    Args:
-        max_length (`int`): Most tokens of an expression, with the `<eos>` after it.
-
-    Returns:
-        `PreTrainedTokenizerFast`: 18 tokens.
-    """
+    """Tokens of ListOps: digits, operators and their end between spaces."""
+    # Parentheses, which the published files have, are dropped; `]` becomes `X`, as in the S4 recipes.
     words = [PAD, UNKNOWN, EOS, *(str(digit) for digit in range(10)), *OPERATORS, "X"]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace("(", " "), normalizers.Replace(")", " "), normalizers.Replace(END, "X")]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return _finished(tokenizer, max_length, unk_token=UNKNOWN)
+    return _for_transformers(tokenizer, max_length, unk_token=UNKNOWN)
 
 
 def byte_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
-    """
-    Tokens of any text: its UTF-8 bytes, which are its characters where it is English.
-
-    Args:
-        max_length (`int`): Most bytes of a text, with the `<eos>` after it.
-
-    Returns:
-        `PreTrainedTokenizerFast`: 258 tokens.
-    """
+    """Tokens of any text: its UTF-8 bytes, which are its characters where it is English."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [PAD, EOS, *alphabet]
     tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _finished(tokenizer, max_length)
+    return _for_transformers(tokenizer, max_length)
 
 
 @strict
@@ -238,19 +222,7 @@ class LanguageModelTask(MRConvTask):
 
 
 def padded_tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> Batch:
-    """
-    A text as tokens, cut and padded to the tokenizer's length.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerFast`): The tokenizer.
-        text (`str`): The text.
-
-    Returns:
-        `dict[str, torch.Tensor]`: `input_ids` and `attention_mask`, both of shape `(length,)`.
-
-    Raises:
-        ValueError: If the text is none.
-    """
+    """A text as tokens, cut and padded to the tokenizer's length."""
     if not isinstance(text, str):
         raise ValueError(f"expected a text, got {type(text).__name__}: set task.text_column to a column of strings.")
     tokens = tokenizer(text, truncation=True, padding="max_length", return_tensors="pt")
@@ -258,16 +230,7 @@ def padded_tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> Batch:
 
 
 def token_fields(tokenizer: PreTrainedTokenizerFast, max_length: int) -> dict[str, Any]:
-    """
-    What a configuration says of its tokens.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerFast`): The tokenizer.
-        max_length (`int`): Most tokens of an input.
-
-    Returns:
-        `dict[str, Any]`: Fields of [`MRConvConfig`].
-    """
+    """What a configuration says of its tokens."""
     return {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -277,14 +240,6 @@ def token_fields(tokenizer: PreTrainedTokenizerFast, max_length: int) -> dict[st
 
 
 def check_max_length(max_length: int) -> None:
-    """
-    Refuses lengths that hold nothing.
-
-    Args:
-        max_length (`int`): Most tokens of an input.
-
-    Raises:
-        ValueError: If it is below 2.
-    """
+    """Refuses lengths that hold nothing."""
     if max_length < 2:
         raise ValueError(f"max_length must be at least 2, a token and the {EOS} after it; got {max_length}.")

@@ -69,7 +69,7 @@ class Interrupted(Exception):
 
 @strict
 @dataclass
-class TinyTask:
+class TinyTask(Task):
     """
     Denoising with [`TinyModel`].
 
@@ -95,11 +95,8 @@ class TinyTask:
         return model
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        trained = [value for value in model.parameters() if value.requires_grad]
-        return [
-            {"params": [value for value in trained if value.ndim > 1], "weight_decay": weight_decay},
-            {"params": [value for value in trained if value.ndim <= 1], "weight_decay": 0.0, "betas": (0.8, 0.9)},
-        ]
+        matrices, others = super().parameter_groups(model, weight_decay)
+        return [matrices, {**others, "betas": (0.8, 0.9)}]
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, torch.Tensor]:
         clean = pixels(example)
@@ -126,9 +123,6 @@ class TinyTask:
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
         return Image.fromarray(np.uint8(pixels(examples[0]) * 255))
-
-    def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
-        model.save_pretrained(folder, state_dict=state_dict)  # type: ignore[operator]
 
     def describe(self) -> dict[str, Any]:
         return {"noise": self.noise}
