@@ -107,7 +107,7 @@ def replace_folder(new: Path, out: Path) -> None:
     # killed in it leaves that name, and `recover_folder`, which the next writer calls first, takes it back.
     if not out.exists():
         os.replace(new, out)
-    elif _exchange(new, out):
+    elif exchange_folders(new, out):
         shutil.rmtree(new)
     else:
         aside = out.with_name(f".{out.name}.old")
@@ -129,7 +129,7 @@ def recover_folder(out: Path) -> None:
         shutil.rmtree(aside)
 
 
-def _exchange(first: Path, second: Path) -> bool:
+def exchange_folders(first: Path, second: Path) -> bool:
     """Exchanges two folders in one step; False where the system or the file system cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     if rename is None:

@@ -12,8 +12,7 @@ from transformers import AutoModelForSequenceClassification, DistilBertConfig, D
 
 from hf_ext.training import DataSource, Task, TrainingArguments, evaluate, train
 from hf_ext.training.data import open_source
-
-from .tiny import reset
+from tests.process_state import forget_accelerate
 
 SIZES = {"vocab_size": 20, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32, "num_labels": 3}
 
@@ -76,10 +75,10 @@ def make_arguments(output, data, **changes):
 
 def test_a_task_of_ones_own_goes_on_where_it_was_interrupted(tmp_path, data):
     metrics = train(SumTask(), make_arguments(tmp_path / "whole", data))
-    reset()
+    forget_accelerate()
     with pytest.raises(Interrupted):
         train(InterruptedTask(), make_arguments(tmp_path / "pieces", data))
-    reset()
+    forget_accelerate()
     assert train(SumTask(), make_arguments(tmp_path / "pieces", data)) == metrics
     whole, pieces = (load_file(tmp_path / name / "snapshot" / "model.safetensors") for name in ("whole", "pieces"))
     assert whole.keys() == pieces.keys() and all(torch.equal(whole[name], pieces[name]) for name in whole)
@@ -89,7 +88,7 @@ def test_a_task_of_ones_own_goes_on_where_it_was_interrupted(tmp_path, data):
     ]
     assert results[0]["arguments"] == {"hidden": 0.1}
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole" / "snapshot")
-    reset()
+    forget_accelerate()
     assert evaluate(SumTask(), model, open_source(DataSource(str(data)))) == metrics
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
-from hf_ext.training import Task, TrainingArguments, train
+from hf_ext.training import Task, TrainingArguments, build_task, train
 from hf_ext.training.arguments import build
 from hf_ext.training.models import initialize_from
+from tests.process_state import forget_accelerate
 
 SIDE = 8
 
@@ -176,16 +176,15 @@ def make_arguments(output: Path, data: dict[str, Any], **changes: Any) -> Traini
     return build(TrainingArguments, {**values, **changes})
 
 
+def make_task(arguments: TrainingArguments) -> Task:
+    """[`build_task`], which knows the method `tiny` too."""
+    return build(TinyTask, arguments.task, "task") if arguments.method == "tiny" else build_task(arguments)
+
+
 def run(task: Task, arguments: TrainingArguments) -> dict[str, float]:
     """[`train`], as the first thing that a process does with accelerate."""
-    reset()
+    forget_accelerate()
     return train(task, arguments)
-
-
-def reset() -> None:
-    """Forgets what accelerate keeps for a whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def run_interrupted(arguments: TrainingArguments, step: int) -> None:
