@@ -15,7 +15,7 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[0-9a-z_](?:[0-9a-z_.-]*[0-9a-z_.]
 
 
 class Access:
-    """The rules of one server."""
+    """Who may ask one server for what; without a token everybody for everything."""
 
     def __init__(
         self, token: str | None, read_token: str | None, allowed_hosts: Iterable[str], public_url: str | None

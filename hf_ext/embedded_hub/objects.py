@@ -54,6 +54,7 @@ class Snapshot:
 
     def __init__(self, files: dict[str, Entry]):
         self.files = files
+        # git's tree id of each folder; of the root, "", too
         self.folders = _tree_ids(files)
         for path in self.folders:
             if path in files:

@@ -72,10 +72,13 @@ class Headers:
 class Request:
     """What a route sees of a request."""
 
+    # as it was sent, still quoted
     path: str
     query: dict[str, list[str]]
     headers: Headers
+    # not read yet
     body: BodyReader
+    # of the server, as clients reach it
     base_url: str
     may_read: bool
     may_write: bool

@@ -120,7 +120,8 @@ def read_headers(folder: Path) -> list[TensorInfo]:
 
 
 def read_remote_headers(source: str) -> tuple[list[TensorInfo], str | None] | None:
-    """The same of a pipeline on a Hub; only headers are downloaded."""
+    """The same of a pipeline on a Hub, and its commit; `None` if there is no such pipeline."""
+    # Only headers are downloaded.
     repo_id, _, revision = source.partition("@")
     api = HfApi()
     try:
@@ -142,7 +143,7 @@ def read_remote_headers(source: str) -> tuple[list[TensorInfo], str | None] | No
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], str]:
-    """What a card says of a pipeline."""
+    """What a card says of a pipeline, and the name of its template."""
     name, pairs = read_index(folder)
     index = read_json_object(folder / INDEX)
     config = {key: value for key, value in index.items() if value != [None, None]} | {"architectures": [name]}

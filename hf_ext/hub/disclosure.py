@@ -75,8 +75,7 @@ def refuse_secrets(folder: Path) -> None:
 
 
 def find_machine_paths(folder: Path) -> tuple[str, ...]:
-    """Finds texts of a staged folder that name places of this machine: the homes, the working and the temporary
-    folder."""
+    """Finds texts of a staged folder that name the home, the working or the temporary folder; a sentence a file."""
     places = {os.fsencode(place) for place in _machine_places()}
     written = {shape for place in places for shape in (place, place.replace(b"\\", b"\\\\"))}
     if not written:

@@ -37,7 +37,7 @@ def cache_file() -> Path:
 
 
 def file_sha256(path: str | Path, *, fresh: bool = False) -> str:
-    """The SHA-256 of a file."""
+    """The SHA-256 of a file, which is read only if nothing is known of it, or with `fresh`."""
     key = None if fresh else _key(os.stat(path))
     if key is not None and (found := _find(key)) is not None:
         return found

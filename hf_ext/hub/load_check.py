@@ -34,7 +34,7 @@ _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 
 
 def installed_room(model_type: str) -> ModuleType | None:
-    """Finds the sub-package of hf_ext that defines a model type."""
+    """The sub-package of hf_ext that defines a model type; `None` when the type is not one of ours."""
     # seconds that a merge would wait for
     from transformers import CONFIG_MAPPING
 
@@ -45,7 +45,7 @@ def installed_room(model_type: str) -> ModuleType | None:
 
 
 def room_of(folder: Path) -> ModuleType | None:
-    """Finds the sub-package of hf_ext that a checkpoint belongs to."""
+    """The sub-package of hf_ext that a checkpoint belongs to, of an adapter that of its base model."""
     adapter, config = folder / "adapter_config.json", folder / "config.json"
     if adapter.is_file():
         mapping = read_json_object(adapter).get("auto_mapping")

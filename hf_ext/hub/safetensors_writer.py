@@ -71,7 +71,7 @@ class SafetensorsWriter:
         self._write_at(data, self._offsets[name] + start)
 
     def location(self, name: str) -> tuple[int, int]:
-        """Where a tensor lies, for whoever writes it without this object."""
+        """Descriptor of the file, open until [`~SafetensorsWriter.close`], and the first byte of a tensor in it."""
         return self._descriptor, self._offsets[name]
 
     def flush(self) -> None:
@@ -111,6 +111,7 @@ class SafetensorsWriter:
 
 def plan_shards(sizes: Mapping[str, int], max_shard_size: int, stem: str) -> dict[str, list[str]]:
     """Distributes tensors over files, in their order, as `save_pretrained` names them."""
+    # A tensor larger than the limit gets a file of its own. A single file has no number in its name.
     if max_shard_size <= 0:
         raise ValueError(f"max_shard_size is {max_shard_size}; give a positive number of bytes")
     shards: list[list[str]] = [[]]

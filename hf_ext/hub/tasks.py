@@ -16,7 +16,7 @@ _READERS = {"audio": "feature_extractor_type", "image": "image_processor_type"}
 
 
 def runnable_task(folder: Path, config: dict[str, Any], named: Iterable[str | None]) -> str | None:
-    """The task that a card may promise."""
+    """The task that a card may promise: the first of those named that transformers can load and feed."""
     from transformers.pipelines import PIPELINE_REGISTRY
 
     tasks = [task for task in named if task is not None]

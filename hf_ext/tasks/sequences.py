@@ -155,6 +155,7 @@ def _initialize(model: nn.Module, source: str) -> None:
 
 def cut_padding(batch: Batch) -> Batch:
     """Cuts a batch to its longest sample: examples are padded to one length, so that the loop can stack them."""
+    # Names of a second document end in `_2`. Without masks nothing is cut.
     result = dict(batch)
     for suffix in ("", "_2"):
         mask = batch.get(f"attention_mask{suffix}")
@@ -207,7 +208,7 @@ class ClassificationTask(MRConvTask):
         }
 
     def label(self, example: dict[str, Any]) -> torch.Tensor:
-        """The class of an example."""
+        """The number of an example's class."""
         value = column(example, self.label_column, "label_column")
         index = self.label_names.index(value) if value in self.label_names else value
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:
@@ -248,7 +249,7 @@ class ClassificationTask(MRConvTask):
 
 
 def column(example: dict[str, Any], name: str, option: str) -> Any:
-    """A column of an example."""
+    """The value of an example in a column, which an option of the task names."""
     if name not in example:
         raise ValueError(f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}.")
     return example[name]

@@ -230,7 +230,7 @@ def padded_tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> Batch:
 
 
 def token_fields(tokenizer: PreTrainedTokenizerFast, max_length: int) -> dict[str, Any]:
-    """What a configuration says of its tokens."""
+    """Fields of a configuration that describe its tokens."""
     return {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -240,6 +240,6 @@ def token_fields(tokenizer: PreTrainedTokenizerFast, max_length: int) -> dict[st
 
 
 def check_max_length(max_length: int) -> None:
-    """Refuses lengths that hold nothing."""
+    """Refuses a length in which there is no room for a token."""
     if max_length < 2:
         raise ValueError(f"max_length must be at least 2, a token and the {EOS} after it; got {max_length}.")

@@ -260,6 +260,10 @@ class StreamBatches(IterableDataset):
 class TrainingLoader:
     """Endless training batches of one process, resumable at any batch."""
 
+    # To resume it is given the number of batches that this process consumed (`first_batch`) and, of a stream, what
+    # `stream_states` was then. `groups` holds a number for each example of map-style data: the examples of a batch
+    # then have the same one.
+
     def __init__(
         self,
         data: datasets.Dataset | datasets.IterableDataset,

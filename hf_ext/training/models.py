@@ -45,7 +45,7 @@ def pin_revision(source: str) -> str:
 
 
 def pipeline_index(source: str) -> Path | None:
-    """Finds what tells a diffusers pipeline from one model."""
+    """The `model_index.json` of a diffusers pipeline, of a Hub in a folder named by its commit; `None` of others."""
     name, revision = split_revision(source)
     if Path(name).exists():
         index = Path(name) / "model_index.json"
@@ -58,7 +58,7 @@ def pipeline_index(source: str) -> Path | None:
 
 
 def build_model(task: "Task", section: dict[str, Any], init_from: str | None) -> torch.nn.Module:
-    """Builds a task's model."""
+    """Builds a task's model; a wrong value in a configuration is said with the section that holds it."""
     try:
         return task.build_model(section, init_from)
     except StrictDataclassError as error:
@@ -134,7 +134,7 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str
 
 
 def adapter_base(source: str) -> str | None:
-    """Names the model that a peft adapter belongs to."""
+    """Names the model that a peft adapter belongs to; `None` where `source` is no adapter."""
     name, revision = split_revision(source)
     local = Path(name) / "adapter_config.json"
     if not (local.is_file() if Path(name).exists() else file_exists(name, local.name, revision=revision)):
