@@ -47,6 +47,12 @@ class Change:
 class Repository:
     """A repository with branches, tags and pull requests. Writers are serialised; readers never wait."""
 
+    # Readers use `_state` as it is: it is replaced, never changed. A writer holds the lock, changes a copy
+    # (`change_state`), puts it on disk in one step, and only then lets it be the state. So whoever reads sees the old
+    # state or the new one, and what a client was told is on disk. A process that is killed before the rename leaves
+    # the old state, and commits that no ref reaches: nobody can name them. tests/embedded_hub/test_crash.py kills the
+    # Hub at each step.
+
     def __init__(self, folder: Path, incoming: Path):
         self.folder = folder
         self._incoming = incoming

@@ -35,6 +35,10 @@ _LOCK = "serving.lock"
 class HubStore:
     """All repositories below one folder. One process at a time may have it open (a file lock)."""
 
+    # Two kinds of locks keep it whole. `_lock` guards which repositories there are: making, moving and deleting one is
+    # a rename of its folder. The lock of a repository guards its state; `retire` holds it while the folder is renamed,
+    # so that no commit is written into a folder that is about to go.
+
     def __init__(self, root: str | Path):
         Path(root).mkdir(parents=True, exist_ok=True)
         self.root = Path(os.path.realpath(root))

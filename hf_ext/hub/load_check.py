@@ -26,7 +26,7 @@ from .shipped import shipped_files
 
 # What restores a task of an artifact of EMR-Merging where hf_ext is not installed.
 _LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
-_TIMEOUT_SECONDS = 3600
+TIMEOUT_SECONDS = 3600
 # Of the repository that the check makes up.
 _COMMIT = "0" * 40
 _STDERR_TAIL = 2000
@@ -155,10 +155,10 @@ def check_loads(
     probe = Path(__file__).with_name("load_probe.py").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as home:
         cache = Path(home, "hub")
-        _cache(cache, repo_id, _COMMIT, {name: path for name, path in walk(folder) if path.is_file()})
+        fill_cache(cache, repo_id, _COMMIT, {name: path for name, path in walk(folder) if path.is_file()})
         arguments = [repo_id]
         if base is not None:
-            arguments.append(str(_cache(cache, *base)))
+            arguments.append(str(fill_cache(cache, *base)))
         for presence in ("absent", "installed") if own else ("absent",):
             _run_probe(folder, [probe, presence, *arguments], Path(home))
 
@@ -181,10 +181,10 @@ def _run_probe(folder: Path, command: list[str], home: Path) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_TIMEOUT_SECONDS,
+            timeout=TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{folder}: did not load {how} within {_TIMEOUT_SECONDS} s") from error
+        raise ValueError(f"{folder}: did not load {how} within {TIMEOUT_SECONDS} s") from error
     if result.returncode != 0:
         raise ValueError(
             f"{folder}: does not load {how}; nothing was uploaded. The process said:\n"
@@ -192,8 +192,8 @@ def _run_probe(folder: Path, command: list[str], home: Path) -> None:
         )
 
 
-def _cache(cache: Path, repo_id: str, commit: str, files: dict[str, Path]) -> Path:
-    """Files as the cache of huggingface_hub keeps those of a repository: links to blobs. Returns their folder."""
+def fill_cache(cache: Path, repo_id: str, commit: str, files: dict[str, Path]) -> Path:
+    """Lays files out as the cache of huggingface_hub does, as links to blobs; returns their folder."""
     repository = cache / f"models--{repo_id.replace('/', '--')}"
     snapshot = repository / "snapshots" / commit
     for place in (repository / "refs", repository / "blobs", snapshot):

@@ -81,7 +81,7 @@ for module in ("hf_ext", "hf_ext_cli"):
 """
     tiny_adapter().save_pretrained(tmp_path / "adapter")
     files = {path.name: path for path in (tmp_path / "adapter").iterdir()}
-    load_check._cache(tmp_path / "hub", "org/adapter", "0" * 40, files)
+    load_check.fill_cache(tmp_path / "hub", "org/adapter", "0" * 40, files)
     command = [sys.executable, "-c", probe + attempts, presence, "org/adapter"]
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     result = warm_python.run(command, env=environment, cwd=tmp_path)
@@ -129,7 +129,7 @@ def test_every_weight_must_be_there(staged, warm_checks):
 
 
 def test_a_process_that_hangs_is_ended(staged, monkeypatch):
-    monkeypatch.setattr(load_check, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(load_check, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(ValueError, match=r"did not load where hf_ext is not installed within 0\.2 s"):
         check_loads(staged)
 
