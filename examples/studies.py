@@ -21,10 +21,9 @@ import datasets
 import torch
 from transformers.utils import logging
 
-from hf_ext.training import TrainingArguments
+from hf_ext.training import Task, TrainingArguments
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from hf_ext.training.data import TrainingLoader, open_source
-from hf_ext.training.loop import Task
 from hf_ext.training.provenance import public_arguments
 
 LAUNCH = ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]

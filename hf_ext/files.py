@@ -36,20 +36,7 @@ def neighbour(path: Path) -> Path:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str], mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
-    """
-    Opens a file that appears when the block ends without an error; its folder is made.
-
-        with whole_file(path) as file:
-            figure.savefig(file, format="png")
-
-    Args:
-        path (`str` or `Path`): Where the file will be. One that is there is replaced.
-        mode (`str`, *optional*, defaults to `"wb"`): `"wb"`, or `"w"` for text, then in UTF-8.
-        options: Of `open`.
-
-    Yields:
-        The open file.
-    """
+    """Opens a file that appears when the block ends without an error; its folder is made."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if "b" not in mode:
@@ -68,15 +55,7 @@ def whole_file(path: str | os.PathLike[str], mode: str = "wb", **options: Any) -
 
 @contextlib.contextmanager
 def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """
-    Gives a new folder to fill, which takes its place when the block ends without an error; see [`replace_folder`].
-
-    Args:
-        path (`str` or `Path`): Where the folder will be. One that is there is replaced.
-
-    Yields:
-        `Path`: The folder to fill.
-    """
+    """Gives a new folder to fill, which takes its place when the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     recover_folder(path)
@@ -99,18 +78,7 @@ def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """
-    Reads a JSON file that anybody may have written.
-
-    Args:
-        path (`str` or `Path`): The file.
-
-    Returns:
-        Its content.
-
-    Raises:
-        ValueError: It is not JSON, or nested so deeply that Python gives up; the file is named.
-    """
+    """Reads a JSON file that anybody may have written."""
     try:
         return json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
@@ -133,23 +101,13 @@ def sync(path: Path) -> None:
 
 
 def replace_folder(new: Path, out: Path) -> None:
-    """
-    Puts a finished folder in its place; an earlier one is deleted only after that.
-
-    Where the system can exchange two folders (Linux), `out` is at every moment the whole old or the whole new folder.
-    Elsewhere there is a moment between two renames in which the old one is called `.NAME.old`; see
-    [`recover_folder`].
-
-    Args:
-        new (`Path`): The finished folder, on the same file system as `out`.
-        out (`Path`): Its place; may hold an earlier folder.
-
-    Raises:
-        OSError: It could not be moved; `out` is as it was.
-    """
+    """Puts a finished folder in its place; an earlier one is deleted only after that."""
+    # Linux exchanges two folders in one step: at every moment `out` is the whole old or the whole new folder.
+    # Elsewhere there is a moment between two renames in which the old one is called `.NAME.old`. A process that is
+    # killed in it leaves that name, and `recover_folder`, which the next writer calls first, takes it back.
     if not out.exists():
         os.replace(new, out)
-    elif _exchange(new, out):
+    elif exchange_folders(new, out):
         shutil.rmtree(new)
     else:
         aside = out.with_name(f".{out.name}.old")
@@ -163,12 +121,7 @@ def replace_folder(new: Path, out: Path) -> None:
 
 
 def recover_folder(out: Path) -> None:
-    """
-    Finishes or takes back a [`replace_folder`] that was killed.
-
-    Args:
-        out (`Path`): The place that was written to.
-    """
+    """Finishes or takes back a [`replace_folder`] that was killed."""
     aside = out.with_name(f".{out.name}.old")
     if aside.is_dir() and not out.exists():
         os.replace(aside, out)
@@ -176,7 +129,7 @@ def recover_folder(out: Path) -> None:
         shutil.rmtree(aside)
 
 
-def _exchange(first: Path, second: Path) -> bool:
+def exchange_folders(first: Path, second: Path) -> bool:
     """Exchanges two folders in one step; False where the system or the file system cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     if rename is None:
@@ -186,21 +139,11 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def stays_inside(folder: Path, path: Path) -> bool:
-    """
-    Whether a path of a folder really lies in it, and is not a link to somewhere else.
-
-    The cache of `huggingface_hub` keeps the files of a repository in `models--org--name/blobs/`, or in a `blobs/` that
-    all repositories share, and `models--org--name/snapshots/<commit>/` holds links to them. Such links stay inside,
-    however deep in the commit the folder lies. Everything that follows a path of a folder asks this function;
-    `emr_loader.py`, which travels alone, has a copy that is tested against the same cases.
-
-    Args:
-        folder (`Path`): The folder.
-        path (`Path`): The path, as found in the folder.
-
-    Returns:
-        `bool`: Whether it may be followed.
-    """
+    """Whether a path of a folder really lies in it, and is not a link to somewhere else."""
+    # The cache of huggingface_hub keeps the files of a repository in `models--org--name/blobs/`, or in a `blobs/` that
+    # all repositories share; `models--org--name/snapshots/<commit>/` holds links to them. Such links stay inside,
+    # however deep in the commit the folder lies. Everything that follows a path of a folder asks this function;
+    # `emr_loader.py`, which travels alone, has a copy that is tested against the same cases.
     home, target = folder.resolve(), path.resolve()
     allowed = [home]
     for commit in (home, *home.parents):

@@ -49,12 +49,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def _weigh(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """
-    How many values a node stands for, and how deep they lie, with every alias written out.
-
-    Aliases share memory, but whatever copies or prints the values writes them out: ten lines of ten aliases each of
-    the line before are 10 ** 10 values. Each node is looked at once, so that finding that out takes no time.
-    """
+    """How many values a node stands for, and how deep they lie, with every alias written out."""
+    # Aliases share memory, but whatever copies or prints the values writes them out: ten lines of ten aliases each of
+    # the line before are 10 ** 10 values. Each node is looked at once, so that finding that out takes no time.
     weight = known.get(id(node), (0, 0))
     if weight is None:
         raise ValueError("an alias stands for something that holds it: write the value out.")
@@ -79,18 +76,7 @@ def _weigh(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[i
 
 
 def parse_yaml(text: str) -> Any:
-    """
-    Parses YAML that anybody may have written: no Python objects, no repeated keys, nothing that explodes.
-
-    Args:
-        text (`str`): One document.
-
-    Returns:
-        Its value; `None` of an empty text.
-
-    Raises:
-        SettingsError: It is not such YAML; the message says why.
-    """
+    """Parses YAML that anybody may have written: no Python objects, no repeated keys, nothing that explodes."""
     if len(text) > MAX_CHARACTERS:
         raise SettingsError(f"{len(text):,} characters, at most {MAX_CHARACTERS:,} are allowed")
     if _NESTED.search(text):
@@ -109,19 +95,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """
-    Reads a YAML file of arguments.
-
-    Args:
-        path (`str` or `Path`): The file.
-
-    Returns:
-        `dict[str, Any]`: Its mapping.
-
-    Raises:
-        ValueError: If the file is no valid YAML mapping or repeats a key.
-        FileNotFoundError: If there is no such file.
-    """
+    """Reads a YAML file of arguments."""
     path = Path(path)
     if not path.is_file():
         kind = "is no regular file" if path.exists() else "does not exist"
@@ -138,20 +112,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def build(cls: type[T], mapping: dict[str, Any], where: str = "") -> T:
-    """
-    Builds a strict dataclass from a mapping, rejecting unknown keys and wrong types by name.
-
-    Args:
-        cls (`type`): A dataclass decorated with `huggingface_hub.dataclasses.strict`.
-        mapping (`dict[str, Any]`): Field values.
-        where (`str`, *optional*): The section's name, for the messages.
-
-    Returns:
-        An instance of `cls`.
-
-    Raises:
-        SettingsError: If a key is unknown, a required one is missing, or a value is not allowed; a `ValueError`.
-    """
+    """Builds a strict dataclass from a mapping, rejecting unknown keys and wrong types by name."""
     section = f" in section {where!r}" if where else ""
     if not isinstance(mapping, dict):
         raise SettingsError(f"{where or 'the configuration'} must be a mapping of keys, got {mapping!r:.200}.")
@@ -180,25 +141,14 @@ def build(cls: type[T], mapping: dict[str, Any], where: str = "") -> T:
 
 
 def explain(error: StrictDataclassError) -> str:
-    """
-    What a strict dataclass, such as the configuration of a model, found wrong.
-
-    Args:
-        error (`StrictDataclassError`): What it raised.
-
-    Returns:
-        `str`: The reason, without the lines that name the machinery.
-    """
+    """What a strict dataclass found wrong, without the lines that name its machinery."""
     return str(error.__cause__ or error)
 
 
 def _as_meant(value: Any, annotation: Any) -> Any:
-    """
-    The value that a person meant, where YAML 1.1 reads another one.
-
-    A float field takes whole numbers, and `1e-4`, which is text to YAML. A choice that has "no" takes `no`, which is
-    false to YAML.
-    """
+    """The value that a person meant, where YAML 1.1 reads another one."""
+    # A float field takes whole numbers, and `1e-4`, which is text to YAML. A choice that has "no" takes `no`, which is
+    # false to YAML.
     union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
     wanted = typing.get_args(annotation) if union else (annotation,)
     if value is False and any("no" in typing.get_args(kind) for kind in wanted):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,9 +16,21 @@ import pytest
 from hf_ext.embedded_hub.server import EmbeddedHub
 from tests import warm_python
 from tests.hub_testing import CONTENT, ask, commit_body, create_repository, run_python
+from tests.process_state import forget_accelerate
 
 # Seconds after which a slow test counts as hanging: three times what the longest takes on two busy cores.
 SLOW_LIMIT = 900
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What `datasets` converts goes to a folder of this session, here and in processes that tests start."""
+    # It is read when datasets is imported, which no test may do before.
+    os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="hf-ext-datasets-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing of a session stays."""
+    shutil.rmtree(os.environ.pop("HF_DATASETS_CACHE"), ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,6 +56,20 @@ def hashes_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_ext.hub.file_hashes.cache_file", lambda: file)
         yield
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> Iterator[None]:
+    """No test finds what another one made accelerate keep."""
+    yield
+    forget_accelerate()
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of huggingface_hub of the test's own: repositories of different tests have the same names."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture

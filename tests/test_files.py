@@ -12,6 +12,7 @@ from hf_ext import files
 from hf_ext.emr import emr_loader
 from hf_ext.emr.manifest_emr import artifact_file
 from hf_ext.files import (
+    exchange_folders,
     read_json,
     recover_folder,
     remove_leftovers,
@@ -33,10 +34,16 @@ def pair(tmp_path) -> tuple[Path, Path]:
     return tmp_path / "new", tmp_path / "out"
 
 
+@pytest.fixture
+def renames(monkeypatch):
+    """A system that cannot exchange two folders."""
+    monkeypatch.setattr(files, "exchange_folders", lambda first, second: False)
+
+
 @pytest.fixture(params=["exchange", "renames"])
-def either(request, monkeypatch):
+def either(request):
     if request.param == "renames":
-        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+        request.getfixturevalue("renames")
     elif not hasattr(os, "posix_fadvise"):
         pytest.skip("only Linux exchanges folders")
 
@@ -54,7 +61,7 @@ def test_the_new_folder_is_there_and_the_old_one_gone(pair, tmp_path, either, ki
 
 def test_a_reader_never_finds_nothing(tmp_path):
     """Hundreds of exchanges while another thread reads: each read finds one whole folder."""
-    if not files._exchange(*[Path(tmp_path, name) for name in ("a", "b") if not Path(tmp_path, name).mkdir()]):
+    if not exchange_folders(*[Path(tmp_path, name) for name in ("a", "b") if not Path(tmp_path, name).mkdir()]):
         pytest.skip("this file system cannot exchange folders")
     out = tmp_path / "out"
     out.mkdir()
@@ -80,7 +87,7 @@ def test_a_reader_never_finds_nothing(tmp_path):
     assert not missing
 
 
-def test_when_the_new_folder_cannot_be_moved_in_the_earlier_one_comes_back(pair, tmp_path, monkeypatch):
+def test_when_the_new_folder_cannot_be_moved_in_the_earlier_one_comes_back(pair, tmp_path, renames, monkeypatch):
     replace, calls = os.replace, []
 
     def fail_once(source, target):
@@ -89,7 +96,6 @@ def test_when_the_new_folder_cannot_be_moved_in_the_earlier_one_comes_back(pair,
             raise OSError("no")
         replace(source, target)
 
-    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     monkeypatch.setattr(files.os, "replace", fail_once)
     with pytest.raises(OSError, match="no"):
         replace_folder(*pair)

@@ -65,9 +65,8 @@ def test_flags_mean_what_they_were_made_of(studies, tmp_path):
 
 
 @pytest.fixture
-def values(tmp_path, monkeypatch) -> dict:
+def values(tmp_path) -> dict:
     """Settings of a run that takes a moment."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     photos = tmp_path / "photos"
     for part in ("train", "test"):
         (photos / part).mkdir(parents=True)

@@ -7,8 +7,7 @@ from typing import Any
 import classifier
 import peers
 
-from hf_ext.training import TrainingArguments, build_task
-from hf_ext.training.loop import Task
+from hf_ext.training import Task, TrainingArguments, build_task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

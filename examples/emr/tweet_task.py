@@ -1,4 +1,4 @@
-"""Classification of short texts in the shared training loop: fills `hf_ext.training.loop.Task` for any encoder."""
+"""Classification of short texts in the shared training loop, with any encoder: a task of one's own."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from huggingface_hub.dataclasses import strict
-from PIL import Image
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
+from hf_ext.training import Task
 from hf_ext.training.models import split_revision
 
 
 @strict
 @dataclass
-class TweetTask:
+class TweetTask(Task):
     """
     Text classification with `AutoModelForSequenceClassification`, from a base that `init_from` names.
 
@@ -31,7 +31,6 @@ class TweetTask:
     pipeline_tag: ClassVar[str] = "text-classification"
     metric_names: ClassVar[dict[str, str]] = {"f1": "macro F1 over all classes", "accuracy": "accuracy"}
     greater_is_better: ClassVar[bool] = True
-    eval_batch_size: ClassVar[int] = 32
 
     def validate_labels(self) -> None:
         if len(set(self.labels)) < 2 or len(set(self.labels)) < len(self.labels):
@@ -50,14 +49,6 @@ class TweetTask:
             id2label=dict(enumerate(self.labels)),
             label2id={label: index for index, label in enumerate(self.labels)},
         )
-
-    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """Matrices decay; biases and norms do not."""
-        parameters = list(model.parameters())
-        return [
-            {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": weight_decay},
-            {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
-        ]
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
         """A tweet padded to the full length, which `loss` cuts to the longest of the batch."""
@@ -93,13 +84,9 @@ class TweetTask:
             "accuracy": float(accuracy_score(labels, predictions)),
         }
 
-    def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
-        """Nothing to draw."""
-        return None
-
     def save_model(self, model: PreTrainedModel, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
         """The model with its label names, and the tokenizer."""
-        model.save_pretrained(folder, state_dict=state_dict)
+        super().save_model(model, state_dict, folder)
         self.tokenizer.save_pretrained(folder)
 
     def describe(self) -> dict[str, Any]:

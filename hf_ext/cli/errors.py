@@ -40,19 +40,11 @@ class Unusable(click.ClickException):
 
 
 def classify(error: BaseException) -> click.ClickException | None:
-    """
-    The message and the exit code of an exception.
-
-    Args:
-        error (`BaseException`): What a command raised.
-
-    Returns:
-        `click.ClickException` or `None`: `None` where it is a bug of ours, or none of an error's business.
-    """
+    """The message and the exit code of an exception; `None` where it is a bug of ours."""
     if isinstance(error, click.ClickException):
         return error
     if isinstance(error, OSError):
-        return Unusable(message(error)) if _is_of_what_was_named(error) else Failed(message(error))
+        return Unusable(message(error)) if _blames_the_path(error) else Failed(message(error))
     # Of ours it says what to install; one of Python's, with the name of a module, is a bug.
     if isinstance(error, ImportError) and error.name is None:
         return Failed(message(error))
@@ -82,16 +74,9 @@ def _classify_library(error: BaseException) -> click.ClickException | None:
 
 @contextlib.contextmanager
 def loading(source: str) -> Iterator[None]:
-    """
-    Around the loading of a model. What libraries raise there is of the files, which anybody may have written: weights
-    that do not fit the configuration, a value of another kind, a class that does not exist.
-
-    Args:
-        source (`str`): The folder or `org/name` that the user named.
-
-    Raises:
-        Unusable: Instead of an exception that says no more than where a library stumbled.
-    """
+    """Goes around the loading of a model: says what cannot be loaded, instead of where a library stumbled."""
+    # What libraries raise there is of the files, which anybody may have written: weights that do not fit the
+    # configuration, a value of another kind, a class that does not exist.
     try:
         yield
     except click.ClickException:
@@ -119,7 +104,7 @@ def loads(function: Load) -> Load:
     return cast(Load, load)
 
 
-def _is_of_what_was_named(error: OSError) -> bool:
+def _blames_the_path(error: OSError) -> bool:
     """Whether there is no such file, folder, repository or revision, or it may not be used."""
     from huggingface_hub.errors import (
         EntryNotFoundError,

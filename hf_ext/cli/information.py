@@ -19,22 +19,7 @@ FRONT_MATTER = re.compile(r"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re
 
 
 def describe(source: str) -> dict[str, Any]:
-    """
-    Describes a checkpoint without reading its tensors.
-
-    Args:
-        source (`str`):
-            A folder, a safetensors file, or `org/name[@revision]` on a Hub.
-
-    Returns:
-        `dict[str, Any]`: `source`, `commit`, `architectures`, `model_type`, `heads`, `adapter`, `parameters`,
-        `dtypes`, `tensors`, `bytes`, `files`, `card`, `results` and `merge` (of an artifact of EMR-Merging); what the
-        checkpoint lacks is null or empty.
-
-    Raises:
-        ValueError: If it is no checkpoint, or one of its files is malformed.
-        OSError: If a file cannot be read or fetched.
-    """
+    """Describes a checkpoint without reading its tensors; what it lacks is null or empty."""
     from huggingface_hub import snapshot_download
 
     from hf_ext.hub.diffusers_folders import class_name

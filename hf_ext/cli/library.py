@@ -8,10 +8,8 @@ _SETTING = "HF_EXT_REGISTER_MODELS"
 
 
 def import_without_models() -> None:
-    """Import hf_ext without its models, transformers and torch, unless the user has set what is to be done.
-
-    The setting is there only while hf_ext is imported: processes that the command starts do not inherit it.
-    """
+    """Imports hf_ext without its models, transformers and torch, unless the user has set what is to be done."""
+    # The setting is there only while hf_ext is imported: processes that the command starts do not inherit it.
     if _SETTING in os.environ:
         return
     os.environ[_SETTING] = "0"

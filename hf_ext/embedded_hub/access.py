@@ -15,21 +15,7 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[0-9a-z_](?:[0-9a-z_.-]*[0-9a-z_.]
 
 
 class Access:
-    """The rules of one server.
-
-    Args:
-        token (`str` or `None`):
-            What clients send to write and to read private repositories; None lets everyone.
-        read_token (`str` or `None`):
-            What clients send to read private repositories only.
-        allowed_hosts (`Iterable[str]`):
-            Further names of the server, `NAME` (any port) or `NAME:PORT`.
-        public_url (`str` or `None`):
-            The URL of a proxy before the server: all links start with it.
-
-    Raises:
-        ValueError: when a token, a name or the URL cannot be used.
-    """
+    """Who may ask one server for what; without a token everybody for everything."""
 
     def __init__(
         self, token: str | None, read_token: str | None, allowed_hosts: Iterable[str], public_url: str | None
@@ -42,7 +28,7 @@ class Access:
             raise ValueError("read_token must differ from token: who holds it may not write")
         self.token = token
         self._read_token = read_token
-        self.public_url = None if public_url is None else _checked_url(public_url)
+        self.public_url = None if public_url is None else _read_url(public_url)
         # Names that stand for every port, and names with one.
         self._names, self._authorities = set[str](), set[str]()
         for host in allowed_hosts:
@@ -63,14 +49,7 @@ class Access:
             self._authorities |= {f"{name}:{port}", *([name] if port == 80 else [])}
 
     def base_url(self, headers: Headers, local: Any) -> str:
-        """Refuse other hosts (DNS rebinding) and pages of other origins; returns the server as clients reach it.
-
-        Args:
-            headers ([`Headers`]):
-                Headers of the request.
-            local (`Any`):
-                The address of this end of the connection.
-        """
+        """Refuse other hosts (DNS rebinding) and pages of other origins; returns the server as clients reach it."""
         sent = headers.all("Host")
         match = _HOST.fullmatch(sent[0].lower()) if len(sent) == 1 else None
         if match is None or (match["name"] not in self._names and match[0] not in {*self._authorities, _own(local)}):
@@ -110,7 +89,7 @@ def _check_token(name: str, token: str | None) -> None:
         raise ValueError(f"{name} must be ASCII letters, digits and signs without spaces, got an empty or other one")
 
 
-def _checked_url(url: str) -> str:
+def _read_url(url: str) -> str:
     """The URL of a proxy, without a slash at its end."""
     try:
         split = urlsplit(url)

@@ -173,10 +173,8 @@ def update_settings(request: Request, repository: Repository) -> Response:
 
 
 def find_repository(request: Request, kind: str, repository_id: str) -> Repository:
-    """The repository, if it exists and the client may see it; the refusal is the same for both.
-
-    An id of one part is of our only user, as it is for who creates a repository by it.
-    """
+    """The repository, if it exists and the client may see it; the refusal is the same for both."""
+    # An id of one part is of our only user, as it is for who creates a repository by it.
     full_id = repository_id if "/" in repository_id else f"{OWNER}/{repository_id}"
     repository = request.server.store.repository(kind, full_id)
     if repository is None or (repository.private and not request.may_read):

@@ -35,16 +35,7 @@ _IDENTIFIER = re.compile(r"[\w.=;:-]{1,100}", re.ASCII)
 
 
 class Connection:
-    """A client's connection, served by a thread of its own.
-
-    Args:
-        stream (`socket.socket`):
-            The accepted socket.
-        address (`Any`):
-            Where it comes from.
-        answer (`Callable`):
-            Turns method, target, [`Headers`], [`BodyReader`] and the address of this end into a [`Response`].
-    """
+    """A client's connection, served by a thread of its own."""
 
     def __init__(self, stream: socket.socket, address: Any, answer: Callable[..., Response]):
         self.stream = stream
@@ -201,16 +192,9 @@ class Connection:
 
 
 class BodyReader(io.RawIOBase):
-    """The body of a request, which never yields more than its limit, nor waits for ever.
+    """The body of a request, which never yields more than its limit, nor waits for ever."""
 
-    The time limit counts only the time that the client lets us wait, so that a slow disk cuts nobody off.
-
-    Args:
-        connection ([`Connection`]):
-            The connection, at the first byte of the body.
-        headers ([`Headers`]):
-            Headers of the request.
-    """
+    # The time limit counts only the time that the client lets us wait, so that a slow disk cuts nobody off.
 
     def __init__(self, connection: Connection, headers: Headers):
         self._connection = connection

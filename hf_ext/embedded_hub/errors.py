@@ -4,19 +4,7 @@ from __future__ import annotations
 
 
 class HubError(Exception):
-    """A request that the embedded Hub refuses.
-
-    Args:
-        status (`int`):
-            HTTP status of the answer.
-        message (`str`):
-            What was wrong and what is allowed; sent to the client as `X-Error-Message`.
-        code (`str`, *optional*):
-            `X-Error-Code`: `RepoNotFound`, `RevisionNotFound` or `EntryNotFound`. The client raises its own class for
-            each of them.
-        headers (`dict[str, str]`, *optional*):
-            Further headers of the answer.
-    """
+    """A request that the embedded Hub refuses."""
 
     def __init__(self, status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None):
         super().__init__(message)

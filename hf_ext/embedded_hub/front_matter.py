@@ -45,12 +45,7 @@ def front_matter(card: str) -> str:
 
 
 def read_front_matter(card: str) -> dict[str, Any]:
-    """The metadata of a card, as data that JSON can say; empty when there is none.
-
-    Raises:
-        ValueError: when it is not a YAML mapping, or is written to exhaust whoever reads it.
-        [`HubError`]: status 503 when too many cards are waiting to be read.
-    """
+    """The metadata of a card, as data that JSON can say; empty when there is none."""
     text = front_matter(card)
     if not text.strip():
         return {}

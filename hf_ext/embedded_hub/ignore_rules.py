@@ -20,26 +20,17 @@ _STAR = re.compile(r"\*(?=\\?(.?))")
 
 
 class IgnoreRules:
-    """The patterns of a `.gitignore`: the last one that matches decides, and an ignored folder hides all below it.
+    """The patterns of a `.gitignore`: the last one that matches decides, and an ignored folder hides all below it."""
 
-    `pathspec` translates the patterns. Its own search for the one that decides is not git's: there a pattern that
-    names a folder decides for all below it, also for what a later pattern brings back.
-
-    It turns a pattern into one regular expression, which Python tries by backtracking and without letting
-    another thread run: `*a*a*a*a*a*a*a*ab` against sixty letters takes minutes. So the number of tries is bounded
-    before the expression is tried, and the client is told where the bound is too large. A star that is followed by a
-    letter stops only where that letter is, `**` only at a slash, and a star at the end of a name only there: the
-    product of how often each can stop, times the length of the path, is at least the number of steps. For ordinary
-    rules it is small: `*-*-*-*-*.log` against the name of a log takes some thousands. The time of all tries of a
-    request is bounded too, and looked at between them.
-
-    Args:
-        content (`str`):
-            Text of the file.
-
-    Raises:
-        [`HubError`]: status 400 for a line that is no pattern, and for a file that is too long.
-    """
+    # `pathspec` translates the patterns. Its own search for the one that decides is not git's: there a pattern that
+    # names a folder decides for all below it, also for what a later pattern brings back.
+    #
+    # It turns a pattern into one regular expression, which Python tries by backtracking and without letting another
+    # thread run: `*a*a*a*a*a*a*a*ab` against sixty letters takes minutes. So the number of tries is bounded before the
+    # expression is tried (`_count_steps`). A star that is followed by a letter stops only where that letter is, `**`
+    # only at a slash, and a star at the end of a name only there: the product of how often each can stop, times the
+    # length of the path, is at least the number of steps. For ordinary rules it is small: `*-*-*-*-*.log` against the
+    # name of a log takes some thousands. The time of all tries of a request is bounded too, and looked at in between.
 
     def __init__(self, content: str):
         if len(content) > _MAXIMUM_CHARACTERS:
@@ -61,11 +52,7 @@ class IgnoreRules:
         self._patterns.reverse()
 
     def match(self, path: str) -> bool:
-        """Whether a file is ignored.
-
-        Raises:
-            [`HubError`]: status 400 when finding out would take too long.
-        """
+        """Whether a file is ignored."""
         return self._hides(path.rpartition("/")[0]) or self._decide(path)
 
     def _hides(self, folder: str) -> bool:

@@ -32,27 +32,12 @@ _BUSY_ANSWER = (
 
 
 class HubListener(socketserver.ThreadingTCPServer):
-    """The listening socket, and what all connections share.
+    """The listening socket, and what all connections share."""
 
-    Every connection is a thread and a file descriptor, so there is a cap. At the cap a new client is let in, and
-    another one gives way: the one that has waited longest without a whole request, else the one that reads or sends
-    longest without the token. Who holds the token is never cut off, and a new client gets 503 when only such are left.
-    No client can thus keep others out by holding connections open. Beyond loopback, one address may have half of them.
-
-    Args:
-        address (`tuple[str, int]`):
-            Numeric address and port to listen on.
-        family (`int`):
-            Address family of the socket.
-        store ([`HubStore`]):
-            The folder to serve.
-        access ([`Access`]):
-            Who may ask for what.
-        max_file_bytes (`int`):
-            Largest file, and largest commit of regular files.
-        max_connections (`int`):
-            The cap.
-    """
+    # Every connection is a thread and a file descriptor, so there is a cap. At the cap a new client is let in, and
+    # another one gives way: the one that has waited longest without a whole request, else the one that reads or sends
+    # longest without the token. Who holds the token is never cut off; when only such are left, a new client gets 503.
+    # So nobody keeps others out by holding connections open. Beyond loopback, one address may have half of the cap.
 
     # Threads are joined when the server stops: a commit that has begun ends.
     daemon_threads = False
@@ -128,8 +113,8 @@ class HubListener(socketserver.ThreadingTCPServer):
         vanished = isinstance(sys.exc_info()[1], OSError)
         logger.log(logging.DEBUG if vanished else logging.ERROR, "connection of %s", client_address, exc_info=True)
 
-    def finish_connections(self) -> None:
-        """Take no further requests; let running answers end for some seconds, then cut them."""
+    def end_connections(self) -> None:
+        """Take no further requests; let running answers end for some seconds, then cut them off."""
         deadline = time.monotonic() + _GRACE_SECONDS
         self._end_all(at_once=False)
         while self._connections and time.monotonic() < deadline:

@@ -50,22 +50,11 @@ class Operation:
 
 
 class Snapshot:
-    """All files of one commit.
-
-    Args:
-        files (`dict[str, Entry]`):
-            Entry of each file by its path.
-
-    Attributes:
-        folders (`dict[str, str]`):
-            Git tree id of each folder by its path; `""` is the root.
-
-    Raises:
-        [`HubError`]: when a path is a file and a folder at once.
-    """
+    """All files of one commit."""
 
     def __init__(self, files: dict[str, Entry]):
         self.files = files
+        # git's tree id of each folder; of the root, "", too
         self.folders = _tree_ids(files)
         for path in self.folders:
             if path in files:

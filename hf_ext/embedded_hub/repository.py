@@ -45,14 +45,13 @@ class Change:
 
 
 class Repository:
-    """A repository with branches, tags and pull requests. Writers are serialised; readers never wait.
+    """A repository with branches, tags and pull requests. Writers are serialised; readers never wait."""
 
-    Args:
-        folder (`Path`):
-            Folder that [`Repository.initialise`] filled.
-        incoming (`Path`):
-            Folder on the same file system for files that are being written.
-    """
+    # Readers use `_state` as it is: it is replaced, never changed. A writer holds the lock, changes a copy
+    # (`change_state`), puts it on disk in one step, and only then lets it be the state. So whoever reads sees the old
+    # state or the new one, and what a client was told is on disk. A process that is killed before the rename leaves
+    # the old state, and commits that no ref reaches: nobody can name them. tests/embedded_hub/test_crash.py kills the
+    # Hub at each step.
 
     def __init__(self, folder: Path, incoming: Path):
         self.folder = folder
@@ -79,8 +78,6 @@ class Repository:
             draft["refs"]["refs/heads/main"] = first.oid
         sync_directory(folder)
 
-    # Reading.
-
     @property
     def id(self) -> str:
         """`owner/name`."""
@@ -94,7 +91,7 @@ class Repository:
 
     @property
     def private(self) -> bool:
-        """Whether only who may write may read."""
+        """Whether reading needs a token."""
         return bool(self._state["private"])
 
     @property
@@ -124,11 +121,7 @@ class Repository:
         return self._compare(pull["base"], target, self.refs[f"refs/pr/{pull['num']}"])[1]
 
     def resolve(self, revision: str) -> str:
-        """Commit hash of a branch, tag, full ref name or visible commit, of which 7 digits are enough.
-
-        Raises:
-            [`HubError`]: `RevisionNotFound` when it is none of them.
-        """
+        """Commit hash of a branch, tag, full ref name or visible commit, of which 7 digits are enough."""
         refs = self._state["refs"]
         for name in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
             if name in refs:
@@ -140,6 +133,14 @@ class Repository:
             if len(found) == 1:
                 return found[0]
         raise revision_not_found(revision)
+
+    def find_branch(self, state: dict[str, Any], revision: str) -> str:
+        """Full name of a branch or pull request; a tag or a commit, which cannot move, is refused."""
+        ref = f"refs/heads/{revision}" if f"refs/heads/{revision}" in state["refs"] else revision
+        if ref not in state["refs"] or ref.startswith("refs/tags/"):
+            self.resolve(revision)
+            raise HubError(400, f"{revision!r} is not a branch or pull request: only these can be changed")
+        return ref
 
     def commit(self, oid: str) -> Commit:
         """The commit of that hash, which is checked against its bytes."""
@@ -171,30 +172,10 @@ class Repository:
                 break
         return found
 
-    # Writing.
-
     def append(self, revision: str, change: Change) -> Commit:
-        """Commit to a branch or an open pull request.
-
-        Args:
-            revision (`str`):
-                Branch, or `refs/pr/N`.
-            change ([`Change`]):
-                What to commit. Its `parent` must be the head.
-
-        Returns:
-            [`Commit`]: the new commit.
-
-        Raises:
-            [`HubError`]: status 412 when the parent is not the head, 404 when there is no such branch, 400 when the
-                revision is a tag or a commit.
-        """
+        """Commit to a branch or an open pull request."""
         with self.change_state() as state:
-            ref = f"refs/heads/{revision}" if f"refs/heads/{revision}" in state["refs"] else revision
-            if ref not in state["refs"] or ref.startswith("refs/tags/"):
-                # It names a tag or a commit, which cannot move, or nothing.
-                self.resolve(revision)
-                raise HubError(400, f"{revision!r} is not a branch or pull request: only these can be committed to")
+            ref = self.find_branch(state, revision)
             commit = self._apply(state["refs"][ref], change)
             state["refs"][ref] = commit.oid
             if ref.startswith("refs/pr/"):
@@ -227,11 +208,7 @@ class Repository:
             return copy.deepcopy(pull)
 
     def merge_pull(self, number: int) -> Commit:
-        """Merge a pull request into its branch.
-
-        Raises:
-            [`HubError`]: status 409 when both changed the same file, or when it is not open.
-        """
+        """Merge a pull request into its branch."""
         with self.change_state() as state:
             pull = _open_pull(state["pulls"], number)
             ref, head = f"refs/heads/{pull['branch']}", state["refs"][f"refs/pr/{number}"]
@@ -285,14 +262,12 @@ class Repository:
             state["private"] = private
 
     @contextmanager
-    def retiring(self) -> Iterator[None]:
+    def retire(self) -> Iterator[None]:
         """Hold back all writers while the folder is taken away, and refuse them afterwards."""
         with self._lock:
             self._check_present()
             yield
             self._deleted = True
-
-    # Private.
 
     @contextmanager
     def change_state(self) -> Iterator[dict[str, Any]]:

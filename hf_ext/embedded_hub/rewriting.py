@@ -11,30 +11,12 @@ from .repository import Repository
 
 
 def squash_history(repository: Repository, revision: str, message: str) -> Commit:
-    """Replace the history of a branch or pull request by one commit of what it holds.
-
-    Args:
-        repository ([`Repository`]):
-            The repository.
-        revision (`str`):
-            Branch, or full name of a ref that is no tag.
-        message (`str`):
-            Title of the commit, and its description after the first line.
-
-    Returns:
-        [`Commit`]: the only commit.
-
-    Raises:
-        [`HubError`]: status 404 when there is no such branch, 400 when it is a tag or the message is empty.
-    """
+    """Replace the history of a branch or pull request by one commit of what it holds."""
     title, _, description = message.strip().partition("\n")
     if not title.strip():
         raise HubError(400, "field 'message' must not be empty")
     with repository.change_state() as state:
-        ref = f"refs/heads/{revision}" if f"refs/heads/{revision}" in state["refs"] else revision
-        if ref not in state["refs"] or ref.startswith("refs/tags/"):
-            repository.resolve(revision)
-            raise HubError(400, f"{revision!r} is not a branch or pull request: only these have a history to squash")
+        ref = repository.find_branch(state, revision)
         snapshot = repository.snapshot(state["refs"][ref])
         commit = repository.write_commit(snapshot, (), title.strip(), description.strip())
         state["refs"][ref] = commit.oid
@@ -57,16 +39,9 @@ def list_large_files(repository: Repository) -> Iterator[tuple[str, str, Entry, 
 
 
 def remove_large_files(repository: Repository, oids: set[str]) -> None:
-    """Take files out of all commits that any ref can reach. Their bytes stay on disk, as those of other repositories.
-
-    A commit that never had them keeps its hash; all others, and those after them, get a new one.
-
-    Args:
-        repository ([`Repository`]):
-            The repository.
-        oids (`set[str]`):
-            Git ids of the files.
-    """
+    """Take files out of all commits that any ref can reach."""
+    # A commit that never had them keeps its hash; all others, and those after them, get a new one. The bytes stay on
+    # disk, as those of other repositories.
     renamed: dict[str, str] = {}
     with repository.change_state() as state:
         for start in [*state["refs"].values(), *state["kept"], *(pull["base"] for pull in state["pulls"])]:

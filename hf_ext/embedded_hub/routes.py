@@ -12,11 +12,10 @@ from .errors import HubError, entry_not_found
 from .names import check_file_path, check_sha256
 from .repository import Repository
 from .storage import Blob
-from .transport import Request, Response, json_response, parse_object, text, unquoted
+from .transport import Request, Response, json_response, parse_object, text, unquote_part
 
 _TREE_PAGE, _EXPANDED_TREE_PAGE, _COMMITS_PAGE = 1000, 50, 100
 _PULLS_PAGE = 10
-_STRANGERS_CARD_CHARACTERS = 64 << 10
 _PULL_STATUSES = ("open", "draft", "closed", "merged")
 _NO_XET = "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 for the client"
 
@@ -271,7 +270,7 @@ def dispatch(method: str, request: Request) -> Response:
             if request.may_read:
                 raise HubError(403, "this token may read only: use the token that may write")
             raise HubError(401, "Invalid username or password.")
-        values = {name: unquoted(value) for name, value in match.groupdict().items() if value is not None}
+        values = {name: unquote_part(value) for name, value in match.groupdict().items() if value is not None}
         if "repository" not in values:
             return function(request, **values)
         # Models have no prefix in the URLs of files.

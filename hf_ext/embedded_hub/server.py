@@ -12,7 +12,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from .access import Access, url_host
@@ -108,25 +107,14 @@ class EmbeddedHub:
         return self._server.store
 
     def start(self) -> EmbeddedHub:
-        """
-        Serve in a background thread.
-
-        Returns:
-            [`EmbeddedHub`]: itself; `url` is known, and requests are answered.
-        """
+        """Serve in a background thread."""
         server = self._bind()
         self._thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="embedded-hub", daemon=True)
         self._thread.start()
         return self
 
     def serve_forever(self, ready: Callable[[EmbeddedHub], None] | None = None) -> None:
-        """
-        Serve until interrupted (`KeyboardInterrupt` is passed on).
-
-        Args:
-            ready (`Callable`, *optional*):
-                Called once with this Hub when connections are accepted.
-        """
+        """Serve until interrupted (`KeyboardInterrupt` is passed on)."""
         with self:
             if ready is not None:
                 ready(self)
@@ -143,16 +131,14 @@ class EmbeddedHub:
             server.shutdown()
             self._thread.join()
             self._thread = None
-        server.finish_connections()
+        server.end_connections()
         server.server_close()
         server.store.close()
 
     def __enter__(self) -> EmbeddedHub:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.stop()
 
     def _bind(self) -> HubListener:
@@ -171,21 +157,7 @@ class EmbeddedHub:
 
 
 def serve(root: str | Path, ready: Callable[[EmbeddedHub], None] | None = None, **options: Any) -> None:
-    """
-    Serve a folder until interrupted.
-
-    Args:
-        root (`str` or `Path`):
-            Folder with the repositories.
-        ready (`Callable`, *optional*):
-            Called once with the [`EmbeddedHub`] when connections are accepted: the place to print its `url`.
-        **options:
-            Further options of [`EmbeddedHub`].
-
-    Raises:
-        ValueError: when an option or the folder is not usable.
-        OSError: when the port is taken.
-    """
+    """Serve a folder until interrupted."""
     EmbeddedHub(root, **options).serve_forever(ready)
 
 

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Protocol, cast
 
 from hf_ext.hub.system_calls import NO_LINK, open_descriptor, sync_directory, sync_file
@@ -68,11 +67,9 @@ _SYNCFS = _find_syncfs()
 
 
 def sync_files(paths: Sequence[str]) -> None:
-    """Make the contents of files of one folder durable.
-
-    A disk needs about as long for one small file as for a thousand: it waits for its own journal. Linux can sync all
-    files of a file system at once; elsewhere, and for a few files, each is synced by itself.
-    """
+    """Make the contents of files of one folder durable."""
+    # A disk needs about as long for one small file as for a thousand: it waits for its own journal. Linux can sync all
+    # files of a file system at once; elsewhere, and for a few files, each is synced by itself.
     if len(paths) < _MANY_FILES or _SYNCFS is None:
         for path in paths:
             sync_file(path)
@@ -110,16 +107,7 @@ def write_atomically(path: Path, data: bytes, incoming: Path) -> None:
 
 
 class BlobStore:
-    """Content-addressed files, shared by all repositories of a Hub.
-
-    A blob appears under its name only when it is complete, hashed and on disk.
-
-    Args:
-        folder (`Path`):
-            Where the blobs are, as `ab/<64 hexadecimal digits>`.
-        incoming (`Path`):
-            Folder on the same file system for uploads that are not complete.
-    """
+    """Content-addressed files, shared by all repositories: `ab/<64 digits>`, complete, hashed and on disk."""
 
     def __init__(self, folder: Path, incoming: Path):
         self.folder = folder
@@ -139,20 +127,7 @@ class BlobStore:
         return os.fdopen(open_descriptor(self.path(sha256), os.O_RDONLY | NO_LINK), "rb")
 
     def receive(self, source: Readable, expected: Blob | None = None) -> Blob:
-        """Store what a stream holds, in constant memory.
-
-        Args:
-            source (`Readable`):
-                The stream, read to its end. It enforces the limit on its length.
-            expected (`Blob`, *optional*):
-                The hash and length that the client announced.
-
-        Returns:
-            [`Blob`]: what was stored.
-
-        Raises:
-            [`HubError`]: status 400 when the content is not what was announced; nothing is kept then.
-        """
+        """Store what a stream holds, in constant memory; nothing is kept of what is not as announced."""
         descriptor, temporary = tempfile.mkstemp(dir=self.incoming)
         try:
             with open(descriptor, "wb") as file:
@@ -195,15 +170,10 @@ class BlobStore:
 
 
 class BlobBatch:
-    """Small files that are stored together when the `with` block ends, and not at all when it raises.
+    """Small files that are stored together when the `with` block ends, and not at all when it raises."""
 
-    What holds for one blob holds for each of them: it has its name only after its content is on disk. The order is
-    the same, write, sync, rename, sync the folder, but each step is made for all of them before the next one.
-
-    Args:
-        store ([`BlobStore`]):
-            Where the blobs go.
-    """
+    # As for a single blob the order is write, sync, rename, sync the folder: a name promises that its content is on
+    # disk. But each step is made for all files before the next one.
 
     def __init__(self, store: BlobStore):
         self._store = store
@@ -223,11 +193,9 @@ class BlobBatch:
     def __enter__(self) -> BlobBatch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         try:
-            if error is None:
+            if kind is None:
                 self._publish()
         finally:
             for temporary in self._pending.values():

@@ -33,15 +33,11 @@ _LOCK = "serving.lock"
 
 
 class HubStore:
-    """All repositories below one folder. One process at a time may have it open (a file lock).
+    """All repositories below one folder. One process at a time may have it open (a file lock)."""
 
-    Args:
-        root (`str` or `Path`):
-            A folder that is new, empty, or of an embedded Hub.
-
-    Raises:
-        ValueError: when the folder holds something else, or another process serves it.
-    """
+    # Two kinds of locks keep it whole. `_lock` guards which repositories there are: making, moving and deleting one is
+    # a rename of its folder. The lock of a repository guards its state; `retire` holds it while the folder is renamed,
+    # so that no commit is written into a folder that is about to go.
 
     def __init__(self, root: str | Path):
         Path(root).mkdir(parents=True, exist_ok=True)
@@ -63,7 +59,9 @@ class HubStore:
         for name in ("incoming", "blobs", *KINDS):
             make_directory(inside(self.root, name))
         self.incoming = self.root / "incoming"
-        self._clean_incoming()
+        # Drop what a killed process was writing; only ever our own folder, and never through a link.
+        for entry in os.scandir(self.incoming):
+            shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
         self.blobs = BlobStore(self.root / "blobs", self.incoming)
         self._lock = threading.Lock()
         self._open: dict[tuple[str, str], Repository] = {}
@@ -84,24 +82,7 @@ class HubStore:
             return self._open[key]
 
     def create(self, kind: str, repository_id: str, private: bool, operations: Sequence[Operation]) -> Repository:
-        """Create a repository whose first commit makes the operations.
-
-        Args:
-            kind (`str`):
-                `models`, `datasets` or `spaces`.
-            repository_id (`str`):
-                `owner/name`.
-            private (`bool`):
-                Whether reading needs the token.
-            operations (`Sequence[Operation]`):
-                The files of the first commit.
-
-        Returns:
-            [`Repository`]: the new repository.
-
-        Raises:
-            [`HubError`]: status 409 when it exists, 400 when the id is not allowed.
-        """
+        """Create a repository whose first commit makes the operations."""
         folder = self._folder(kind, check_repository_id(repository_id))
         with tempfile.TemporaryDirectory(dir=self.incoming) as temporary:
             identity = {"kind": KINDS[kind], "private": private}
@@ -119,20 +100,16 @@ class HubStore:
 
     def delete(self, kind: str, repository: Repository) -> None:
         """Delete a repository in one step. Blobs stay: other repositories may share them."""
-        with repository.retiring(), self._lock, tempfile.TemporaryDirectory(dir=self.incoming) as temporary:
+        with repository.retire(), self._lock, tempfile.TemporaryDirectory(dir=self.incoming) as temporary:
             os.rename(repository.folder, Path(temporary, "repository"))
             sync_directory(repository.folder.parent)
             del self._open[kind, repository.id]
 
     def move(self, kind: str, repository: Repository, repository_id: str) -> None:
-        """Give a repository another id, in one step. The old id names nothing then.
-
-        Raises:
-            [`HubError`]: status 409 when the id is taken, 400 when it is not allowed.
-        """
+        """Give a repository another id, in one step. The old id names nothing then."""
         target = self._folder(kind, check_repository_id(repository_id))
         make_directory(target.parent)
-        with repository.retiring(), self._lock:
+        with repository.retire(), self._lock:
             if target.exists():
                 raise HubError(409, f"A {KINDS[kind]} repository called {repository_id} already exists")
             os.rename(repository.folder, target)
@@ -150,11 +127,7 @@ class HubStore:
         return [repository for repository in found if repository is not None]
 
     def verify(self) -> list[str]:
-        """Read everything that a ref can reach and recompute every hash.
-
-        Returns:
-            `list[str]`: what is wrong, one line each; empty when all is whole.
-        """
+        """Read everything that a ref can reach and recompute every hash."""
         repositories = [each for kind in KINDS for each in self.repositories(kind)]
         return [fault for repository in repositories for fault in self._faults(repository)]
 
@@ -180,11 +153,3 @@ class HubStore:
     def _folder(self, kind: str, repository_id: str) -> Path:
         """Where a repository of a checked id is."""
         return inside(self.root, kind, *repository_id.split("/"))
-
-    def _clean_incoming(self) -> None:
-        """Drop what a killed process was writing; only ever our own folder, and never through a link."""
-        for entry in os.scandir(self.incoming):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            else:
-                os.unlink(entry.path)

@@ -52,12 +52,7 @@ def error_response(error: HubError) -> Response:
 
 
 class Headers:
-    """The headers of a request, by case-insensitive names.
-
-    Args:
-        pairs (`Iterable[tuple[bytes, bytes]]`):
-            Names and values as they came.
-    """
+    """The headers of a request, by case-insensitive names."""
 
     def __init__(self, pairs: Iterable[tuple[bytes, bytes]] = ()):
         self._values: dict[str, list[str]] = {}
@@ -75,31 +70,15 @@ class Headers:
 
 @dataclass
 class Request:
-    """What a route sees of a request.
+    """What a route sees of a request."""
 
-    Args:
-        path (`str`):
-            Path as it was sent, still quoted.
-        query (`dict[str, list[str]]`):
-            Values of each query parameter.
-        headers ([`Headers`]):
-            Headers, by case-insensitive names.
-        body ([`BodyReader`]):
-            The body, not read yet.
-        base_url (`str`):
-            The server as clients reach it.
-        may_read (`bool`):
-            Whether the client may see private repositories.
-        may_write (`bool`):
-            Whether the client may change anything.
-        server ([`HubListener`]):
-            The server, with the store and the settings.
-    """
-
+    # as it was sent, still quoted
     path: str
     query: dict[str, list[str]]
     headers: Headers
+    # not read yet
     body: BodyReader
+    # of the server, as clients reach it
     base_url: str
     may_read: bool
     may_write: bool
@@ -163,7 +142,7 @@ def whole_number(payload: dict[str, Any], key: str) -> int:
     return value
 
 
-def unquoted(value: str) -> str:
+def unquote_part(value: str) -> str:
     """Undo the percent-encoding of one part of a path, once."""
     try:
         return unquote(value, errors="strict")

@@ -43,12 +43,7 @@ DEFAULT_GITATTRIBUTES = "".join(
 
 
 class UploadTickets:
-    """Signed permissions to send one file. The client sends LFS content without its token, so the URL carries them.
-
-    Args:
-        key (`bytes`):
-            Secret of this process: tickets end with it.
-    """
+    """Signed permissions to send one file. The client sends LFS content without its token, so the URL carries them."""
 
     def __init__(self, key: bytes):
         self._key = key
@@ -70,20 +65,8 @@ class UploadTickets:
 
 
 def read_change(body: BodyReader, blobs: BlobStore) -> Change:
-    """Read a commit, a JSON object a line, and store the regular files in it as they come.
-
-    Args:
-        body ([`BodyReader`]):
-            The request body, which enforces its limit.
-        blobs ([`BlobStore`]):
-            Where the contents go. What no commit names stays invisible.
-
-    Returns:
-        [`Change`]: the commit to make.
-
-    Raises:
-        [`HubError`]: status 413 for a file too large to be inline, 400 for what is malformed or was not uploaded.
-    """
+    """Read a commit, a JSON object a line, and store the regular files in it as they come."""
+    # What no commit names in the end stays invisible: the contents of a commit that is refused are not served.
     header: dict[str, Any] | None = None
     operations: list[Operation] = []
     with blobs.batch() as batch:

@@ -21,7 +21,7 @@ from ..files import whole_file
 from .checkpoints import open_checkpoint
 from .diffusers_folders import is_pipeline, read_config, read_headers
 from .load_check import installed_room
-from .safetensors_headers import parse_json_object
+from .safetensors_headers import read_json_object
 from .tasks import runnable_task
 
 # In every card that this module writes; an author who edits the card removes it, and then the card is kept.
@@ -132,18 +132,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
 
 
 def expected_task(folder: Path) -> str | None:
-    """
-    The `pipeline_tag` that a card of a folder should have.
-
-    Args:
-        folder (`Path`): As for [`write_card`].
-
-    Returns:
-        `str` or `None`: The task that the model does through a pipeline; `None` where it does none.
-
-    Raises:
-        ValueError: A file of the folder is malformed.
-    """
+    """The `pipeline_tag` that a card of a folder should have; `None` where it does nothing through a pipeline."""
     from ..merging.card import read_merge
 
     merged = read_merge(folder) is not None
@@ -205,7 +194,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
-    return parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _read_evaluation(path: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import httpx2
 import torch
@@ -41,7 +40,7 @@ from .safetensors_headers import (
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model")
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):
@@ -112,7 +111,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             KeyError: There is no such tensor.
             ValueError: The run is not inside the tensor.
         """
-        return self._read_elements(self._checked(name, start, stop), start, stop)
+        return self._read_elements(self._require_block(name, start, stop), start, stop)
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """
@@ -129,7 +128,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             KeyError: There is no such tensor.
             ValueError: The run is not inside the tensor, or `out` does not fit.
         """
-        info = self._checked(name, start, stop)
+        info = self._require_block(name, start, stop)
         fits = out.dtype == info.dtype and out.shape == (stop - start,) and out.device.type == "cpu"
         if not fits or not out.is_contiguous():
             raise ValueError(
@@ -139,36 +138,14 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         self._fill(info.file, out.view(torch.uint8).numpy().data, info.offset + start * info.dtype.itemsize)
 
     def will_need(self, name: str, start: int, stop: int) -> None:
-        """
-        Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile.
-
-        Args:
-            name (`str`): Name of the tensor.
-            start (`int`): First element.
-            stop (`int`): One past the last element.
-
-        Raises:
-            KeyError: There is no such tensor.
-            ValueError: The run is not inside the tensor.
-        """
-        info = self._checked(name, start, stop)
+        """Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile."""
+        info = self._require_block(name, start, stop)
         size = info.dtype.itemsize
         self._readers[info.file].will_need(info.offset + start * size, (stop - start) * size)
 
     def location(self, name: str) -> tuple[int, int] | None:
-        """
-        Where a tensor lies, for whoever reads it without this object; `bytes_read` does not count that.
-
-        Args:
-            name (`str`): Name of the tensor.
-
-        Returns:
-            `tuple[int, int]` or `None`: Descriptor of the local file, which stays open until [`~Checkpoint.close`],
-            and the first byte of the tensor in it; `None` if it is read from a Hub.
-
-        Raises:
-            KeyError: There is no such tensor.
-        """
+        """Descriptor of the local file that holds a tensor, and its first byte; `None` if it is read from a Hub."""
+        # For whoever reads without this object; `bytes_read` does not count that, and `close` closes the descriptor.
         info = self._tensors[name]
         descriptor = self._readers[info.file].descriptor
         return None if descriptor is None else (descriptor, info.offset)
@@ -191,12 +168,10 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
-    def _checked(self, name: str, start: int, stop: int) -> TensorInfo:
+    def _require_block(self, name: str, start: int, stop: int) -> TensorInfo:
         info = self._tensors[name]
         length = info.nbytes // info.dtype.itemsize
         if not 0 <= start <= stop <= length:
@@ -346,7 +321,7 @@ def _find_entry(names: list[str], where: str) -> str:
             return found[0]
         if found:
             raise CheckpointError(f"{where}: which of {found[:5]}? Download the folder and open one of the files.")
-    pickles = sorted(name for name in names if name.endswith(_PICKLES))
+    pickles = sorted(name for name in names if name.endswith(PICKLES))
     if pickles:
         raise CheckpointError(
             f"{where}: {pickles[0]} is a pickle, which can run code when it is read, and is refused. Load it where "

@@ -15,48 +15,27 @@ import httpx2
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-from .checkpoints import Checkpoint, open_checkpoint
+from .checkpoints import PICKLES, Checkpoint, open_checkpoint
 from .range_readers import RemoteFile
-from .safetensors_headers import TensorInfo, parse_json_object
+from .safetensors_headers import TensorInfo, read_json_object
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 INDEX = "model_index.json"
-_PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 
 
 def is_pipeline(folder: Path) -> bool:
-    """
-    Whether a folder is one of a diffusers pipeline.
-
-    Args:
-        folder (`Path`): Any folder.
-
-    Returns:
-        `bool`: It has a `model_index.json`.
-    """
+    """Whether a folder is one of a diffusers pipeline."""
     return (folder / INDEX).is_file()
 
 
 def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
-    """
-    Reads what a pipeline consists of, and refuses what would make a loader run code.
-
-    Args:
-        folder (`Path`): The folder.
-
-    Returns:
-        `tuple[str, dict[str, tuple[str, str]]]`: Name of the class, one of ours, and of every component that there is
-        the library and the class.
-
-    Raises:
-        ValueError: The class is not ours, or a component is neither of diffusers or transformers nor ours.
-    """
+    """Reads what a pipeline consists of, and refuses what would make a loader run code."""
     import hf_ext.pipelines
 
     path = folder / INDEX
-    index = parse_json_object(path.read_bytes(), str(path))
+    index = read_json_object(path)
     name = class_name(index)
     if name is None or name not in hf_ext.pipelines.__all__:
         written = index.get("_class_name")
@@ -77,15 +56,7 @@ def read_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]]]:
 
 
 def class_name(index: dict[str, Any]) -> str | None:
-    """
-    The class that a `model_index.json` names.
-
-    Args:
-        index (`dict[str, Any]`): Its content.
-
-    Returns:
-        `str` or `None`: The name, which may stand behind the `pipeline.py` that holds it; `None` for anything else.
-    """
+    """The class that a `model_index.json` names, if need be behind the file `pipeline` that holds it."""
     name = index.get("_class_name")
     if isinstance(name, list) and len(name) == 2 and name[0] == "pipeline":
         name = name[1]
@@ -93,33 +64,14 @@ def class_name(index: dict[str, Any]) -> str | None:
 
 
 def room_name(pipeline: str) -> str:
-    """
-    The room of a pipeline's class, as diffusers and the card templates call it.
-
-    Args:
-        pipeline (`str`): One of `hf_ext.pipelines.__all__`.
-
-    Returns:
-        `str`: For instance `"disentangled_dit"`.
-    """
+    """The room of a pipeline's class, as diffusers and the card templates call it."""
     import hf_ext.pipelines
 
     return str(getattr(hf_ext.pipelines, pipeline).__module__.split(".")[-2])
 
 
 def pipeline_code(folder: Path) -> dict[str, Path]:
-    """
-    The code that travels with a pipeline.
-
-    Args:
-        folder (`Path`): The folder.
-
-    Returns:
-        `dict[str, Path]`: The installed files, by their places in the folder.
-
-    Raises:
-        ValueError: As in [`read_index`].
-    """
+    """The code that travels with a pipeline."""
     import hf_ext.pipelines
 
     name, pairs = read_index(folder)
@@ -133,22 +85,11 @@ def pipeline_code(folder: Path) -> dict[str, Path]:
 
 
 def load_pipeline(folder: Path) -> DiffusionPipeline:
-    """
-    Loads a pipeline by the classes of the installed packages; code in the folder is not run.
-
-    Args:
-        folder (`Path`): The folder.
-
-    Returns:
-        `DiffusionPipeline`: The pipeline.
-
-    Raises:
-        ValueError: As in [`read_index`]; or there is a pickle, or a component does not fit its weights.
-    """
+    """Loads a pipeline by the classes of the installed packages; code in the folder is not run."""
     import hf_ext.pipelines
 
     name, _ = read_index(folder)
-    if found := sorted(path.name for path in folder.rglob("*") if path.suffix in _PICKLES):
+    if found := sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLES):
         raise ValueError(f"{folder}: {found[0]} is a pickle, which is not published; take it out of the folder first")
     try:
         pipeline: DiffusionPipeline = getattr(hf_ext.pipelines, name).from_pretrained(
@@ -160,34 +101,17 @@ def load_pipeline(folder: Path) -> DiffusionPipeline:
 
 
 def save_pipeline(pipeline: DiffusionPipeline, out: Path) -> None:
-    """
-    Saves a pipeline with its code, and without the paths that it was loaded from.
-
-    Args:
-        pipeline (`DiffusionPipeline`): One of ours.
-        out (`Path`): The folder.
-    """
+    """Saves a pipeline with its code, and without the paths that it was loaded from."""
     saveable: Any = pipeline
     saveable.save_pretrained(out)
     for path in (out / INDEX, *out.glob("*/*config.json")):
-        content = parse_json_object(path.read_bytes(), str(path))
+        content = read_json_object(path)
         if content.pop("_name_or_path", None) is not None:
             path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def read_headers(folder: Path) -> list[TensorInfo]:
-    """
-    Describes all tensors of a pipeline without reading them.
-
-    Args:
-        folder (`Path`): A folder of a pipeline.
-
-    Returns:
-        `list[TensorInfo]`: Those of every component that has weights.
-
-    Raises:
-        CheckpointError: A file is malformed.
-    """
+    """Describes all tensors of a pipeline without reading them."""
     tensors = []
     for part in sorted({path.parent for path in folder.glob("*/*.safetensors")}):
         with open_checkpoint(part) as checkpoint:
@@ -196,18 +120,8 @@ def read_headers(folder: Path) -> list[TensorInfo]:
 
 
 def read_remote_headers(source: str) -> tuple[list[TensorInfo], str | None] | None:
-    """
-    The same of a pipeline on a Hub; only headers are downloaded.
-
-    Args:
-        source (`str`): `org/name` or `org/name@revision`.
-
-    Returns:
-        `tuple[list[TensorInfo], str]` or `None`: The tensors and the commit; `None` if there is no such pipeline.
-
-    Raises:
-        CheckpointError: A file is malformed.
-    """
+    """The same of a pipeline on a Hub, and its commit; `None` if there is no such pipeline."""
+    # Only headers are downloaded.
     repo_id, _, revision = source.partition("@")
     api = HfApi()
     try:
@@ -229,25 +143,13 @@ def read_remote_headers(source: str) -> tuple[list[TensorInfo], str | None] | No
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], str]:
-    """
-    What a card says of a pipeline.
-
-    Args:
-        folder (`Path`): A folder of a pipeline.
-
-    Returns:
-        `tuple[dict[str, Any], str]`: Its configuration, with those of its components under their names, and the name
-        of its template.
-
-    Raises:
-        ValueError: As in [`read_index`].
-    """
+    """What a card says of a pipeline, and the name of its template."""
     name, pairs = read_index(folder)
-    index = parse_json_object((folder / INDEX).read_bytes(), str(folder / INDEX))
+    index = read_json_object(folder / INDEX)
     config = {key: value for key, value in index.items() if value != [None, None]} | {"architectures": [name]}
     for key in pairs:
         for path in sorted((folder / key).glob("*config.json")):
-            config[key] = parse_json_object(path.read_bytes(), str(path))
+            config[key] = read_json_object(path)
     transformer = config.get("transformer")
     if not isinstance(transformer, dict):
         raise ValueError(f"{folder}: {INDEX} or transformer/config.json describes no transformer; fetch it again")

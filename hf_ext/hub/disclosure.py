@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 
 from .published_files import walk
-from .safetensors_headers import parse_json_object
+from .safetensors_headers import read_json_object
 
 # Prefixes of secrets and their shapes. What comes before must not be part of a word, so that `task-…` is none.
 _TOKENS = {
@@ -44,41 +44,24 @@ _TRAINING = ("arguments", "commit", "task", "hardware", "seconds", "steps", "sam
 
 
 def clean(folder: Path) -> None:
-    """
-    Takes out of a staged folder what says more of this machine than its owner meant.
-
-    Of `training.json` the fields that hf-ext writes are kept. Texts that are paths are cut to their last name: all of
-    `training.json` and `eval.json`, and in configurations the origin of what they describe.
-
-    Args:
-        folder (`Path`): The folder, whose files are rewritten where something changes.
-
-    Raises:
-        ValueError: An adapter over a base that nobody else has; or a file is malformed.
-    """
+    """Takes out of a staged folder what says more of this machine than its owner meant."""
+    # Of `training.json` the fields that hf-ext writes are kept. Texts that are paths are cut to their last name: all
+    # of `training.json` and `eval.json`, and in configurations the origin of what they describe.
     for name, path in walk(folder):
         file = name.rpartition("/")[2]
         if name in ("training.json", "eval.json"):
-            content = parse_json_object(path.read_bytes(), str(path))
+            content = read_json_object(path)
             kept = _keep_known_training(content) if name == "training.json" else content
             _rewrite(path, content, _cut_paths(kept))
         elif file in _CONFIGURATIONS:
             if file == "adapter_config.json":
                 _require_public_base(path)
-            content = parse_json_object(path.read_bytes(), str(path))
+            content = read_json_object(path)
             _rewrite(path, content, _cut_origins(content))
 
 
 def refuse_secrets(folder: Path) -> None:
-    """
-    Refuses a staged folder that holds a token or a private key; what was found is not repeated.
-
-    Args:
-        folder (`Path`): The folder.
-
-    Raises:
-        ValueError: There is one; the message names the kind, the file and the line.
-    """
+    """Refuses a staged folder that holds a token or a private key; the message does not repeat it."""
     for name, path in walk(folder):
         content = _readable(path)
         if found := _SECRET.search(content):
@@ -92,15 +75,7 @@ def refuse_secrets(folder: Path) -> None:
 
 
 def find_machine_paths(folder: Path) -> tuple[str, ...]:
-    """
-    Finds texts of a staged folder that name places of this machine: the homes, the working and the temporary folder.
-
-    Args:
-        folder (`Path`): The folder, cleaned.
-
-    Returns:
-        `tuple[str, ...]`: One sentence for each file.
-    """
+    """Finds texts of a staged folder that name the home, the working or the temporary folder; a sentence a file."""
     places = {os.fsencode(place) for place in _machine_places()}
     written = {shape for place in places for shape in (place, place.replace(b"\\", b"\\\\"))}
     if not written:
@@ -160,15 +135,7 @@ def _keep_known_training(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_path(text: str) -> bool:
-    """
-    Whether a text is an absolute path, of this system or another, or the name of something that is on this disk.
-
-    Args:
-        text (`str`): Any text.
-
-    Returns:
-        `bool`: Whether it should not be published as it is.
-    """
+    """Whether a text is an absolute path, of this system or another, or the name of something that is on this disk."""
     return bool(_PATH.fullmatch(text)) or ("/" in text and os.path.lexists(text))
 
 
@@ -194,7 +161,7 @@ def _cut_origins(value: Any) -> Any:
 
 def _require_public_base(path: Path) -> None:
     """An adapter is of no use to those who do not have its base."""
-    base = parse_json_object(path.read_bytes(), str(path)).get("base_model_name_or_path")
+    base = read_json_object(path).get("base_model_name_or_path")
     if not base:
         return
     try:

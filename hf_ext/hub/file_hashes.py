@@ -32,32 +32,12 @@ _known: dict[str, str] = {}
 
 
 def cache_file() -> Path:
-    """
-    Where hashes are kept between processes.
-
-    Returns:
-        `Path`: The file; it need not be there.
-
-    Raises:
-        OSError: Its folder cannot be made.
-    """
+    """Where hashes are kept between processes."""
     return cached_assets_path("hf_ext", namespace="file_hashes") / "sha256.json"
 
 
 def file_sha256(path: str | Path, *, fresh: bool = False) -> str:
-    """
-    The SHA-256 of a file.
-
-    Args:
-        path (`str` or `Path`): The file; a link is followed.
-        fresh (`bool`, *optional*, defaults to `False`): Whether to read the file in any case.
-
-    Returns:
-        `str`: 64 hexadecimal digits.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """The SHA-256 of a file, which is read only if nothing is known of it, or with `fresh`."""
     key = None if fresh else _key(os.stat(path))
     if key is not None and (found := _find(key)) is not None:
         return found

@@ -21,12 +21,12 @@ from huggingface_hub import snapshot_download
 from ..files import read_json
 from .diffusers_folders import is_pipeline, pipeline_code
 from .published_files import walk
-from .safetensors_headers import parse_json_object
+from .safetensors_headers import read_json_object
 from .shipped import shipped_files
 
 # What restores a task of an artifact of EMR-Merging where hf_ext is not installed.
 _LOADER = Path(__file__).parents[1] / "emr" / "emr_loader.py"
-_TIMEOUT_SECONDS = 3600
+TIMEOUT_SECONDS = 3600
 # Of the repository that the check makes up.
 _COMMIT = "0" * 40
 _STDERR_TAIL = 2000
@@ -34,15 +34,7 @@ _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 
 
 def installed_room(model_type: str) -> ModuleType | None:
-    """
-    Finds the sub-package of hf_ext that defines a model type.
-
-    Args:
-        model_type (`str`): As `config.json` names it.
-
-    Returns:
-        `ModuleType` or `None`: For instance `hf_ext.semanir`; `None` when the type is not one of ours.
-    """
+    """The sub-package of hf_ext that defines a model type; `None` when the type is not one of ours."""
     # seconds that a merge would wait for
     from transformers import CONFIG_MAPPING
 
@@ -53,52 +45,28 @@ def installed_room(model_type: str) -> ModuleType | None:
 
 
 def room_of(folder: Path) -> ModuleType | None:
-    """
-    Finds the sub-package of hf_ext that a checkpoint belongs to.
-
-    Args:
-        folder (`Path`): A model with `config.json`, or a peft adapter, which names the library of its base model.
-
-    Returns:
-        `ModuleType` or `None`: As for [`installed_room`].
-    """
+    """The sub-package of hf_ext that a checkpoint belongs to, of an adapter that of its base model."""
     adapter, config = folder / "adapter_config.json", folder / "config.json"
     if adapter.is_file():
-        mapping = _read_json(adapter).get("auto_mapping")
+        mapping = read_json_object(adapter).get("auto_mapping")
         library = str(mapping.get("parent_library")) if isinstance(mapping, dict) else ""
         if library.startswith("hf_ext."):
             return sys.modules.get(library.rpartition(".")[0])
         # peft leaves that entry out where the configuration has a task_type; our own runs name their method.
         training = folder / "training.json"
-        arguments = _read_json(training).get("arguments") if training.is_file() else None
+        arguments = read_json_object(training).get("arguments") if training.is_file() else None
         return installed_room(str(arguments.get("method"))) if isinstance(arguments, dict) else None
-    return installed_room(str(_read_json(config).get("model_type"))) if config.is_file() else None
+    return installed_room(str(read_json_object(config).get("model_type"))) if config.is_file() else None
 
 
 def room_code(room: ModuleType) -> dict[str, Path]:
-    """
-    The files of a room that travel with checkpoints.
-
-    Args:
-        room (`ModuleType`): A sub-package of hf_ext.
-
-    Returns:
-        `dict[str, Path]`: The installed files by name.
-    """
+    """The files of a room that travel with checkpoints."""
     assert room.__file__ is not None
     return {file.name: file for file in shipped_files(Path(room.__file__).parent)}
 
 
 def verify_code(folder: Path) -> None:
-    """
-    Checks that a folder holds and names no code except files of the installed package, unchanged.
-
-    Args:
-        folder (`Path`): A staged folder.
-
-    Raises:
-        ValueError: A `.py` file that is not the installed package's, or a JSON file that names code elsewhere.
-    """
+    """Checks that a folder holds and names no code except files of the installed package, unchanged."""
     from transformers.dynamic_module_utils import get_relative_imports
 
     if is_pipeline(folder):
@@ -141,16 +109,7 @@ def _verify_references(path: Path, shipped: set[str]) -> None:
 
 
 def code_references(config: dict[str, Any]) -> list[str]:
-    """
-    The classes of code beside a configuration that loaders of transformers run.
-
-    Args:
-        config (`dict`): The configuration of a model or a processor.
-
-    Returns:
-        `list[str]`: `module.Class` of `auto_map`, and of every pipeline that `custom_pipelines` describes; where one
-        of these is malformed, texts that name no class.
-    """
+    """The classes of code beside a configuration that loaders of transformers run."""
     pipelines = config.get("custom_pipelines") or {}
     items = pipelines.values() if isinstance(pipelines, dict) else [pipelines]
     named = [item.get("impl", "") if isinstance(item, dict) else item for item in items]
@@ -158,16 +117,7 @@ def code_references(config: dict[str, Any]) -> list[str]:
 
 
 def refuse_kernels(config: dict[str, Any], path: Path) -> None:
-    """
-    Refuses a configuration that makes transformers fetch and run a kernel: that is code from elsewhere.
-
-    Args:
-        config (`dict`): The configuration.
-        path (`Path`): Where it was read, for the message.
-
-    Raises:
-        ValueError: An attention or experts implementation is named as `org/name`.
-    """
+    """Refuses a configuration that makes transformers fetch and run a kernel: that is code from elsewhere."""
     for key in ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"):
         if any("/" in value for value in _strings(config.get(key, {}))):
             raise ValueError(f"{path}: {key} names a kernel on the Hub, which is code; remove the entry")
@@ -188,27 +138,15 @@ def check_loads(
     endpoint: str | None = None,
     token: str | bool | None = None,
 ) -> None:
-    """
-    Loads a staged folder as those do who pull it: from the cache of a Hub, in new processes without network and token.
-
-    In the first process hf_ext cannot be imported, so the code beside the weights is what loads; in the second, for
-    what is ours, it is imported and its classes load. The ways are those that the card shows: the Auto classes for the
-    class that was saved and for the base class, `pipeline(...)` where the card names a task, the image processor,
-    feature extractor and tokenizer; `DiffusionPipeline` for a pipeline, with all of its components; of an artifact of
-    EMR-Merging the merged model, its first task by `emr_loader.py`, and by `EMRModel`. The other heads that `auto_map`
-    names are imported; of an adapter configuration and weights are loaded. The class that was saved must find all of
-    its weights, and the file no others. A base on a Hub is downloaded if it is not in the cache.
-
-    Args:
-        folder (`str` or `Path`): A folder that [`stage`] wrote.
-        repo_id (`str`, *optional*): Where it will be published. Defaults to the name of the folder.
-        endpoint (`str`, *optional*): Address of the Hub, for the base of an artifact. Defaults to `HF_ENDPOINT`.
-        token (`str` or `bool`, *optional*): Token of that Hub.
-
-    Raises:
-        ValueError: The folder holds code that is not the installed package's (nothing was run), or it does not load;
-            the message ends with what the process wrote.
-    """
+    """Loads a staged folder as those do who pull it: from a Hub's cache, in new processes, offline, without token."""
+    # In the first process hf_ext cannot be imported, so the code beside the weights is what loads; in the second, for
+    # what is ours, it is imported and its classes load. The ways are those that the card shows: the Auto classes for
+    # the class that was saved and for the base class, `pipeline(...)` where the card names a task, the image
+    # processor, feature extractor and tokenizer; `DiffusionPipeline` with all of its components; of an artifact of
+    # EMR-Merging the merged model, and its first task by `emr_loader.py` and by `EMRModel`. The other heads that
+    # `auto_map` names are imported; of an adapter configuration and weights are loaded. The class that was saved must
+    # find all of its weights, and the file no others. Before any of that, no code was run: `verify_code` has compared
+    # each file with the installed package's. A base on a Hub is downloaded if it is not in the cache.
     folder = Path(folder).resolve()
     verify_code(folder)
     repo_id = repo_id or "org/" + (re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-") or "model")
@@ -217,10 +155,10 @@ def check_loads(
     probe = Path(__file__).with_name("load_probe.py").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as home:
         cache = Path(home, "hub")
-        _cache(cache, repo_id, _COMMIT, {name: path for name, path in walk(folder) if path.is_file()})
+        fill_cache(cache, repo_id, _COMMIT, {name: path for name, path in walk(folder) if path.is_file()})
         arguments = [repo_id]
         if base is not None:
-            arguments.append(str(_cache(cache, *base)))
+            arguments.append(str(fill_cache(cache, *base)))
         for presence in ("absent", "installed") if own else ("absent",):
             _run_probe(folder, [probe, presence, *arguments], Path(home))
 
@@ -243,10 +181,10 @@ def _run_probe(folder: Path, command: list[str], home: Path) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_TIMEOUT_SECONDS,
+            timeout=TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{folder}: did not load {how} within {_TIMEOUT_SECONDS} s") from error
+        raise ValueError(f"{folder}: did not load {how} within {TIMEOUT_SECONDS} s") from error
     if result.returncode != 0:
         raise ValueError(
             f"{folder}: does not load {how}; nothing was uploaded. The process said:\n"
@@ -254,8 +192,8 @@ def _run_probe(folder: Path, command: list[str], home: Path) -> None:
         )
 
 
-def _cache(cache: Path, repo_id: str, commit: str, files: dict[str, Path]) -> Path:
-    """Files as the cache of huggingface_hub keeps those of a repository: links to blobs. Returns their folder."""
+def fill_cache(cache: Path, repo_id: str, commit: str, files: dict[str, Path]) -> Path:
+    """Lays files out as the cache of huggingface_hub does, as links to blobs; returns their folder."""
     repository = cache / f"models--{repo_id.replace('/', '--')}"
     snapshot = repository / "snapshots" / commit
     for place in (repository / "refs", repository / "blobs", snapshot):
@@ -283,14 +221,10 @@ def _fetch_base(
     """Repository, commit and files of the weights that tasks of an artifact are restored from, if not inside it."""
     if not (folder / "emr.json").is_file():
         return None
-    base = _read_json(folder / "emr.json")["base"]
+    base = read_json_object(folder / "emr.json")["base"]
     if base["folder"] is not None:
         return None
     repo_id = base["source"].partition("@")[0]
     options: dict[str, Any] = {"endpoint": endpoint, "token": token, "allow_patterns": list(base["files"])}
     place = Path(snapshot_download(repo_id, revision=base["revision"], **options))
     return repo_id, base["revision"], {name: place / name for name in base["files"]}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return parse_json_object(path.read_bytes(), str(path))

@@ -172,18 +172,7 @@ def rehearse(
     repo_id: str | None = None,
     license: str | None = None,
 ) -> Listing:
-    """
-    Stages, and says what a push would upload and what it would leave behind.
-
-    Args:
-        source, out, processor, repo_id, license: As in [`stage`].
-
-    Returns:
-        [`Listing`]: The files, what stays behind and why, and what to look at.
-
-    Raises:
-        ValueError: As in [`stage`].
-    """
+    """Stages, and says what a push would upload and what it would leave behind."""
     stage(source, out, processor=processor, repo_id=repo_id, license=license)
     return list_files(source, out, find_machine_paths(out))
 

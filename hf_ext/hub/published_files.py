@@ -48,56 +48,24 @@ _UNLISTED = frozenset((".git", ".cache", "__pycache__"))
 
 
 def is_loaded(name: str) -> bool:
-    """
-    Whether a loader of transformers, diffusers or peft reads a file of this name.
-
-    Args:
-        name (`str`): Path in the folder of a model, with `/`.
-
-    Returns:
-        `bool`: It is one of weights, configuration, tokenizer or processor.
-    """
+    """Whether a loader of transformers, diffusers or peft reads a file of this name."""
     if part := _PART.fullmatch(name):
         return part[1] in _CONFIGURATIONS | _TOKENIZERS
     return name in _CONFIGURATIONS | _TOKENIZERS or bool(_WEIGHTS.fullmatch(name) or _TEMPLATE.fullmatch(name))
 
 
 def is_tokenizer(name: str) -> bool:
-    """
-    Whether a file of this name is a tokenizer's.
-
-    Args:
-        name (`str`): Path in the folder of a model, with `/`.
-
-    Returns:
-        `bool`: A tokenizer of transformers reads it.
-    """
+    """Whether a file of this name is a tokenizer's."""
     return name in _TOKENIZERS or bool(_TEMPLATE.fullmatch(name))
 
 
 def is_described(name: str) -> bool:
-    """
-    Whether a file of this name tells people about a model.
-
-    Args:
-        name (`str`): Path in the folder of a model, with `/`.
-
-    Returns:
-        `bool`: It is a card, a licence, or a report of hf-ext.
-    """
+    """Whether a file of this name tells people about a model: a card, a licence, or a report of hf-ext."""
     return name == "README.md" or name in LICENCES or name in REPORTS
 
 
 def walk(folder: Path) -> Iterator[tuple[str, Path]]:
-    """
-    All files of a folder, and links to other folders, which are not followed.
-
-    Args:
-        folder (`Path`): The folder.
-
-    Returns:
-        `Iterator[tuple[str, Path]]`: Paths in the folder, with `/`, and where they lie; in order.
-    """
+    """All files of a folder, and links to other folders, which are not followed."""
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _UNLISTED)
         linked = [name for name in folders if Path(place, name).is_symlink()]
@@ -107,36 +75,19 @@ def walk(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def copy_files(folder: Path, out: Path, chosen: Callable[[str], bool]) -> None:
-    """
-    Copies the chosen files of a model, but for links that leave its folder.
-
-    Args:
-        folder (`Path`): The model; [`refuse_links`] has seen it.
-        out (`Path`): Where to; exists.
-        chosen (`Callable[[str], bool]`): Whether to copy the file of this name.
-    """
+    """Copies the chosen files of a model that `refuse_links` has seen, but for links that leave its folder."""
     for name, path in walk(folder):
         if chosen(name) and path.is_file() and stays_inside(folder, path):
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, out / name)
 
 
-def refuse_links(folder: Path, is_read: Callable[[str], bool] = is_loaded) -> None:
-    """
-    Refuses a folder of which a loader would read what lies elsewhere.
-
-    What only describes the model stays behind where it is such a link; what is loaded cannot: without it the model
-    would be published broken.
-
-    Args:
-        folder (`Path`): The model.
-        is_read (`Callable[[str], bool]`, *optional*): Which names a loader reads.
-
-    Raises:
-        ValueError: A file that is read is a link that leaves the folder.
-    """
+def refuse_links(folder: Path, reads: Callable[[str], bool] = is_loaded) -> None:
+    """Refuses a folder of which a loader would read what lies elsewhere."""
+    # What only describes the model stays behind where it is such a link; what is loaded cannot: without it the model
+    # would be published broken.
     for name, path in walk(folder):
-        if is_read(name) and not stays_inside(folder, path):
+        if reads(name) and not stays_inside(folder, path):
             raise ValueError(
                 f"{path}: a link that leaves the folder, which is not published; copy what it means into the folder, "
                 "or take it out"
@@ -145,32 +96,18 @@ def refuse_links(folder: Path, is_read: Callable[[str], bool] = is_loaded) -> No
 
 @dataclass(frozen=True)
 class Listing:
-    """
-    What a push uploads and what it leaves behind.
+    """What a push uploads and what it leaves behind."""
 
-    Args:
-        files (`dict[str, int]`): Bytes of every file that goes up, by its path in the repository.
-        stays_behind (`dict[str, str]`): Why, of every file or whole folder that does not.
-        notes (`tuple[str, ...]`): What the owner should look at, such as a path of this machine in a card.
-    """
-
+    # bytes of every file, by its path in the repository
     files: dict[str, int]
+    # why, of every file or whole folder
     stays_behind: dict[str, str] = field(default_factory=dict)
+    # what the owner should look at, such as a path of this machine in a card
     notes: tuple[str, ...] = ()
 
 
 def list_files(source: object, staged: Path, notes: tuple[str, ...] = ()) -> Listing:
-    """
-    Compares a folder with what was staged of it.
-
-    Args:
-        source (`object`): The folder; of a model in memory everything goes up.
-        staged (`Path`): What [`~hf_ext.hub.publish.stage`] wrote.
-        notes (`tuple[str, ...]`, *optional*): What else to say.
-
-    Returns:
-        [`Listing`]: What goes up and what stays behind.
-    """
+    """Compares a folder with what was staged of it."""
     files = {name: path.stat().st_size for name, path in walk(staged) if path.is_file()}
     behind: dict[str, str] = {}
     if isinstance(source, (str, Path)):

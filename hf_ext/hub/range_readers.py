@@ -29,19 +29,14 @@ _RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """
-    One safetensors file of a checkpoint, as far as it can be told apart from others without reading its tensors.
-
-    Args:
-        size (`int`): Length in bytes.
-        header_sha256 (`str`): Hash of the header: its eight bytes of length and its JSON.
-        sha256 (`str` or `None`): Hash of the whole file, where a Hub lists it.
-        path (`Path` or `None`): Where it lies on this disk; `None` if it is read from a Hub.
-    """
+    """One safetensors file of a checkpoint, as far as it can be told apart from others without reading its tensors."""
 
     size: int
+    # of its eight bytes of length and its JSON
     header_sha256: str
+    # of the whole file, where a Hub lists it
     sha256: str | None
+    # on this disk; `None` if it is read from a Hub
     path: Path | None
 
 
@@ -66,15 +61,9 @@ class RangeReader(Protocol):
 
 
 class LocalFile:
-    """
-    Reads ranges of a file on disk with plain reads (no memory map: a file cut by another process must be an error,
-    not a crash).
+    """Reads ranges of a file on disk; it is kept open, so that replacing it does not mix two versions."""
 
-    Args:
-        path (`Path`): The file. It is kept open, so replacing it does not mix two versions.
-        name (`str`): Name used in the error messages.
-        sha256 (`str`, *optional*): Hash of the file, where a Hub lists it.
-    """
+    # Plain reads and no memory map: a file that another process cuts must be an error, not a crash.
 
     def __init__(self, path: Path, name: str, sha256: str | None = None) -> None:
         # To open a pipe would wait for whoever writes into it.
@@ -115,21 +104,7 @@ class LocalFile:
 
 
 class RemoteFile:
-    """
-    Reads ranges of one file of a Hub repository at one commit.
-
-    Redirects are followed by hand: the token is dropped for good as soon as one leaves the origin (scheme, host and
-    port) of the Hub. Every answer must come from the same commit and carry the same ETag.
-
-    Args:
-        repo_id (`str`): `org/name`.
-        name (`str`): Path of the file in the repository.
-        commit (`str`): Full commit sha.
-        size (`int`): Length of the file in bytes, as the Hub lists it.
-        token (`str` or `bool`, *optional*): As in `huggingface_hub`.
-        endpoint (`str`, *optional*): Address of the Hub.
-        sha256 (`str`, *optional*): Hash of the file, as the Hub lists it.
-    """
+    """Reads ranges of one file of a Hub repository at one commit."""
 
     def __init__(
         self,
@@ -187,6 +162,8 @@ class RemoteFile:
 
     def _stream(self, start: int, stop: int) -> Iterator[bytes]:
         """Yields the bytes of [start, stop) as they arrive, after the answer has been verified."""
+        # Redirects are followed by hand: the token is dropped for good as soon as one leaves the origin (scheme, host
+        # and port) of the Hub. Every answer must come from the same commit and carry the same ETag.
         url, headers = self._url, self._headers | {"Range": f"bytes={start}-{stop - 1}"}
         version = None
         for _ in range(_MAX_REDIRECTS + 1):
@@ -203,11 +180,12 @@ class RemoteFile:
                     yield from response.iter_raw()
                     return
                 target = urljoin(url, response.headers["Location"])
-                headers = self._headers_for(target, url, headers)
+                headers = self.headers_for(target, url, headers)
                 url = target
         raise self._error(f"more than {_MAX_REDIRECTS} redirects; report it to the owner of the Hub")
 
-    def _headers_for(self, target: str, url: str, headers: dict[str, str]) -> dict[str, str]:
+    def headers_for(self, target: str, url: str, headers: dict[str, str]) -> dict[str, str]:
+        """What is sent on to where the Hub redirects: no token to another origin, nothing from https to http."""
         scheme = urlsplit(target).scheme
         if scheme not in ("http", "https") or (urlsplit(url).scheme == "https" and scheme != "https"):
             raise self._error(f"the Hub redirects to {scheme}://, which is not safe; report it to its owner")

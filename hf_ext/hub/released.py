@@ -14,41 +14,25 @@ FOLDER = Path(str(resources.files("hf_ext.model_cards"))) / "released"
 
 @dataclass(frozen=True)
 class ReleasedModel:
-    """
-    What a released model says of itself, from the `released` section of its `training.json`.
-
-    Args:
-        name (`str`): Its name: what `hf-ext restore NAME …` and [`released`] take.
-        folder (`Path`): Configuration, weights, code and card.
-        task (`str`): What it does, in a few words.
-        scores (`str`): Its main result, and beside it the baseline.
-        data (`str`): What it was trained on.
-        license (`str`): What its weights may be used for.
-        parameters (`int`): Numbers in the model.
-        bytes (`int`): Size of its weights on disk.
-        steps (`int`): Steps of the training.
-        core_hours (`float`): Processor time of the training.
-    """
+    """What a released model says of itself, from the `released` section of its `training.json`."""
 
     name: str
     folder: Path
     task: str
+    # its main result, and beside it the baseline
     scores: str
     data: str
     license: str
     parameters: int
+    # of its weights on disk
     bytes: int
     steps: int
+    # processor time of the training
     core_hours: float
 
 
 def list_released() -> list[ReleasedModel]:
-    """
-    The models that travel with this installation, by name.
-
-    Returns:
-        `list[ReleasedModel]`: One for each folder of `model_cards/released`.
-    """
+    """The models that travel with this installation, by name."""
     return [_describe(folder) for folder in _folders().values()]
 
 
@@ -82,15 +66,7 @@ def released(name: str) -> Path:
 
 
 def find_model(source: str) -> str:
-    """
-    What a person typed as a model: a folder, `org/name[@revision]`, or the name of a released model.
-
-    Args:
-        source (`str`): What was typed.
-
-    Returns:
-        `str`: The folder of a released model if `source` is its name and no file or folder here; otherwise `source`.
-    """
+    """The folder of a released model if its name was typed and is no file or folder here; else what was typed."""
     folder = None if "/" in source or Path(source).expanduser().exists() else _folders().get(source)
     return source if folder is None else str(folder)
 

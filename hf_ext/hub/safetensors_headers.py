@@ -81,19 +81,7 @@ class TensorInfo:
 
 
 def parse_json_object(data: bytes | bytearray, file: str) -> dict[str, Any]:
-    """
-    Parses bytes that must hold one JSON object in which no key comes twice.
-
-    Args:
-        data (`bytes` or `bytearray`): UTF-8 text.
-        file (`str`): Name used in the error messages.
-
-    Returns:
-        `dict[str, Any]`: The object.
-
-    Raises:
-        CheckpointError: The bytes are not UTF-8, not JSON, not an object, or repeat a key.
-    """
+    """Parses bytes that must hold one JSON object in which no key comes twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(key for key, _ in pairs)
@@ -113,21 +101,13 @@ def parse_json_object(data: bytes | bytearray, file: str) -> dict[str, Any]:
     return value
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Reads a file that must hold one JSON object in which no key comes twice."""
+    return parse_json_object(path.read_bytes(), str(path))
+
+
 def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
-    """
-    Reads the first eight bytes of a safetensors file: the length of its header.
-
-    Args:
-        prefix (`bytes` or `bytearray`): The first eight bytes, or what there is of them.
-        file_size (`int`): Length of the whole file in bytes.
-        file (`str`): Name used in the error messages.
-
-    Returns:
-        `int`: Length of the JSON header in bytes.
-
-    Raises:
-        CheckpointError: The length is over 25 MB, or the file ends before the header does.
-    """
+    """Reads the first eight bytes of a safetensors file: the length of its header."""
     if file_size < 8:
         raise CheckpointError(f"{file}: {file_size} bytes are too few for a safetensors file; fetch or save it again.")
     length = int.from_bytes(prefix, "little")
@@ -144,22 +124,7 @@ def header_length(prefix: bytes | bytearray, file_size: int, file: str) -> int:
 
 
 def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """
-    Parses and verifies the JSON header of a safetensors file.
-
-    Args:
-        data (`bytes` or `bytearray`): The header, without the eight bytes before it.
-        file_size (`int`): Length of the whole file in bytes.
-        file (`str`): Name of the file, kept in each [`TensorInfo`] and used in the error messages.
-
-    Returns:
-        `tuple[dict[str, TensorInfo], dict[str, str]]`: The tensors by name, in the order in which they lie, and the
-        `__metadata__` strings.
-
-    Raises:
-        CheckpointError: An entry is malformed, or the tensors do not tile the file exactly: gap, overlap, a
-            length that is not shape times element size, an end that is not the end of the file.
-    """
+    """Parses the JSON header of a safetensors file, whose tensors must tile the file without gap or overlap."""
     entries = parse_json_object(data, file)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -189,23 +154,7 @@ def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[di
 def read_header(
     path: Path, descriptor: int, header_bytes: int, file: str
 ) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """
-    Reads the header of a file on this disk with the safetensors library, which verifies it as [`parse_header`] does.
-
-    Args:
-        path (`Path`): The file.
-        descriptor (`int`): The same file, opened before.
-        header_bytes (`int`): Length of its JSON header, as [`header_length`] gives it.
-        file (`str`): Name of the file, kept in each [`TensorInfo`] and used in the error messages.
-
-    Returns:
-        `tuple[dict[str, TensorInfo], dict[str, str]]`: The tensors by name, in the order in which they lie, and the
-        `__metadata__` strings.
-
-    Raises:
-        CheckpointError: The library refuses the file, a type or size is one that torch does not have, or the path
-            leads to another file than the descriptor.
-    """
+    """Reads the header of a file on this disk with the safetensors library, which verifies it as `parse_header`."""
     tensors = {}
     try:
         # NumPy's form is the one that maps no tensor; only the descriptions are taken from it.
@@ -253,22 +202,7 @@ def _tensor_info(name: str, entry: object, start: int, file: str) -> TensorInfo:
 
 
 def describe_tensor(name: str, dtype: object, shape: object, offset: int, file: str) -> TensorInfo:
-    """
-    Describes a tensor as torch has it, by what a header says of it.
-
-    Args:
-        name (`str`): Its name.
-        dtype (`object`): How the header names its type.
-        shape (`object`): The shape in the header.
-        offset (`int`): Its first byte in the file.
-        file (`str`): Name used in the error messages.
-
-    Returns:
-        [`TensorInfo`]: Of a type that packs several numbers into an element, the last size is that many times smaller.
-
-    Raises:
-        CheckpointError: A type or a shape that torch does not have.
-    """
+    """Describes a tensor as torch has it, by what a header says of it."""
     kind = _DTYPES.get(dtype) if isinstance(dtype, str) else None
     if kind is None:
         raise CheckpointError(
@@ -292,16 +226,7 @@ def describe_tensor(name: str, dtype: object, shape: object, offset: int, file: 
 
 
 def header_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> list[int]:
-    """
-    How a header writes the shape of a tensor.
-
-    Args:
-        dtype (`torch.dtype`): Its type.
-        shape (`tuple[int, ...]`): Its shape as torch has it.
-
-    Returns:
-        `list[int]`: The sizes; of a type that packs several numbers into an element the last one counts numbers.
-    """
+    """How a header writes the shape of a tensor."""
     packed = _PACKED.get(dtype, 1)
     return list(shape) if packed == 1 else [*shape[:-1], shape[-1] * packed]
 

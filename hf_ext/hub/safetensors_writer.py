@@ -23,27 +23,11 @@ _ALIGNMENT = 64
 
 
 class SafetensorsWriter:
-    """
-    One safetensors file that is filled in place.
+    """One safetensors file that is filled in place."""
 
-    Creating it writes the header and reserves the whole file. A file that is already there and has the same size keeps
-    its data, which is how an interrupted work goes on. The data of wide types comes first, so that every element is
-    aligned.
-
-    Args:
-        path (`str` or `Path`): The file.
-        tensors (`Mapping[str, tuple[torch.dtype, tuple[int, ...]]]`): Type and shape of every tensor, by name.
-        metadata (`Mapping[str, str]`, *optional*): Strings for the header. Defaults to `{"format": "pt"}`.
-
-    Attributes:
-        path (`Path`): The file.
-        size (`int`): Its length in bytes.
-        dtypes (`dict[str, torch.dtype]`): Type of every tensor, by name.
-
-    Raises:
-        ValueError: A type that safetensors does not have, a negative size, or a header over 25 MB.
-        OSError: The file cannot be written, or there is no room for it; the message says how much is needed.
-    """
+    # Creating it writes the header and reserves the whole file. A file that is there already and has the same size
+    # keeps its data: that is how an interrupted work goes on. The data of wide types comes first, so that every
+    # element is aligned.
 
     def __init__(
         self,
@@ -56,26 +40,17 @@ class SafetensorsWriter:
         self._lengths = {name: math.prod(shape) for name, (_, shape) in tensors.items()}
         self._descriptor = open_descriptor(self.path, os.O_RDWR | os.O_CREAT)
         try:
-            self._reserve()
+            try:
+                reserve(self._descriptor, self.size, self.path)
+            except OSError as error:
+                raise self._explain(error) from error
             self._write_at(memoryview(header), 0)
         except BaseException:
             os.close(self._descriptor)
             raise
 
     def write(self, name: str, start: int, tensor: torch.Tensor) -> None:
-        """
-        Writes a run of elements of a tensor. Thread-safe.
-
-        Args:
-            name (`str`): Name of the tensor.
-            start (`int`): First element, in row-major order.
-            tensor (`torch.Tensor`): The elements; contiguous, on the CPU, of the type of the tensor.
-
-        Raises:
-            KeyError: There is no such tensor.
-            ValueError: Another type, not contiguous, or not inside the tensor.
-            OSError: The disk is full, or the file cannot be written.
-        """
+        """Writes a run of elements of a tensor. Thread-safe."""
         dtype = self.dtypes[name]
         if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
             raise ValueError(
@@ -92,33 +67,11 @@ class SafetensorsWriter:
             self._write_at(data, self._offsets[name] + start * dtype.itemsize)
 
     def write_bytes(self, name: str, start: int, data: memoryview) -> None:
-        """
-        Writes a run of bytes of a tensor, without the checks of [`~SafetensorsWriter.write`]. Thread-safe.
-
-        Args:
-            name (`str`): Name of the tensor.
-            start (`int`): First byte, counted from the start of the tensor.
-            data (`memoryview`): The bytes.
-
-        Raises:
-            OSError: The disk is full, or the file cannot be written.
-        """
+        """Writes a run of bytes of a tensor, without the checks of [`~SafetensorsWriter.write`]. Thread-safe."""
         self._write_at(data, self._offsets[name] + start)
 
     def location(self, name: str) -> tuple[int, int]:
-        """
-        Where a tensor lies, for whoever writes it without this object.
-
-        Args:
-            name (`str`): Name of the tensor.
-
-        Returns:
-            `tuple[int, int]`: Descriptor of the file, which stays open until [`~SafetensorsWriter.close`], and the
-            first byte of the tensor in it.
-
-        Raises:
-            KeyError: There is no such tensor.
-        """
+        """Descriptor of the file, open until [`~SafetensorsWriter.close`], and the first byte of a tensor in it."""
         return self._descriptor, self._offsets[name]
 
     def flush(self) -> None:
@@ -126,12 +79,7 @@ class SafetensorsWriter:
         sync_data(self._descriptor)
 
     def close(self, *, sync: bool = True) -> None:
-        """
-        Closes the file.
-
-        Args:
-            sync (`bool`, *optional*, defaults to `True`): Whether to wait until all of it is on the disk.
-        """
+        """Closes the file."""
         if self._descriptor < 0:
             return
         try:
@@ -140,12 +88,6 @@ class SafetensorsWriter:
         finally:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _reserve(self) -> None:
-        try:
-            reserve(self._descriptor, self.size, self.path)
-        except OSError as error:
-            raise self._explain(error) from error
 
     def _write_at(self, data: memoryview, position: int) -> None:
         done = 0
@@ -168,20 +110,8 @@ class SafetensorsWriter:
 
 
 def plan_shards(sizes: Mapping[str, int], max_shard_size: int, stem: str) -> dict[str, list[str]]:
-    """
-    Distributes tensors over files, in their order, as `save_pretrained` names them.
-
-    Args:
-        sizes (`Mapping[str, int]`): Bytes of every tensor, by name.
-        max_shard_size (`int`): Bytes of data that a file may hold; a larger tensor gets a file of its own.
-        stem (`str`): For instance `"model"`: `model.safetensors`, or `model-00001-of-00002.safetensors` and so on.
-
-    Returns:
-        `dict[str, list[str]]`: Names of the tensors in every file. One file has no number in its name.
-
-    Raises:
-        ValueError: `max_shard_size` is not positive.
-    """
+    """Distributes tensors over files, in their order, as `save_pretrained` names them."""
+    # A tensor larger than the limit gets a file of its own. A single file has no number in its name.
     if max_shard_size <= 0:
         raise ValueError(f"max_shard_size is {max_shard_size}; give a positive number of bytes")
     shards: list[list[str]] = [[]]
@@ -198,16 +128,7 @@ def plan_shards(sizes: Mapping[str, int], max_shard_size: int, stem: str) -> dic
 
 
 def shard_index(shards: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -> str:
-    """
-    The text of `<stem>.safetensors.index.json`.
-
-    Args:
-        shards (`Mapping[str, Iterable[str]]`): As [`plan_shards`] returns it.
-        sizes (`Mapping[str, int]`): Bytes of every tensor, by name.
-
-    Returns:
-        `str`: JSON.
-    """
+    """The text of `<stem>.safetensors.index.json`."""
     weight_map = {name: file for file, names in shards.items() for name in names}
     index = {"metadata": {"total_size": sum(sizes[name] for name in weight_map)}, "weight_map": weight_map}
     return json.dumps(index, indent=2) + "\n"

@@ -13,11 +13,11 @@ from transformers import FeatureExtractionMixin, PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.image_processing_base import ImageProcessingMixin
 
-from .checkpoints import open_checkpoint
+from .checkpoints import PICKLES, open_checkpoint
 from .diffusers_folders import INDEX, is_pipeline, load_pipeline, read_index, save_pipeline
 from .load_check import code_references, installed_room, refuse_kernels, room_code, room_of
 from .published_files import copy_files, is_described, is_loaded, is_tokenizer, refuse_links, walk
-from .safetensors_headers import parse_json_object
+from .safetensors_headers import read_json_object
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -27,21 +27,9 @@ MANIFEST = "emr.json"
 Source: TypeAlias = Union[PreTrainedModel, PeftModel, "DiffusionPipeline", str, Path]
 Processor: TypeAlias = ImageProcessingMixin | FeatureExtractionMixin
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-
 
 def write_source(source: Source, out: Path, processor: Processor | None) -> None:
-    """
-    Writes what is published of a model, a pipeline or a folder, with the code of the installed package.
-
-    Args:
-        source (`PreTrainedModel`, `PeftModel`, `DiffusionPipeline`, `str` or `Path`): As in `stage`.
-        out (`Path`): An empty folder.
-        processor (`ImageProcessingMixin` or `FeatureExtractionMixin`, *optional*): To write beside a model in memory.
-
-    Raises:
-        TypeError, ValueError: As in `stage`.
-    """
+    """Writes what is published of a model, a pipeline or a folder, with the code of the installed package."""
     if isinstance(source, (str, Path)):
         if processor is not None:
             raise ValueError("processor belongs to a model in memory; put its files into the folder instead")
@@ -87,7 +75,7 @@ def _add_code(out: Path, room: ModuleType) -> None:
     """The files of every class that is named, and what they import; transformers copies those of the saved class."""
     code = room_code(room)
     for path in (out / "config.json", out / "preprocessor_config.json"):
-        content = parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+        content = read_json_object(path) if path.is_file() else {}
         for reference in code_references(content):
             # what else is named is refused by the check of the folder
             first = code.get(f"{reference.partition('.')[0]}.py")
@@ -129,7 +117,7 @@ def _write_pipeline(folder: Path, out: Path) -> None:
     # diffusers and the tokenizers read whatever lies in the folders of the components
     refuse_links(folder, lambda name: name.partition("/")[0] in components)
     for path in folder.glob("*/config.json"):
-        refuse_kernels(parse_json_object(path.read_bytes(), str(path)), path)
+        refuse_kernels(read_json_object(path), path)
     save_pipeline(load_pipeline(folder), out)
     copy_files(folder, out, is_described)
 
@@ -150,7 +138,7 @@ def _write_artifact(folder: Path, out: Path, room: ModuleType | None) -> None:
 
 def _load(folder: Path, exported: dict[str, Any]) -> tuple[PreTrainedModel, Processor | None]:
     """One of our models and its processor, by the classes of the installed package only."""
-    config = parse_json_object((folder / "config.json").read_bytes(), str(folder / "config.json"))
+    config = read_json_object(folder / "config.json")
     # nothing else in the configuration makes our class run code
     refuse_kernels(config, folder / "config.json")
     heads = {name: item for name, item in exported.items() if _is_class(item, PreTrainedModel)}
@@ -169,7 +157,7 @@ def _load_processor(folder: Path, exported: dict[str, Any]) -> Processor | None:
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return None
-    content = parse_json_object(path.read_bytes(), str(path))
+    content = read_json_object(path)
     name = content.get("image_processor_type") or content.get("feature_extractor_type")
     classes = {
         name: item
@@ -189,7 +177,7 @@ def _is_class(item: object, kind: type) -> bool:
 def _copy_model(folder: Path, out: Path, room: ModuleType | None) -> None:
     """What a loader reads and what describes it, of a model of another library or of an adapter."""
     for name, _ in walk(folder):
-        if "/" not in name and (name.endswith(_PICKLES) or (name.endswith(".py") and room is None)):
+        if "/" not in name and (name.endswith(PICKLES) or (name.endswith(".py") and room is None)):
             what = "code" if name.endswith(".py") else "a pickle"
             raise ValueError(f"{folder}: {name} is {what}, which is not published; take it out of the folder first")
     copy_files(folder, out, lambda name: is_loaded(name) or is_described(name))

@@ -22,42 +22,17 @@ _moving = threading.Lock()
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """
-    Opens a file for bytes, not for child processes.
-
-    Args:
-        path (`str` or `Path`): The file.
-        flags (`int`): Of `os.open`.
-        mode (`int`, *optional*, defaults to 0o666): Permissions of a new file.
-
-    Returns:
-        `int`: The descriptor.
-    """
+    """Opens a file for bytes, not for child processes."""
     return os.open(path, flags | _OPEN_FLAGS, mode)
 
 
 def has_positions() -> bool:
-    """
-    Whether the system reads and writes at a place of a file, so that compiled code and threads may do it at once.
-
-    Returns:
-        `bool`: Whether it does.
-    """
+    """Whether the system reads and writes at a place of a file: compiled code and threads may do it at once."""
     return hasattr(os, "pread") and hasattr(os, "pwrite")
 
 
 def read_at(descriptor: int, buffer: memoryview, position: int) -> int:
-    """
-    Reads bytes from a place of a file. Thread-safe.
-
-    Args:
-        descriptor (`int`): The file.
-        buffer (`memoryview`): Takes the bytes.
-        position (`int`): First byte.
-
-    Returns:
-        `int`: Bytes that were read; fewer than asked for at the end of the file, and where the system gives fewer.
-    """
+    """Reads bytes from a place of a file; possibly fewer than asked for. Thread-safe."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], position)
     if hasattr(os, "pread"):
@@ -70,17 +45,7 @@ def read_at(descriptor: int, buffer: memoryview, position: int) -> int:
 
 
 def write_at(descriptor: int, data: memoryview, position: int) -> int:
-    """
-    Writes bytes to a place of a file. Thread-safe.
-
-    Args:
-        descriptor (`int`): The file.
-        data (`memoryview`): The bytes.
-        position (`int`): Where the first one goes.
-
-    Returns:
-        `int`: Bytes that were written.
-    """
+    """Writes bytes to a place of a file. Thread-safe."""
     if hasattr(os, "pwrite"):
         return os.pwrite(descriptor, data, position)
     with _moving:
@@ -89,18 +54,8 @@ def write_at(descriptor: int, data: memoryview, position: int) -> int:
 
 
 def reserve(descriptor: int, size: int, path: Path) -> None:
-    """
-    Gives a file its length, and its room on the disk where the system can do that.
-
-    Args:
-        descriptor (`int`): The file.
-        size (`int`): Its length in bytes.
-        path (`Path`): Where it is.
-
-    Raises:
-        OSError: There is no room. Where the system cannot reserve, that is found by asking how much is free, and what
-            others write meanwhile is noticed when it happens.
-    """
+    """Gives a file its length, and its room on the disk where the system can do that."""
+    # Where the system cannot reserve, it is asked how much is free; what others write meanwhile is found later.
     missing = size - os.fstat(descriptor).st_size
     os.ftruncate(descriptor, size)
     if hasattr(os, "posix_fallocate"):
@@ -114,22 +69,13 @@ def reserve(descriptor: int, size: int, path: Path) -> None:
 
 
 def sync_data(descriptor: int) -> None:
-    """
-    Waits until what was written to a file is on the disk.
-
-    Args:
-        descriptor (`int`): The file, open for writing.
-    """
+    """Waits until what was written to a file is on the disk."""
     getattr(os, "fdatasync", os.fsync)(descriptor)
 
 
 def sync_directory(folder: str | os.PathLike[str]) -> None:
-    """
-    Waits until the names in a folder are on the disk. Windows opens no folder, and writes names through by itself.
-
-    Args:
-        folder (`str` or `Path`): The folder.
-    """
+    """Waits until the names in a folder are on the disk."""
+    # Windows opens no folder, and writes names through by itself.
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -140,37 +86,19 @@ def sync_directory(folder: str | os.PathLike[str]) -> None:
 
 
 def sync_file(path: str | os.PathLike[str]) -> None:
-    """
-    Waits until the contents of a closed file are on the disk.
-
-    Args:
-        path (`str` or `Path`): The file.
-    """
+    """Waits until the contents of a closed file are on the disk."""
     # Windows flushes only what is open for writing.
     with open(path, "rb" if os.name == "posix" else "r+b") as file:
         os.fsync(file.fileno())
 
 
 def free_bytes(folder: Path) -> int:
-    """
-    How much may be written to the disk of a folder.
-
-    Args:
-        folder (`Path`): The folder.
-
-    Returns:
-        `int`: Bytes.
-    """
+    """How much may be written to the disk of a folder."""
     return shutil.disk_usage(folder).free
 
 
 def count_cores() -> int:
-    """
-    How many cores this process may use.
-
-    Returns:
-        `int`: At least 1; all of the machine's where the system does not tell what the process may use.
-    """
+    """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .load_check import installed_room
-from .safetensors_headers import parse_json_object
+from .safetensors_headers import read_json_object
 
 # The tasks of our methods. A bare model runs some of transformers' too, but nobody means these.
 _OWN = ("image-restoration", "image-classification", "audio-classification", "text-generation", "text-classification")
@@ -16,19 +16,7 @@ _READERS = {"audio": "feature_extractor_type", "image": "image_processor_type"}
 
 
 def runnable_task(folder: Path, config: dict[str, Any], named: Iterable[str | None]) -> str | None:
-    """
-    The task that a card may promise.
-
-    Args:
-        folder (`Path`): The model.
-        config (`dict[str, Any]`): Its `config.json`.
-        named (`Iterable[str]`): Tasks that its method or its results name, the first preferred. Of a model of ours the
-            tasks of all methods are tried too.
-
-    Returns:
-        `str` or `None`: A task for which transformers has a pipeline, whose Auto class loads the architecture that was
-        saved, and whose input the folder has a tokenizer or processor for; `None` if there is none.
-    """
+    """The task that a card may promise: the first of those named that transformers can load and feed."""
     from transformers.pipelines import PIPELINE_REGISTRY
 
     tasks = [task for task in named if task is not None]
@@ -66,4 +54,4 @@ def _reads(folder: Path, kind: str) -> bool:
     path = folder / "preprocessor_config.json"
     if kind not in _READERS:
         return path.is_file() or (folder / "processor_config.json").is_file()
-    return path.is_file() and _READERS[kind] in parse_json_object(path.read_bytes(), str(path))
+    return path.is_file() and _READERS[kind] in read_json_object(path)

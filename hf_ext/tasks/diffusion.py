@@ -27,6 +27,7 @@ from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import Disen
 from hf_ext.plots.grids import draw_grid, sample_rows
 from hf_ext.settings import build
 from hf_ext.training.models import initialize_from
+from hf_ext.training.task import Task
 
 from .diffusion_data import Crops, Size, cut_view
 from .diffusion_latents import load_autoencoder, read_row, to_pixels
@@ -41,7 +42,7 @@ _CLASSES_SHOWN = 10
 
 @strict
 @dataclass
-class DisentangledDiTTask:
+class DisentangledDiTTask(Task):
     """
     Image generation with [`DisentangledDiTTransformer2DModel`], from classes or captions, of pixels or latents.
 
@@ -119,12 +120,12 @@ class DisentangledDiTTask:
             raise ValueError(f"mask_ratio must be in [0, 1), got {self.mask_ratio}.")
 
     @property
-    def pipeline_tag(self) -> str:
+    def pipeline_tag(self) -> str:  # type: ignore[override]
         """The Hub's name of the task."""
         return "unconditional-image-generation" if self.text_encoder is None else "text-to-image"
 
     @property
-    def metric_names(self) -> dict[str, str]:
+    def metric_names(self) -> dict[str, str]:  # type: ignore[override]
         """The one score of an evaluation."""
         of = f"{self.objective}, {self.eval_timesteps} fixed timesteps and noises of each image"
         return {"loss": f"denoising loss ({of})"}

@@ -75,36 +75,16 @@ class ListOps:
             )
 
     def example(self, index: int, split: str = "train") -> tuple[str, int]:
-        """
-        One example. Where texts may be shorter than 64 tokens, those before it are drawn first: for many of them use
-        [`~ListOps.examples`].
-
-        Args:
-            index (`int`): Its place in the split, at least 0.
-            split (`str`, defaults to `"train"`): `"train"`, `"validation"` or `"test"`.
-
-        Returns:
-            `tuple[str, int]`: The expression, tokens between spaces, and its value from 0 to 9.
-
-        Raises:
-            ValueError: If the split or the index does not exist, and as [`~ListOps.examples`].
-        """
+        """One example, the expression and its value."""
         if split not in SPLITS or index < 0:
             raise ValueError(f"there is no example {index} of {split!r}; splits: {', '.join(SPLITS)}, from 0 on.")
         if self.min_length + 1 >= _LONG:
             return self._new_example(index, split, set())
+        # It must differ from all before it, so they are drawn too: for many of them use `examples`.
         return next(itertools.islice(self.examples(split), index, None))
 
     def examples(self, split: str = "train") -> Iterator[tuple[str, int]]:
-        """
-        The examples of a split, from the first on, without end; no text comes twice or in another split.
-
-        Args:
-            split (`str`, defaults to `"train"`): `"train"`, `"validation"` or `"test"`.
-
-        Raises:
-            ValueError: If expressions of these limits hardly ever come up, or there are no more.
-        """
+        """The examples of a split, from the first on, without end; no text comes twice or in another split."""
         seen: set[bytes] = set()
         for index in itertools.count():
             yield self._new_example(index, split, seen)
@@ -229,23 +209,7 @@ def _write(levels: list[_Level]) -> np.ndarray:
 
 
 def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps, progress: bool = True) -> Path:
-    """
-    Writes a folder that `datasets.load_dataset` reads: one parquet file for each split, with the columns `text` and
-    `label`, and a README that says how it was made.
-
-    Args:
-        out (`str` or `Path`): The folder; it appears when it is complete.
-        counts (`dict[str, int]`): Examples of each split.
-        settings ([`ListOps`]): The generator.
-        progress (`bool`, defaults to `True`): Show a bar.
-
-    Returns:
-        `Path`: The folder.
-
-    Raises:
-        ValueError: If the folder is there already, a split is unknown or has no positive number of examples, or the
-            limits leave too few different expressions.
-    """
+    """Writes a folder that `datasets` reads: for each split a parquet file of `text` and `label`; and a README."""
     out = Path(out)
     if out.exists():
         raise ValueError(f"{out} exists: name another folder, or remove it first.")

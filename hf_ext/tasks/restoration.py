@@ -20,6 +20,7 @@ from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig
 from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 from hf_ext.training.models import initialize_from, split_revision
+from hf_ext.training.task import Task
 
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
@@ -33,7 +34,7 @@ METRICS = {"psnr": psnr, "ssim": ssim, "psnr_b": psnr_b}
 
 @strict
 @dataclass
-class SemanIRTask:
+class SemanIRTask(Task):
     """
     Image restoration with [`SemanIRForImageRestoration`]: one degradation, or one model for several.
 
@@ -78,7 +79,7 @@ class SemanIRTask:
             raise ValueError(f"top_k must be at least 1, or left out for the model's own; got {self.top_k}.")
 
     @property
-    def metric_names(self) -> dict[str, str]:
+    def metric_names(self) -> dict[str, str]:  # type: ignore[override]
         """Metrics and how they are taken; of several degradations first the mean, then each."""
         names = {} if len(self.evaluated) == 1 else self._names(self.evaluated[0], f"mean of {len(self.evaluated)}")
         # PSNR-B is taken of JPEG alone: there is no mean of it.

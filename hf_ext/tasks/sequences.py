@@ -6,7 +6,7 @@ The tasks themselves are in `texts` and `signals`.
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import peft
@@ -25,13 +25,14 @@ from hf_ext.mrconv.kernels_mrconv import MRConvFourierKernel
 from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification, MRConvPreTrainedModel
 from hf_ext.plots.kernels import draw_confusion
 from hf_ext.training.models import initialize_from, split_revision
+from hf_ext.training.task import Task
 
 Batch = dict[str, torch.Tensor]
 
 
 @strict
 @dataclass
-class MRConvTask:
+class MRConvTask(Task):
     """
     What all tasks share: building, parameter groups, batches.
 
@@ -45,10 +46,7 @@ class MRConvTask:
     # Replaced on an instance, other models train on the same data: examples/mrconv/peers.py.
     config_class: ClassVar[type[PreTrainedConfig]] = MRConvConfig
     model_class: ClassVar[Callable[..., PreTrainedModel]]
-    pipeline_tag: ClassVar[str]
-    metric_names: ClassVar[dict[str, str]]
     greater_is_better: ClassVar[bool] = True
-    eval_batch_size: ClassVar[int] = 32
 
     def validate_kernel_learning_rate(self) -> None:
         if self.kernel_learning_rate is not None and not self.kernel_learning_rate > 0:
@@ -67,19 +65,7 @@ class MRConvTask:
         raise NotImplementedError
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
-        """
-        Builds the model of the `model` section.
-
-        Args:
-            config (`dict[str, Any]`): Fields of the configuration that the task does not decide.
-            init_from (`str`, *optional*): Folder or `org/name@revision` of weights and configuration.
-
-        Returns:
-            `PreTrainedModel`: The model.
-
-        Raises:
-            ValueError: If a key or value is not allowed, or the checkpoint is for other data than the task's.
-        """
+        """Builds the model of the `model` section."""
         decided = self.model_fields()
         names = {item.name for item in fields(self.config_class)} & set(self.config_class.__annotations__)
         unknown = sorted(set(config) - (names - set(decided)))
@@ -130,8 +116,7 @@ class MRConvTask:
 
     def loss(self, model: nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
         """The model's own loss."""
-        loss: torch.Tensor = model(**cut_padding(batch)).loss
-        return loss
+        return super().loss(model, cut_padding(batch), step)
 
     def batch(self, model: nn.Module, examples: list[dict[str, Any]]) -> Batch:
         """Encoded examples as one batch on the model's device."""
@@ -139,13 +124,9 @@ class MRConvTask:
         batch = cut_padding(default_collate([self.encode(example) for example in examples]))
         return {name: values.to(device) for name, values in batch.items()}
 
-    def sample_picture(self, model: nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
-        """Nothing to draw."""
-        return None
-
     def save_model(self, model: nn.Module, state_dict: Batch, folder: Path) -> None:
-        """The model and its processor."""
-        cast(PreTrainedModel, model).save_pretrained(folder, state_dict=state_dict)
+        """Writes the model and its processor."""
+        super().save_model(model, state_dict, folder)
         self.processor().save_pretrained(folder)
 
     def processor(self) -> Any:
@@ -153,8 +134,9 @@ class MRConvTask:
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """The options of the task."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_DESCRIBED}
+        """The options of the task that change what a score means."""
+        options = super().describe()
+        return {name: options[name] for name in options if name not in ("kernel_learning_rate", "label_names")}
 
 
 def _initialize(model: nn.Module, source: str) -> None:
@@ -171,22 +153,9 @@ def _initialize(model: nn.Module, source: str) -> None:
         kernel.weight = nn.Parameter(kernel.from_pairs(kernel.weight.detach()))
 
 
-# Neither changes what a score means.
-_NOT_DESCRIBED = {"kernel_learning_rate", "label_names"}
-
-
 def cut_padding(batch: Batch) -> Batch:
-    """
-    Cuts a batch to its longest sample: examples are padded to one length, so that the loop can stack them.
-
-    Args:
-        batch (`dict[str, torch.Tensor]`):
-            `attention_mask` of shape `(batch, length)`, right-padded, with `input_ids`, `input_values` or labels of
-            that length; those of a second document end in `_2`. Without masks nothing is cut.
-
-    Returns:
-        `dict[str, torch.Tensor]`: The batch, its padding shortened.
-    """
+    """Cuts a batch to its longest sample: examples are padded to one length, so that the loop can stack them."""
+    # Names of a second document end in `_2`. Without masks nothing is cut.
     result = dict(batch)
     for suffix in ("", "_2"):
         mask = batch.get(f"attention_mask{suffix}")
@@ -239,18 +208,7 @@ class ClassificationTask(MRConvTask):
         }
 
     def label(self, example: dict[str, Any]) -> torch.Tensor:
-        """
-        The class of an example.
-
-        Args:
-            example (`dict[str, Any]`): With the label column.
-
-        Returns:
-            `torch.Tensor` of shape `()`: Its number.
-
-        Raises:
-            ValueError: If there is no such column, or the class is unknown.
-        """
+        """The number of an example's class."""
         value = column(example, self.label_column, "label_column")
         index = self.label_names.index(value) if value in self.label_names else value
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:
@@ -291,20 +249,7 @@ class ClassificationTask(MRConvTask):
 
 
 def column(example: dict[str, Any], name: str, option: str) -> Any:
-    """
-    A column of an example.
-
-    Args:
-        example (`dict[str, Any]`): The example.
-        name (`str`): The column.
-        option (`str`): The task's option that names it, for the message.
-
-    Returns:
-        Its value.
-
-    Raises:
-        ValueError: If there is no such column.
-    """
+    """The value of an example in a column, which an option of the task names."""
     if name not in example:
         raise ValueError(f"the data has no column {name!r}; it has {sorted(example)}. Set task.{option}.")
     return example[name]

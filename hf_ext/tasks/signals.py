@@ -1,4 +1,4 @@
-"""MRConv on signals: images as sequences of pixels, raw audio, and images with MRConvNeXt.."""
+"""MRConv on signals: images as sequences of pixels, raw audio, and images with MRConvNeXt."""
 
 import math
 from collections.abc import Callable
@@ -232,17 +232,7 @@ class ImageTask(ClassificationTask):
 
 
 def random_box(width: int, height: int, min_scale: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
-    """
-    A random rectangle of an image, as ImageNet models are trained on.
-
-    Args:
-        width, height (`int`): Of the image, in pixels.
-        min_scale (`float`): Least share of the image's area; its sides have a ratio from 3:4 to 4:3.
-        generator (`numpy.random.Generator`): Draws it.
-
-    Returns:
-        `tuple[int, int, int, int]`: Left, top, right and bottom; the whole image where ten draws did not fit into it.
-    """
+    """A random rectangle of an image, as ImageNet models are trained on."""
     for _ in range(10):
         area = width * height * generator.uniform(min_scale, 1)
         ratio = math.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3)))

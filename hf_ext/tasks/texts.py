@@ -1,7 +1,8 @@
-"""MRConv on tokens: ListOps, texts as bytes, pairs of texts, language modelling.."""
+"""MRConv on tokens: ListOps, texts as bytes, pairs of texts, language modelling."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from .sequences import Batch, ClassificationTask, MRConvTask, column
 PAD, UNKNOWN, EOS = "<pad>", "<unk>", "<eos>"
 
 
-def _finished(tokenizer: Tokenizer, max_length: int, **special: str) -> PreTrainedTokenizerFast:
+def _for_transformers(tokenizer: Tokenizer, max_length: int, **special: str) -> PreTrainedTokenizerFast:
     """The tokenizer for transformers; it ends every text with `<eos>`, also one that it cuts."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", pair=f"$A {EOS} $B:1 {EOS}:1", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
@@ -37,46 +38,69 @@ def _finished(tokenizer: Tokenizer, max_length: int, **special: str) -> PreTrain
 
 
 def listops_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
-    """
-    Tokens of ListOps: digits, operators and their end between spaces. Parentheses, which the published files have, are
-    dropped; `]` becomes `X`, as in the S4 recipes.
-
-    Args:
-        max_length (`int`): Most tokens of an expression, with the `<eos>` after it.
-
-    Returns:
-        `PreTrainedTokenizerFast`: 18 tokens.
-    """
+    """Tokens of ListOps: digits, operators and their end between spaces."""
+    # Parentheses, which the published files have, are dropped; `]` becomes `X`, as in the S4 recipes.
     words = [PAD, UNKNOWN, EOS, *(str(digit) for digit in range(10)), *OPERATORS, "X"]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace("(", " "), normalizers.Replace(")", " "), normalizers.Replace(END, "X")]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return _finished(tokenizer, max_length, unk_token=UNKNOWN)
+    return _for_transformers(tokenizer, max_length, unk_token=UNKNOWN)
 
 
 def byte_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
-    """
-    Tokens of any text: its UTF-8 bytes, which are its characters where it is English.
-
-    Args:
-        max_length (`int`): Most bytes of a text, with the `<eos>` after it.
-
-    Returns:
-        `PreTrainedTokenizerFast`: 258 tokens.
-    """
+    """Tokens of any text: its UTF-8 bytes, which are its characters where it is English."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [PAD, EOS, *alphabet]
     tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _finished(tokenizer, max_length)
+    return _for_transformers(tokenizer, max_length)
 
 
 @strict
 @dataclass
-class TextTask(ClassificationTask):
+class TokenTask(MRConvTask):
+    """What tasks on texts share: tokens, and the longest kernel, which is that of the longest text."""
+
+    max_length: int = 4096
+    text_column: str = "text"
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """One token for each byte."""
+        return byte_tokenizer(self.max_length)
+
+    def validate_max_length(self) -> None:
+        if self.max_length < 2:
+            raise ValueError(f"max_length must be at least 2, a token and the {EOS} after it; got {self.max_length}.")
+
+    def model_fields(self) -> dict[str, Any]:
+        """The tokenizer's sizes."""
+        return {
+            "vocab_size": len(self.tokenizer),
+            "pad_token_id": self.tokenizer.pad_token_id,
+            "eos_token_id": self.tokenizer.eos_token_id,
+            "max_position_embeddings": self.max_length,
+        }
+
+    def read_tokens(self, example: dict[str, Any], name: str, option: str) -> Batch:
+        """The text in a column as tokens, cut and padded to the tokenizer's length."""
+        text = column(example, name, option)
+        if not isinstance(text, str):
+            raise ValueError(f"expected a text, got {type(text).__name__}: set task.{option} to a column of strings.")
+        tokens = self.tokenizer(text, truncation=True, padding="max_length", return_tensors="pt")
+        return {name: tokens[name][0] for name in ("input_ids", "attention_mask")}
+
+    def processor(self) -> PreTrainedTokenizerFast:
+        """The tokenizer."""
+        return self.tokenizer
+
+
+@strict
+@dataclass
+class TextTask(TokenTask, ClassificationTask):
     """
     Classification of texts, byte by byte, with [`MRConvForSequenceClassification`].
 
@@ -85,34 +109,11 @@ class TextTask(ClassificationTask):
         text_column (`str`, defaults to `"text"`): Column of the text.
     """
 
-    max_length: int = 4096
-    text_column: str = "text"
-
     pipeline_tag: ClassVar[str] = "text-classification"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.tokenizer = self.make_tokenizer()
-
-    def make_tokenizer(self) -> PreTrainedTokenizerFast:
-        """One token for each byte."""
-        return byte_tokenizer(self.max_length)
-
-    def validate_max_length(self) -> None:
-        check_max_length(self.max_length)
-
-    def model_fields(self) -> dict[str, Any]:
-        """The tokenizer's sizes."""
-        return token_fields(self.tokenizer, self.max_length)
 
     def encode(self, example: dict[str, Any]) -> Batch:
         """Tokens, mask and class."""
-        text = column(example, self.text_column, "text_column")
-        return {**padded_tokens(self.tokenizer, text), "labels": self.label(example)}
-
-    def processor(self) -> PreTrainedTokenizerFast:
-        """The tokenizer."""
-        return self.tokenizer
+        return {**self.read_tokens(example, self.text_column, "text_column"), "labels": self.label(example)}
 
 
 @strict
@@ -127,7 +128,8 @@ class ListOpsTask(TextTask):
 
     max_length: int = 2048
 
-    def make_tokenizer(self) -> PreTrainedTokenizerFast:
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
         """One token for each word of the grammar."""
         return listops_tokenizer(self.max_length)
 
@@ -154,13 +156,13 @@ class RetrievalTask(TextTask):
 
     def encode(self, example: dict[str, Any]) -> Batch:
         """Tokens and masks of both texts, and the class."""
-        second = padded_tokens(self.tokenizer, column(example, self.second_text_column, "second_text_column"))
+        second = self.read_tokens(example, self.second_text_column, "second_text_column")
         return {**super().encode(example), **{f"{name}_2": values for name, values in second.items()}}
 
 
 @strict
 @dataclass
-class LanguageModelTask(MRConvTask):
+class LanguageModelTask(TokenTask):
     """
     Causal language modelling of bytes with [`MRConvForCausalLM`].
 
@@ -172,24 +174,18 @@ class LanguageModelTask(MRConvTask):
     """
 
     max_length: int = 1024
-    text_column: str = "text"
 
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForCausalLM
     pipeline_tag: ClassVar[str] = "text-generation"
     metric_names: ClassVar[dict[str, str]] = {"bits_per_byte": "bits per byte"}
     greater_is_better: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        self.tokenizer = byte_tokenizer(self.max_length)
-        # A prompt must not end with `<eos>`.
-        self.tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
-
-    def validate_max_length(self) -> None:
-        check_max_length(self.max_length)
-
-    def model_fields(self) -> dict[str, Any]:
-        """The tokenizer's sizes."""
-        return token_fields(self.tokenizer, self.max_length)
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """One token for each byte. A prompt must not end with `<eos>`."""
+        tokenizer = byte_tokenizer(self.max_length)
+        tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+        return tokenizer
 
     def encode(self, example: dict[str, Any]) -> Batch:
         """The beginning of the text."""
@@ -231,60 +227,3 @@ class LanguageModelTask(MRConvTask):
         """Mean over all bytes."""
         nats, count = (sum(row[name] for row in rows) for name in ("nats", "bytes"))
         return {"bits_per_byte": float(nats / count / np.log(2))}
-
-    def processor(self) -> PreTrainedTokenizerFast:
-        """The tokenizer."""
-        return self.tokenizer
-
-
-def padded_tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> Batch:
-    """
-    A text as tokens, cut and padded to the tokenizer's length.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerFast`): The tokenizer.
-        text (`str`): The text.
-
-    Returns:
-        `dict[str, torch.Tensor]`: `input_ids` and `attention_mask`, both of shape `(length,)`.
-
-    Raises:
-        ValueError: If the text is none.
-    """
-    if not isinstance(text, str):
-        raise ValueError(f"expected a text, got {type(text).__name__}: set task.text_column to a column of strings.")
-    tokens = tokenizer(text, truncation=True, padding="max_length", return_tensors="pt")
-    return {name: tokens[name][0] for name in ("input_ids", "attention_mask")}
-
-
-def token_fields(tokenizer: PreTrainedTokenizerFast, max_length: int) -> dict[str, Any]:
-    """
-    What a configuration says of its tokens.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerFast`): The tokenizer.
-        max_length (`int`): Most tokens of an input.
-
-    Returns:
-        `dict[str, Any]`: Fields of [`MRConvConfig`].
-    """
-    return {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "max_position_embeddings": max_length,
-    }
-
-
-def check_max_length(max_length: int) -> None:
-    """
-    Refuses lengths that hold nothing.
-
-    Args:
-        max_length (`int`): Most tokens of an input.
-
-    Raises:
-        ValueError: If it is below 2.
-    """
-    if max_length < 2:
-        raise ValueError(f"max_length must be at least 2, a token and the {EOS} after it; got {max_length}.")

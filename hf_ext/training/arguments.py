@@ -188,21 +188,8 @@ def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
 
 
 def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]:
-    """
-    Applies `--field value`, `--field=value` and `--section.field value` flags; a flag without a value means `true`.
-
-    `null` takes a key out, so that its default holds: `--model.num_classes null`, `--data.eval null`.
-
-    Args:
-        mapping (`dict[str, Any]`): What the YAML file holds; it is not changed.
-        flags (`list[str]`): Command-line words. Values are read as YAML.
-
-    Returns:
-        `dict[str, Any]`: The mapping with the overrides.
-
-    Raises:
-        ValueError: If a word is not a flag, or a dotted flag goes through something that is no section.
-    """
+    """Applies `--field value`, `--field=value` and `--section.field value`; a flag without a value means `true`."""
+    # `null` takes a key out, so that its default holds: `--model.num_classes null`, `--data.eval null`.
     result = _copy_sections(mapping)
     words = list(flags)
     while words:

@@ -31,19 +31,7 @@ Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 
 
 def open_source(source: DataSource, section: str = "data") -> datasets.Dataset | datasets.IterableDataset:
-    """
-    Opens a data source.
-
-    Args:
-        source ([`DataSource`]): Where the examples are.
-        section (`str`, defaults to `"data"`): Section of the run that names it, for the messages.
-
-    Returns:
-        `datasets.Dataset` or, with `streaming`, `datasets.IterableDataset`.
-
-    Raises:
-        ValueError: If the source is empty, cannot be read, or its paired folders do not match.
-    """
+    """Opens a data source."""
     path = Path(source.path).expanduser()
     if (path / "lq").is_dir() and (path / "hq").is_dir():
         return _paired_folder(path, source)
@@ -63,7 +51,8 @@ def open_source(source: DataSource, section: str = "data") -> datasets.Dataset |
 
 
 def _reasons(error: BaseException) -> str:
-    """What an exception and its causes say: datasets writes "An error occurred" over the one that tells which."""
+    """What an exception and its causes say."""
+    # datasets writes "An error occurred" over the exception that tells which.
     texts: list[str] = []
     found: BaseException | None = error
     while found is not None:
@@ -75,7 +64,7 @@ def _reasons(error: BaseException) -> str:
 
 
 def _advice(section: str) -> str:
-    """The flags by which another place is given."""
+    """Names the flags that set another place."""
     if section == "data":
         return ""
     without = ", or train without an evaluation: --data.eval null" if section == "data.eval" else ""
@@ -200,15 +189,33 @@ class PositionBatches(Sampler[list[int]]):
 class StreamBatches(IterableDataset):
     """Batches of a stream with the reading state after each; `states` holds one entry for each worker."""
 
-    def __init__(self, stream: datasets.IterableDataset, transform: Transform, seed: int, batch_size: int):
+    # How a stream resumes. A worker cannot jump to batch b: it has to know where it stopped reading. So every batch
+    # comes with the state of the worker that made it (epoch, examples consumed and made, and the place in the shards
+    # as `datasets` tells it), the training saves the last state of each worker, and a resumed loader starts every
+    # worker from its own. Without a shuffle buffer the place in the shards is enough. What a buffer held is not in
+    # that state: then (`replay`) the epoch is read again, up to the example where it stopped, without transforming.
+    # tests/training/test_resume.py compares all weights of interrupted and uninterrupted runs bit by bit.
+
+    def __init__(
+        self,
+        stream: datasets.IterableDataset,
+        transform: Transform,
+        seed: int,
+        batch_size: int,
+        *,
+        replay: bool,
+        rank: int,
+        first_batch: int,
+        states: list[dict[str, Any] | None],
+    ):
         self.stream = stream
         self.transform = transform
         self.seed = seed
         self.batch_size = batch_size
-        self.replay = False
-        self.rank = 0
-        self.first_batch = 0
-        self.states: list[dict[str, Any] | None] = []
+        self.replay = replay
+        self.rank = rank
+        self.first_batch = first_batch
+        self.states = states
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], int, dict[str, Any]] | None]:
         worker = get_worker_info()
@@ -251,22 +258,11 @@ class StreamBatches(IterableDataset):
 
 
 class TrainingLoader:
-    """
-    Endless training batches of one process, resumable at any batch.
+    """Endless training batches of one process, resumable at any batch."""
 
-    Args:
-        data (`datasets.Dataset` or `datasets.IterableDataset`): Open training data.
-        source ([`DataSource`]): Its description, for the shuffle buffer.
-        transform (`Callable`): `(example, generator)` to a dictionary of tensors.
-        seed (`int`): Decides order and augmentation.
-        batch_size (`int`): Examples for each batch.
-        num_workers (`int`): Loader processes; 0 reads in this process.
-        rank, world_size (`int`): This process and their number.
-        first_batch (`int`, defaults to 0): Batches that this process already consumed.
-        stream_states (`list[dict | None]`, *optional*): What [`~TrainingLoader.stream_states`] was then.
-        groups (`numpy.ndarray`, *optional*):
-            A number for each example of map-style data; examples of a batch then have the same one.
-    """
+    # To resume it is given the number of batches that this process consumed (`first_batch`) and, of a stream, what
+    # `stream_states` was then. `groups` holds a number for each example of map-style data: the examples of a batch
+    # then have the same one.
 
     def __init__(
         self,
@@ -287,10 +283,17 @@ class TrainingLoader:
         self.stream_states: list[dict[str, Any] | None] = stream_states or [None] * max(1, num_workers)
         self.is_stream = isinstance(data, datasets.IterableDataset)
         if isinstance(data, datasets.IterableDataset):
-            stream = self._split(data, source, seed, num_workers, rank, world_size)
-            batches = StreamBatches(stream, transform, seed, batch_size)
-            batches.replay, batches.rank, batches.first_batch = bool(source.shuffle_buffer), rank, first_batch
-            batches.states = list(self.stream_states)
+            stream = self._split_stream(data, source, seed, num_workers, rank, world_size)
+            batches = StreamBatches(
+                stream,
+                transform,
+                seed,
+                batch_size,
+                replay=bool(source.shuffle_buffer),
+                rank=rank,
+                first_batch=first_batch,
+                states=list(self.stream_states),
+            )
             self.loader = _QuietLoader(batches, batch_size=None, **options)
         else:
             sampler = PositionBatches(batch_size, rank, world_size, first_batch)
@@ -298,7 +301,7 @@ class TrainingLoader:
             self.loader = _QuietLoader(samples, batch_sampler=sampler, **options)
 
     @staticmethod
-    def _split(
+    def _split_stream(
         data: datasets.IterableDataset, source: DataSource, seed: int, num_workers: int, rank: int, world_size: int
     ) -> datasets.IterableDataset:
         if source.shuffle_buffer:
@@ -340,20 +343,16 @@ class TrainingLoader:
 
 
 class _QuietLoader(DataLoader):
-    """
-    A loader that may have more processes than there are cores.
+    """A loader that may have more processes than there are cores."""
 
-    torch warns twice of each such loader. A recipe is made for other machines than this one, a few processes more do
-    no harm to reading, and of a stream their number decides the order: so it stays, up to the limit of
-    `_check_workers`.
-    """
-
+    # torch warns twice of each such loader. A recipe is made for other machines than this one, a few processes more do
+    # no harm, and of a stream their number decides the order: so it stays, up to the limit of `_check_workers`.
     def check_worker_number_rationality(self) -> None:
         """Says nothing."""
 
 
 def _check_workers(num_workers: int) -> None:
-    """More loader processes than processors only wait for each other, and exhaust memory on big machines."""
+    """Refuses many more loader processes than cores, which only wait for each other and exhaust memory."""
     limit = 4 * (os.cpu_count() or 1)
     if num_workers > limit:
         raise ValueError(

@@ -3,7 +3,7 @@
 import atexit
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 import torch
@@ -15,13 +15,11 @@ from ..files import write_json
 from .arguments import DataSource
 from .data import read_example
 from .provenance import published_name
-
-if TYPE_CHECKING:
-    from .task import Task
+from .task import Task
 
 
 def evaluate(
-    task: "Task", model: torch.nn.Module, data: datasets.Dataset, accelerator: Accelerator | None = None
+    task: Task, model: torch.nn.Module, data: datasets.Dataset, accelerator: Accelerator | None = None
 ) -> dict[str, float]:
     """
     Evaluates a model on every example of a data set exactly once, over all processes.
@@ -48,7 +46,8 @@ def evaluate(
     model.eval()
     scores: list[tuple[int, dict[str, float]]] = []
     with torch.no_grad():
-        batches = list(_share(len(data), task.eval_batch_size, accelerator))
+        shares = (accelerator.process_index, accelerator.num_processes)
+        batches = list(share_batches(len(data), task.eval_batch_size, *shares))
         for indices, is_repeat in tqdm(batches, "evaluating", leave=False, disable=not accelerator.is_main_process):
             examples = [read_example(data, index) for index in indices]
             rows = task.evaluate_batch(model, examples, indices)
@@ -59,30 +58,18 @@ def evaluate(
     return task.summarize([row for _, row in gathered])
 
 
-def _share(count: int, batch_size: int, accelerator: Accelerator) -> Iterator[tuple[list[int], bool]]:
-    """Batches of this process. All processes get equally many, since sharded models run forward together."""
+def share_batches(count: int, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[list[int], bool]]:
+    """Batches of indices of one process, and whether each only repeats another process's."""
+    # All processes get equally many: the forward passes of a sharded model run on all of them together.
     batches = [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)]
-    for first in range(0, len(batches), accelerator.num_processes):
-        mine = first + accelerator.process_index
+    for mine in range(rank, rank + len(batches), world_size):
         yield batches[min(mine, len(batches) - 1)], mine >= len(batches)
 
 
 def write_results(
-    path: Path | None, task: "Task", metrics: dict[str, float], source: DataSource, revision: str | None = None
+    path: Path | None, task: Task, metrics: dict[str, float], source: DataSource, revision: str | None = None
 ) -> dict[str, Any]:
-    """
-    Writes `eval.json`: what was measured, how, on what.
-
-    Args:
-        path (`Path`, *optional*): The file; nothing is written when not given.
-        task ([`Task`]): Names the metrics and their protocol.
-        metrics (`dict[str, float]`): What [`evaluate`] returned.
-        source ([`DataSource`]): The evaluation data.
-        revision (`str`, *optional*): Commit of the model, where it came from a Hub.
-
-    Returns:
-        `dict`: The content of the file.
-    """
+    """Writes `eval.json`: what was measured, how, on what."""
     results = [
         {
             "metric": name,

@@ -34,12 +34,11 @@ from .state import (
     Progress,
     RunFolder,
     WeightAverage,
-    append_row,
     clear_write_errors,
     load_state,
     save_state,
 )
-from .task import ReadsData, Task
+from .task import Task
 
 
 def train(task: Task, arguments: TrainingArguments) -> dict[str, float]:
@@ -66,6 +65,18 @@ def train(task: Task, arguments: TrainingArguments) -> dict[str, float]:
 
 class _Training:
     """One process's part in a run."""
+
+    # One step, from top to bottom (`fit`):
+    #   batch      the loader yields batch `step * passes + index` of this process; its examples, their order and their
+    #              augmentation depend on (seed, rank, batch) alone
+    #   seed       dropout and the like are drawn from (seed, rank, batch) too
+    #   loss       the task's; backward; gradients are summed over the passes and averaged over the processes
+    #   update     clipped norm, AdamW, schedule, weight average
+    #   log        every logging_steps: one row, which is also where a loss that is not finite ends the run
+    #   evaluate   every eval_steps, with the averaged weights; the best ones become best/
+    #   save       every save_steps: snapshot/, then, last of all, the resume state
+    # No step reads a random state that an earlier one left. So a run that is continued from a state goes on as the run
+    # that was never interrupted: only weights, optimizer, schedule, average and progress have to be saved.
 
     def __init__(self, task: Task, arguments: TrainingArguments):
         self.task = task
@@ -115,7 +126,7 @@ class _Training:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
         arguments = self.arguments
         set_seed(arguments.seed)
-        self.groups = self.task.read_data(self.train_data) if isinstance(self.task, ReadsData) else None
+        self.groups = self.task.read_data(self.train_data)
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from)
         if arguments.peft is not None and init_from is not None:
@@ -268,8 +279,7 @@ class _Training:
         self.accelerator.log(values, step=self.progress.step)
         if self.accelerator.is_main_process:
             row = {"step": self.progress.step, "samples": self.progress.samples, **values}
-            with clear_write_errors("metrics.jsonl", self.folder):
-                append_row(self.folder.metrics, row)
+            self.folder.add_metrics(row)
 
     def _checkpoint(self) -> None:
         """Evaluation, resume state and snapshots where they are due."""
@@ -321,7 +331,7 @@ class _Training:
             picture.save(folder / f"step-{self.progress.step}.png")
 
     def _published_weights(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.average is None else self.average.applied()
+        return contextlib.nullcontext() if self.average is None else self.average.apply()
 
     def _write_snapshot(self, final: Path) -> None:
         """A loadable model folder with what its card needs."""

@@ -25,15 +25,7 @@ STARTED_ANEW = "hf_ext_started_anew"
 
 
 def split_revision(source: str) -> tuple[str, str]:
-    """
-    Splits `org/name@revision`, as `from_pretrained` wants it.
-
-    Args:
-        source (`str`): Local folder, or Hub id with or without a revision.
-
-    Returns:
-        `tuple[str, str]`: Folder or id, and revision (`"main"` where none is named).
-    """
+    """Splits `org/name@revision`, as `from_pretrained` wants it."""
     if Path(source).expanduser().exists():
         return str(Path(source).expanduser()), "main"
     name, _, revision = source.partition("@")
@@ -41,15 +33,7 @@ def split_revision(source: str) -> tuple[str, str]:
 
 
 def pin_revision(source: str) -> str:
-    """
-    Names the commit that a Hub id stands for now, so that configuration and weights are of one commit.
-
-    Args:
-        source (`str`): Local folder, name of a released model, or Hub id with or without a revision.
-
-    Returns:
-        `str`: The folder as it is, or `org/name@commit`.
-    """
+    """Names the commit that a Hub id stands for now, so that configuration and weights are of one commit."""
     source = find_model(source)
     index = pipeline_index(source)
     if index is not None:
@@ -61,15 +45,7 @@ def pin_revision(source: str) -> str:
 
 
 def pipeline_index(source: str) -> Path | None:
-    """
-    Finds what tells a diffusers pipeline from one model.
-
-    Args:
-        source (`str`): Local folder, or Hub id with or without a revision.
-
-    Returns:
-        `Path` or `None`: Its `model_index.json`, where there is one; of a Hub it lies in a folder named by the commit.
-    """
+    """The `model_index.json` of a diffusers pipeline, of a Hub in a folder named by its commit; `None` of others."""
     name, revision = split_revision(source)
     if Path(name).exists():
         index = Path(name) / "model_index.json"
@@ -82,20 +58,7 @@ def pipeline_index(source: str) -> Path | None:
 
 
 def build_model(task: "Task", section: dict[str, Any], init_from: str | None) -> torch.nn.Module:
-    """
-    Builds a task's model.
-
-    Args:
-        task ([`Task`]): The method's part of the loop.
-        section (`dict[str, Any]`): The `model` section of a run.
-        init_from (`str`, *optional*): Folder or `org/name@revision` of the initial weights.
-
-    Returns:
-        `torch.nn.Module`: The model.
-
-    Raises:
-        ValueError: If the section, or the checkpoint's configuration, holds a value that is not allowed.
-    """
+    """Builds a task's model; a wrong value in a configuration is said with the section that holds it."""
     try:
         return task.build_model(section, init_from)
     except StrictDataclassError as error:
@@ -104,23 +67,9 @@ def build_model(task: "Task", section: dict[str, Any], init_from: str | None) ->
 
 
 def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...] = ()) -> list[str]:
-    """
-    Copies the tensors of a checkpoint into a model; only safetensors are read.
-
-    Every tensor that both have must have the same shape, but for those of a transformers model's head and of the
-    modules in `of_data`, which start anew where they are for other classes or another scale.
-
-    Args:
-        model (`torch.nn.Module`): The model; its other tensors keep their initial values.
-        source (`str`): Folder or `org/name@revision`.
-        of_data (`tuple[str, ...]`, *optional*): Modules whose sizes follow the data, such as an embedding of classes.
-
-    Returns:
-        `list[str]`: Names of the model's tensors that the checkpoint did not provide.
-
-    Raises:
-        ValueError: If no tensor fits, or one outside the head has another shape.
-    """
+    """Copies the tensors of a checkpoint into a model; returns the names of those that it does not have."""
+    # Every tensor that both have must have the same shape, but for those of a transformers model's head and of the
+    # modules in `of_data` (an embedding of classes): these start anew where they are for other classes.
     tensors = model.state_dict()
     with open_checkpoint(source) as checkpoint, torch.no_grad():
         found = {name: tuple(checkpoint.info(name).shape) for name in tensors if name in checkpoint}
@@ -160,21 +109,7 @@ def _is_of_head(model: torch.nn.Module, name: str) -> bool:
 
 
 def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str) -> peft.PeftModel:
-    """
-    Wraps a model for parameter-efficient fine-tuning.
-
-    Args:
-        model (`torch.nn.Module`): The base model; its weights are frozen.
-        configuration (`dict[str, Any]`): A peft configuration with its `peft_type`.
-        base (`str`): Folder or `org/name@revision` of the base weights; the adapter names it.
-
-    Returns:
-        `peft.PeftModel`: The model with its adapter.
-
-    Raises:
-        ValueError: If the configuration is not one of peft's, fits no module, or leaves tensors frozen that the base
-            does not have.
-    """
+    """Wraps a model for parameter-efficient fine-tuning."""
     known = sorted(kind.value for kind in peft.PeftType)
     if configuration.get("peft_type") not in known:
         raise ValueError(f"peft.peft_type is {configuration.get('peft_type')!r}; allowed: {', '.join(known)}.")
@@ -199,18 +134,7 @@ def add_adapter(model: torch.nn.Module, configuration: dict[str, Any], base: str
 
 
 def adapter_base(source: str) -> str | None:
-    """
-    Names the model that a peft adapter belongs to.
-
-    Args:
-        source (`str`): Folder or `org/name@revision` of an adapter, or of a whole model.
-
-    Returns:
-        `str` or `None`: Folder or `org/name@revision` of the base model; `None` where `source` is no adapter.
-
-    Raises:
-        ValueError: If the adapter names no base model.
-    """
+    """Names the model that a peft adapter belongs to; `None` where `source` is no adapter."""
     name, revision = split_revision(source)
     local = Path(name) / "adapter_config.json"
     if not (local.is_file() if Path(name).exists() else file_exists(name, local.name, revision=revision)):
@@ -223,30 +147,13 @@ def adapter_base(source: str) -> str | None:
 
 
 def load_adapter(model: torch.nn.Module, source: str) -> peft.PeftModel:
-    """
-    Puts a trained adapter on its base model.
-
-    Args:
-        model (`torch.nn.Module`): The base model, with its weights.
-        source (`str`): Folder or `org/name@revision` of the adapter.
-
-    Returns:
-        `peft.PeftModel`: The adapted model, not to be trained further.
-    """
+    """Puts a trained adapter on its base model."""
     name, revision = split_revision(source)
     return peft.PeftModel.from_pretrained(cast(PreTrainedModel, model), name, revision=revision)
 
 
 def enable_activation_checkpointing(model: torch.nn.Module) -> None:
-    """
-    Turns on recomputation of activations in the backward pass.
-
-    Args:
-        model (`torch.nn.Module`): A transformers or diffusers model, or a peft model of one.
-
-    Raises:
-        TypeError: If the model is of another kind.
-    """
+    """Turns on recomputation of activations in the backward pass."""
     base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     if isinstance(base, PreTrainedModel):
         base.activation_checkpointing_enable()

@@ -13,15 +13,7 @@ from .state import RunFolder
 
 
 def check_tracker(name: str) -> None:
-    """
-    Refuses a tracker that is not installed, for which accelerate would only warn.
-
-    Args:
-        name (`str`): The tracker, or `"none"`.
-
-    Raises:
-        ValueError: With those that are installed.
-    """
+    """Refuses a tracker that is not installed, for which accelerate would only warn."""
     trackers = [str(tracker) for tracker in get_available_trackers()]
     if name not in ("none", *trackers):
         raise ValueError(
@@ -31,16 +23,7 @@ def check_tracker(name: str) -> None:
 
 
 def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> None:
-    """
-    Refuses what this machine, or the way in which it is used, cannot do.
-
-    Args:
-        arguments ([`TrainingArguments`]): The run.
-        accelerator (`Accelerator`): Knows devices and processes.
-
-    Raises:
-        ValueError: With what to set instead.
-    """
+    """Refuses what this machine, or the way in which it is used, cannot do."""
     if arguments.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise ValueError("mixed_precision fp16 needs a GPU: use bf16 or 'no' on a CPU.")
     if arguments.ema_decay and accelerator.distributed_type == DistributedType.FSDP:
@@ -51,17 +34,7 @@ def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> N
 
 
 def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> None:
-    """
-    Calls a function on the main process, then on the others. Where it fails on the main process it fails everywhere,
-    instead of leaving the others to wait.
-
-    Args:
-        accelerator (`Accelerator`): Of these processes.
-        function (`Callable`): What to call.
-
-    Raises:
-        ValueError, TypeError, OSError: What the function raises; a `ValueError` on the others.
-    """
+    """Calls a function on the main process, then on the others; where it fails there, it fails everywhere."""
     failure: list[str | None] = [None]
     if accelerator.is_main_process:
         try:
@@ -77,18 +50,7 @@ def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> No
 
 
 def check_weights(model: torch.nn.Module, accelerator: Accelerator, run: RunFolder, step: int) -> None:
-    """
-    Refuses to save weights that are not finite: a gradient may overflow in a step whose loss was still finite.
-
-    Args:
-        model (`torch.nn.Module`): The model.
-        accelerator (`Accelerator`): Of these processes.
-        run ([`RunFolder`]): Tells the last good state.
-        step (`int`): The step that was just finished.
-
-    Raises:
-        FloatingPointError: If a weight is NaN or infinite, on any process.
-    """
+    """Refuses to save weights that are not finite: a gradient may overflow in a step whose loss was still finite."""
     bad = torch.zeros((), device=accelerator.device)
     for parameter in model.parameters():
         # FSDP keeps a part of each weight on each process.

@@ -16,18 +16,7 @@ from .state import Progress
 def provenance(
     arguments: TrainingArguments, task: dict[str, Any], progress: Progress, processes: int
 ) -> dict[str, Any]:
-    """
-    The content of `training.json`.
-
-    Args:
-        arguments ([`TrainingArguments`]): The run.
-        task (`dict[str, Any]`): Options of its task.
-        progress ([`Progress`]): How far it is.
-        processes (`int`): Training processes.
-
-    Returns:
-        `dict[str, Any]`: What JSON can hold; it names no folder of this machine.
-    """
+    """The content of `training.json`."""
     libraries = ("hf-ext", "torch", "transformers", "diffusers", "peft", "accelerate", "datasets")
     cpu = f"CPU ({platform.machine()}), {torch.get_num_threads()} thread(s)"
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
@@ -44,29 +33,13 @@ def provenance(
 
 
 def published_name(path: str) -> str:
-    """
-    How a data set or model is called outside this machine: a local folder by its last name, a Hub id as it is.
-
-    Args:
-        path (`str`): Local path or Hub id.
-
-    Returns:
-        `str`: The name.
-    """
+    """How a data set or model is called outside this machine: a local folder by its last name, a Hub id as it is."""
     local = Path(path).expanduser()
     return local.resolve().name if local.exists() else path
 
 
 def public_arguments(arguments: TrainingArguments) -> dict[str, Any]:
-    """
-    Arguments as they are published: local folders by their last name only.
-
-    Args:
-        arguments ([`TrainingArguments`]): The run.
-
-    Returns:
-        `dict[str, Any]`: What JSON can hold.
-    """
+    """Arguments as they are published: local folders by their last name only."""
     content = asdict(arguments)
     del content["output_dir"]
     for source in (content["data"]["train"], content["data"].get("eval")):
@@ -81,12 +54,7 @@ def public_arguments(arguments: TrainingArguments) -> dict[str, Any]:
 
 
 def source_commit() -> str | None:
-    """
-    The commit of hf_ext, where it runs from its git checkout.
-
-    Returns:
-        `str` or `None`: The full hash, with `-dirty` where files differ from it.
-    """
+    """The commit of hf_ext, where it runs from its git checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

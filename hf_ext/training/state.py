@@ -43,21 +43,16 @@ class Progress:
 
 
 class WeightAverage:
-    """
-    Exponential moving average of a model's parameters and saved floating-point buffers, on diffusers' `EMAModel`.
+    """Exponential moving average of a model's parameters and saved floating-point buffers."""
 
-    `EMAModel` averages what requires gradients and copies the rest. Statistics such as those of BatchNorm belong to
-    the averaged weights, so they are averaged over the same horizon; integer buffers are copied.
-
-    Args:
-        model (`torch.nn.Module`): The model, unwrapped.
-        decay (`float`): Decay of the average, reached from below as (1 + t) / (10 + t).
-    """
+    # diffusers' EMAModel reaches the decay from below, as (1 + t) / (10 + t); it averages what requires gradients and
+    # copies the rest. Statistics such as those of BatchNorm belong to the averaged weights, so they are averaged over
+    # the same horizon: they are handed over as aliases, which share the memory of the buffers and claim a gradient
+    # without the model knowing. Integer buffers are copied.
 
     def __init__(self, model: torch.nn.Module, decay: float):
         saved = model.state_dict(keep_vars=True)
         buffers = [buffer for name, buffer in model.named_buffers() if name in saved]
-        # Detached aliases share memory with the buffers, and may claim a gradient without the model knowing.
         aliases = [buffer.detach().requires_grad_(buffer.is_floating_point()) for buffer in buffers]
         self.tensors = cast(list[torch.nn.Parameter], [*model.parameters(), *aliases])
         self.average = EMAModel(self.tensors, decay=decay)
@@ -67,7 +62,7 @@ class WeightAverage:
         self.average.step(self.tensors)
 
     @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """Puts the averaged weights into the model for the duration of a `with` block."""
         self.average.store(self.tensors)
         self.average.copy_to(self.tensors)
@@ -89,14 +84,17 @@ class WeightAverage:
 
 
 class RunFolder:
-    """
-    The folder of one run.
+    """The folder of one run."""
 
-    `args.json`, `metrics.jsonl`, `state/step-N/` (resume states), `snapshot/` and `best/` (loadable models).
-
-    Args:
-        path (`str` or `Path`): The folder.
-    """
+    # args.json        the arguments, written first: it marks the folder as ours
+    # metrics.jsonl    a row for each log and each evaluation
+    # state/step-N/    resume states of all processes: whole, or absent
+    # snapshot/, best/ loadable models: the last saved and the best evaluated
+    #
+    # How a run resumes. A state is written under a temporary name, synced, and renamed when it is complete, after
+    # everything else of its step: the newest state therefore never promises what is not on disk. Whatever was written
+    # after it (rows of metrics, a newer snapshot) belongs to steps that are done again: rows are dropped, snapshots
+    # replaced whole. tests/training/test_kill.py kills runs at any moment and compares what they leave.
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -107,19 +105,9 @@ class RunFolder:
         self.best = self.path / "best"
 
     def check(self, arguments: TrainingArguments, processes: int) -> None:
-        """
-        Refuses a folder that a run must not be written to; nothing is written.
-
-        Args:
-            arguments ([`TrainingArguments`]): Arguments of the run that starts.
-            processes (`int`): Number of training processes.
-
-        Raises:
-            ValueError: If the folder holds a run with other arguments or files of something else, is a file, or lies
-                inside the data.
-        """
+        """Refuses a folder that a run must not be written to; nothing is written."""
         if self.arguments.exists():
-            self._check(read_json(self.arguments), {"arguments": asdict(arguments), "processes": processes})
+            self._check_arguments(read_json(self.arguments), {"arguments": asdict(arguments), "processes": processes})
             return
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file: choose a folder as output_dir.")
@@ -128,7 +116,9 @@ class RunFolder:
                 f"{self.path} holds training files but no args.json, so it is not a run that can be continued: "
                 "choose another output_dir."
             )
-        others = sorted(path.name for path in self.path.glob("*") if not _may_lie_beside(path.name))
+        # Beside a new run may lie hidden files, and the files that its output goes to.
+        names = sorted(path.name for path in self.path.glob("*"))
+        others = [name for name in names if not name.startswith(".") and not name.endswith((".log", ".out", ".err"))]
         if others:
             raise ValueError(
                 f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}): choose a "
@@ -143,16 +133,7 @@ class RunFolder:
                 )
 
     def prepare(self, arguments: TrainingArguments, processes: int) -> None:
-        """
-        Creates the folder, or readies an existing run of the same arguments for being continued.
-
-        Args:
-            arguments ([`TrainingArguments`]): Arguments of the run that starts.
-            processes (`int`): Number of training processes.
-
-        Raises:
-            ValueError: As in [`~RunFolder.check`].
-        """
+        """Creates the folder, or prepares an existing run of the same arguments for going on."""
         self.check(arguments, processes)
         self.path.mkdir(parents=True, exist_ok=True)
         # First: it is what marks the folder as ours.
@@ -164,7 +145,7 @@ class RunFolder:
         for folder in (self.snapshot, self.best):
             recover_folder(folder)
 
-    def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    def _check_arguments(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         if not isinstance(found, dict) or not found.keys() >= wanted.keys():
             raise ValueError(f"{self.arguments} was not written by a training: choose another output_dir.")
         before, now = found["arguments"], wanted["arguments"]
@@ -197,13 +178,7 @@ class RunFolder:
         return self.states / f"step-{step}"
 
     def prune(self, keep_last: int, best_step: int) -> None:
-        """
-        Deletes all resume states but the last `keep_last` and the best.
-
-        Args:
-            keep_last (`int`): How many of the newest to keep.
-            best_step (`int`): The step to keep besides them.
-        """
+        """Deletes all resume states but the last `keep_last` and the best."""
         for step in self.saved_steps()[:-keep_last]:
             if step != best_step:
                 doomed = self.state(step).with_suffix(".tmp")
@@ -211,15 +186,15 @@ class RunFolder:
                 shutil.rmtree(doomed)
 
     def truncate_metrics(self, step: int) -> None:
-        """
-        Drops rows that were written after the state from which the run continues.
-
-        Args:
-            step (`int`): The last step to keep.
-        """
+        """Drops rows that were written after the state from which the run continues."""
         rows = [row for row in self.read_metrics() if row["step"] <= step]
         with whole_file(self.metrics, "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        """Adds a row to `metrics.jsonl`."""
+        with clear_write_errors(self.metrics.name, self), self.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Rows of `metrics.jsonl`; a last line that a crash cut off is left out."""
@@ -229,35 +204,9 @@ class RunFolder:
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def _may_lie_beside(name: str) -> bool:
-    """What may be in the folder of a new run: hidden files, and where the output of the run goes."""
-    return name.startswith(".") or name.endswith((".log", ".out", ".err"))
-
-
-def append_row(path: Path, row: dict[str, Any]) -> None:
-    """
-    Adds a line to a JSON-lines file.
-
-    Args:
-        path (`Path`): The file.
-        row (`dict[str, Any]`): What JSON can hold.
-    """
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
 @contextlib.contextmanager
 def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
-    """
-    Turns a failed write into a message that names the place, the free space and the last good state.
-
-    Args:
-        what (`str`): What is being written.
-        run ([`RunFolder`]): The run.
-
-    Raises:
-        OSError: In place of the errors with which torch and safetensors report a failed write.
-    """
+    """Turns a failed write into a message that names the place, the free space and the last good state."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -273,18 +222,7 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
 
 
 def save_state(accelerator: Accelerator, run: RunFolder, step: int, stream_states: list[Any]) -> None:
-    """
-    Writes the resume state of all processes: under a temporary name, then renamed once it is complete and durable.
-
-    Args:
-        accelerator (`Accelerator`): Holds model, optimizer and registered objects.
-        run ([`RunFolder`]): Where to.
-        step (`int`): The step that was just finished.
-        stream_states (`list`): Reading states of this process's loader.
-
-    Raises:
-        OSError: If the disk is full or the folder cannot be written.
-    """
+    """Writes the resume state of all processes: under a temporary name, renamed once it is complete and durable."""
     temporary = run.states / f"step-{step}.tmp"
     with clear_write_errors(f"the state of step {step}", run):
         accelerator.save_state(str(temporary))
@@ -297,17 +235,8 @@ def save_state(accelerator: Accelerator, run: RunFolder, step: int, stream_state
 
 
 def load_state(accelerator: Accelerator, run: RunFolder, step: int) -> list[Any]:
-    """
-    Restores what [`save_state`] wrote. States are pickles: only folders of this run are read.
-
-    Args:
-        accelerator (`Accelerator`): With the same objects prepared and registered.
-        run ([`RunFolder`]): Where from.
-        step (`int`): Which state.
-
-    Returns:
-        `list`: Reading states for this process's loader.
-    """
+    """Restores what [`save_state`] wrote; returns the reading states for this process's loader."""
+    # States are pickles: only folders of this run are read.
     accelerator.load_state(str(run.state(step)))
     states: list[Any] = read_json(run.state(step) / f"stream-{accelerator.process_index}.json")
     return states

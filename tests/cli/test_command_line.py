@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError
 
 from hf_ext_cli.errors import classify
-from hf_ext_cli.main import COMMANDS, main
+from hf_ext_cli.main import COMMANDS, Commands, main
 from hf_ext_cli.output import finite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +28,21 @@ GROUPS = ("hub", "emr", "mrconv", "semanir", "dit")
 
 def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def run_failing(error: BaseException) -> Result:
+    """hf-ext with a command that raises."""
+
+    class Failing(Commands):
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+            return click.Command(cmd_name, callback=fail)
+
+    def fail() -> None:
+        if isinstance(error, StrictDataclassFieldValidationError):
+            raise error from ValueError("the width is wrong")
+        raise error
+
+    return CliRunner().invoke(Failing("hf-ext", params=main.params, callback=main.callback), ["fail"])
 
 
 def all_commands() -> dict[str, click.Command]:
@@ -170,14 +185,8 @@ def test_a_value_before_the_model_is_refused(tmp_path):
         (KeyboardInterrupt(), 1),
     ],
 )
-def test_an_expected_error_is_a_message_with_its_exit_code(monkeypatch, error, exit_code):
-    def fail(source: str) -> None:
-        if isinstance(error, StrictDataclassFieldValidationError):
-            raise error from ValueError("the width is wrong")
-        raise error
-
-    monkeypatch.setattr("hf_ext_cli.information.describe", fail)
-    result = run("info", "model")
+def test_an_expected_error_is_a_message_with_its_exit_code(error, exit_code):
+    result = run_failing(error)
     assert result.exit_code == exit_code
     text = error.__cause__ if isinstance(error, StrictDataclassFieldValidationError) else error
     assert result.stderr == ("\nAborted!\n" if isinstance(error, KeyboardInterrupt) else f"Error: {text}\n")
@@ -195,12 +204,8 @@ def test_debug_lets_the_exception_through(monkeypatch, how):
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), KeyError("x"), ModuleNotFoundError("no x", name="x")])
-def test_our_own_mistakes_keep_their_traceback(monkeypatch, error):
-    def fail(source: str) -> None:
-        raise error
-
-    monkeypatch.setattr("hf_ext_cli.information.describe", fail)
-    assert run("info", "model").exception is error
+def test_our_own_mistakes_keep_their_traceback(error):
+    assert run_failing(error).exception is error
 
 
 def test_what_transformers_says_of_an_unknown_repository_is_of_what_was_given():

@@ -284,11 +284,14 @@ def test_what_training_refuses_ends_with_2(snapshot, configuration):
     assert "Did you mean 'patch_size'?" in result.stderr
 
 
-def test_train_passes_everything_after_the_file_on(configuration, monkeypatch):
-    seen = []
-    monkeypatch.setattr("hf_ext.training.main", lambda words: seen.append(words) or 3)
-    run("train", configuration, "--max_steps", "3", "--data.train.path", "x y", "--help", "-1", code=3)
-    assert seen == [[str(configuration), "--max_steps", "3", "--data.train.path", "x y", "--help", "-1"]]
+def test_train_passes_everything_after_the_file_on(configuration):
+    words = ["train", configuration, "--output_dir", "run", "--max_steps", "3"]
+    result = run(*words, "--help", "-1", code=2)
+    assert result.stderr.startswith("error: unknown key 'help'.")
+    result = run(*words, "--seed", "-1", code=2)
+    assert "seed must be 0 or more; got -1" in result.stderr
+    result = run(*words, "--data.train.path", "./x y", code=2)
+    assert result.stderr.startswith("error: no data at ./x y")
 
 
 def test_hub_serve_serves_until_it_is_told_to_stop(tmp_path):

@@ -20,8 +20,7 @@ def run(*arguments, code=0):
     return result
 
 
-def test_latents_are_written_as_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_latents_are_written_as_asked(tmp_path):
     data = write_pictures(tmp_path / "pictures", 5)
     make_vae().save_pretrained(tmp_path / "vae")
     words = [data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--flip", 1, "--shard-size", 3]

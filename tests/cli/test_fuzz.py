@@ -35,7 +35,6 @@ def offline(tmp_path, samples, monkeypatch):
     """A name that a change made may be one of a Hub: nobody is asked. Paths in the samples are relative."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     close_session()
     monkeypatch.chdir(samples)
     yield

@@ -16,8 +16,7 @@ def run(*arguments, code=0):
     return result
 
 
-def test_listops_are_made_as_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_listops_are_made_as_asked(tmp_path):
     out = tmp_path / "listops"
     limits = ["--min-length", 5, "--max-length", 40, "--max-depth", 5, "--max-arguments", 4, "--seed", 7]
     counts = ["--train", 6, "--validation", 2, "--test", 3]

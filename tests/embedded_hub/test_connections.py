@@ -6,14 +6,15 @@ import contextlib
 import json
 import logging
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from hf_ext.embedded_hub import connections, descriptions
+from hf_ext.embedded_hub import connections
 from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.hub_testing import CONTENT, ask, commit_body, create_repository, raw
 
@@ -110,25 +111,35 @@ def test_a_client_that_asks_first_is_told_to_go_on(url: str) -> None:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_whatever_fails_is_an_answer_and_in_the_log(
-    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object) -> None:
-        raise KeyError("a mistake of ours")
-
-    monkeypatch.setattr(descriptions, "describe_repository", fail)
-    with caplog.at_level(logging.ERROR):
-        answer = ask(url, "GET", "/api/models/me/model")
-    assert answer.status == 500 and "KeyError" in answer.json()["error"]
-    assert answer.headers["X-Request-Id"] in caplog.text and "a mistake of ours" in caplog.text
-    assert ask(url, "GET", "/me/model/resolve/main/file.bin").body == CONTENT
+def test_whatever_fails_is_an_answer_and_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with EmbeddedHub(tmp_path / "hub") as hub:
+        assert create_repository(hub.url, "me/model").status == 200
+    for tree in (tmp_path / "hub" / "models" / "me" / "model" / "trees").iterdir():
+        tree.write_bytes(b'{"file.bin": "what no version of the Hub wrote"}')
+    with EmbeddedHub(tmp_path / "hub") as hub, caplog.at_level(logging.ERROR):
+        answer = ask(hub.url, "GET", "/api/models/me/model")
+        assert answer.status == 500 and "TypeError" in answer.json()["error"]
+        assert answer.headers["X-Request-Id"] in caplog.text and "Traceback" in caplog.text
+        assert create_repository(hub.url, "me/other").status == 200
+        assert ask(hub.url, "GET", "/api/models/me/other").status == 200
 
 
 # Slow clients.
 
 
-def test_a_head_that_drips_is_cut_off(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.6)
+@pytest.fixture
+def wait_only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`wait_only(STALL_SECONDS=0.3)`: the Hub waits for so long and no longer."""
+
+    def change(**seconds: float) -> None:
+        for name, value in seconds.items():
+            monkeypatch.setattr(connections, name, value)
+
+    return change
+
+
+def test_a_head_that_drips_is_cut_off(url: str, wait_only: Callable[..., None]) -> None:
+    wait_only(HEADER_SECONDS=0.6)
     with connect(url) as connection:
         started = time.monotonic()
         connection.settimeout(0.1)
@@ -144,14 +155,14 @@ def test_a_head_that_drips_is_cut_off(url: str, monkeypatch: pytest.MonkeyPatch)
     assert status == 408 and "0.6 seconds" in str(body["error"])
 
 
-def test_a_silent_connection_is_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.3)
+def test_a_silent_connection_is_closed(url: str, wait_only: Callable[..., None]) -> None:
+    wait_only(IDLE_SECONDS=0.3)
     with connect(url) as connection:
         assert read_all(connection) == b""
 
 
-def test_a_body_that_drips_is_cut_off(url: str, hub: EmbeddedHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "STALL_SECONDS", 0.6)
+def test_a_body_that_drips_is_cut_off(url: str, hub: EmbeddedHub, wait_only: Callable[..., None]) -> None:
+    wait_only(STALL_SECONDS=0.6)
     head = f"POST {COMMIT} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Length: 1000000\r\n\r\n"
     with connect(url) as connection:
         connection.sendall(head.encode())
@@ -168,24 +179,23 @@ def test_a_body_that_drips_is_cut_off(url: str, hub: EmbeddedHub, monkeypatch: p
     assert list(hub.store.incoming.iterdir()) == []
 
 
-def test_a_client_that_does_not_read_is_cut_off(url: str, hub: EmbeddedHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_is_cut_off(url: str, wait_only: Callable[..., None]) -> None:
     assert ask(url, "POST", COMMIT, commit_body({f"{i}.txt": bytes(10 << 20) for i in range(1)})).status == 200
-    monkeypatch.setattr(connections, "STALL_SECONDS", 0.3)
+    wait_only(STALL_SECONDS=0.3)
     with connect(url) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         question = SECOND.replace(b"file.bin", b"0.txt") % urlsplit(url).netloc.encode()
         connection.sendall(question * 8)
-        wait_until(lambda: len(listener(hub)._connections) == 1)
-        wait_until(lambda: not listener(hub)._connections)
+        wait_until(lambda: count_served() == 1)
+        wait_until(lambda: count_served() == 0)
 
 
 # Many clients.
 
 
-def listener(hub: EmbeddedHub):
-    """The listening socket of a running Hub."""
-    assert hub._server is not None
-    return hub._server
+def count_served() -> int:
+    """How many connections the Hub of this process has: each is a thread."""
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
 def wait_until(condition) -> None:
@@ -225,7 +235,7 @@ def test_who_holds_many_connections_keeps_nobody_out(crowded: EmbeddedHub, held:
                 connection.sendall(HELD[held].replace(b"%s", host))
         for _ in range(10):
             assert ask(crowded.url, "GET", "/me/model/resolve/main/file.bin").body == CONTENT
-        wait_until(lambda: len(listener(crowded)._connections) <= 8)
+        wait_until(lambda: count_served() <= 8)
 
 
 def test_an_address_of_the_network_has_half_of_the_connections(
@@ -236,7 +246,7 @@ def test_an_address_of_the_network_has_half_of_the_connections(
         for _ in range(20):
             stack.enter_context(connect(crowded.url))
         assert ask(crowded.url, "GET", "/me/model/resolve/main/file.bin").body == CONTENT
-        wait_until(lambda: len(listener(crowded)._connections) <= 4)
+        wait_until(lambda: count_served() <= 4)
 
 
 def test_who_has_shown_the_token_is_not_cut_off(crowded: EmbeddedHub) -> None:
@@ -245,8 +255,10 @@ def test_who_has_shown_the_token_is_not_cut_off(crowded: EmbeddedHub) -> None:
     with contextlib.ExitStack() as stack:
         uploads = [stack.enter_context(connect(crowded.url)) for _ in range(8)]
         for upload in uploads:
-            upload.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
-        wait_until(lambda: sum(each.trusted for each in listener(crowded)._connections.values()) == 8)
+            upload.sendall(f"{head}Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+            # It goes on after the token was looked at.
+            assert upload.recv(65536).startswith(b"HTTP/1.1 100 ")
+            upload.sendall(body[:10])
         with connect(crowded.url) as late:
             status, told = answer_of(read_all(late))
         assert status == 503 and "try again" in str(told["error"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hf_ext.embedded_hub import descriptions
 from hf_ext.embedded_hub.server import EmbeddedHub
 from tests.hub_testing import CONTENT, Answer, ask, commit_body, create_repository, request_lfs_upload
 
@@ -79,10 +78,11 @@ def test_a_card_makes_no_repository_unreachable(url: str, name: str) -> None:
     assert ask(url, "GET", "/api/models/me/model/revision/main?blobs=true").status == 200
 
 
-def test_a_card_is_read_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(url, "POST", COMMIT, commit_body({"README.md": b"---\nlicense: mit\nread: once\n---\n"})).status == 200
+def test_a_card_is_read_once(url: str, hub: EmbeddedHub) -> None:
+    card = b"---\nlicense: mit\nread: once\n---\n"
+    assert ask(url, "POST", COMMIT, commit_body({"README.md": card})).status == 200
     first = ask(url, "GET", "/api/models/me/model").json()
-    monkeypatch.setattr(descriptions, "read_front_matter", lambda card: 1 / 0)
+    hub.store.blobs.path(hashlib.sha256(card).hexdigest()).unlink()
     assert ask(url, "GET", "/api/models/me/model").json() == first
 
 

@@ -2,50 +2,87 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import pytest
-from huggingface_hub import HfApi, close_session
-
-from hf_ext.embedded_hub import connections
 from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.embedded_hub.transport import Response
 from tests.hub_testing import run_python
 
+UPLOAD = """
+import sys
+import huggingface_hub as hub
+hub.create_repo("me/model")
+hub.upload_file(path_or_fileobj=sys.argv[1], path_in_repo="weights.bin", repo_id="me/model")
+"""
 DOWNLOAD = """
 import huggingface_hub as hub
 print(hub.hf_hub_download("me/model", "weights.bin"))
 """
 SIZE, CUT = 36 << 20, 25 << 20
+# A client asks for the file, whole or from a byte on.
+QUESTION = re.compile(rb"GET /me/model/resolve/\S+/weights\.bin HTTP/1\.1\r\n(.*?)\r\n\r\n", re.DOTALL)
 
-# huggingface_hub 2.4 itself sends large files with an argument that its HTTP library deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+
+class CuttingProxy(socketserver.ThreadingTCPServer):
+    """Passes bytes on between clients and a server; the first answer that is longer than `CUT` is cut off there."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self.server = ("", 0)
+        self.cut = False
+        # The first byte of each download.
+        self.offsets: list[int] = []
+
+    def finish_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
+        with socket.create_connection(self.server) as upstream, contextlib.suppress(OSError):
+            threading.Thread(target=self.pass_questions, args=(request, upstream), daemon=True).start()
+            passed = 0
+            while data := upstream.recv(1 << 16):
+                request.sendall(data)
+                passed += len(data)
+                if passed > CUT and not self.cut:
+                    self.cut = True
+                    return
+
+    def pass_questions(self, client: socket.socket, upstream: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(1 << 16):
+                for head in QUESTION.findall(data):
+                    start = re.search(rb"(?i)range: bytes=(\d+)-", head)
+                    self.offsets.append(int(start[1]) if start else 0)
+                upstream.sendall(data)
+            upstream.shutdown(socket.SHUT_WR)
 
 
-def test_a_download_that_is_cut_off_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = os.urandom(SIZE)
-    offsets: list[int] = []
-    send = connections.Connection._write_file
+@contextlib.contextmanager
+def cutting_proxy() -> Iterator[CuttingProxy]:
+    with CuttingProxy() as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.shutdown()
+            thread.join()
 
-    def cut_the_first(connection: connections.Connection, response: Response) -> None:
-        if response.length <= 1 << 20:
-            return send(connection, response)
-        offsets.append(response.offset)
-        if len(offsets) > 1:
-            return send(connection, response)
-        assert response.file is not None
-        connection.stream.sendall(os.pread(response.file.fileno(), CUT, 0))
-        raise ConnectionError("cut by the test")
 
-    monkeypatch.setattr(connections.Connection, "_write_file", cut_the_first)
-    with EmbeddedHub(tmp_path / "hub") as hub:
-        api = HfApi(endpoint=hub.url)
-        api.create_repo("me/model")
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        api.upload_file(path_or_fileobj=data, path_in_repo="weights.bin", repo_id="me/model")
-        close_session()
-        path = run_python(DOWNLOAD, hub.url, tmp_path / "home").strip()
-    assert Path(path).read_bytes() == data
+def test_a_download_that_is_cut_off_is_continued(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(os.urandom(SIZE))
+    with cutting_proxy() as proxy:
+        url = f"http://127.0.0.1:{proxy.server_address[1]}"
+        with EmbeddedHub(tmp_path / "hub", allowed_hosts=[urlsplit(url).netloc]) as hub:
+            proxy.server = ("127.0.0.1", urlsplit(hub.url).port or 0)
+            run_python(UPLOAD, hub.url, tmp_path / "home", str(tmp_path / "weights.bin"))
+            path = run_python(DOWNLOAD, url, tmp_path / "home").strip()
+    assert Path(path).read_bytes() == (tmp_path / "weights.bin").read_bytes()
     # The client keeps whole pieces of 10 MiB: of 25 received ones, 20.
-    assert offsets == [0, 20 << 20]
+    assert proxy.cut and proxy.offsets == [0, 20 << 20]

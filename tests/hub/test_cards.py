@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import jinja2
 import pytest
 import torch
 import yaml
@@ -14,7 +13,6 @@ from huggingface_hub import ModelCard, close_session, get_session, parse_eval_re
 from PIL import Image, ImageChops
 
 from hf_ext.fast import semanir_operators
-from hf_ext.hub import cards
 from hf_ext.hub.cards import MARKER, write_card
 from hf_ext.hub.publish import push, stage
 from hf_ext.semanir import SemanIRImageProcessor
@@ -216,10 +214,13 @@ def test_other_kinds_of_models(tmp_path):
     assert "license" not in bert.data.to_dict() and "A `bert` model." in bert.text
 
 
-def test_an_undefined_name_in_a_template_is_an_error():
-    template = cards._environment().from_string("{{ config.top_k }} {{ stranger }}")
-    with pytest.raises(jinja2.UndefinedError, match="stranger"):
-        template.render(config={"top_k": 3})
+def test_an_undefined_name_in_a_template_is_an_error(tmp_path):
+    folder = save_snapshot(tmp_path / "snapshot")
+    config = json.loads((folder / "config.json").read_text())
+    del config["top_k"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="does not hold what the card .*UndefinedError.*top_k"):
+        write_card(folder, repo_id="org/model")
 
 
 def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_path, run_client, monkeypatch):

@@ -200,7 +200,7 @@ def test_an_adapter_over_a_folder_is_refused_with_advice(base, tmp_path, monkeyp
 
 
 def test_other_texts_that_name_this_machine_are_pointed_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "home", lambda: Path("/data/alice"))
+    monkeypatch.setenv("HOME", "/data/alice")
     bert = save_bert(tmp_path / "bert")
     (bert / "README.md").write_text("# Mine\n\nTrained on /data/alice/client-acme.\n")
     assert rehearse(bert, tmp_path / "staged").notes == ("README.md, line 3: names a folder of this machine",)

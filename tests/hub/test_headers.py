@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hf_ext.hub.checkpoints import CheckpointError, open_checkpoint
-from hf_ext.hub.safetensors_headers import MAX_HEADER_BYTES, parse_header
+from hf_ext.hub.safetensors_headers import MAX_HEADER_BYTES, parse_header, read_header
 
 from .checkpoint_files import some_tensors
 
@@ -99,17 +98,16 @@ def test_a_tensor_of_four_bits_needs_whole_bytes(tmp_path):
             open_checkpoint(tmp_path)
 
 
-def test_a_file_that_is_replaced_while_it_is_opened_is_refused(tmp_path, monkeypatch):
-    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+def test_a_file_that_is_replaced_while_it_is_opened_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(2)}, path)
     save_file({"w": torch.zeros(2)}, tmp_path / "other.safetensors")
-
-    def replace(*arguments, **options):
-        (tmp_path / "other.safetensors").replace(tmp_path / "model.safetensors")
-        return safe_open(*arguments, **options)
-
-    monkeypatch.setattr("hf_ext.hub.safetensors_headers.safe_open", replace)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: it was replaced"):
-        open_checkpoint(tmp_path / "model.safetensors")
+    with open(path, "rb") as opened:
+        header_bytes = int.from_bytes(opened.read(8), "little")
+        assert list(read_header(path, opened.fileno(), header_bytes, path.name)[0]) == ["w"]
+        (tmp_path / "other.safetensors").replace(path)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: it was replaced"):
+            read_header(path, opened.fileno(), header_bytes, path.name)
 
 
 @pytest.mark.parametrize("name", ["pipe", "model.safetensors"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_ext.files import stays_inside
 from hf_ext.hub import load_check
 from hf_ext.hub.load_check import check_loads, installed_room, verify_code
 from hf_ext.hub.publish import stage
@@ -30,12 +28,35 @@ def staged(tmp_path) -> Path:
     return stage(save_snapshot(tmp_path / "snapshot"), tmp_path / "staged")
 
 
-@pytest.fixture
-def never_run(monkeypatch):
-    def fail(*arguments, **options):
-        raise AssertionError("a process was started")
+# Python runs a file of this name when it starts: it notes what the process is given, and ends it.
+NOTE = """
+import json, os, pathlib, sys
+links = [
+    (path.name, path.is_symlink(), str(path.resolve()))
+    for path in pathlib.Path(os.environ["HF_HUB_CACHE"]).glob("models--*/snapshots/*/**/*")
+    if not path.is_dir()
+]
+noted = {"environment": dict(os.environ), "cwd": os.getcwd(), "words": sys.orig_argv[3:], "links": links}
+with open(os.environ["NOTES"], "a") as file:
+    file.write(json.dumps(noted) + chr(10))
+os._exit(0)
+"""
 
-    monkeypatch.setattr(load_check.subprocess, "run", fail)
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch) -> Path:
+    """What the processes of the check are given, one a line; they load nothing."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NOTE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes.jsonl"))
+    return tmp_path / "notes.jsonl"
+
+
+@pytest.fixture
+def never_run(notes):
+    yield
+    assert not notes.exists()
 
 
 def test_what_stage_writes_loads_without_hf_ext(staged):
@@ -60,7 +81,7 @@ for module in ("hf_ext", "hf_ext_cli"):
 """
     tiny_adapter().save_pretrained(tmp_path / "adapter")
     files = {path.name: path for path in (tmp_path / "adapter").iterdir()}
-    load_check._cache(tmp_path / "hub", "org/adapter", "0" * 40, files)
+    load_check.fill_cache(tmp_path / "hub", "org/adapter", "0" * 40, files)
     command = [sys.executable, "-c", probe + attempts, presence, "org/adapter"]
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     result = warm_python.run(command, env=environment, cwd=tmp_path)
@@ -70,27 +91,20 @@ for module in ("hf_ext", "hf_ext_cli"):
     assert result.stdout.splitlines()[-4:][: len(expected[presence])] == expected[presence]
 
 
-def test_the_check_has_no_network_no_token_and_a_cache_of_its_own(staged, monkeypatch):
-    seen, links = [], []
-
-    def run(command, **options):
-        seen.append(options["env"] | {"cwd": options["cwd"], "arguments": command[3:]})
-        (snapshot,) = Path(options["env"]["HF_HUB_CACHE"]).glob("models--*/snapshots/*")
-        links.extend(path for path in snapshot.rglob("*") if not path.is_dir())
-        assert {path.name for path in links} >= {"config.json", "model.safetensors"}
-        assert all(path.is_symlink() and stays_inside(snapshot, path) for path in links)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(load_check.subprocess, "run", run)
+def test_the_check_has_no_network_no_token_and_a_cache_of_its_own(staged, notes, monkeypatch):
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.setenv(name, "hf_secret")
     monkeypatch.setenv("HF_HUB_CACHE", "cache-of-the-user")
     check_loads(staged, repo_id="me/model")
-    assert [process["arguments"] for process in seen] == [["absent", "me/model"], ["installed", "me/model"]]
-    for process in seen:
-        assert process["HF_HUB_OFFLINE"] == "1" and "hf_secret" not in process.values()
-        home = str(process["cwd"])
-        assert all(process[name].startswith(home) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE"))
+    processes = [json.loads(line) for line in notes.read_text().splitlines()]
+    assert [process["words"] for process in processes] == [["absent", "me/model"], ["installed", "me/model"]]
+    for process in processes:
+        environment, home = process["environment"], process["cwd"]
+        assert environment["HF_HUB_OFFLINE"] == "1" and "hf_secret" not in environment.values()
+        assert all(environment[name].startswith(home) for name in ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE"))
+        assert {name for name, _, _ in process["links"]} >= {"config.json", "model.safetensors"}
+        blobs = f"{environment['HF_HUB_CACHE']}/models--me--model/blobs/"
+        assert all(is_link and target.startswith(blobs) for _, is_link, target in process["links"])
 
 
 def test_code_that_is_missing_is_named(staged, never_run):
@@ -115,7 +129,7 @@ def test_every_weight_must_be_there(staged, warm_checks):
 
 
 def test_a_process_that_hangs_is_ended(staged, monkeypatch):
-    monkeypatch.setattr(load_check, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(load_check, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(ValueError, match=r"did not load where hf_ext is not installed within 0\.2 s"):
         check_loads(staged)
 

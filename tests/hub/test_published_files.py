@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from huggingface_hub import HfApi, close_session, constants
+from huggingface_hub import HfApi, close_session
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from transformers import BertConfig, BertModel, BertTokenizer
 
@@ -228,8 +228,7 @@ def test_of_a_model_in_memory_nothing_stays_behind(tmp_path):
 
 
 @pytest.fixture
-def _quiet_clean_client(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def _quiet_clean_client(hub_cache):
     disable_progress_bars()
     yield
     enable_progress_bars()

@@ -27,8 +27,7 @@ pytestmark = [uploads, adapters]
 
 
 @pytest.fixture(autouse=True)
-def _quiet_clean_client(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def _quiet_clean_client(hub_cache):
     disable_progress_bars()
     yield
     enable_progress_bars()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from huggingface_hub import HfApi, ModelCard, close_session, constants
+from huggingface_hub import HfApi, ModelCard, close_session
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from safetensors.torch import load_file
 
@@ -34,8 +34,7 @@ LOADER = Path(load_check.__file__).parents[1] / "emr" / "emr_loader.py"
 
 
 @pytest.fixture(autouse=True)
-def _quiet_clean_client(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def _quiet_clean_client(hub_cache):
     disable_progress_bars()
     yield
     enable_progress_bars()

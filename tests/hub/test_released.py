@@ -26,17 +26,23 @@ MODELS = {model.name: model for model in list_released()}
 
 
 @pytest.fixture
-def tiny(tmp_path, monkeypatch) -> Path:
-    """A package with one small released model, `denoise-tiny`, in half precision as they all are."""
-    folder = tmp_path / "released" / "denoise-tiny"
+def package(tmp_path, monkeypatch) -> Path:
+    """A package without released models; the folder that they would lie in."""
+    monkeypatch.setattr(released, "FOLDER", tmp_path / "released")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "released"
+
+
+@pytest.fixture
+def tiny(package) -> Path:
+    """The same with one small model, `denoise-tiny`, in half precision as they all are."""
+    folder = package / "denoise-tiny"
     SemanIRForImageRestoration(SemanIRConfig(**TINY)).half().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     SemanIRImageProcessor().save_pretrained(folder)
     summary = {**SUMMARY, "parameters": 1000, "steps": 10, "core_hours": 0.5}
     (folder / "training.json").write_text(json.dumps({"released": summary}))
-    monkeypatch.setattr(released, "FOLDER", folder.parent)
-    monkeypatch.chdir(tmp_path)
     return folder
 
 
@@ -84,8 +90,8 @@ def test_models_are_listed_with_scores_and_licence():
     assert entry["name"] == "denoise-tiny" and "folder" not in entry
 
 
-def test_without_any_model_the_list_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(released, "FOLDER", tmp_path)
+@pytest.mark.usefixtures("package")
+def test_without_any_model_the_list_says_so():
     assert "No model" in CliRunner().invoke(main, ["models"]).output
     with pytest.raises(ValueError, match="Released: none"):
         hf_ext.released("denoise-color")

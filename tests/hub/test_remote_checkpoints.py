@@ -23,8 +23,7 @@ OTHER_COMMIT = "f" * 40
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path) -> Iterator[MisbehavingHub]:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def hub(monkeypatch, hub_cache) -> Iterator[MisbehavingHub]:
     monkeypatch.setattr(range_readers, "_FIRST_WAIT_SECONDS", 0.001)
     hub = MisbehavingHub()
     yield hub
@@ -270,4 +269,4 @@ def test_redirects_that_are_refused(hub, tensors):
 def test_a_redirect_from_https_to_http_is_refused():
     file = RemoteFile("org/name", "model.safetensors", COMMIT, 8, "hf_secret", "https://hub.example")
     with pytest.raises(CheckpointError, match="redirects to http://"):
-        file._headers_for("http://hub.example/x", "https://hub.example/x", {"authorization": "Bearer hf_secret"})
+        file.headers_for("http://hub.example/x", "https://hub.example/x", {"authorization": "Bearer hf_secret"})

@@ -2,7 +2,6 @@
 
 import sys
 
-import datasets
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -106,8 +105,7 @@ def test_sizes_that_are_not_those_of_the_model_are_refused(tmp_path):
         MRConvForSequenceClassification.from_pretrained(tmp_path / "earlier", num_modes=2)
 
 
-def test_training_starts_from_an_earlier_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_training_starts_from_an_earlier_checkpoint(tmp_path):
     task = ListOpsTask(max_length=37)
     fields = {name: SIZES[name] for name in ("hidden_size", "num_hidden_layers", "kernel_size")}
     for kernel_type in ("fourier", "fourier_sparse"):

@@ -26,9 +26,8 @@ TINY = {
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch) -> dict[str, dict[str, str]]:
+def photos(tmp_path) -> dict[str, dict[str, str]]:
     """Data sections of a run, two pictures each."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     for part in ("train", "test"):
         (tmp_path / "photos" / part).mkdir(parents=True)
         for index in range(2):
@@ -143,7 +142,6 @@ def test_tables_and_curves_of_a_result(load, tmp_path):
 
 def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     """The whole study on tiny pictures and networks, with models that are saved as they are initialised."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     study, runs, measuring, tables = (load(name) for name in ("study", "runs", "measuring", "tables"))
     for folder, count in (("bsds500/train", 2), ("bsds500/test", 11), ("set12", 2), ("bsd68", 2), ("set5", 2)):
         (tmp_path / "data" / folder).mkdir(parents=True)

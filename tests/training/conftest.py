@@ -1,21 +1,10 @@
 """Fixtures of the training tests."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import datasets
 import pytest
 
-from .tiny import reset, write_images, write_shards
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Converted data sets go to the test's folder, here and in subprocesses; nothing of accelerate is kept."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    yield
-    reset()
+from .tiny import write_images, write_shards
 
 
 @pytest.fixture

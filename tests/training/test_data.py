@@ -10,7 +10,7 @@ from PIL import Image
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.data import TrainingLoader, open_source
-from hf_ext.training.evaluation import _share
+from hf_ext.training.evaluation import share_batches
 from tests.hub_testing import run_python
 
 from .tiny import SIDE, TinyTask, pixels, write_images
@@ -126,15 +126,10 @@ def test_loader_processes_end_with_the_reading(examples):
     assert not multiprocessing.active_children()
 
 
-class Process:
-    def __init__(self, process_index, num_processes):
-        self.process_index, self.num_processes = process_index, num_processes
-
-
 @pytest.mark.parametrize("count", [1, 2, 5, 8, 9])
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_evaluation_takes_each_example_once_in_equally_many_batches(count, processes):
-    shares = [list(_share(count, 2, Process(rank, processes))) for rank in range(processes)]
+    shares = [list(share_batches(count, 2, rank, processes)) for rank in range(processes)]
     assert len({len(share) for share in shares}) == 1
     taken = [index for share in shares for indices, is_repeat in share if not is_repeat for index in indices]
     assert sorted(taken) == [*range(count)]

@@ -14,19 +14,13 @@ import pytest
 import torch
 import yaml
 
-from hf_ext.training import launch
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
 from tests import warm_python
+from tests.process_state import forget_accelerate
 
 from .launching import ROOT, environment, launch_two
-from .tiny import TinyTask, contents, make_arguments, reset, run, run_interrupted, write_images
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    """The tiny task as a method."""
-    monkeypatch.setitem(launch.TASKS, "tiny", ("tests.training.tiny", "TinyTask"))
+from .tiny import TinyTask, contents, make_arguments, make_task, run, run_interrupted, write_images
 
 
 def write_config(tmp_path, data, **changes):
@@ -44,10 +38,10 @@ def write_config(tmp_path, data, **changes):
     return str(path)
 
 
-def fails(capsys, code, *words):
+def fails(capsys, code, *words, make_task=make_task):
     """The message of a training that ends with this exit code."""
-    reset()
-    assert main(list(words)) == code
+    forget_accelerate()
+    assert main(list(words), make_task) == code
     error = capsys.readouterr().err
     assert "Traceback" not in error
     return next(line for line in error.splitlines() if line.startswith("error: "))
@@ -80,7 +74,7 @@ def test_help_and_missing_words(capsys):
         (["stray"], "unexpected argument 'stray'"),
     ],
 )
-def test_wrong_words_exit_with_2_and_name_the_key(tmp_path, capsys, tiny, words, message):
+def test_wrong_words_exit_with_2_and_name_the_key(tmp_path, capsys, words, message):
     config = write_config(tmp_path, {"train": {"path": "x"}})
     assert message in fails(capsys, 2, config, *words)
     assert not (tmp_path / "run").exists()
@@ -92,7 +86,7 @@ def test_unusable_files(tmp_path, capsys):
     assert "repeated key 'seed' in line 2" in fails(capsys, 2, str(tmp_path / "twice.yaml"))
 
 
-def test_what_this_machine_cannot_do(tmp_path, capsys, tiny, examples):
+def test_what_this_machine_cannot_do(tmp_path, capsys, examples):
     config = write_config(tmp_path, {"train": {"path": str(examples)}})
     assert "mixed_precision fp16 needs a GPU" in fails(capsys, 2, config, "--mixed_precision", "fp16")
     assert "report_to is 'wandb'; installed here are" in fails(capsys, 2, config, "--report_to", "wandb")
@@ -101,7 +95,7 @@ def test_what_this_machine_cannot_do(tmp_path, capsys, tiny, examples):
     assert "a process has only 2 shard(s)" in fails(capsys, 2, config, *stream)
 
 
-def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path, capsys, tiny, examples):
+def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path, capsys, examples):
     config = write_config(tmp_path, {"train": {"path": str(examples)}})
     message = fails(capsys, 1, config, "--task.nan_at", "2")
     assert "the loss is nan between steps 3 and 4; the last good state is step 2" in message
@@ -138,15 +132,14 @@ class VanishingTask(TinyTask):
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_vanished_file_is_named(tmp_path, capsys, monkeypatch, workers):
+def test_a_vanished_file_is_named(tmp_path, capsys, workers):
     # Pairs are read from their folders; of a plain folder `datasets` makes a copy.
     for side in ("lq", "hq"):
         write_images(tmp_path / "pairs" / side, 6)
     task = VanishingTask()
     task.doomed = tmp_path / "pairs" / "hq" / "003.png"
-    monkeypatch.setattr(launch, "build_task", lambda arguments: task)
     config = write_config(tmp_path, {"train": {"path": str(tmp_path / "pairs")}}, max_steps=99)
-    message = fails(capsys, 1, config, "--data.num_workers", workers)
+    message = fails(capsys, 1, config, "--data.num_workers", workers, make_task=lambda arguments: task)
     assert "cannot be read" in message and "003.png" in message and "Restore the file" in message
     assert RunFolder(tmp_path / "run").saved_steps()
 
@@ -218,11 +211,11 @@ def small_files(size):
         signal.signal(signal.SIGXFSZ, before)
 
 
-def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples, tiny):
+def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples):
     data = {"train": {"path": str(examples)}}
     config = write_config(tmp_path, data)
-    reset()
-    assert main([config, "--max_steps", "2"]) == 0
+    forget_accelerate()
+    assert main([config, "--max_steps", "2"], make_task) == 0
     # The same run with two more steps, as far as its arguments say.
     saved = json.loads((tmp_path / "run" / "args.json").read_text())
     saved["arguments"]["max_steps"] = 4
@@ -231,8 +224,8 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples, tiny)
         message = fails(capsys, 1, config)
     assert message.startswith("error: cannot write") and "the last good state is step 2" in message
     assert RunFolder(tmp_path / "run").saved_steps() == [2]
-    reset()
-    assert main([config]) == 0
+    forget_accelerate()
+    assert main([config], make_task) == 0
     assert RunFolder(tmp_path / "run").saved_steps() == [2, 4]
     assert not [*(tmp_path / "run").glob("**/*.tmp*")]
 
@@ -243,9 +236,9 @@ import os, signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 Path(sys.argv[1]).write_text(str(os.getpid()))
-from hf_ext.training import launch
-launch.TASKS["tiny"] = ("tests.training.tiny", "TinyTask")
-sys.exit(launch.main(sys.argv[2:]))
+from hf_ext.training import main
+from tests.training.tiny import make_task
+sys.exit(main(sys.argv[2:], make_task))
 """
 
 

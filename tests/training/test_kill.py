@@ -147,7 +147,7 @@ def test_a_snapshot_survives_a_kill_between_its_renames(tmp_path, examples, monk
         return counted
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_exchange", lambda first, second: False)
+        patch.setattr(files, "exchange_folders", lambda first, second: False)
         patch.setattr(files.os, "replace", count(os.replace))
         patch.setattr(files.shutil, "rmtree", count(shutil.rmtree))
         with pytest.raises(Killed):

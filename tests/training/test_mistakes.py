@@ -14,14 +14,15 @@ from PIL import Image
 
 from hf_ext.settings import MAX_VALUES, SettingsError, build, parse_yaml
 from hf_ext.tasks.restoration import SemanIRTask
-from hf_ext.training import DataSource, TrainingArguments, launch
+from hf_ext.training import DataSource, TrainingArguments
 from hf_ext.training.arguments import apply_overrides
 from hf_ext.training.data import TrainingLoader, open_source, read_example
 from hf_ext.training.launch import main
 from hf_ext.training.models import STARTED_ANEW, add_adapter, initialize_from
+from tests.process_state import forget_accelerate
 
 from .launching import ROOT, environment
-from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, reset, run, write_images
+from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, make_task, run, write_images
 
 SEMANIR = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
 TEXT = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 4}
@@ -36,16 +37,11 @@ def write_file(tmp_path, **values) -> str:
 
 
 def message(capsys, *words: str, code: int = 2) -> str:
-    reset()
-    assert main(list(words)) == code
+    forget_accelerate()
+    assert main(list(words), make_task) == code
     found = capsys.readouterr().err
     assert "Traceback" not in found
     return found[found.index("error: ") :]
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    monkeypatch.setitem(launch.TASKS, "tiny", ("tests.training.tiny", "TinyTask"))
 
 
 @pytest.mark.parametrize(
@@ -84,16 +80,19 @@ def test_a_wrong_value_of_an_mrconv_model_is_said_and_leaves_no_folder(tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-def test_a_bug_of_ours_keeps_its_traceback(tmp_path, monkeypatch, tiny, examples):
-    config = write_file(tmp_path, method="tiny", data={"train": {"path": str(examples)}})
+class BrokenTask(TinyTask):
+    """A task with a bug."""
 
-    def fail(*_):
+    def build_model(self, config, init_from):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(TinyTask, "build_model", fail)
-    reset()
+
+def test_a_bug_of_ours_keeps_its_traceback(tmp_path, examples):
+    config = write_file(tmp_path, method="tiny", data={"train": {"path": str(examples)}})
+
+    forget_accelerate()
     with pytest.raises(ZeroDivisionError):
-        main([config])
+        main([config], lambda arguments: BrokenTask())
 
 
 # Torch is imported by the models, transformers takes longest.
@@ -202,12 +201,15 @@ def test_a_picture_that_cannot_be_decoded_is_named(tmp_path):
     assert isinstance(read_example(data, 0)["image"], Image.Image)
 
 
-def test_more_loader_processes_than_cores_are_no_warning(examples, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    source = DataSource(str(examples))
-    loader = TrainingLoader(open_source(source), source, TinyTask().training_sample, 0, 2, 2, 0, 1)
-    assert next(iter(loader))["labels"].shape == (2, 1, 8, 8)
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to a core")
+def test_more_loader_processes_than_cores_are_no_warning(examples):
+    source, cores = DataSource(str(examples)), os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        loader = TrainingLoader(open_source(source), source, TinyTask().training_sample, 0, 2, 2, 0, 1)
+        assert next(iter(loader))["labels"].shape == (2, 1, 8, 8)
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_a_warm_up_beyond_the_end_is_said(tmp_path, examples, capsys):
@@ -276,7 +278,7 @@ def test_a_recipe_needs_training_data_only(tmp_path, capsys, name):
     small = [f"--model={json.dumps({**SEMANIR, 'scale': 2 if name.endswith('x2') else 1})}", "--task.patch_size=8"]
     recipe = str(ROOT / "examples" / "semanir" / f"{name}.yaml")
     short = ["--max_steps=1", "--warmup_steps=0", "--mixed_precision=no", "--data.num_workers=0", "--report_to=none"]
-    reset()
+    forget_accelerate()
     # The tiny pictures are grey, the model is for colour: they are read as RGB.
     assert main([recipe, *words, *small, *short]) == 0, capsys.readouterr().err
     assert (tmp_path / "run" / "snapshot" / "model.safetensors").is_file()

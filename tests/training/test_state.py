@@ -36,7 +36,7 @@ def test_the_average_follows_parameters_and_saved_buffers():
             expected[name] = blended
     now = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert not torch.equal(now["norm.running_mean"], expected["norm.running_mean"])
-    with average.applied():
+    with average.apply():
         for name, tensor in model.state_dict().items():
             torch.testing.assert_close(tensor, expected[name], msg=name)
         assert model.norm.num_batches_tracked == 4
@@ -49,7 +49,7 @@ def test_weights_come_back_when_the_block_fails():
     average = WeightAverage(model, 0.9)
     move(model, 0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(ZeroDivisionError), average.applied():
+    with pytest.raises(ZeroDivisionError), average.apply():
         _ = 1 / 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 

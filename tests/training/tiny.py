@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
-from hf_ext.training import Task, TrainingArguments, train
+from hf_ext.training import Task, TrainingArguments, build_task, train
 from hf_ext.training.arguments import build
 from hf_ext.training.models import initialize_from
+from tests.process_state import forget_accelerate
 
 SIDE = 8
 
@@ -69,7 +69,7 @@ class Interrupted(Exception):
 
 @strict
 @dataclass
-class TinyTask:
+class TinyTask(Task):
     """
     Denoising with [`TinyModel`].
 
@@ -95,11 +95,8 @@ class TinyTask:
         return model
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        trained = [value for value in model.parameters() if value.requires_grad]
-        return [
-            {"params": [value for value in trained if value.ndim > 1], "weight_decay": weight_decay},
-            {"params": [value for value in trained if value.ndim <= 1], "weight_decay": 0.0, "betas": (0.8, 0.9)},
-        ]
+        matrices, others = super().parameter_groups(model, weight_decay)
+        return [matrices, {**others, "betas": (0.8, 0.9)}]
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> dict[str, torch.Tensor]:
         clean = pixels(example)
@@ -126,9 +123,6 @@ class TinyTask:
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image | None:
         return Image.fromarray(np.uint8(pixels(examples[0]) * 255))
-
-    def save_model(self, model: torch.nn.Module, state_dict: dict[str, torch.Tensor], folder: Path) -> None:
-        model.save_pretrained(folder, state_dict=state_dict)  # type: ignore[operator]
 
     def describe(self) -> dict[str, Any]:
         return {"noise": self.noise}
@@ -182,16 +176,15 @@ def make_arguments(output: Path, data: dict[str, Any], **changes: Any) -> Traini
     return build(TrainingArguments, {**values, **changes})
 
 
+def make_task(arguments: TrainingArguments) -> Task:
+    """[`build_task`], which knows the method `tiny` too."""
+    return build(TinyTask, arguments.task, "task") if arguments.method == "tiny" else build_task(arguments)
+
+
 def run(task: Task, arguments: TrainingArguments) -> dict[str, float]:
     """[`train`], as the first thing that a process does with accelerate."""
-    reset()
+    forget_accelerate()
     return train(task, arguments)
-
-
-def reset() -> None:
-    """Forgets what accelerate keeps for a whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def run_interrupted(arguments: TrainingArguments, step: int) -> None:

@@ -9,8 +9,9 @@ import torch
 from accelerate import PartialState
 
 from hf_ext.training import loop, train
+from tests.process_state import forget_accelerate
 
-from .tiny import TinyTask, contents, make_arguments, reset, run_interrupted
+from .tiny import TinyTask, contents, make_arguments, run_interrupted
 
 STOPS = (3, 5)
 
@@ -29,11 +30,11 @@ def compare(root: Path, case: str, **changes: Any) -> dict[str, Any]:
     kind, workers = case.split("-")
     data = {"train": sources(root)[kind], "eval": {"path": str(root / "examples")}, "num_workers": int(workers)}
     whole, pieces = root / f"{case}-whole", root / f"{case}-pieces"
-    reset()
+    forget_accelerate()
     train(TinyTask(), make_arguments(whole, data, **changes))
     for step in STOPS:
         run_interrupted(make_arguments(pieces, data, **changes), step)
-    reset()
+    forget_accelerate()
     metrics = train(TinyTask(), make_arguments(pieces, data, **changes))
     if not PartialState().is_main_process:
         return {}

@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import datasets
 import numpy as np
 import peft
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from PIL import Image
 from skimage import data
 
@@ -34,14 +32,6 @@ SLICES = {
     "weather": (U_SHAPED, True, ["psnr", "ssim"]),
     "all_in_one": (U_SHAPED, False, ["psnr", "ssim", "psnr_gaussian_noise_15"]),
 }
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def photo(height=37, width=42, top=60):

@@ -4,12 +4,10 @@ import json
 import logging
 import sys
 
-import datasets
 import numpy as np
 import peft
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -20,18 +18,11 @@ from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.models import initialize_from
 from tests import warm_python
+from tests.process_state import forget_accelerate
 from tests.testing import assert_same_answers, assert_same_weights
 from tests.training.launching import ROOT, environment
 
 MODEL = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 8, "train_top_k": []}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 @pytest.fixture
@@ -44,8 +35,7 @@ def photos(tmp_path):
 
 
 def run(tmp_path, photos, name="run", task=None, **changes):
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget_accelerate()
     values = {
         "method": "semanir",
         "output_dir": str(tmp_path / name),
@@ -269,6 +259,7 @@ api = HfApi()
 api.create_repo("me/base")
 commit = api.upload_folder(repo_id="me/base", folder_path=sys.argv[1])
 from hf_ext.tasks.restoration import SemanIRTask
+from tests.process_state import forget_accelerate
 ours = SemanIRTask().build_model({}, f"me/base@{commit.oid}")
 local = SemanIRTask().build_model({}, sys.argv[1])
 assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), local.parameters(), strict=True))

@@ -152,8 +152,7 @@ def test_the_middle_of_an_even_number_is_rounded_down():
     assert found == {0, 1}
 
 
-def test_a_folder_is_read_by_datasets(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_a_folder_is_read_by_datasets(tmp_path):
     task = ListOps(1, 5, 30)
     folder = write_listops(tmp_path / "listops", {"train": 1003, "validation": 3, "test": 2}, task, progress=False)
     data = datasets.load_dataset(str(folder))

@@ -7,7 +7,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
 from transformers import (
@@ -28,19 +27,12 @@ from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
 from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, RetrievalTask, TextTask
 from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
+from tests.process_state import forget_accelerate
 from tests.testing import assert_same_answers, assert_same_weights
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
 TEXTS = ["a good film", "bad", "a very good film indeed", "really bad"]
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def pictures(side: int, mode: str = "RGB") -> list[Image.Image]:
@@ -121,8 +113,7 @@ def write_slice(folder: Path, name: str) -> Path:
 
 def run_recipe(tmp_path: Path, name: str, *overrides: str, folder: str = "run") -> dict[str, float]:
     """Two steps of a recipe on its slice."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget_accelerate()
     data = write_slice(tmp_path / "data", name)
     tiny = [] if name == "imagenet" else [f"--model.{key}={value}" for key, value in TINY.items()]
     words = [

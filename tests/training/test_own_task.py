@@ -1,0 +1,120 @@
+"""A task of one's own, written with the public names: it trains, goes on where it was interrupted, and is used."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.dataclasses import strict
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
+
+from hf_ext.training import DataSource, Task, TrainingArguments, evaluate, train
+from hf_ext.training.data import open_source
+from tests.process_state import forget_accelerate
+
+SIZES = {"vocab_size": 20, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 32, "num_labels": 3}
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process in the middle of a step."""
+
+
+@strict
+@dataclass
+class SumTask(Task):
+    """Predicts the sum of two numbers modulo 3; some inputs are hidden, at random."""
+
+    hidden: float = 0.1
+
+    metric_names = {"accuracy": "accuracy"}
+    greater_is_better = True
+
+    def build_model(self, config, init_from):
+        if init_from is not None:
+            return AutoModelForSequenceClassification.from_pretrained(init_from)
+        return DistilBertForSequenceClassification(DistilBertConfig(**SIZES, **config))
+
+    def training_sample(self, example, generator):
+        numbers = torch.tensor([example["first"], example["second"]])
+        kept = torch.from_numpy(generator.random(2) > self.hidden)
+        return {"input_ids": torch.where(kept, numbers, 19), "labels": numbers.sum() % 3}
+
+    def evaluate_batch(self, model, examples, indices):
+        numbers = torch.tensor([[example["first"], example["second"]] for example in examples])
+        right = model(numbers).logits.argmax(-1) == numbers.sum(1) % 3
+        return [{"accuracy": float(value)} for value in right]
+
+
+class InterruptedTask(SumTask):
+    """The same, up to the middle of the fourth step."""
+
+    samples = 0
+
+    def training_sample(self, example, generator):
+        self.samples += 1
+        if self.samples == 3 * 8 + 2:
+            raise Interrupted
+        return super().training_sample(example, generator)
+
+
+@pytest.fixture
+def data(tmp_path):
+    rows = [{"first": first, "second": second} for first in range(4) for second in range(5)]
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def make_arguments(output, data, **changes):
+    source = {"path": str(data)}
+    fields = {"max_steps": 6, "save_steps": 2, "eval_steps": 3, "logging_steps": 3, "ema_decay": 0.9, **changes}
+    return TrainingArguments("sums", str(output), {"train": source, "eval": source}, report_to="none", **fields)
+
+
+def test_a_task_of_ones_own_goes_on_where_it_was_interrupted(tmp_path, data):
+    metrics = train(SumTask(), make_arguments(tmp_path / "whole", data))
+    forget_accelerate()
+    with pytest.raises(Interrupted):
+        train(InterruptedTask(), make_arguments(tmp_path / "pieces", data))
+    forget_accelerate()
+    assert train(SumTask(), make_arguments(tmp_path / "pieces", data)) == metrics
+    whole, pieces = (load_file(tmp_path / name / "snapshot" / "model.safetensors") for name in ("whole", "pieces"))
+    assert whole.keys() == pieces.keys() and all(torch.equal(whole[name], pieces[name]) for name in whole)
+    results = json.loads((tmp_path / "pieces" / "snapshot" / "eval.json").read_text())["results"]
+    assert [(row["metric"], row["value"], row["task"]) for row in results] == [
+        ("accuracy", metrics["accuracy"], "other")
+    ]
+    assert results[0]["arguments"] == {"hidden": 0.1}
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole" / "snapshot")
+    forget_accelerate()
+    assert evaluate(SumTask(), model, open_source(DataSource(str(data)))) == metrics
+
+
+class PlainTask(Task):
+    """As little as a task can be: the loss is the model's, and its mean is what is evaluated."""
+
+    def build_model(self, config, init_from):
+        return DistilBertForSequenceClassification(DistilBertConfig(**SIZES, **config))
+
+    def training_sample(self, example, generator):
+        numbers = torch.tensor([example["first"], example["second"]])
+        return {"input_ids": numbers, "labels": numbers.sum() % 3}
+
+
+def test_two_methods_are_enough(tmp_path, data):
+    metrics = train(PlainTask(), make_arguments(tmp_path / "run", data, model={"dropout": 0.0}))
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "snapshot").eval()
+    rows = [
+        PlainTask().training_sample(row, np.random.default_rng())
+        for row in map(json.loads, data.read_text().splitlines())
+    ]
+    with torch.no_grad():
+        losses = [
+            float(model(input_ids=row["input_ids"][None], labels=row["labels"][None]).loss.item()) for row in rows
+        ]
+    assert metrics == {"loss": pytest.approx(np.mean(losses), rel=1e-6)}
+    groups = PlainTask().parameter_groups(model, 0.1)
+    assert sum(len(group["params"]) for group in groups) == len([*model.parameters()])
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
