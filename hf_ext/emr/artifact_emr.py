@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,9 @@ from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from .files_emr import require_unchanged
 from .manifest_emr import RESCALES, TENSOR_RESCALES, Manifest, artifact_file
-from .ops_emr import DTYPES, SUMS
+from .ops_emr import SUMS
 
-# What the signs of a task vector do not tell.
+# In artifacts of earlier versions: what was not known of older tasks once another was added from the kept state.
 _MAY_BE_UNKNOWN = np.isin(SUMS, ("masked_dot", "dot", "weight_opposed"))
 
 
@@ -103,8 +103,7 @@ def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint
 def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
     """Reads what the merge summed up for a task, from which every rescale mode follows: fp64 `[merged tensors, 10]`.
 
-    Columns are `ops_emr.SUMS`; 0 where the task takes no part. NaN stands in the columns that need the task's
-    checkpoint, if another task was added from the kept state since.
+    Columns are `ops_emr.SUMS`; 0 where the task takes no part. NaN stands where an earlier version did not know.
     """
     path = _task_file(folder, manifest, task, "sums.safetensors")
     with open_checkpoint(path) as file:
@@ -116,36 +115,6 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
     known = np.where(np.isnan(sums) & _MAY_BE_UNKNOWN, 0.0, sums)
     _require(bool(np.isfinite(known).all() and (known[:, :7] >= 0).all()), str(path), "holds impossible sums")
     return sums
-
-
-def open_state(folder: str | Path, manifest: Manifest) -> tuple[Checkpoint, dict[str, Checkpoint]]:
-    """Opens what `keep_state` kept, with which a task is added exactly.
-
-    For every merged tensor the root's `state.safetensors` holds `total.NAME` (S, fp32), `highest.NAME` and
-    `lowest.NAME` (max and min over the tasks of W_t), all of the first `elements` elements, flat; and for every task
-    `positive.NAME` and `negative.NAME`, the signs of τ_t as bits like those of a mask, by the task's names.
-    """
-    path = artifact_file(folder, "state.safetensors")
-    require_unchanged(folder, manifest, path.name)
-    with ExitStack() as stack:
-        state = stack.enter_context(open_checkpoint(path))
-        expected = {f"{kind}.{name}" for name in manifest.merged for kind in ("total", "highest", "lowest")}
-        _require(set(state) == expected, str(path), "does not hold the state of the merged tensors")
-        for name in state:
-            elements = manifest.merged[name.partition(".")[2]].elements
-            fits = state.info(name).shape == (elements,) and state.info(name).dtype in DTYPES
-            _require(fits, str(path), f"{name!r} is not a floating-point tensor of {elements} elements")
-        signs: dict[str, Checkpoint] = {}
-        for task, record in manifest.tasks.items():
-            path = _task_file(folder, manifest, task, "state.safetensors")
-            signs[task] = stack.enter_context(open_checkpoint(path))
-            for name in signs[task]:
-                base = manifest.merged.get(record.base_name(name.partition(".")[2]))
-                _require(base is not None, str(path), f"{name!r} belongs to no merged tensor")
-                assert base is not None
-                _require_mask(signs[task].info(name), base.elements, path, name)
-        stack.pop_all()
-    return state, signs
 
 
 def _task_file(folder: str | Path, manifest: Manifest, task: str, name: str) -> Path:

@@ -28,6 +28,7 @@ from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .artifact_emr import compute_scales, open_extras, open_masks, open_unified, read_sums
+from .files_emr import STATE
 from .manifest_emr import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file
 from .ops_emr import restore_block
 from .places_emr import find_recorded
@@ -125,6 +126,8 @@ class TaskWeights:
         self.manifest = Manifest.read(self.folder)
         if not self.manifest.files:
             _LOGGER.warning("%s: written before artifacts had hashes of their files; they are believed", self.folder)
+        if (self.folder / STATE).is_file():
+            _LOGGER.warning("%s: %s, with which earlier versions added tasks, is not used", self.folder, STATE)
         self._merged = self.manifest.merged
         if self._repository:
             self._download(*self._repository, list(self.manifest.unified))
@@ -228,7 +231,7 @@ class TaskWeights:
             known = ", ".join(map(repr, self.manifest.tasks))
             raise ValueError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
         if self._repository:
-            skipped = ["*/state.safetensors"] + ([] if self._rescale else ["*/sums.safetensors"])
+            skipped = [f"*/{STATE}"] + ([] if self._rescale else ["*/sums.safetensors"])
             self._download(*self._repository, [f"tasks/{task}/*"], skipped)
         record = self.manifest.tasks[task]
         masks = _Mapped([open_masks(self.folder, self.manifest, task)])
@@ -261,8 +264,8 @@ class TaskWeights:
         scales = np.broadcast_to(compute_scales(sums, elements, part, self._rescale), part.shape)
         if not np.isfinite(scales).all():
             raise ValueError(
-                f"{self.folder}: rescale {self._rescale!r} needs the checkpoint of {task!r} since another task was "
-                "added from the kept state; choose global, official, tensor or none, or merge all again"
+                f"{self.folder}: rescale {self._rescale!r} needs sums that an earlier version did not keep; "
+                "choose global, official, tensor or none, or merge all again"
             )
         return {named[t.name]: float(scale) for t, (scale,) in zip(merged, scales, strict=True) if t.name in named}
 

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from hf_ext.emr import ops_emr
-from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, merge_block, pack_mask
+from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, merge_block
 
 from ..hub.system_calls import has_positions
 from .baselines import Baseline
-from .outputs import Copy, Outputs, state_type
+from .outputs import Copy, Outputs
 from .plan_table import Plan
 from .sources import Source
 from .tensor_rules import Part
@@ -93,7 +93,7 @@ class Engine:
         # the step of compiled code that reads and writes the files itself
         self._step = max(min(self.block, _FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
         compiled = ops_emr.compiled()
-        plain = baseline is None and plan.given is None and not plan.config.keep_state
+        plain = baseline is None and plan.given is None
         self._run_files = compiled.run_files if compiled is not None and plain and has_positions() else None
         connections = min(workers * len(self._sources), _MAX_CONNECTIONS)
         self._pool = ThreadPoolExecutor(connections) if remote else None
@@ -272,8 +272,6 @@ class Engine:
                 self._outputs.root[part.name].write_bytes(
                     part.name, low * part.dtype.itemsize, unified.view(torch.uint8).numpy().data
                 )
-                if plan.config.keep_state:
-                    self._keep_state(part, low, base, tasks)
             if plan.config.with_masks:
                 for row, task in enumerate(members):
                     self._outputs.masks[task].write_bytes(
@@ -309,25 +307,6 @@ class Engine:
             vectors = [self._baseline.preprocess(index, task, low, base, tasks[task]) for task in tasks]
             self._baseline.unify(base, vectors, unified)
         mask_block(base, weights, unified, masks, *sums, first=low // SUB_BLOCK)
-
-    def _keep_state(self, part: Part, low: int, base: torch.Tensor, tasks: dict[int, torch.Tensor]) -> None:
-        """Writes what adding a task exactly needs; see `open_state`."""
-        state = self._outputs.state
-        assert state is not None
-        total = torch.zeros(len(base))
-        weights = [task.to(state_type(self._plan, part)) for task in tasks.values()]
-        highest = lowest = weights[0]
-        for task, values in zip(tasks, weights, strict=True):
-            delta = values.float() - base.float()
-            total += delta
-            # of equal weights the first is kept, as when electing
-            highest = torch.where(values > highest, values, highest)
-            lowest = torch.where(values < lowest, values, lowest)
-            for sign, bits in (("positive", delta > 0), ("negative", delta < 0)):
-                packed = pack_mask(bits).numpy().data
-                self._outputs.signs[task].write_bytes(f"{sign}.{part.task_names[task]}", low // 8, packed)
-        for name, values in (("total", total), ("highest", highest), ("lowest", lowest)):
-            state.write(f"{name}.{part.name}", low, values)
 
     def _require_finite(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
         if bool(torch.isfinite(sums.tensors).all()) and bool(torch.isfinite(sums.totals).all()):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hf_ext.emr.artifact_emr import open_masks, read_sums
+from hf_ext.emr.files_emr import STATE
 from hf_ext.emr.manifest_emr import Manifest
 from hf_ext.emr.report_emr import make_report
 from hf_ext.emr.sums_emr import read_totals
@@ -22,7 +23,7 @@ from .sources import CONFIGURATION_FILES
 Files = Mapping[str, Mapping[str, Any]]
 
 # Beside the weights at the root.
-NOT_WEIGHTS = ("state.safetensors", "sums.safetensors")
+NOT_WEIGHTS = (STATE, "sums.safetensors")
 
 
 def _measure_sizes(folder: Path, base: Files, tasks: Iterable[Files]) -> dict[str, int]:
@@ -90,13 +91,13 @@ def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) ->
         participates[:, index] = [tensor.name in named for tensor in merged]
     totals, gram = read_totals(folder, manifest)
     sums = np.stack([read_sums(folder, manifest, task) for task in tasks], axis=1)
-    # Products with a task vector need its checkpoint; see `electing`.
+    # Earlier versions added tasks without the checkpoints of the older ones.
     unknown = [task for task, own in zip(tasks, sums.sum(axis=0), strict=True) if np.isnan(own).any()]
     if unknown:
         warnings = [
             *warnings,
-            f"since a task was added from the kept state, distances and errors of {', '.join(unknown)} are not known: "
-            "they need the checkpoints.",
+            f"distances and errors of {', '.join(unknown)} are not known: an earlier version added a task without "
+            "their checkpoints.",
         ]
     origins = {
         task: {"source": record.origin.source, "revision": record.origin.revision, "files": record.origin.files}

@@ -76,20 +76,19 @@ def test_an_artifact_finds_its_base_from_any_folder(project: Path, tmp_path: Pat
 
 
 def test_tasks_are_added_from_any_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    kept = merge(relative("t0", "t1", keep_state=True), Path("kept"))
     again = merge(relative("t0", "t1"), Path("again"))
     frozen = merge(relative("t0", "t1"), Path("frozen"))
     whole = merge(relative("t0", "t1", "t2"), Path("whole"))
     monkeypatch.chdir(project / "models")
-    for run, place in ((add_task, kept), (add_task, again), (add_task_frozen, frozen)):
+    for run, place in ((add_task, again), (add_task_frozen, frozen)):
         run(place, "t2", "t2")
         assert Manifest.read(place).tasks["t2"].origin.source == os.path.join("..", "models", "t2")
         assert Manifest.read(place).tasks["t0"].origin.source == os.path.join("..", "models", "t0")
         assert Manifest.read(place).base.source == os.path.join("..", "models", "base")
-    for place in (kept, again):
-        assert load_file(place / "model.safetensors").keys() == load_file(whole / "model.safetensors").keys()
-        for name, values in load_file(whole / "model.safetensors").items():
-            assert torch.equal(load_file(place / "model.safetensors")[name], values)
+    found = load_file(again / "model.safetensors")
+    assert found.keys() == load_file(whole / "model.safetensors").keys()
+    for name, values in load_file(whole / "model.safetensors").items():
+        assert torch.equal(found[name], values)
 
 
 def test_a_path_that_was_given_absolute_stays_so(project: Path):
@@ -148,7 +147,7 @@ def test_no_path_is_published(project: Path, tmp_path: Path):
 def test_the_two_writers_of_a_report_agree(config: dict[str, Any], tmp_path: Path):
     some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}
     expected = json.loads((merge(some, tmp_path / "two") / "report.json").read_text())
-    grown = merge(some, tmp_path / "grown", keep_state=True)
+    grown = merge(some, tmp_path / "grown")
     add_task_frozen(grown, "t2", config["tasks"]["t2"])
     remove_task(grown, "t2")
     found = json.loads((grown / "report.json").read_text())

@@ -46,8 +46,8 @@ SCRIPT = """
 
     merge_checkpoints(config("t0", "t1", "t2"), f"{place}/merged", progress=False)
     merge_checkpoints(config("t0", "t1", "t2"), f"{place}/merged", progress=False, overwrite=True)
-    merge_checkpoints(config("t0", "t1", keep_state=True), f"{place}/grown", progress=False)
-    assert add_task(f"{place}/grown", "t2", f"{place}/t2")["how"] == "state"
+    merge_checkpoints(config("t0", "t1"), f"{place}/grown", progress=False)
+    assert add_task(f"{place}/grown", "t2", f"{place}/t2")["how"] == "merged again"
     remove_task(f"{place}/grown", "t1")
     TaskWeights(f"{place}/merged").export("t1", f"{place}/exported")
     for name in ("merged", "grown"):
@@ -85,7 +85,7 @@ def test_a_merge_without_the_calls_of_linux(tmp_path: Path):
     assert {"merged/model.safetensors", "merged/tasks/t1/mask.safetensors", "exported/model.safetensors"} <= set(found)
     here = tmp_path / "here"
     merged = merge_checkpoints(config, here / "merged", progress=False).path
-    some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}, "keep_state": True}
+    some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}
     grown = merge_checkpoints(some, here / "grown", progress=False).path
     add_task(grown, "t2", config["tasks"]["t2"])
     remove_task(grown, "t1")

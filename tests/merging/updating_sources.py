@@ -82,9 +82,9 @@ def sources(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def kept(sources, tmp_path_factory) -> dict[str, Path]:
-    """Merges with state: of the first two tasks, and of all."""
+    """Merges of the first two tasks, and of all."""
     place = tmp_path_factory.mktemp("kept")
-    return {names: merge(sources, names, place / names, keep_state=True) for names in ("ab", "abc")}
+    return {names: merge(sources, names, place / names) for names in ("ab", "abc")}
 
 
 @pytest.fixture
