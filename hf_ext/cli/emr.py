@@ -171,7 +171,7 @@ def target_folder(file: Path | None, place: Path | None, out: Path | None, dry_r
 
 def show_report(path: Path, report: dict[str, Any]) -> None:
     """The report's table and where everything is."""
-    from hf_ext.emr.report_emr import report_lines
+    from hf_ext.emr.report import report_lines
 
     click.echo("\n".join(report_lines(report)))
     masks = (path / "emr.json").is_file()
@@ -256,7 +256,7 @@ def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str 
       hf-ext emr export merged a exported/a
       hf-ext emr export org/merged@v1 a exported/a --base models/base
     """
-    from hf_ext.emr.weights_emr import TaskWeights
+    from hf_ext.emr.weights import TaskWeights
 
     click.echo(TaskWeights(artifact, base=base, endpoint=endpoint).export(task, out))
 
@@ -271,7 +271,7 @@ def verify(artifact: Path, as_json: bool) -> None:
     Examples:
       hf-ext emr verify merged
     """
-    from hf_ext.emr.files_emr import verify_artifact
+    from hf_ext.emr.artifact import verify_artifact
 
     found = verify_artifact(artifact)
     if as_json:
@@ -321,7 +321,7 @@ def pack(artifact: Path, archive: Path, level: int, overwrite: bool, as_json: bo
     Examples:
       hf-ext emr pack merged merged.tar.zst
     """
-    from hf_ext.emr.archive_emr import pack as run
+    from hf_ext.emr.archive import pack as run
 
     done = run(artifact, archive, level=level, overwrite=overwrite)
     if as_json:
@@ -351,6 +351,6 @@ def unpack(archive: Path, out: Path, **limits: Any) -> None:
       hf-ext emr unpack merged.tar.zst merged
       hf-ext emr unpack merged.tar.zst merged --max-ratio 1000
     """
-    from hf_ext.emr.archive_emr import unpack as run
+    from hf_ext.emr.archive import unpack as run
 
     click.echo(run(archive, out, **{name: value for name, value in limits.items() if value is not None}))

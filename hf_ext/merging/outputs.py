@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from hf_ext.emr.artifact_emr import mask_bytes
+from hf_ext.emr.artifact import mask_bytes
 
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .plan_table import Plan

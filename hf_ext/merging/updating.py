@@ -17,23 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.emr.artifact_emr import read_sums
-from hf_ext.emr.files_emr import STATE, hash_files
-from hf_ext.emr.manifest_emr import TASK_ID, Manifest, SourceRecord, TaskRecord
-from hf_ext.emr.ops_emr import SUMS
-from hf_ext.emr.places_emr import find_recorded, recorded_path
-from hf_ext.emr.sums_emr import read_totals, write_sums, write_totals
-from hf_ext.emr.tasks_emr import mark_root
+from hf_ext.emr.artifact import STATE, hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
+from hf_ext.emr.manifest import TASK_ID, Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
+from hf_ext.emr.ops import SUMS
 
 from ..files import recover_folder, replace_folder, sync
 from ..hub.cards import write_card
 from ..hub.safetensors_headers import CheckpointError
 from .configuration import MergeConfig
 from .engine import NotFiniteError
+from .finishing import rewrite_report
 from .merge import merge_and_show, merge_checkpoints
 from .plan import make_plan
 from .plan_table import Plan
-from .report_files import rewrite_report
 
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
 VOTED = "elected_from"

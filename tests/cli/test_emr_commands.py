@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner, Result
 from transformers import BertForSequenceClassification
 
-from hf_ext.emr.manifest_emr import Manifest
+from hf_ext.emr.manifest import Manifest
 from hf_ext.merging import MergeConfig
 from hf_ext_cli.emr import FIELDS
 from hf_ext_cli.main import main

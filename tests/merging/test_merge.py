@@ -10,18 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_ext.emr import ops_emr
-from hf_ext.emr.artifact_emr import open_unified
+from hf_ext.emr import arithmetic
+from hf_ext.emr.artifact import open_unified
 from hf_ext.emr.emr_loader import restore
-from hf_ext.emr.manifest_emr import Manifest
-from hf_ext.emr.ops_emr import SUB_BLOCK
+from hf_ext.emr.manifest import Manifest
+from hf_ext.emr.ops import SUB_BLOCK
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging import engine, make_plan, plan
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.merging.engine import Engine
+from hf_ext.merging.engine import Engine, Piece, make_units
 from hf_ext.merging.merge import merge_and_show, merge_checkpoints
 from hf_ext.merging.plan_table import Plan
-from hf_ext.merging.work import Piece, make_units
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
 
 from .merging import assert_same_files, config, contents, merge, short_segments_and_no_picture
@@ -50,7 +49,7 @@ def test_the_same_bits_for_any_number_of_workers_and_any_memory(config, tmp_path
     ],
 )
 def test_local_files_merged_in_compiled_calls_and_block_by_block_are_the_same(config, tmp_path, monkeypatch, options):
-    if ops_emr.compiled() is None:
+    if arithmetic.find_kernels("cpu").run_files is None:
         pytest.skip("numba is missing")
     done = []
 
@@ -96,10 +95,10 @@ def test_units_cover_every_element_once():
 
 
 def test_plain_torch_gives_the_same_weights_and_masks_and_nearly_the_same_scales(config, tmp_path, monkeypatch):
-    if ops_emr.compiled() is None:
+    if arithmetic.find_kernels("cpu").run_files is None:
         pytest.skip("numba is not installed, or not wanted")
     first = merge(config, tmp_path / "merged-compiled")
-    monkeypatch.setattr(ops_emr, "compiled", lambda: None)
+    monkeypatch.delitem(arithmetic.KERNELS, "cpu")
     second = merge(config, tmp_path / "merged-torch")
     ours, theirs = contents(first), contents(second)
     for name in ours:

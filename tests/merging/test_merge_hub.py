@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 
-from hf_ext.emr.manifest_emr import Manifest
+from hf_ext.emr.manifest import Manifest
 from hf_ext.hub import range_readers
 from hf_ext.hub.safetensors_headers import CheckpointError
 from hf_ext.merging.merge import merge_checkpoints

@@ -15,11 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from hf_ext.emr import emr_loader
-from hf_ext.emr.manifest_emr import Manifest
-from hf_ext.emr.places_emr import find_recorded, recorded_path
-from hf_ext.emr.weights_emr import TaskWeights
-from hf_ext.merging import add_task, add_task_frozen, merge_checkpoints, remove_task
-from hf_ext.merging import places as merge_places
+from hf_ext.emr.manifest import Manifest, find_recorded, recorded_path
+from hf_ext.emr.weights import TaskWeights
+from hf_ext.merging import add_task, add_task_frozen, journal, merge_checkpoints, remove_task
 from hf_ext.merging.compare import compare_with_checkpoints
 from hf_ext.merging.engine import Engine
 from hf_ext.merging.merge import merge_and_show
@@ -181,8 +179,8 @@ def test_a_full_disk_is_not_taken_for_a_place_without_permission(tmp_path: Path,
     def full(**options: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(merge_places.tempfile, "mkdtemp", full)
-    merge_places.require_free(tmp_path / "out", overwrite=False)
+    monkeypatch.setattr(journal.tempfile, "mkdtemp", full)
+    journal.require_free(tmp_path / "out", overwrite=False)
 
 
 class Killed(BaseException):
@@ -213,7 +211,7 @@ def test_counting_goes_on_after_the_last_finished_pass(
             merge(ties, tmp_path / "merged-out")
     assert passes == list(range(finished))
     partial = tmp_path / ".merged-out.partial"
-    assert (merge_places.read_passes(partial) or {"passes": 0})["passes"] == finished
+    assert (journal.read_passes(partial) or {"passes": 0})["passes"] == finished
     if finished:
         with pytest.raises(ValueError, match="interrupted merge of something else: config.density was 0.3, is 0.5"):
             merge(ties | {"density": 0.5}, tmp_path / "merged-out")
@@ -232,7 +230,7 @@ def test_passes_that_are_damaged_are_counted_again(config: dict[str, Any], tmp_p
     partial.mkdir()
     for text in ("", "[]", '{"passes": '):
         (partial / "passes.json").write_text(text)
-        assert merge_places.read_passes(partial) is None
+        assert journal.read_passes(partial) is None
     assert_same_files(merge(ties, tmp_path / "merged-out"), expected)
 
 

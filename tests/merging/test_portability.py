@@ -37,8 +37,8 @@ SCRIPT = """
     from hf_ext import files
     # No exchange of two folders in one step.
     files.sys = SimpleNamespace(platform="win32")
-    from hf_ext.emr.files_emr import verify_artifact
-    from hf_ext.emr.weights_emr import TaskWeights
+    from hf_ext.emr.artifact import verify_artifact
+    from hf_ext.emr.weights import TaskWeights
     from hf_ext.merging import add_task, merge_checkpoints, remove_task
 
     def config(*names, **options):
@@ -77,7 +77,7 @@ def run_without_them(place: Path) -> dict[str, bytes]:
 
 
 def test_a_merge_without_the_calls_of_linux(tmp_path: Path):
-    from hf_ext.emr.weights_emr import TaskWeights
+    from hf_ext.emr.weights import TaskWeights
     from hf_ext.merging import add_task, merge_checkpoints, remove_task
 
     config = write_set(tmp_path)

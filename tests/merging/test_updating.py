@@ -14,12 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_ext.emr import emr_loader
-from hf_ext.emr.artifact_emr import read_sums
-from hf_ext.emr.files_emr import STATE, hash_files, verify_artifact
-from hf_ext.emr.manifest_emr import Manifest
-from hf_ext.emr.ops_emr import SEGMENT, SUMS
-from hf_ext.emr.sums_emr import write_sums
-from hf_ext.emr.weights_emr import TaskWeights
+from hf_ext.emr.artifact import STATE, hash_files, read_sums, verify_artifact, write_sums
+from hf_ext.emr.manifest import Manifest
+from hf_ext.emr.ops import SEGMENT, SUMS
+from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.updating import add_task, add_task_frozen, remove_task
 from tests.hub.published import contents

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_ext.emr.manifest_emr import Manifest
+from hf_ext.emr.manifest import Manifest
 from hf_ext.merging import updating
 from hf_ext.merging.updating import add_task, add_task_frozen, remove_task
 from tests import warm_python

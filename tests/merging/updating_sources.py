@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_ext.emr.ops_emr import SEGMENT
+from hf_ext.emr.ops import SEGMENT
 from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents

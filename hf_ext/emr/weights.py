@@ -10,7 +10,9 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,10 @@ from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from .artifact_emr import compute_scales, open_extras, open_masks, open_unified, read_sums
-from .files_emr import STATE
-from .manifest_emr import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file
-from .ops_emr import restore_block
-from .places_emr import find_recorded
+from .arithmetic import compute_scales
+from .artifact import STATE, open_extras, open_masks, open_unified, read_sums, read_tasks
+from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file, find_recorded
+from .ops import restore_block
 
 # Files of a checkpoint beside its weights: configuration, tokenizer, processor, chat template, code.
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
@@ -351,3 +352,22 @@ def _open_verified(folder: Path, file: str, base: SourceRecord, named: str, comp
             f"{path} {differs}: it is not the base of this merge, which is {named}; pass that one as `base`."
         )
     return checkpoint
+
+
+@contextmanager
+def task_checkpoint(source: str, task: str | None) -> Iterator[str]:
+    """A checkpoint to load: what was named, or one task of it where that is a merge."""
+    tasks = read_tasks(source)
+    if tasks is None:
+        if task is not None:
+            raise ValueError(f"{source} is no merge with task masks, so it has no task {task!r}; leave the task out")
+        yield source
+        return
+    if task is None:
+        raise ValueError(
+            f"{source} is a merge, and the model at its root is of no task. Name one of its tasks with --task: "
+            f"{', '.join(tasks)}; or write one as a plain checkpoint: hf-ext emr export {source} {tasks[0]} FOLDER"
+        )
+    # Windows deletes no file that is still mapped into memory.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        yield str(TaskWeights(source).export(task, Path(place, "checkpoint")))
