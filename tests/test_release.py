@@ -18,6 +18,17 @@ from tests.study_testing import EXAMPLES, module_loader
 load = module_loader(EXAMPLES / "released")
 MODEL = {"architecture": "columnar", "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 8}
 
+RUN = {
+    "method": "semanir",
+    "output_dir": "runs/denoise-color",
+    "data": {"train": {"path": "data/photos/train"}},
+    "task": {"patch_size": 8},
+    "model": MODEL,
+    "max_steps": 1,
+    "per_device_train_batch_size": 1,
+    "report_to": "none",
+}
+
 
 def test_no_photograph_is_in_two_sets(load):
     data = load("data")
@@ -39,7 +50,7 @@ def test_recordings_of_the_official_test_do_not_train(load):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (EXAMPLES / "released").glob("*.yaml")))
 def test_the_queue_knows_every_recipe(load, name):
-    assert name in load("train").QUEUE
+    assert name in load("stretches").QUEUE
 
 
 @pytest.fixture
@@ -52,16 +63,7 @@ def work(tmp_path, monkeypatch) -> Path:
             pixels = np.random.default_rng(index).integers(256, size=(16, 20, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{index}.png")
     monkeypatch.chdir(tmp_path)
-    arguments = TrainingArguments(
-        method="semanir",
-        output_dir="runs/denoise-color",
-        data={"train": {"path": "data/photos/train"}},
-        task={"patch_size": 8},
-        model=MODEL,
-        max_steps=1,
-        per_device_train_batch_size=1,
-        report_to="none",
-    )
+    arguments = TrainingArguments(**RUN)
     train(build_task(arguments), arguments)
     (tmp_path / "core_seconds.json").write_text(json.dumps({"denoise-color": 5400.0}))
     return tmp_path
@@ -71,7 +73,7 @@ def test_a_run_becomes_a_folder_that_says_what_it_measured(load, work, monkeypat
     release = load("release")
     monkeypatch.setattr(release, "RELEASED", work / "released")
     release.RELEASES["denoise-color"] = release.Release(
-        **{**vars(release.RELEASES["denoise-color"]), "photos": (0, 1, 2)}
+        **{**vars(release.RELEASES["denoise-color"]), "shown_examples": (0, 1, 2)}
     )
     folder = release.make("denoise-color", work)
     assert {"README.md", "before_after.png", "config.json", "eval.json", "model.safetensors", "training.json"} <= {
@@ -97,9 +99,46 @@ def test_a_run_becomes_a_folder_that_says_what_it_measured(load, work, monkeypat
     assert f"{shown['psnr_gaussian_noise_25']:.2f}" in (folder / "README.md").read_text()
 
 
+def test_another_machine_goes_on_with_the_weights_that_were_committed(load, work, tmp_path_factory, monkeypatch):
+    stretches, release = load("stretches"), load("release")
+    for module in (stretches, release):
+        monkeypatch.setattr(module, "REACHED", work / "reached")
+        monkeypatch.setattr(module, "RELEASED", work / "released")
+    assert stretches.begin_stretch(work, "denoise-color") == [] and stretches.count_steps(work, "denoise-color") == 1
+    kept = release.keep("denoise-color", work)
+    assert kept == stretches.committed_weights("denoise-color")
+    assert json.loads((kept / "training.json").read_text()) == {"released": {"steps": 1, "core_hours": 1.5}}
+
+    other = tmp_path_factory.mktemp("other")
+    wanted = stretches.wanted_steps("denoise-color")
+    words = [f"--init_from=starts/denoise-color/{kept.name}", f"--max_steps={wanted - 1}"]
+    assert stretches.begin_stretch(other, "denoise-color") == words
+    assert stretches.count_steps(other, "denoise-color") == 1 and not stretches.is_done(other, "denoise-color")
+    monkeypatch.chdir(other)
+    (other / "data").symlink_to(work / "data")
+    start = words[0].partition("=")[2]
+    arguments = TrainingArguments(**{**RUN, "model": {}, "init_from": start, "max_steps": 2})
+    train(build_task(arguments), arguments)
+    # It was told the weights, and is told the same when it goes on; what is committed meanwhile does not matter.
+    weights = load_file(other / "starts" / "denoise-color" / "denoise-color" / "model.safetensors")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in load_file(kept / "model.safetensors").items())
+    (kept / "training.json").write_text(json.dumps({"released": {"steps": 700, "core_hours": 70.0}}))
+    assert stretches.begin_stretch(other, "denoise-color") == words
+    (other / "core_seconds.json").write_text(json.dumps({"denoise-color": 1800.0}))
+    assert stretches.count_steps(other, "denoise-color") == 3
+    assert stretches.count_core_hours(other, "denoise-color") == 2.0
+    # A run that goes on from another begins with that one's weights, and counts its own steps.
+    assert stretches.begin_stretch(tmp_path_factory.mktemp("third"), "jpeg-color") == [
+        "--init_from=starts/jpeg-color/denoise-color",
+        f"--max_steps={stretches.wanted_steps('jpeg-color')}",
+    ]
+
+
 @pytest.mark.parametrize("model", released.list_released(), ids=lambda model: model.name)
-def test_a_released_model_restores_as_it_did_when_it_was_released(load, model):
+def test_a_released_model_answers_as_it_did_when_it_was_released(load, model):
     folder = released.released(model.name)
     told = json.loads((folder / "training.json").read_text(encoding="utf-8"))["check"]
     if "psnr" in told:
         assert load("release").restore_cat(folder) == pytest.approx(told["psnr"], abs=0.05)
+    else:
+        assert load("release").hear_tones(folder) == pytest.approx(told["logits"], abs=0.05)

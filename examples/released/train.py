@@ -4,6 +4,9 @@ python examples/released/train.py DATA [WORK]
 DATA holds bsds500, cifar10, set5, set12, bsd68 and fsdd. WORK keeps data, runs and their resume states, by default in
 the user's cache: it may be stopped at any time (Ctrl-C), and the same command goes on. An empty file WORK/pause holds
 all runs while something else is timed. `release.py` makes models of what they have reached.
+
+On another machine, where WORK is empty, a run begins another stretch with the weights that were committed: those of
+the released model, or of `reached/NAME`, which `release.py --keep` writes.
 """
 
 import contextlib
@@ -17,35 +20,15 @@ from pathlib import Path
 
 import psutil
 from data import prepare
+from stretches import QUEUE, RECIPES, WORK, begin_stretch, is_done
 
-RECIPES = Path(__file__).resolve().parent
-WORK = Path.home() / ".cache" / "hf_ext_released"
-# In this order; each entry waits for the runs that it starts from.
-QUEUE: dict[str, tuple[str, ...]] = {
-    "denoise-color": (),
-    "cifar10-16": (),
-    "spoken-digits": (),
-    "cifar10": ("cifar10-16",),
-    "denoise-gray": (),
-    "super-resolution-x2": (),
-    "jpeg-color": ("denoise-color",),
-    "photo": ("denoise-color",),
-}
 SECONDS_BETWEEN_LOOKS = 5.0
-
-
-def is_done(work: Path, name: str) -> bool:
-    """Whether the snapshot of a run is that of its last step."""
-    report = work / "runs" / name / "snapshot" / "training.json"
-    if not report.is_file():
-        return False
-    training = json.loads(report.read_text(encoding="utf-8"))
-    return training["steps"] == training["arguments"]["max_steps"]
 
 
 def begin(work: Path, name: str) -> subprocess.Popen[bytes]:
     """Starts or continues a run. Paths are relative to WORK, so that a run may move to another machine."""
     command = ["nice", "-n", "19", sys.executable, "-m", "hf_ext_cli.main", "train", str(RECIPES / f"{name}.yaml")]
+    command += begin_stretch(work, name)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     (work / "runs").mkdir(exist_ok=True)
     with open(work / "runs" / f"{name}.log", "ab") as log:
@@ -105,12 +88,12 @@ def work_through(work: Path, slots: int) -> int:
                     process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
             ready = [
                 name
-                for name, sources in QUEUE.items()
+                for name in QUEUE
                 if name not in running
                 and name not in failed
                 and (RECIPES / f"{name}.yaml").is_file()
                 and not is_done(work, name)
-                and all(is_done(work, source) for source in sources)
+                and all(is_done(work, source) for source in QUEUE[name])
             ]
             for name in ready[: 0 if paused else slots - len(running)]:
                 print(f"{time.strftime('%H:%M')} {name} goes on", flush=True)

@@ -42,9 +42,15 @@ def native_kernels_work() -> bool:
     return True
 
 
+def _is_exporting() -> bool:
+    """Whether a graph is made for other programs."""
+    # What torch.compiler.is_exporting() returns; but in a graph of torch's own compiler that says yes before torch 2.13.
+    return torch.compiler._is_exporting_flag
+
+
 def _runs_natively(tensor: torch.Tensor) -> bool:
     """Whether the kernels for CPUs take a tensor, and a graph with them could be run."""
-    if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or torch.compiler.is_exporting():
+    if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or _is_exporting():
         return False
     # A compiler follows calls but not imports: here it must be content with the package being there.
     return _NUMBA_IS_INSTALLED if torch.compiler.is_compiling() else native_kernels_work()
@@ -184,7 +190,7 @@ register_autograd(f"{_NAMESPACE}::join", _gradient_of_join, setup_context=_keep_
 
 def _is_compiled() -> bool:
     """Whether a graph is made for torch itself; other programs do not have our operators."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not _is_exporting()
 
 
 def _cut_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
@@ -223,7 +229,7 @@ def native_attention(
     where these are many, compute all logits a few at a time. For the gradient the logits are computed again.
     """
     problem = None
-    if torch.compiler.is_exporting():
+    if _is_exporting():
         problem = "the model is exported, and other programs do not have the kernels"
     elif query.device.type != "cpu" or value.dtype == torch.float64 or value.shape[-1] > _NATIVE_HEAD:
         problem = f"it got {value.dtype} on {value.device} with heads of {value.shape[-1]} channels"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ class ReleasedModel:
     parameters: int
     # of its weights on disk
     bytes: int
-    # processor time of the training
+    # of the training, and its processor time
+    steps: int
     core_hours: float
 
 
@@ -77,4 +78,5 @@ def _folders() -> dict[str, Path]:
 def _describe(folder: Path) -> ReleasedModel:
     values: dict[str, Any] = json.loads((folder / "training.json").read_text(encoding="utf-8"))["released"]
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-    return ReleasedModel(name=folder.name, folder=folder, bytes=size, **values)
+    told = {field.name: values[field.name] for field in fields(ReleasedModel) if field.name in values}
+    return ReleasedModel(name=folder.name, folder=folder, bytes=size, **told)

@@ -41,7 +41,7 @@ def tiny(package) -> Path:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     SemanIRImageProcessor().save_pretrained(folder)
-    summary = {**SUMMARY, "parameters": 1000, "core_hours": 0.5}
+    summary = {**SUMMARY, "parameters": 1000, "steps": 10, "core_hours": 0.5}
     (folder / "training.json").write_text(json.dumps({"released": summary}))
     return folder
 
