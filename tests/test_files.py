@@ -10,7 +10,7 @@ import pytest
 
 from hf_ext import files
 from hf_ext.emr import emr_loader
-from hf_ext.emr.manifest_emr import artifact_file
+from hf_ext.emr.manifest import artifact_file
 from hf_ext.files import (
     exchange_folders,
     read_json,

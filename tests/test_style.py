@@ -34,7 +34,7 @@ def references() -> dict[str, Path]:
     that pipeline.
     """
     found = {}
-    for path in sorted((ROOT / "hf_ext").glob("*/ops_*.py")):
+    for path in sorted((ROOT / "hf_ext").glob("*/ops*.py")):
         found[str(path.relative_to(ROOT))] = ROOT / "tests" / path.parent.name / "reference_ops.py"
     return found
 

@@ -149,7 +149,7 @@ def switch(artifact: str, tasks: list[str], base: str, rounds: int, threads: int
 
 def pack(artifact: str, archive: str, level: int) -> Work:
     """The artifact as one compressed file."""
-    from hf_ext.emr.archive_emr import pack
+    from hf_ext.emr.archive import pack
 
     def work() -> dict[str, int]:
         pack(artifact, archive, level=level)

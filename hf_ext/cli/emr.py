@@ -49,7 +49,6 @@ FIELDS = [
     click.option("--small-raw/--no-small-raw", default=None, help="Store one-dimensional tensors raw."),
     click.option("--dtype", type=DTYPES, help="Type of the result.  [default: that of the models]"),
     click.option("--adapters", type=ADAPTERS, help="What to do with peft adapters.  [default: refuse]"),
-    click.option("--keep-state/--no-keep-state", default=None, help="Keep what `emr add` needs to be exact."),
     click.option("--include-base/--no-include-base", default=None, help="Store the base model too."),
     click.option("--max-shard-size", metavar="SIZE", help="Largest file of weights.  [default: 5GB]"),
     click.option("--memory", metavar="SIZE", help="Budget of all buffers.  [default: 64MB]"),
@@ -172,7 +171,7 @@ def target_folder(file: Path | None, place: Path | None, out: Path | None, dry_r
 
 def show_report(path: Path, report: dict[str, Any]) -> None:
     """The report's table and where everything is."""
-    from hf_ext.emr.report_emr import report_lines
+    from hf_ext.emr.report import report_lines
 
     click.echo("\n".join(report_lines(report)))
     masks = (path / "emr.json").is_file()
@@ -197,20 +196,15 @@ def emr() -> None:
 @emr.command()
 @click.argument("artifact", type=ARTIFACT)
 @click.argument("task", metavar="NAME=ID")
-@click.option(
-    "--exact/--frozen",
-    default=None,
-    help="As a merge of all tasks would be, or leave all but the new task as it is.  [default: exact if it has state]",
-)
+@click.option("--frozen", is_flag=True, help="Leave all but the new task as it is; only the new model is read.")
 @click.option("--base", metavar="ID", help="The base model, where it is not found as ARTIFACT names it.")
 @ENDPOINT_OPTION
 @JSON_OPTION
-def add(artifact: Path, task: str, exact: bool | None, base: str | None, endpoint: str | None, as_json: bool) -> None:
+def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str | None, as_json: bool) -> None:
     """Add a fine-tuned model to ARTIFACT as the task NAME.
 
-    Where the merge kept its state (--keep-state) the result equals that of merging all tasks again, without their
-    models. Without state --exact merges all tasks again, from where they came. Frozen, the merged model stays as it is
-    and only the new task gets a mask: it is then restored less well than after a new merge.
+    All tasks are merged again, from where they came. With --frozen the merged model stays as it is and only the new
+    task gets a mask: it is then restored less well than after a new merge, and the other models are not needed.
 
     \b
     Examples:
@@ -220,9 +214,7 @@ def add(artifact: Path, task: str, exact: bool | None, base: str | None, endpoin
     from hf_ext.merging import updating
 
     name, source = name_and_source(task)
-    if exact is None:
-        exact = updating.has_state(artifact)
-    run = updating.add_task if exact else updating.add_task_frozen
+    run = updating.add_task_frozen if frozen else updating.add_task
     done = run(artifact, name, source, base=base, endpoint=endpoint)
     if as_json:
         print_json(done)
@@ -264,7 +256,7 @@ def export(artifact: str, task: str, out: Path, base: str | None, endpoint: str 
       hf-ext emr export merged a exported/a
       hf-ext emr export org/merged@v1 a exported/a --base models/base
     """
-    from hf_ext.emr.weights_emr import TaskWeights
+    from hf_ext.emr.weights import TaskWeights
 
     click.echo(TaskWeights(artifact, base=base, endpoint=endpoint).export(task, out))
 
@@ -279,7 +271,7 @@ def verify(artifact: Path, as_json: bool) -> None:
     Examples:
       hf-ext emr verify merged
     """
-    from hf_ext.emr.files_emr import verify_artifact
+    from hf_ext.emr.artifact import verify_artifact
 
     found = verify_artifact(artifact)
     if as_json:
@@ -329,7 +321,7 @@ def pack(artifact: Path, archive: Path, level: int, overwrite: bool, as_json: bo
     Examples:
       hf-ext emr pack merged merged.tar.zst
     """
-    from hf_ext.emr.archive_emr import pack as run
+    from hf_ext.emr.archive import pack as run
 
     done = run(artifact, archive, level=level, overwrite=overwrite)
     if as_json:
@@ -359,6 +351,6 @@ def unpack(archive: Path, out: Path, **limits: Any) -> None:
       hf-ext emr unpack merged.tar.zst merged
       hf-ext emr unpack merged.tar.zst merged --max-ratio 1000
     """
-    from hf_ext.emr.archive_emr import unpack as run
+    from hf_ext.emr.archive import unpack as run
 
     click.echo(run(archive, out, **{name: value for name, value in limits.items() if value is not None}))

@@ -135,7 +135,7 @@ def read_merge(folder: Path) -> dict[str, Any] | None:
     """What the manifest of a merge says of its tasks, or None if it is no artifact of one."""
     if not (folder / "emr.json").is_file():
         return None
-    from hf_ext.emr.manifest_emr import Manifest
+    from hf_ext.emr.manifest import Manifest
 
     manifest = Manifest.read(folder)
     return {

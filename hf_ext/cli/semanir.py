@@ -44,7 +44,7 @@ class Numbers(click.ParamType):
 @loads
 def load_model(source: str, device: str | None, dtype: str | None, task: str | None = None) -> Any:
     """The model of a folder or org/name[@revision], of one task if that is a merge; on the GPU if there is one."""
-    from hf_ext.emr.tasks_emr import task_checkpoint
+    from hf_ext.emr.weights import task_checkpoint
 
     with task_checkpoint(source, task) as checkpoint:
         return load_checkpoint(checkpoint, device, dtype)

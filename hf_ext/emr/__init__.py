@@ -2,12 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+import hf_ext.fast.emr_operators  # noqa: F401
+
 from ..lazy import make_lazy
 
 if TYPE_CHECKING:
-    from .using_emr import EMRModel
+    from .model import EMRModel
 
 __all__ = ["EMRModel"]
 
 # Arithmetic and format, which merging uses, need no model and so no transformers.
-__getattr__, __dir__ = make_lazy(globals(), {"EMRModel": ".using_emr"})
+__getattr__, __dir__ = make_lazy(globals(), {"EMRModel": ".model"})

@@ -6,12 +6,17 @@ Importing this module enters [`kept_kernel`] in `ops_mrconv.FAST`. Without it a 
 and transforms the kernel in each forward pass, which costs more than convolving a small batch.
 
 A stale kernel would be silently wrong, so nothing here trusts that a change was announced: by `train()`, an optimizer
-or `load_state_dict`. Of a layer with branches the parameters and statistics are compared *by value* with copies. They
-are few, l_0 numbers a branch and channel for a kernel of up to l_0 2^N, so that this costs a small part of a merge,
-and it sees what PyTorch's version counters do not count: writes through `.data`, and FSDP, which gathers new values
-into the same memory. Of a merged layer the kernels themselves would have to be compared, as long as the input; there
-the tensors, their addresses and their version counters are. (A write to a merged kernel through `.data` goes
-uncounted: call `eval()` after it.) Where a wrapper or a hook may change what a module gives, nothing is kept.
+or `load_state_dict`. What is compared depends on the layer and the device.
+- A layer with branches on a CPU: parameters and statistics *by value*, with copies. They are few, l_0 numbers a branch
+  and channel for a kernel of up to l_0 2^N, so that this costs a small part of a merge, and it sees every write.
+- A layer with branches elsewhere: nothing is kept, it is merged in each pass. To compare values would wait for the
+  device. Version counters would not, and count an optimizer's step, `load_state_dict` and every write in place; but
+  not writes through `.data` (moving averages of weights are often written so), nor FSDP, which gathers new values
+  into the same memory. Merging is right after each of these, and waits for nothing; `reparameterize` does it once.
+- A merged layer: the tensors themselves (an address that was freed may be given to another), their addresses and
+  version counters, on every device. Its kernels are as long as the input, too long to compare. A write to a merged
+  kernel through `.data` goes uncounted: call `eval()` after it.
+Where a wrapper or a hook may change what a module gives, nothing is kept.
 
 How we know: tests/mrconv/test_kept_kernels_mrconv.py changes weights in every way that we know of.
 """
@@ -36,13 +41,14 @@ class KernelSource:
     @classmethod
     def of(cls, layer: nn.Module, known: tuple[type, ...], settings: tuple[Any, ...], merged: bool) -> "Self | None":
         """
-        The source of a layer; None where it cannot be known: a module is none of `known` types, such as a wrapper of
-        peft, or carries a hook, such as accelerate's, that may change what it gives; or a tensor has no values here.
+        The source of a layer; None where it cannot be known, or not without waiting: a module is none of `known`
+        types, such as a wrapper of peft, or carries a hook, such as accelerate's; or a tensor may not be read.
         """
         if not all(type(module) in known and not _is_hooked(module) for module in layer.modules()):
             return None
         tensors = [*layer.parameters(), *layer.buffers()]
-        if not all(_has_values(tensor) and not (merged and tensor.is_inference()) for tensor in tensors):
+        if not all(type(tensor) in (Tensor, nn.Parameter) and _may_be_read(tensor, merged) for tensor in tensors):
+            # Of subclasses, such as distributed, fake or quantized tensors, nothing is known.
             return None
         return cls(layer, tensors, settings, merged)
 
@@ -75,9 +81,11 @@ def _is_hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-def _has_values(tensor: Tensor) -> bool:
-    """A tensor of PyTorch's own, not one of a subclass: distributed, fake or quantized; and in memory."""
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type != "meta"
+def _may_be_read(tensor: Tensor, merged: bool) -> bool:
+    """Values on a CPU only; version counters wherever there are some."""
+    if merged:
+        return tensor.device.type != "meta" and not tensor.is_inference()
+    return tensor.device.type == "cpu"
 
 
 # Whose values decide about the merged kernel, and nothing else of them.

@@ -44,7 +44,7 @@ def native_kernels_work() -> bool:
 
 def _is_exporting() -> bool:
     """Whether a graph is made for other programs."""
-    # What torch.compiler.is_exporting() returns; but in a graph of torch's own compiler that says yes before torch 2.13.
+    # What torch.compiler.is_exporting() returns; but in a graph for torch itself that says yes before torch 2.13.
     return torch.compiler._is_exporting_flag
 
 

@@ -26,8 +26,8 @@ class ReleasedModel:
     parameters: int
     # of its weights on disk
     bytes: int
-    # of the training, and its processor time
     steps: int
+    # processor time of the training
     core_hours: float
 
 

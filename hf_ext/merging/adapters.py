@@ -6,16 +6,22 @@ Among themselves: (IA)³ from a base of ones; LoRA only where all tasks have one
 from __future__ import annotations
 
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from hf_ext.emr.ops import lora_rows
+from hf_ext.hub.safetensors_headers import TensorInfo
+
 from .configuration import MergeConfig
-from .lora import BIAS, DeltaSource, is_adapter_part, lora_modules, refuse_variants
-from .matching import described, provenance_warnings
+from .matching import base_name, choose_prefixes, described, provenance_warnings
 from .plan_table import size_text
-from .sources import Source
+from .sources import CONFIGURATION_FILES, SMALL_FILES, Library, Source
 
 # Settings that must agree for adapters to be merged among themselves.
 _COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
@@ -149,3 +155,254 @@ def _advice(base: Source, adapters: Sequence[Source]) -> str:
         "adapters: adapter for (IA)³, and for LoRA whose lora_A is the same in all tasks."
     )
     return " ".join(lines)
+
+
+# Variants whose weights are not W0 + s·B·A, or that only act on some tokens.
+_OTHER_VARIANTS = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "velora_config",
+)
+# The others start from a changed W0, which the adapter's file does not hold.
+_KEPT_BASE = (None, True, False, "gaussian", "orthogonal", "eva")
+_PREFIX = "base_model.model."
+# By which end of a name a factor is known, and with which the other one.
+_FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
+BIAS = ".lora_B.bias"
+_CACHED_FACTORS = 8
+_ADVICE = "Merge it into its model with merge_and_unload(), save that, and give it as the task."
+_HEADS = {
+    "SEQ_CLS": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "TOKEN_CLS": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "QUESTION_ANS": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "CAUSAL_LM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "SEQ_2_SEQ_LM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+}
+
+
+@dataclass(frozen=True)
+class _Delta:
+    """One tensor of the base with what an adapter adds to it; `second` is `None` for a bias."""
+
+    base: str
+    first: str
+    second: str | None
+    scaling: float
+    transposed: bool
+
+
+class DeltaSource(Source):
+    """
+    The full weights that a LoRA adapter gives, read as if they were a checkpoint: base + s·B·A in float32, computed
+    when it is read. Tensors that the adapter replaces (`modules_to_save`, `bias`) are its own; all others are the
+    base's.
+
+    Args:
+        adapter ([`Source`]): The opened adapter.
+        base ([`Source`]): The opened base; it must stay open.
+
+    Raises:
+        ValueError: The adapter is no plain LoRA, or does not fit the base.
+    """
+
+    def __init__(self, adapter: Source, base: Source) -> None:
+        refuse_variants(adapter)
+        super().__init__(adapter.label, adapter.spec, adapter.checkpoint, adapter.place)
+        self._base = base
+        self._adapter = adapter
+        self._factors: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
+        self._caching = threading.Lock()
+        # tensors that the adapter holds whole, by their names in the model
+        self._own = {
+            name.removeprefix(_PREFIX).replace(".base_layer.", "."): name
+            for name in adapter.tensors
+            if not is_adapter_part(name)
+        }
+        modules = lora_modules(adapter)
+        targets = {f"{module}.weight" for module in modules} | set(self._own)
+        self._prefixes = choose_prefixes(base.tensors, targets)
+        self._deltas = {}
+        for module, (first, second) in modules.items():
+            name = f"{module}.weight"
+            self._deltas[name] = self._weight_delta(name, module, first, second)
+            bias = first.removesuffix(_FACTORS[0][0]) + BIAS
+            if bias in adapter.tensors:
+                self._deltas[f"{module}.bias"] = self._bias_delta(f"{module}.bias", bias, self._deltas[name].scaling)
+        self.tensors = self._whole_tensors()
+        taken = {base_name(name, self._prefixes) for name in self.tensors}
+        self.same_as_base = frozenset(name for name in base.tensors if name not in taken)
+        self.library: Library = base.library
+        new = {name for name in self._own if base_name(name, self._prefixes) not in base.tensors}
+        self.config = _task_configuration(adapter, base, [self.tensors[name].shape for name in new])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the adapter as it is stored."""
+        return self._adapter.nbytes
+
+    def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
+        """As [`Source.read_into`]."""
+        delta = self._deltas.get(name)
+        if delta is None:
+            self._adapter.read_into(self._own[name], start, stop, out)
+            return
+        own = self._own.get(name)
+        info = self._adapter.tensors[own] if own else self._base.tensors[delta.base]
+        block = torch.empty(stop - start, dtype=info.dtype)
+        if own:
+            self._adapter.read_into(own, start, stop, block)
+        else:
+            self._base.read_into(delta.base, start, stop, block)
+        a, b = self._both_factors(delta)
+        lora_rows(block, a, b, delta.scaling, start, stop, out)
+
+    def small_files(self, patterns: tuple[str, ...] = SMALL_FILES) -> dict[str, Path]:
+        """As [`Source.small_files`], without configurations: the adapter's are not those of the full weights."""
+        return {name: path for name, path in super().small_files(patterns).items() if name not in CONFIGURATION_FILES}
+
+    def location(self, name: str) -> None:
+        """As [`Source.location`]: the elements lie nowhere."""
+
+    def will_need(self, name: str, start: int, stop: int) -> None:
+        """As [`Source.will_need`]; the base is read by others anyway."""
+
+    def _whole_tensors(self) -> dict[str, TensorInfo]:
+        found: dict[str, TensorInfo] = {}
+        for name, own in self._own.items():
+            found[name] = self._adapter.tensors[own]
+        for name, delta in self._deltas.items():
+            shape = self._base.tensors[delta.base].shape
+            # the sum is not rounded to the base's type before it is compared with the base
+            found[name] = TensorInfo(torch.float32, shape, 4 * math.prod(shape), "", 0)
+        return found
+
+    def _weight_delta(self, name: str, module: str, first: str, second: str) -> _Delta:
+        """How the factors of one module fit its weight, or an error."""
+        target = self._in_base(name)
+        shape = self._base.tensors[target].shape
+        a, b = self._adapter.tensors[first].shape, self._adapter.tensors[second].shape
+        config = self._adapter.config
+        rank, rows, columns = a[0], b[0], math.prod(a[1:])
+        # [vocabulary, width] and the [in, out] of GPT-2 are the transposed product
+        transposed = first.endswith(".lora_embedding_A") or bool(config.get("fan_in_fan_out"))
+        straight = rows == shape[0] and columns == math.prod(shape[1:])
+        turned = len(shape) == 2 and (columns, rows) == tuple(shape)
+        if math.prod(b[1:]) != rank or not (straight or turned):
+            raise ValueError(
+                f"{described(self._adapter)}: {first} {list(a)} and {second} {list(b)} do not give the base's "
+                f"{target!r} {list(shape)}; give the model that the adapter was trained on as base."
+            )
+        return _Delta(
+            target, first, second, _scaling(config, module, rank), transposed if straight and turned else turned
+        )
+
+    def _bias_delta(self, name: str, bias: str, scaling: float) -> _Delta:
+        target = self._in_base(name)
+        if self._base.tensors[target].shape != self._adapter.tensors[bias].shape:
+            raise ValueError(f"{described(self._adapter)}: {bias} does not fit the base's {target!r}.")
+        return _Delta(target, bias, None, scaling, False)
+
+    def _in_base(self, name: str) -> str:
+        found = base_name(name, self._prefixes)
+        if found not in self._base.tensors:
+            raise ValueError(
+                f"{described(self._adapter)} changes {name!r}, which {described(self._base)} does not have; give the "
+                "model that the adapter was trained on as base."
+            )
+        return found
+
+    def _both_factors(self, delta: _Delta) -> tuple[torch.Tensor, torch.Tensor]:
+        """The factors of a tensor as matrices, A and B; those of the last few tensors are kept."""
+        with self._caching:
+            if delta.first in self._factors:
+                self._factors.move_to_end(delta.first)
+                return self._factors[delta.first]
+        first = self._adapter.read(delta.first).float()
+        if delta.second is None:
+            factors = first.reshape(1, -1), torch.ones(1, 1)
+        else:
+            a, b = first.flatten(1), self._adapter.read(delta.second).float().flatten(1)
+            factors = (b.T.contiguous(), a.T.contiguous()) if delta.transposed else (a, b)
+        with self._caching:
+            self._factors[delta.first] = factors
+            if len(self._factors) > _CACHED_FACTORS:
+                self._factors.popitem(last=False)
+        return factors
+
+
+def is_adapter_part(name: str) -> bool:
+    """Whether a tensor is a part of an adapter, and not a whole tensor of the model."""
+    return ".lora_" in name or name.endswith("ia3_l")
+
+
+def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
+    """The two factors of each module that a LoRA changes."""
+    found = {}
+    known = {name for name in adapter.tensors if not is_adapter_part(name) or name.endswith(BIAS)}
+    for name in adapter.tensors:
+        for first, second in _FACTORS:
+            partner = name.removesuffix(first) + second
+            if name.endswith(first) and partner in adapter.tensors:
+                found[name.removesuffix(first).removeprefix(_PREFIX)] = (name, partner)
+                known |= {name, partner}
+    unknown = [name for name in adapter.tensors if name not in known]
+    if unknown:
+        raise ValueError(f"{described(adapter)}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
+    return found
+
+
+def refuse_variants(adapter: Source) -> None:
+    config = adapter.config
+    advice = (
+        "Merge it into its model with merge_and_unload(), save that with save_pretrained, and give it as the task."
+    )
+    if config.get("peft_type") != "LORA":
+        more = " (adapters: adapter merges (IA)³)" if config.get("peft_type") == "IA3" else ""
+        raise ValueError(f"{described(adapter)} is {config.get('peft_type')!r}, not LoRA{more}. {advice}")
+    for key in _OTHER_VARIANTS:
+        if config.get(key):
+            raise ValueError(f"{described(adapter)} uses {key}, whose weights are not base + s·B·A. {advice}")
+    if config.get("init_lora_weights") not in _KEPT_BASE:
+        raise ValueError(
+            f"{described(adapter)} was initialised with {config['init_lora_weights']!r}, which changes the base's own "
+            f"weights. {advice}"
+        )
+
+
+def _scaling(config: dict[str, Any], module: str, rank: int) -> float:
+    """s of one module, as peft finds it."""
+    from peft.utils.other import get_pattern_key
+
+    patterns = config.get("alpha_pattern") or {}
+    alpha = patterns.get(get_pattern_key(list(patterns), module), config.get("lora_alpha", 8))
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _task_configuration(adapter: Source, base: Source, new: list[tuple[int, ...]]) -> dict[str, Any]:
+    """The base's configuration with the task's class and number of labels; `new` are shapes that the base lacks."""
+    from transformers.models.auto import modeling_auto
+
+    config = dict(base.config)
+    if base.library != "transformers":
+        return config
+    # what peft wrapped; else the usual class for the task
+    name = (adapter.config.get("auto_mapping") or {}).get("base_model_class")
+    names = getattr(modeling_auto, _HEADS.get(str(adapter.config.get("task_type")), ""), {})
+    name = name or names.get(config.get("model_type"))
+    if name:
+        config["architectures"] = [name]
+    if adapter.config.get("task_type") in ("SEQ_CLS", "TOKEN_CLS"):
+        heads = [shape[0] for shape in new if len(shape) == 2]
+        labels = len(config.get("id2label") or ()) or 2
+        if len(heads) == 1 and heads[0] != labels:
+            config["id2label"] = {str(index): f"LABEL_{index}" for index in range(heads[0])}
+            config["label2id"] = {f"LABEL_{index}": index for index in range(heads[0])}
+    return config

@@ -169,7 +169,7 @@ def _agreeing_mean(vectors: list[torch.Tensor]) -> torch.Tensor:
 
 def _elect(base: torch.Tensor, vectors: list[torch.Tensor], out: torch.Tensor, tie: str) -> None:
     """EMR's election among weights that DARE has changed."""
-    from hf_ext.emr.ops_emr import merge_block
+    from hf_ext.emr.ops import merge_block
 
     tasks, n = [base.float() + vector for vector in vectors], len(vectors)
     sums, totals = torch.zeros(n, 10, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from hf_ext.emr.manifest_emr import MANIFEST, Manifest, SourceRecord, TaskRecord
+from hf_ext.emr.manifest import MANIFEST, Manifest, SourceRecord, TaskRecord
 
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
 from .configuration import MergeConfig
@@ -217,6 +217,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def _report_text(report: dict[str, Any]) -> str:
     if not report:
         return ""
-    from hf_ext.emr.report_emr import report_markdown
+    from hf_ext.emr.report import report_markdown
 
     return report_markdown(report)

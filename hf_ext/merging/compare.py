@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hf_ext.emr.artifact_emr import open_masks
-from hf_ext.emr.report_emr import aligned_table, number_text
-from hf_ext.emr.weights_emr import TaskWeights
+from hf_ext.emr.artifact import open_masks
+from hf_ext.emr.report import aligned_table, number_text
+from hf_ext.emr.weights import TaskWeights
 
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
-from .origins import source_spec
 from .sources import Source, open_weights
+from .updating import source_spec
 
 REPORT = "report.json"
 # Elements that are compared at once.

@@ -61,7 +61,6 @@ class MergeConfig:
         adapters (`str`, defaults to `"refuse"`):
             Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
             (`"delta"`), or merged as adapters (`"adapter"`: (IA)³, or LoRA with one common `lora_A`).
-        keep_state (`bool`, defaults to `False`): Whether to write what adding a task exactly needs.
         include_base (`bool`, defaults to `False`): Whether the result holds a copy of the base.
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
         memory (`str`, defaults to `"64MB"`): Budget of all I/O buffers together.
@@ -84,7 +83,6 @@ class MergeConfig:
     small_raw: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     adapters: Literal["refuse", "delta", "adapter"] = "refuse"
-    keep_state: bool = False
     include_base: bool = False
     max_shard_size: str = "5GB"
     memory: str = "64MB"
@@ -206,8 +204,6 @@ class MergeConfig:
         _refuse(self.density != 0.2 and method != "ties", "density", method, "only ties uses it")
         _refuse(self.drop != 0 and method == "given", "drop", method, "the model is merged already")
         _refuse(self.tie != "zero" and method not in ("emr", "elect"), "tie", method, "only emr and elect use it")
-        _refuse(self.keep_state and method != "emr", "keep_state", method, "only emr can add tasks exactly")
-        _refuse(self.keep_state and self.drop != 0, "keep_state", method, "not with `drop`, which changes the vectors")
         if method == "emr" and self.masks is False:
             raise ValueError("method 'emr' without masks is 'elect': set method: elect, or remove masks: false.")
         if method == "given" and self.masks is False:

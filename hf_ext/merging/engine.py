@@ -1,20 +1,10 @@
-"""The streaming merge: units of work, read, merged and written block by block by worker threads with reused buffers.
-
-Which worker takes a unit, and in which blocks it is read, changes no bit: sums are taken per segment and added up in
-the order of the segments.
-
-Memory does not depend on the models: a worker has one buffer for a block of each checkpoint, of the result and of the
-masks, and every tensor goes through them. Where all lies in local files, compiled code reads, merges and writes such a
-block without the interpreter; a block is then as small as the caches ask for. Where it does not, or where another
-method than EMR's makes the weights, Python reads the block, and it is larger, as each costs a wait for the lock. Both
-ways call the same kernel, and the tests compare their results bit for bit.
-"""
+"""Units of work of a merge: a segment of a tensor, or several small tensors; and the sums of all of them."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,16 +12,75 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hf_ext.emr import ops_emr
-from hf_ext.emr.ops_emr import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, merge_block, pack_mask
+from hf_ext.emr.arithmetic import find_kernels
+from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, merge_block
 
 from ..hub.system_calls import has_positions
 from .baselines import Baseline
-from .outputs import Copy, Outputs, state_type
+from .outputs import Copy, Outputs
 from .plan_table import Plan
 from .sources import Source
 from .tensor_rules import Part
-from .work import Piece, Unit
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of elements of a merged tensor, or of a copy: at most a segment."""
+
+    merged: bool
+    index: int
+    start: int
+    stop: int
+
+
+Unit = tuple[Piece, ...]
+
+
+class TensorSums(NamedTuple):
+    """Sums of a merge: `tensors` `[M, N, 10]`, `totals` `[M, 4]` and `gram` `[N, N]`, all fp64."""
+
+    tensors: np.ndarray
+    totals: np.ndarray
+    gram: np.ndarray
+
+
+def make_units(merged: Sequence[Part], copies: Sequence[Copy]) -> list[Unit]:
+    """Cuts the work into units of about a segment."""
+    units: list[Unit] = []
+    group: list[Piece] = []
+    filled = 0
+    for piece in _pieces(merged, copies):
+        length = piece.stop - piece.start
+        if group and filled + length > SEGMENT:
+            units.append(tuple(group))
+            group, filled = [], 0
+        group.append(piece)
+        filled += length
+    return [*units, tuple(group)] if group else units
+
+
+def _pieces(merged: Sequence[Part], copies: Sequence[Copy]) -> Iterator[Piece]:
+    ranges = [(True, index, 0, part.elements) for index, part in enumerate(merged)]
+    ranges += [(False, index, item.start, item.stop) for index, item in enumerate(copies)]
+    for is_merged, index, first, last in ranges:
+        for start in range(first, last, SEGMENT):
+            yield Piece(is_merged, index, start, min(start + SEGMENT, last))
+
+
+def add_up(units: Sequence[Unit], sums: Iterable[np.ndarray], tensors: int, tasks: int) -> TensorSums:
+    """Adds up the sums of all units, in their order."""
+    total = TensorSums(np.zeros((tensors, tasks, len(SUMS))), np.zeros((tensors, len(TOTALS))), np.zeros((tasks,) * 2))
+    upper = np.triu_indices(tasks)
+    lengths = (tasks * len(SUMS), len(TOTALS), len(upper[0]))
+    for unit, values in zip(units, sums, strict=True):
+        merged = [piece.index for piece in unit if piece.merged]
+        for index, row in zip(merged, values.reshape(len(merged), sum(lengths)), strict=True):
+            parts = np.split(row, np.cumsum(lengths)[:-1])
+            total.tensors[index] += parts[0].reshape(tasks, -1)
+            total.totals[index] += parts[1]
+            total.gram[upper] += parts[2]
+    return total
+
 
 # What of all checkpoints stays in the second-level cache while compiled code reads, merges and writes it: 8 GPT-2 took
 # 1.5 s of processor time with 0.6 to 1.3 MB, 1.65 s with 2.6 MB or more.
@@ -92,9 +141,8 @@ class Engine:
         self._span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
         # the step of compiled code that reads and writes the files itself
         self._step = max(min(self.block, _FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
-        compiled = ops_emr.compiled()
-        plain = baseline is None and plan.given is None and not plan.config.keep_state
-        self._run_files = compiled.run_files if compiled is not None and plain and has_positions() else None
+        plain = baseline is None and plan.given is None
+        self._run_files = find_kernels("cpu").run_files if plain and has_positions() else None
         connections = min(workers * len(self._sources), _MAX_CONNECTIONS)
         self._pool = ThreadPoolExecutor(connections) if remote else None
 
@@ -272,8 +320,6 @@ class Engine:
                 self._outputs.root[part.name].write_bytes(
                     part.name, low * part.dtype.itemsize, unified.view(torch.uint8).numpy().data
                 )
-                if plan.config.keep_state:
-                    self._keep_state(part, low, base, tasks)
             if plan.config.with_masks:
                 for row, task in enumerate(members):
                     self._outputs.masks[task].write_bytes(
@@ -309,25 +355,6 @@ class Engine:
             vectors = [self._baseline.preprocess(index, task, low, base, tasks[task]) for task in tasks]
             self._baseline.unify(base, vectors, unified)
         mask_block(base, weights, unified, masks, *sums, first=low // SUB_BLOCK)
-
-    def _keep_state(self, part: Part, low: int, base: torch.Tensor, tasks: dict[int, torch.Tensor]) -> None:
-        """Writes what adding a task exactly needs; see `open_state`."""
-        state = self._outputs.state
-        assert state is not None
-        total = torch.zeros(len(base))
-        weights = [task.to(state_type(self._plan, part)) for task in tasks.values()]
-        highest = lowest = weights[0]
-        for task, values in zip(tasks, weights, strict=True):
-            delta = values.float() - base.float()
-            total += delta
-            # of equal weights the first is kept, as when electing
-            highest = torch.where(values > highest, values, highest)
-            lowest = torch.where(values < lowest, values, lowest)
-            for sign, bits in (("positive", delta > 0), ("negative", delta < 0)):
-                packed = pack_mask(bits).numpy().data
-                self._outputs.signs[task].write_bytes(f"{sign}.{part.task_names[task]}", low // 8, packed)
-        for name, values in (("total", total), ("highest", highest), ("lowest", lowest)):
-            state.write(f"{name}.{part.name}", low, values)
 
     def _require_finite(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
         if bool(torch.isfinite(sums.tensors).all()) and bool(torch.isfinite(sums.totals).all()):

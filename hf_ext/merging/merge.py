@@ -25,11 +25,10 @@ from ..files import read_json, replace_folder, sync, write_json
 from ..hub.system_calls import count_cores
 from .baselines import Baseline
 from .configuration import MergeConfig, load_config
-from .engine import Engine, NotFiniteError
+from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish
-from .journal import Journal
-from .outputs import Outputs
-from .places import (
+from .journal import (
+    Journal,
     explain_full_disk,
     forget_passes,
     lock_partial,
@@ -37,11 +36,11 @@ from .places import (
     require_free,
     write_passes,
 )
+from .outputs import Outputs
 from .plan import make_plan, resolve_plan
 from .plan_table import Plan
 from .ranks import Ranks
 from .tensor_rules import Extra, Shared
-from .work import Unit, add_up, make_units
 
 # How long what was written may stay in memory before the disk gets to work.
 _FLUSH_SECONDS = 0.25

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from hf_ext.emr.artifact_emr import mask_bytes
+from hf_ext.emr.artifact import mask_bytes
 
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .plan_table import Plan
@@ -51,7 +51,6 @@ class Outputs:
         root (`dict[str, SafetensorsWriter]`): File of every tensor of the root weights.
         root_files (`list[str]`): Names of the root weight files.
         masks (`list[SafetensorsWriter]`): Masks of every task; empty without masks.
-        state (`SafetensorsWriter` or `None`), signs (`list[SafetensorsWriter]`): With `keep_state`.
         copies (`list[Copy]`): What is to be copied.
 
     Raises:
@@ -67,8 +66,6 @@ class Outputs:
         self.copies: list[Copy] = []
         self.root: dict[str, SafetensorsWriter] = {}
         self.masks: list[SafetensorsWriter] = []
-        self.state: SafetensorsWriter | None = None
-        self.signs: list[SafetensorsWriter] = []
         self._plan = plan
         try:
             self._open_root()
@@ -76,8 +73,6 @@ class Outputs:
                 self._open_tasks(extras)
             if plan.config.include_base:
                 self._open_base()
-            if plan.config.keep_state:
-                self._open_state()
         except BaseException:
             self.close(sync=False)
             raise
@@ -151,22 +146,6 @@ class Outputs:
                 if extra.start < stop:
                     self.copies.append(Copy(task, extra.name, extra.start, stop, writer, extra.name, 0))
 
-    def _open_state(self) -> None:
-        described: Described = {}
-        for part in self._plan.merged:
-            widest = state_type(self._plan, part)
-            described[f"total.{part.name}"] = (torch.float32, (part.elements,))
-            described[f"highest.{part.name}"] = described[f"lowest.{part.name}"] = (widest, (part.elements,))
-        self.state = self._open("state.safetensors", described)
-        for index, task in enumerate(self._plan.tasks):
-            masks = masked_parts(self._plan, index)
-            signs: Described = {
-                f"{sign}.{name}": (torch.uint8, (mask_bytes(part.elements),))
-                for name, part in masks.items()
-                for sign in ("positive", "negative")
-            }
-            self.signs.append(self._open(f"tasks/{task.label}/state.safetensors", signs))
-
 
 def root_tensors(plan: Plan) -> Described:
     """Type and shape of the tensors of the root weights, in the order of the base."""
@@ -179,14 +158,6 @@ def masked_parts(plan: Plan, task: int) -> dict[str, Part]:
     """The merged tensors in which a task takes part."""
     named = ((part.task_names[task], part) for part in plan.merged)
     return {name: part for name, part in named if name is not None}
-
-
-def state_type(plan: Plan, part: Part) -> torch.dtype:
-    """The type that holds the weights of all tasks exactly."""
-    found = {
-        task.tensors[name].dtype for task, name in zip(plan.tasks, part.task_names, strict=True) if name is not None
-    }
-    return found.pop() if len(found) == 1 else torch.float32
 
 
 def weights_stem(base: Source) -> str:

@@ -111,28 +111,14 @@ class Plan:
         return self.unified_bytes + sum(self.mask_bytes) + sum(self.extra_bytes) + sums
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of what `keep_state` adds: sum, highest and lowest weight of each element, two bits for each task."""
-        if not self.config.keep_state:
-            return 0
-        elements = sum(part.elements * (4 + 2 * self.common_type(part).itemsize) for part in self.merged)
-        return elements + 2 * sum(self.mask_bytes)
-
-    @property
     def bytes_written(self) -> int:
         """Bytes of weights that the merge will write."""
-        return self.result_bytes + self.state_bytes + (self.base_bytes if self.config.include_base else 0)
+        return self.result_bytes + (self.base_bytes if self.config.include_base else 0)
 
     @property
     def base_bytes(self) -> int:
         """Bytes of a copy of the base."""
         return sum(info.nbytes for info in self.base.tensors.values())
-
-    def common_type(self, part: Part) -> torch.dtype:
-        """The type that holds a tensor of all tasks exactly."""
-        named = zip(self.tasks, part.task_names, strict=True)
-        found = {task.tensors[name].dtype for task, name in named if name is not None}
-        return found.pop() if len(found) == 1 else torch.float32
 
     @property
     def checkpoints_bytes(self) -> int:
@@ -316,10 +302,9 @@ def _size_rows(plan: Plan) -> list[tuple[str, str]]:
     share = plan.result_bytes / plan.checkpoints_bytes
     with_base = (plan.result_bytes + base) / (plan.checkpoints_bytes + base)
     masks = f" (root {size_text(plan.unified_bytes)}, each mask {size_text(max(plan.mask_bytes))})"
-    state = f", of these {size_text(plan.state_bytes)} to add tasks exactly" if plan.config.keep_state else ""
     return [
         ("reads", f"{size_text(plan.bytes_read)} of tensors; {size_text(plan.header_bytes)} of headers so far"),
-        ("writes", f"{size_text(plan.bytes_written)}{masks if plan.config.with_masks else ''}{state}"),
+        ("writes", f"{size_text(plan.bytes_written)}{masks if plan.config.with_masks else ''}"),
         (
             "result",
             f"{size_text(plan.result_bytes)} for {count} {noun} of {size_text(plan.checkpoints_bytes)} "

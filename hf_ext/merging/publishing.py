@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_ext.emr import manifest_emr
-from hf_ext.emr.artifact_emr import open_extras, open_masks, open_unified
-from hf_ext.emr.files_emr import hash_files
-from hf_ext.emr.manifest_emr import MANIFEST, Manifest
+from hf_ext.emr import manifest
+from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unified
+from hf_ext.emr.manifest import MANIFEST, Manifest
 
 from ..files import stays_inside
 from ..hub.published_files import LICENCES, is_described, is_loaded, walk
@@ -26,7 +25,7 @@ _OWN = (MANIFEST, "mask.safetensors", "extra.safetensors", "sums.safetensors", "
 
 def packaged_loader() -> Path:
     """Where the loader that travels with artifacts lies."""
-    return Path(manifest_emr.__file__).with_name(LOADER)
+    return Path(manifest.__file__).with_name(LOADER)
 
 
 def copy_artifact(folder: Path, out: Path) -> None:

@@ -1,8 +1,7 @@
 """Tasks added to an artifact and removed from it. The artifact changes in one step when all is written, or not at all.
 
-Exactly: with the state that the merge kept (`keep_state`) the election is held again, and the result equals that of
-merging all tasks anew. Frozen: the unified weights stay, the new task only gets a mask and a scale. Removing a task
-leaves the unified weights and the others as they are.
+Added, a task is merged with all others again, from where they came. Added frozen, it only gets a mask and a scale, and
+the unified weights stay. Removing a task leaves the unified weights and the others as they are.
 """
 
 from __future__ import annotations
@@ -18,21 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.emr.artifact_emr import compute_scales, open_masks, read_sums
-from hf_ext.emr.files_emr import hash_files
-from hf_ext.emr.manifest_emr import TASK_ID, TENSOR_RESCALES, Manifest, TaskRecord
-from hf_ext.emr.ops_emr import SUMS
-from hf_ext.emr.places_emr import recorded_path
-from hf_ext.emr.sums_emr import read_totals, write_sums, write_totals
-from hf_ext.emr.tasks_emr import mark_root
+from hf_ext.emr.artifact import STATE, hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
+from hf_ext.emr.manifest import TASK_ID, Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
+from hf_ext.emr.ops import SUMS
 
 from ..files import recover_folder, replace_folder, sync
 from ..hub.cards import write_card
-from .electing import elect_again, write_signs
-from .merge import merge_checkpoints
-from .origins import VOTED, merge_again, plan_task, record_options
+from ..hub.safetensors_headers import CheckpointError
+from .configuration import MergeConfig
+from .engine import NotFiniteError
+from .finishing import rewrite_report
+from .merge import merge_and_show, merge_checkpoints
+from .plan import make_plan
 from .plan_table import Plan
-from .report_files import rewrite_report
+
+# In the manifest's method: the tasks that voted, once they are not simply all tasks.
+VOTED = "elected_from"
+# Options of the merge that decide what happens to a frozen task's tensors and to its scale.
+_KEPT = ("rescale", "exclude", "shape_policy", "small_raw", "dtype", "adapters")
 
 
 def add_task(
@@ -45,11 +47,8 @@ def add_task(
     endpoint: str | None = None,
 ) -> dict[str, Any]:
     """
-    Adds a task exactly: unified weights, masks and scales become those of a merge of all tasks.
-
-    With the state that `keep_state` kept, only the base and the new checkpoint are read. Where the state does not
-    suffice (there is none; the scales are least squares, which need the magnitudes of all task vectors; the new task
-    has fewer tokens), all tasks are merged again from their recorded sources, which must still be there.
+    Adds a task as a merge of all tasks would: they are merged again by the options of the first merge, from where they
+    came. Their checkpoints must still be there, on the Hub or on this disk.
 
     Args:
         folder (`str` or `Path`): The artifact.
@@ -60,29 +59,40 @@ def add_task(
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
 
     Returns:
-        `dict[str, Any]`: `task`, `how` (`"state"` or `"merged again"`), `why` (of merging again), `scale`, `density`
-        and `path`.
+        `dict[str, Any]`: `task`, `how` (`"merged again"`), `scale`, `density` and `path`.
 
     Raises:
-        ValueError: The task is there already, does not fit, or cannot be added exactly; the message says what to do.
+        ValueError: The task is there already or does not fit, or a checkpoint is gone or changed; the message says
+            what to do.
     """
     place, manifest = _open(folder)
     _require_new(manifest, name, place)
-    options: dict[str, Any] = {"token": token, "endpoint": endpoint}
-    with plan_task(place, manifest, name, source, base, options) as plan:
-        why = _why_not_by_state(place, manifest, plan, name)
-        if why is None:
-            with _rewrite(place) as work:
-                election = elect_again(place, work, manifest, plan)
-                _widen_totals(work, manifest, election.manifest)
-                manifest = _rescale_tasks(work, election.manifest, election.sums)
-                voters = [*_voters(manifest), name]
-                manifest.write(work)
-                manifest = _append(work, place, manifest, voters, name, source, plan, options)
-                _complete(work, place, manifest, plan.warnings)
-            return _summary(place, manifest, name, "state", None)
-    merge_again(place, manifest, name, source, base, why, options)
-    return _summary(place, Manifest.read(place), name, "merged again", why)
+    base = base or _base_spec(place, manifest.base)
+    known = {field.name for field in dataclasses.fields(MergeConfig)}
+    method = {key: value for key, value in manifest.method.items() if key in known}
+    if method.get("merged"):
+        merged = find_recorded(str(method["merged"]), place)
+        method["merged"] = str(merged) if merged.exists() else method["merged"]
+    tasks = {task: source_spec(record.origin, place) for task, record in manifest.tasks.items()}
+    config = MergeConfig.from_dict({**method, "base": base, "tasks": {**tasks, name: source}})
+
+    def require_same_checkpoints(plan: Plan) -> None:
+        _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
+        for opened in plan.tasks[:-1]:
+            _require_same(manifest.tasks[opened.label].origin, opened.identity(), f"task {opened.label!r}")
+
+    try:
+        merge_and_show(
+            require_same_checkpoints, config, place, token=token, endpoint=endpoint, overwrite=True, progress=False
+        )
+    except NotFiniteError:
+        raise
+    except (CheckpointError, ValueError) as error:
+        raise ValueError(
+            f"{place}: to add {name!r}, all tasks are merged again, and that fails: {error} Bring the checkpoints "
+            "back, or add it frozen (hf-ext emr add --frozen)"
+        ) from error
+    return _summary(place, Manifest.read(place), name, "merged again")
 
 
 def add_task_frozen(
@@ -114,12 +124,18 @@ def add_task_frozen(
     """
     place, manifest = _open(folder)
     _require_new(manifest, name, place)
+    given = {
+        **{key: manifest.method[key] for key in _KEPT if key in manifest.method},
+        "base": base or _base_spec(place, manifest.base),
+        "tasks": {name: source},
+    }
     options: dict[str, Any] = {"token": token, "endpoint": endpoint}
-    with plan_task(place, manifest, name, source, base, options) as plan, _rewrite(place) as work:
-        unsealed = dataclasses.replace(manifest, files={})
-        manifest = _append(work, place, unsealed, _voters(manifest), name, source, plan, options)
-        _complete(work, place, manifest, plan.warnings)
-    return _summary(place, manifest, name, "frozen", None)
+    with make_plan(MergeConfig.from_dict(given), **options) as plan:
+        _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {given['base']}")
+        with _rewrite(place) as work:
+            manifest = _append(work, place, dataclasses.replace(manifest, files={}), name, given, plan, options)
+            _complete(work, place, manifest, plan.warnings)
+    return _summary(place, manifest, name, "frozen")
 
 
 def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
@@ -143,20 +159,25 @@ def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
     if len(manifest.tasks) == 1:
         raise ValueError(f"{name!r} is the last task of {place}; delete the folder instead")
     tasks = {task: record for task, record in manifest.tasks.items() if task != name}
-    before = manifest
-    manifest = dataclasses.replace(_replace_tasks(manifest, tasks, _voters(manifest)), files={})
+    left = [row for row, task in enumerate(manifest.tasks) if task != name]
     with _rewrite(place) as work:
-        totals, gram = read_totals(work, before)
-        left = [row for row, task in enumerate(before.tasks) if task != name]
+        totals, gram = read_totals(work, manifest)
         write_totals(work, totals, gram[np.ix_(left, left)])
         shutil.rmtree(work / "tasks" / name)
-        _complete(work, place, manifest, [])
+        _complete(work, place, _replace_tasks(manifest, tasks), [])
     return {"removed": name, "tasks": list(tasks), "path": str(place)}
 
 
-def has_state(folder: str | Path) -> bool:
-    """Whether an artifact kept what adding a task exactly needs."""
-    return Path(folder, "state.safetensors").is_file()
+def source_spec(source: SourceRecord, place: Path) -> str:
+    """How a recorded source is given to a merge."""
+    if source.revision:
+        return f"{source.source.partition('@')[0]}@{source.revision}"
+    found = find_recorded(source.source, place)
+    return str(found) if Path(source.source).expanduser().is_absolute() else os.path.relpath(found)
+
+
+def _base_spec(place: Path, base: SourceRecord) -> str:
+    return source_spec(base, place) if base.folder is None else str(place / base.folder)
 
 
 def _open(folder: str | Path) -> tuple[Path, Manifest]:
@@ -168,6 +189,8 @@ def _open(folder: str | Path) -> tuple[Path, Manifest]:
 
 
 def _require_new(manifest: Manifest, name: str, place: Path) -> None:
+    if manifest.library == "peft":
+        raise ValueError(f"{place} holds adapters, which are small: merge them again with the new one")
     if not TASK_ID.fullmatch(name):
         raise ValueError(
             f"{name!r:.80} cannot be the name of a task: use up to 64 of the letters A-Z and a-z, digits, '.', '_' "
@@ -178,16 +201,88 @@ def _require_new(manifest: Manifest, name: str, place: Path) -> None:
         raise ValueError(f"{place} has a task {known[0]!r}; choose another name than {name!r}, or remove it first")
 
 
-def _voters(manifest: Manifest) -> list[str]:
-    return list(manifest.method.get(VOTED, manifest.tasks))
+def _require_same(record: SourceRecord, found: dict[str, Any], what: str) -> None:
+    """The files of a source are those of the merge, as far as their hashes are known."""
+    advice = "give the checkpoint of the merge, or merge all again"
+    for file, about in record.files.items():
+        other = found["files"].get(file, {})
+        for key in ("bytes", "header_sha256", "sha256"):
+            if other.get(key) != about.get(key) and None not in (other.get(key), about.get(key)):
+                raise ValueError(
+                    f"{what} is not the one that was merged: {key} of {file} is {other.get(key)}, expected "
+                    f"{about.get(key)}; {advice}"
+                )
+    if record.files.keys() != found["files"].keys():
+        raise ValueError(
+            f"{what} is not the one that was merged: its files are {sorted(found['files'])}, expected "
+            f"{sorted(record.files)}; {advice}"
+        )
 
 
-def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord], voters: list[str]) -> Manifest:
-    """The manifest with other tasks."""
+@contextmanager
+def _rewrite(place: Path) -> Iterator[Path]:
+    """A copy of the artifact that shares its files; in the end it takes its place in one step."""
+    work = place.with_name(f".{place.name}.update")
+    # what an update that was killed left
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        shutil.copytree(place, work, copy_function=_link, ignore=shutil.ignore_patterns(STATE))
+        yield work
+        sync(work)
+        replace_folder(work, place)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        # a file system without links
+        shutil.copyfile(source, target)
+
+
+def _append(
+    work: Path, place: Path, manifest: Manifest, name: str, given: dict[str, Any], plan: Plan, options: dict[str, Any]
+) -> Manifest:
+    """Masks and rescales the new task against the unified weights as they are: method `given`, of one task."""
+    merged = manifest.merged
+    # What was not merged before, or not in as many elements, has no unified weights: the task keeps it.
+    own = [part.name for part in plan.merged if part.name not in merged or merged[part.name].elements != part.elements]
+    exclude = [*given.get("exclude", []), *(f"{re.escape(tensor)}$" for tensor in own)]
+    alone = work / ".adding"
+    merge_checkpoints(
+        given | {"method": "given", "merged": str(work), "exclude": exclude}, alone, **options, progress=False
+    )
+    found = Manifest.read(alone)
+    record: TaskRecord = found.tasks[name]
+    if record.origin.revision is None:
+        origin = dataclasses.replace(record.origin, source=recorded_path(given["tasks"][name], place))
+        record = dataclasses.replace(record, origin=origin)
+    rows = [list(merged).index(tensor) for tensor in found.merged]
+    sums = np.zeros((len(merged), len(SUMS)))
+    sums[rows] = read_sums(alone, found, name)
+    totals, gram = read_totals(work, manifest)
+    totals[rows], own_gram = read_totals(alone, found)
+    # the inner products with the others need their checkpoints
+    gram = np.pad(gram, (0, 1), constant_values=np.nan)
+    gram[-1, -1] = own_gram[0, 0]
+    write_totals(work, totals, gram)
+    os.replace(alone / "tasks" / name, work / "tasks" / name)
+    shutil.rmtree(alone)
+    write_sums(work, name, sums)
+    manifest = _replace_tasks(manifest, {**manifest.tasks, name: record})
+    manifest.write(work)
+    return manifest
+
+
+def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest:
+    """The manifest with other tasks; those that voted stay the same."""
+    voters = list(manifest.method.get(VOTED, manifest.tasks))
     method = {key: value for key, value in manifest.method.items() if key != VOTED}
     if voters != list(tasks):
         method[VOTED] = voters
-    return dataclasses.replace(manifest, tasks=tasks, method=method)
+    return dataclasses.replace(manifest, tasks=tasks, method=method, files={})
 
 
 def _complete(work: Path, place: Path, manifest: Manifest, warnings: list[str]) -> None:
@@ -205,140 +300,6 @@ def _is_shared(ours: Path, theirs: Path) -> bool:
     return ours.is_file() and theirs.is_file() and ours.samefile(theirs)
 
 
-def _why_not_by_state(place: Path, manifest: Manifest, plan: Plan, name: str) -> str | None:
-    """Why the kept state does not suffice to add a task exactly."""
-    if not has_state(place):
-        return "the merge kept no state (keep_state)"
-    if manifest.method["rescale"] in ("l2", "tensor_l2"):
-        return (
-            f"rescale {manifest.method['rescale']} needs the products of every task's vector with the new unified "
-            "one, and the state holds signs only"
-        )
-    if name in _voters(manifest):
-        return f"{name!r} was merged before and removed, so that its vote would count twice"
-    for part in plan.merged:
-        tensor = next(tensor for tensor in manifest.tensors if tensor.name == part.name)
-        if tensor.elements not in (0, part.elements) or tensor.dtype != part.dtype:
-            return f"{part.name!r} would be merged in {part.elements} elements of {part.dtype}, not as before"
-    return None
-
-
-@contextmanager
-def _rewrite(place: Path) -> Iterator[Path]:
-    """A copy of the artifact that shares its files; in the end it takes its place in one step."""
-    work = place.with_name(f".{place.name}.update")
-    # what an update that was killed left
-    shutil.rmtree(work, ignore_errors=True)
-    try:
-        shutil.copytree(place, work, copy_function=_link)
-        yield work
-        sync(work)
-        replace_folder(work, place)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        # a file system without links
-        shutil.copyfile(source, target)
-
-
-def _widen_totals(work: Path, before: Manifest, after: Manifest) -> None:
-    """Rows for tensors that are merged from now on."""
-    totals, gram = read_totals(work, before)
-    rows = {name: row for row, name in enumerate(after.merged)}
-    wide = np.zeros((len(rows), totals.shape[1]))
-    wide[[rows[name] for name in before.merged]] = totals
-    write_totals(work, wide, gram)
-
-
-def _rescale_tasks(work: Path, manifest: Manifest, sums: dict[str, np.ndarray]) -> Manifest:
-    """The old tasks with the scales and densities that follow from new sums."""
-    merged = list(manifest.merged.values())
-    elements = np.array([tensor.elements for tensor in merged], np.int64)
-    mode = manifest.method["rescale"]
-    tasks = {}
-    for task, record in manifest.tasks.items():
-        write_sums(work, task, sums[task])
-        named = _names(work, manifest, task)
-        part = np.array([[tensor.name in named] for tensor in merged], bool).reshape(-1, 1)
-        scales = compute_scales(sums[task][:, None], elements, part, mode)
-        count = int(elements[part[:, 0]].sum())
-        density = float(sums[task][:, SUMS.index("mask")].sum() / count) if count else 0.0
-        if mode in TENSOR_RESCALES:
-            rows = {tensor.name: row for row, tensor in enumerate(merged)}
-            by_tensor = {own: float(scales[rows[tensor], 0]) for tensor, own in named.items()}
-            tasks[task] = dataclasses.replace(record, density=density, scales=by_tensor)
-        else:
-            tasks[task] = dataclasses.replace(record, density=density, scale=float(scales[0]))
-    return dataclasses.replace(manifest, tasks=tasks)
-
-
-def _names(folder: Path, manifest: Manifest, task: str) -> dict[str, str]:
-    """The tensors in which a task takes part: its own names by the root's."""
-    with open_masks(folder, manifest, task) as masks:
-        return {manifest.tasks[task].base_name(name): name for name in masks}
-
-
-def _append(
-    work: Path,
-    place: Path,
-    manifest: Manifest,
-    voters: list[str],
-    name: str,
-    source: str,
-    plan: Plan,
-    options: dict[str, Any],
-) -> Manifest:
-    """Masks and rescales the new task against the unified weights as they are: method `given`, of one task."""
-    merged = manifest.merged
-    # What was not merged before, or not in as many elements, has no unified weights: the task keeps it.
-    own = [part.name for part in plan.merged if part.name not in merged or merged[part.name].elements != part.elements]
-    kept = record_options(manifest)
-    given = {
-        **kept,
-        "base": plan.config.base,
-        "tasks": {name: source},
-        "method": "given",
-        "merged": str(work),
-        "exclude": [*kept.get("exclude", []), *(f"{re.escape(tensor)}$" for tensor in own)],
-    }
-    alone = work / ".adding"
-    merge_checkpoints(given, alone, **options, progress=False)
-    found = Manifest.read(alone)
-    record: TaskRecord = found.tasks[name]
-    if record.origin.revision is None:
-        origin = dataclasses.replace(record.origin, source=recorded_path(source, place))
-        record = dataclasses.replace(record, origin=origin)
-    sums = np.zeros((len(merged), len(SUMS)))
-    rows = {tensor: row for row, tensor in enumerate(merged)}
-    sums[[rows[tensor] for tensor in found.merged]] = read_sums(alone, found, name)
-    totals, gram = read_totals(work, manifest)
-    totals[[rows[tensor] for tensor in found.merged]], own_gram = read_totals(alone, found)
-    # the inner products with the others need their checkpoints
-    gram = np.pad(gram, (0, 1), constant_values=np.nan)
-    gram[-1, -1] = own_gram[0, 0]
-    write_totals(work, totals, gram)
-    os.replace(alone / "tasks" / name, work / "tasks" / name)
-    shutil.rmtree(alone)
-    write_sums(work, name, sums)
-    manifest = _replace_tasks(manifest, {**manifest.tasks, name: record}, voters)
-    if has_state(work):
-        write_signs(work, name, record, manifest, plan)
-    manifest.write(work)
-    return manifest
-
-
-def _summary(place: Path, manifest: Manifest, name: str, how: str, why: str | None) -> dict[str, Any]:
+def _summary(place: Path, manifest: Manifest, name: str, how: str) -> dict[str, Any]:
     record = manifest.tasks[name]
-    return {
-        "task": name,
-        "how": how,
-        "why": why,
-        "scale": record.scale,
-        "density": record.density,
-        "path": str(place),
-    }
+    return {"task": name, "how": how, "scale": record.scale, "density": record.density, "path": str(place)}

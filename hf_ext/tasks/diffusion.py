@@ -31,7 +31,7 @@ from hf_ext.training.task import Task
 
 from .diffusion_data import Crops, Size, cut_view
 from .diffusion_latents import load_autoencoder, read_row, to_pixels
-from .diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_mask
+from .diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
 from .diffusion_saving import save_pipeline
 from .diffusion_texts import Captions
 from .diffusion_transfer import Transfer, open_pipeline, read_model_section, settings_of, transfer
@@ -286,8 +286,8 @@ class DisentangledDiTTask(Task):
         loss = F.mse_loss(model(noisy, timesteps, **conditions).sample.float(), target)
         if self.mask_ratio:
             tokens = noisy[0, 0].numel() // self.config["patch_size"] ** 2
-            keep_mask = random_keep_mask(count, tokens, self.mask_ratio, device)
-            masked = model(noisy, timesteps, keep_mask=keep_mask, **conditions).sample
+            keep_indices = random_keep_indices(count, tokens, self.mask_ratio, device)
+            masked = model(noisy, timesteps, keep_indices=keep_indices, **conditions).sample
             loss = (loss + F.mse_loss(masked.float(), target)) / 2
         return loss
 

@@ -132,7 +132,7 @@ def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, place
     return noisy, timesteps, noise
 
 
-def random_keep_mask(batch: int, tokens: int, mask_ratio: float, device: torch.device) -> Tensor:
+def random_keep_indices(batch: int, tokens: int, mask_ratio: float, device: torch.device) -> Tensor:
     """
     Which image tokens the encoder sees in masked-latent training.
 
@@ -142,8 +142,7 @@ def random_keep_mask(batch: int, tokens: int, mask_ratio: float, device: torch.d
         device (`torch.device`): Where.
 
     Returns:
-        `torch.Tensor` of shape `(batch, tokens)`, bool: Equally many True in each row, at least one.
+        `torch.Tensor` of shape `(batch, kept)`, int64: Numbers of tokens, rising in each row.
     """
     kept = max(1, round((1 - mask_ratio) * tokens))
-    ranks = torch.rand(batch, tokens, device=device).argsort(1).argsort(1)
-    return ranks < kept
+    return torch.rand(batch, tokens, device=device).argsort(1)[:, :kept].sort(1).values

@@ -80,7 +80,7 @@ def evaluate_checkpoint(
     Raises:
         ValueError: If the file has no `data.eval`, something does not fit, or a merge is given without a task.
     """
-    from hf_ext.emr.tasks_emr import task_checkpoint
+    from hf_ext.emr.weights import task_checkpoint
 
     from .data import open_source
     from .evaluation import evaluate, write_results

@@ -728,7 +728,7 @@ class DisentangledDiTTransformer2DModel(
         control_mask: Tensor | None = None,
         modulation: Tensor | None = None,
         context: Tensor | None = None,
-        keep_mask: Tensor | None = None,
+        keep_indices: Tensor | None = None,
         return_conditioning: bool = False,
         attention_kwargs: dict[str, Any] | None = None,
         return_dict: bool = True,
@@ -753,8 +753,8 @@ class DisentangledDiTTransformer2DModel(
                 gave, instead of timestep and controls.
             context (`torch.Tensor` of shape `(batch_size or 1, length, width)`, *optional*): What
                 `return_conditioning` gave, instead of labels or text.
-            keep_mask (`torch.Tensor` of shape `(batch_size, tokens)`, *optional*): For masked-latent training: True
-                for the image tokens that the first blocks see, equally many in each row.
+            keep_indices (`torch.Tensor` of shape `(batch_size, kept)`, *optional*): For masked-latent training: the
+                numbers of the image tokens that the first blocks see, no number twice in a row.
             return_conditioning (`bool`, defaults to `False`): Return `(context, modulation)` and compute no image;
                 what has no input is None.
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
@@ -782,8 +782,8 @@ class DisentangledDiTTransformer2DModel(
                 "`forward` needs `hidden_states`; `timestep` or `modulation`; and `class_labels`, "
                 "`encoder_hidden_states` or `context`."
             )
-        self._check_inputs(hidden_states, modulation, context, keep_mask, embedding)
-        sample = self._denoise(hidden_states, context, modulation, keep_mask, embedding)
+        self._check_inputs(hidden_states, modulation, context, keep_indices, embedding)
+        sample = self._denoise(hidden_states, context, modulation, keep_indices, embedding)
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
     def _check_inputs(
@@ -791,7 +791,7 @@ class DisentangledDiTTransformer2DModel(
         hidden_states: Tensor,
         modulation: Tensor,
         context: Tensor,
-        keep_mask: Tensor | None,
+        keep_indices: Tensor | None,
         embedding: Tensor | None,
     ) -> None:
         """Raise a ValueError for inputs that the blocks could not take; looks at shapes only."""
@@ -811,23 +811,24 @@ class DisentangledDiTTransformer2DModel(
                     f"{name}, or the inputs that it is made of, must have {shape[0]} rows, like `hidden_states`, or "
                     f"one, and {width} numbers; it has shape {tuple(value.shape)}."
                 )
-        if keep_mask is None:
+        if keep_indices is None:
             return
         tokens = shape[2] // patch * (shape[3] // patch)
         if self.config.num_decoder_layers == 0 or embedding is None:
-            raise ValueError("`keep_mask` needs a model with num_decoder_layers > 0, and `timestep`.")
-        if tuple(keep_mask.shape) != (shape[0], tokens) or keep_mask.dtype != torch.bool:
-            raise ValueError(f"`keep_mask` must be bool of shape {(shape[0], tokens)}, got {tuple(keep_mask.shape)}.")
-        kept = keep_mask.sum(dim=1)
-        if kept[0] == 0 or (kept != kept[0]).any():
-            raise ValueError(f"`keep_mask` must keep equally many tokens in each row, and some; got {kept.tolist()}.")
+            raise ValueError("`keep_indices` needs a model with num_decoder_layers > 0, and `timestep`.")
+        rows, kept = keep_indices.shape if keep_indices.ndim == 2 else (0, 0)
+        if rows != shape[0] or not 0 < kept <= tokens or keep_indices.dtype != torch.int64:
+            raise ValueError(
+                f"`keep_indices` must be int64 of shape ({shape[0]}, kept) with 1 to {tokens} kept tokens, got "
+                f"{keep_indices.dtype} of shape {tuple(keep_indices.shape)}."
+            )
 
     def _denoise(
         self,
         hidden_states: Tensor,
         context: Tensor,
         modulation: Tensor,
-        keep_mask: Tensor | None,
+        keep_indices: Tensor | None,
         embedding: Tensor | None,
     ) -> Tensor:
         """The output [B, out_channels, height, width] for context [B or 1, L, D] and modulation [B or 1, numbers]."""
@@ -840,11 +841,12 @@ class DisentangledDiTTransformer2DModel(
         context = context.expand(tokens.shape[0], -1, -1)
         *blocks, last = modulation.split(self.modulation_sizes, dim=-1)
         filled_at = len(blocks) - self.config.num_decoder_layers
-        if keep_mask is not None:
-            tokens = tokens[keep_mask].unflatten(0, (tokens.shape[0], -1))
+        if keep_indices is not None:
+            # Indices, not a boolean mask: shapes are known ahead, and no device is waited for.
+            tokens = tokens.gather(1, keep_indices[..., None].expand(-1, -1, tokens.shape[-1]))
         for index, (block, numbers) in enumerate(zip(self.transformer_blocks, blocks, strict=True)):
-            if keep_mask is not None and embedding is not None and index == filled_at:
-                tokens = self._fill(tokens, context, position, keep_mask, embedding)
+            if keep_indices is not None and embedding is not None and index == filled_at:
+                tokens = self._fill(tokens, context, position, keep_indices, embedding)
             if torch.is_grad_enabled() and self.gradient_checkpointing:
                 context, tokens = self._gradient_checkpointing_func(block, tokens, context, numbers)
             else:
@@ -855,13 +857,14 @@ class DisentangledDiTTransformer2DModel(
         cells = output.unflatten(1, (rows, columns)).unflatten(3, (self.out_channels, patch, patch))
         return cells.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
-    def _fill(self, tokens: Tensor, context: Tensor, position: Tensor, keep_mask: Tensor, embedding: Tensor) -> Tensor:
+    def _fill(
+        self, tokens: Tensor, context: Tensor, position: Tensor, keep_indices: Tensor, embedding: Tensor
+    ) -> Tensor:
         """All image tokens [B, N, D]: the kept ones, and what the side interpolator makes of mask tokens elsewhere."""
-        keep = keep_mask[..., None]
-        full = (self.mask_token + position).to(tokens.dtype).expand(keep_mask.shape[0], -1, -1)
-        full = full.masked_scatter(keep, tokens)
+        index = keep_indices[..., None].expand(-1, -1, tokens.shape[-1])
+        full = (self.mask_token + position).to(tokens.dtype).expand(tokens.shape[0], -1, -1).scatter(1, index, tokens)
         # It is a block of the last one's kind, whose context is only attended to.
         end = -self.modulation_sizes[-1]
         offset = self.modulation_offset[end - self.modulation_sizes[-2] : end]
         _, filled = self.side_interpolator(full, context, self.side_modulation(embedding) + offset)
-        return torch.where(keep, full, filled)
+        return filled.to(tokens.dtype).scatter(1, index, tokens)

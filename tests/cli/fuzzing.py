@@ -17,7 +17,7 @@ import yaml
 import zstandard
 from PIL import Image
 
-from hf_ext.emr.archive_emr import pack
+from hf_ext.emr.archive import pack
 from hf_ext.hub.cards import write_card
 from tests.disentangled_dit.pipeline_testing import make_pipeline
 from tests.emr.use_testing import merge_berts

@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner, Result
 from transformers import BertForSequenceClassification
 
-from hf_ext.emr.manifest_emr import Manifest
+from hf_ext.emr.manifest import Manifest
 from hf_ext.merging import MergeConfig
 from hf_ext_cli.emr import FIELDS
 from hf_ext_cli.main import main
@@ -50,7 +50,7 @@ def sources(models) -> list[str]:
 def merged(models, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("merged") / "merged"
     tasks = [word for name in "ab" for word in ("--task", f"{name}={models / name}")]
-    run("merge", "--base", models / "base", *tasks, "--out", out, "--keep-state")
+    run("merge", "--base", models / "base", *tasks, "--out", out)
     return out
 
 
@@ -135,17 +135,14 @@ def test_what_cannot_be_merged_ends_with_2_before_anything_is_written(sources, t
     assert not list(tmp_path.iterdir())
 
 
-def test_add_with_and_without_state(models, artifact):
+def test_add_merged_again_and_frozen(models, artifact):
     done = json.loads(run("emr", "add", artifact, f"c={models / 'c'}", "--json").stdout)
-    assert (done["task"], done["how"], done["path"]) == ("c", "state", str(artifact))
+    assert (done["task"], done["how"], done["path"]) == ("c", "merged again", str(artifact))
     assert "elected_from" not in Manifest.read(artifact).method
     frozen = run("emr", "add", artifact, f"d={models / 'c'}", "--frozen").stdout
     assert re.search(r"^how +frozen$", frozen, re.MULTILINE) and "why" not in frozen
-    for path in [artifact / "state.safetensors", *artifact.glob("tasks/*/state.safetensors")]:
-        path.unlink()
-    assert re.search("^how +frozen$", run("emr", "add", artifact, f"e={models / 'c'}").stdout, re.MULTILINE)
-    assert "has a task 'e'" in run("emr", "add", artifact, f"e={models / 'c'}", code=2).stderr
-    assert list(Manifest.read(artifact).tasks) == ["a", "b", "c", "d", "e"]
+    assert "has a task 'd'" in run("emr", "add", artifact, f"d={models / 'c'}", code=2).stderr
+    assert list(Manifest.read(artifact).tasks) == ["a", "b", "c", "d"]
 
 
 def test_remove(artifact):
@@ -222,7 +219,7 @@ def test_several_processes_write_the_same_and_one_of_them_talks(sources, merged,
         "--main_process_port",
         "0",
     ]
-    words = ["-m", "hf_ext_cli.main", "merge", *sources, "--keep-state", "--out", str(tmp_path / "out")]
+    words = ["-m", "hf_ext_cli.main", "merge", *sources, "--out", str(tmp_path / "out")]
     done = subprocess.run(
         [*launch, *words],
         env=client_environment("http://127.0.0.1:9", tmp_path / "home"),

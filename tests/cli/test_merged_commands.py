@@ -14,7 +14,8 @@ from transformers import AutoConfig, pipeline
 
 import hf_ext  # noqa: F401  (registers the pipeline)
 from hf_ext.emr import EMRModel
-from hf_ext.emr.tasks_emr import read_tasks, task_checkpoint
+from hf_ext.emr.artifact import read_tasks
+from hf_ext.emr.weights import task_checkpoint
 from hf_ext.merging import add_task_frozen, remove_task
 from hf_ext.semanir import SemanIRImageProcessor
 from hf_ext_cli.main import main
@@ -118,7 +119,8 @@ def test_a_merge_on_a_hub(merged: Path, tmp_path: Path, hub, run_client):
     script = """
         import sys
         import torch
-        from hf_ext.emr.tasks_emr import read_tasks, task_checkpoint
+        from hf_ext.emr.artifact import read_tasks
+        from hf_ext.emr.weights import task_checkpoint
         commit, base = sys.argv[1:]
         assert read_tasks(f"me/merged@{commit}") == read_tasks("me/merged") == ["a", "b"]
         assert read_tasks("me/plain") is read_tasks("me/nothing") is read_tasks("no such folder") is None

@@ -25,7 +25,7 @@ def predict(
     encoder_hidden_states: Tensor | None = None,
     controls: Mapping[str, Tensor] | None = None,
     control_mask: Tensor | None = None,
-    keep_mask: Tensor | None = None,
+    keep_indices: Tensor | None = None,
 ) -> Tensor:
     """
     Output of the network, sample by sample.
@@ -50,7 +50,7 @@ def predict(
             context = linear(weights, "context_embedder", encoder_hidden_states[row])
         else:
             context = class_tokens(weights, config, label)
-        keep = None if keep_mask is None else keep_mask[row]
+        keep = None if keep_indices is None else set(keep_indices[row].tolist())
         samples.append(denoise(weights, config, latents, context, F.silu(e), keep))
     return torch.stack(samples)
 
@@ -116,7 +116,7 @@ def denoise(
     latents: Tensor,
     context: Tensor,
     activated: Tensor,
-    keep: Tensor | None,
+    keep: set[int] | None,
 ) -> Tensor:
     """Latents [C, height, width] through the blocks, for SiLU(e) of [D]."""
     patch, heads, layers = config["patch_size"], config["num_attention_heads"], config["num_layers"]
@@ -126,15 +126,15 @@ def denoise(
     position = positions(height // patch, width // patch, config["pos_embed_base_size"], x.shape[1]).to(x)
     x = x + position
     if keep is not None:
-        x = x[keep]
+        x = torch.stack([token for number, token in enumerate(x) if number in keep])
     for index in range(layers):
         if keep is not None and index == layers - config["num_decoder_layers"]:
             masked = weights["mask_token"] + position
             seen = iter(x)
-            full = torch.stack([next(seen) if kept else token for kept, token in zip(keep, masked, strict=True)])
+            full = torch.stack([next(seen) if number in keep else token for number, token in enumerate(masked)])
             numbers = linear(weights, "side_modulation", activated).chunk(8)
             filled, _ = block(weights, "side_interpolator", full, context, numbers, heads)
-            x = torch.stack([old if kept else new for kept, old, new in zip(keep, full, filled, strict=True)])
+            x = torch.stack([full[number] if number in keep else new for number, new in enumerate(filled)])
         numbers = linear(weights, f"modulations.{index}", activated).chunk(8 if index == layers - 1 else 12)
         x, context = block(weights, f"transformer_blocks.{index}", x, context, numbers, heads)
     shift, scale = linear(weights, f"modulations.{layers}", activated).chunk(2)

@@ -27,7 +27,7 @@ def known(model, inputs: dict) -> dict:
 
 
 def conditioning(model, inputs: dict) -> tuple:
-    given = {name: value for name, value in inputs.items() if name not in ("hidden_states", "keep_mask")}
+    given = {name: value for name, value in inputs.items() if name not in ("hidden_states", "keep_indices")}
     return model(**given, return_conditioning=True)
 
 
@@ -210,7 +210,7 @@ def test_every_parameter_learns():
         model = make_transformer(**fields)
         inputs = make_inputs(model, batch=4)
         if "num_decoder_layers" in fields:
-            inputs["keep_mask"] = torch.arange(15).expand(4, -1) % 2 == 0
+            inputs["keep_indices"] = torch.arange(0, 15, 2).expand(4, -1)
         model(**inputs).sample.square().sum().backward()
         assert all(parameter.grad.any() for parameter in model.parameters())
 
@@ -274,16 +274,27 @@ def test_positions_kept_in_inference_mode_serve_training():
 def test_masked_latents_equal_reference(name):
     model = make_transformer(**{**MODELS[name], "num_decoder_layers": 1}).double()
     inputs = make_inputs(model, batch=2, dtype=torch.float64)
-    keep = torch.zeros(2, 15, dtype=torch.bool)
-    keep[0, ::3] = keep[1, 4:9] = True
-    assert_equals_reference(model, {**inputs, "keep_mask": keep}, plain, torch.float64)
+    keep = torch.tensor([[0, 3, 6, 9, 12], [8, 4, 7, 6, 5]])
+    assert_equals_reference(model, {**inputs, "keep_indices": keep}, plain, torch.float64)
+
+
+# Dynamo looks at the gradient of tensors that it meets.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_masked_latents_are_one_graph_of_static_shapes():
+    """Nothing waits for a device: neither values nor the number of kept tokens are looked up."""
+    model = make_transformer(num_decoder_layers=1)
+    inputs = {**make_inputs(model), "keep_indices": torch.tensor([[0, 3, 6], [8, 4, 7]])}
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(**inputs).sample, model(**inputs).sample)
+    torch._dynamo.reset()
 
 
 def test_mask_that_keeps_everything_changes_nothing():
     model = make_transformer(num_decoder_layers=1)
     inputs = make_inputs(model)
     with torch.no_grad():
-        found = model(**inputs, keep_mask=torch.ones(2, 15, dtype=torch.bool)).sample
+        found = model(**inputs, keep_indices=torch.arange(15).expand(2, -1)).sample
         assert_same_answers(found, model(**inputs).sample)
 
 
@@ -291,13 +302,12 @@ def test_hidden_tokens_reach_nothing_before_the_decoder():
     """What the mask hides has no effect at all: the prediction there is made from the rest."""
     model = make_transformer(num_decoder_layers=2)
     inputs = make_inputs(model)
-    keep = torch.ones(2, 15, dtype=torch.bool)
-    keep[:, 0] = False
+    keep = torch.arange(1, 15).expand(2, -1)
     changed = inputs["hidden_states"].clone()
     changed[..., :2, :2] += 3
     with torch.no_grad():
-        found = model(**{**inputs, "hidden_states": changed}, keep_mask=keep).sample
-        torch.testing.assert_close(found, model(**inputs, keep_mask=keep).sample, atol=0, rtol=0)
+        found = model(**{**inputs, "hidden_states": changed}, keep_indices=keep).sample
+        torch.testing.assert_close(found, model(**inputs, keep_indices=keep).sample, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -331,9 +341,7 @@ def test_bad_inputs():
     masked, baseline = make_transformer(num_decoder_layers=1), make_transformer(conditioning="adaln")
     latents, labels = torch.randn(2, 3, 6, 10), torch.tensor([0, 1])
     given = {"timestep": 5, "class_labels": labels}
-    keep = torch.ones(2, 15, dtype=torch.bool)
-    uneven = keep.clone()
-    uneven[0, 0] = False
+    keep = torch.arange(15).expand(2, -1)
     for message, network, inputs in (
         ("needs `hidden_states`", model, given),
         ("needs `hidden_states`; `timestep` or", model, {"hidden_states": latents, "class_labels": labels}),
@@ -357,9 +365,10 @@ def test_bad_inputs():
         ("text model", text, {"hidden_states": latents, **given}),
         ("class model", model, {"hidden_states": latents, "timestep": 5, "encoder_hidden_states": latents[0]}),
         ("the modulation needs `class_labels`", baseline, {"timestep": 5, "return_conditioning": True}),
-        ("num_decoder_layers > 0", model, {"hidden_states": latents, **given, "keep_mask": keep}),
-        ("bool of shape", masked, {"hidden_states": latents, **given, "keep_mask": keep[:, 1:]}),
-        (r"equally many .* got \[14, 15\]", masked, {"hidden_states": latents, **given, "keep_mask": uneven}),
+        ("num_decoder_layers > 0", model, {"hidden_states": latents, **given, "keep_indices": keep}),
+        (r"int64 of shape \(2, kept\)", masked, {"hidden_states": latents, **given, "keep_indices": keep[:1]}),
+        ("1 to 15 kept tokens", masked, {"hidden_states": latents, **given, "keep_indices": keep[:, :0]}),
+        ("got torch.bool", masked, {"hidden_states": latents, **given, "keep_indices": keep > 3}),
     ):
         with pytest.raises(ValueError, match=message):
             network(**inputs)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hf_ext.emr import ops_emr as ops
+from hf_ext.emr import ops
 from tests.emr import reference_ops as reference
 
 DTYPES = ops.DTYPES

@@ -2,14 +2,14 @@
 
 import pytest
 
-from hf_ext.emr import ops_emr
+from hf_ext.emr import arithmetic
 
 
 @pytest.fixture(params=["compiled", "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run a test on the compiled kernels and on plain torch."""
     if request.param == "torch":
-        monkeypatch.setattr(ops_emr, "compiled", lambda: None)
-    elif ops_emr.compiled() is None:
+        monkeypatch.delitem(arithmetic.KERNELS, "cpu")
+    elif arithmetic.find_kernels("cpu").run_files is None:
         pytest.skip("numba is not installed, or not wanted")
     return request.param

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Textbook EMR-Merging: `ops_emr` with the same names and signatures, in the two passes of the paper.
+"""Textbook EMR-Merging: `ops` with the same names and signatures, in the two passes of the paper.
 
 For tests and benchmarks: slow, never shipped with a checkpoint. Each function states its equation literally; sums are
 taken over the whole block in fp64.
@@ -7,7 +7,7 @@ taken over the whole block in fp64.
 
 import torch
 
-from hf_ext.emr.kernels_torch_emr import GRAM_STEP, SUB_BLOCK
+from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK
 
 
 def merge_block(
@@ -22,7 +22,7 @@ def merge_block(
     first: int = 0,
     tie: str = "zero",
 ) -> None:
-    """γ = sgn Σ_t τ_t, then ε = max |τ_t| over the tasks with τ_t·γ > 0. See [`ops_emr.merge_block`]."""
+    """γ = sgn Σ_t τ_t, then ε = max |τ_t| over the tasks with τ_t·γ > 0. See [`ops.merge_block`]."""
     weights = torch.stack([task.float() for task in tasks])
     vectors = weights - base.float()
     total = vectors[0].clone()
@@ -49,7 +49,7 @@ def mask_block(
     *,
     first: int = 0,
 ) -> None:
-    """M_t = [τ_t ⊙ τ_uni > 0], a product that cannot underflow in fp64. See [`ops_emr.mask_block`]."""
+    """M_t = [τ_t ⊙ τ_uni > 0], a product that cannot underflow in fp64. See [`ops.mask_block`]."""
     common = (unified.float() - base.float()).double()
     vectors = torch.stack([task.float() - base.float() for task in tasks]).double()
     for index, (task, vector) in enumerate(zip(tasks, vectors, strict=True)):
@@ -80,7 +80,7 @@ def mask_block(
 def restore_block(
     base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor
 ) -> None:
-    """Ŵ = W_0 + λ·M ⊙ τ_uni in fp32. See [`ops_emr.restore_block`]."""
+    """Ŵ = W_0 + λ·M ⊙ τ_uni in fp32. See [`ops.restore_block`]."""
     start = base.float().flatten()
     vector = unified.float().flatten() - start
     chosen = unpack_mask(mask.flatten(), base.numel())
@@ -90,14 +90,14 @@ def restore_block(
 
 
 def pack_mask(bits: torch.Tensor) -> torch.Tensor:
-    """Byte i // 8 holds element i at bit i % 8. See [`ops_emr.pack_mask`]."""
+    """Byte i // 8 holds element i at bit i % 8. See [`ops.pack_mask`]."""
     flags = [int(flag) for flag in bits.tolist()]
     packed = [sum(flag << bit for bit, flag in enumerate(flags[i : i + 8])) for i in range(0, len(flags), 8)]
     return torch.tensor(packed, dtype=torch.uint8)
 
 
 def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
-    """Element i is (byte[i // 8] >> (i % 8)) & 1. See [`ops_emr.unpack_mask`]."""
+    """Element i is (byte[i // 8] >> (i % 8)) & 1. See [`ops.unpack_mask`]."""
     packed = mask.tolist()
     return torch.tensor([bool(packed[i // 8] >> (i % 8) & 1) for i in range(n)], dtype=torch.bool)
 
@@ -111,7 +111,7 @@ def lora_rows(
     stop: int,
     out: torch.Tensor,
 ) -> None:
-    """The whole product, then its rows: out = base + s·Σ_k b[:, k] a[k, :]. See [`ops_emr.lora_rows`]."""
+    """The whole product, then its rows: out = base + s·Σ_k b[:, k] a[k, :]. See [`ops.lora_rows`]."""
     product = torch.zeros(b.shape[0], a.shape[1])
     for k in range(a.shape[0]):
         product = product + torch.outer(b[:, k].float(), a[k].float())

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_ext.emr import EMRModel, emr_loader
-from hf_ext.emr.weights_emr import TaskWeights
+from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging import merge_checkpoints
 from tests import warm_python
 from tests.cli.fuzzing import CHANGES

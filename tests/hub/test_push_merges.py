@@ -57,8 +57,8 @@ def merge(models: Path, out: Path, names: str = "ab", **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def complete(models, tmp_path_factory) -> Path:
-    """An artifact that holds its base, and state that stays at home."""
-    return merge(models, tmp_path_factory.mktemp("complete") / "merged", include_base=True, keep_state=True)
+    """An artifact that holds its base."""
+    return merge(models, tmp_path_factory.mktemp("complete") / "merged", include_base=True)
 
 
 @pytest.fixture
@@ -69,6 +69,9 @@ def artifact(complete, tmp_path) -> Path:
 def test_an_artifact_is_staged_whole_without_state_and_strangers(artifact, tmp_path):
     (artifact / "notes.md").write_text("mine")
     (artifact / ".lock").touch()
+    # of an earlier version
+    (artifact / "state.safetensors").touch()
+    (artifact / "tasks" / "a" / "state.safetensors").touch()
     (artifact / "tasks" / "stray").mkdir()
     (artifact / "tasks" / "stray" / "config.json").write_text("{}")
     staged = stage(artifact, tmp_path / "staged", repo_id="org/merged")

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from hf_ext.emr.ops_emr import SUMS, TOTALS
-from hf_ext.emr.report_emr import make_report
+from hf_ext.emr.ops import SUMS, TOTALS
+from hf_ext.emr.report import make_report
 from tests.emr.reference_ops import mask_block, merge_block
 
 LAYERS = ("embeddings.weight", "layer.0.a", "layer.0.b", "layer.10.a", "layer.2.a", "head.weight")

@@ -14,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertForSequenceClassification
 
-from hf_ext.emr.using_emr import EMRModel
+from hf_ext.emr.model import EMRModel
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.plan_table import Plan

@@ -68,8 +68,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "drop of all": ({"drop": 1.0}, r"drop must be in \[0, 1\)"),
     "drop of a given model": ({"method": "given", "merged": "x", "drop": 0.5}, "drop does not go with"),
     "tie": ({"method": "ties", "tie": "negative"}, "tie does not go with method 'ties'"),
-    "state": ({"method": "ties", "keep_state": True}, "keep_state does not go with method 'ties'"),
-    "state of dropped vectors": ({"keep_state": True, "drop": 0.5}, "keep_state does not go with"),
     "emr without masks": ({"masks": False}, "set method: elect"),
     "given without masks": ({"method": "given", "merged": "x", "masks": False}, "would copy `merged`"),
     "rescale without masks": ({"method": "ties", "rescale": "l2"}, "rescale has no meaning without masks"),

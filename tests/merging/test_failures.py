@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
-from hf_ext.merging import report_files
+from hf_ext.merging import finishing
 from hf_ext.merging.engine import Engine
 from hf_ext.merging.sources import Source
 
@@ -171,7 +171,7 @@ def test_two_merges_into_one_folder_at_once(config, tmp_path, monkeypatch):
 
 def test_a_failure_at_the_very_end_is_resumed_without_reading_again(config, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(report_files, "make_report", lambda **data: 1 / 0)
+        patch.setattr(finishing, "make_report", lambda **data: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             merge(config, tmp_path / "merged-out")
     assert not (tmp_path / "merged-out").exists()

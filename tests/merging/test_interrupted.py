@@ -23,11 +23,11 @@ ROOT = Path(__file__).parents[2]
 PREPARE = """
     import json, os, random, signal, sys
     from pathlib import Path
-    from hf_ext.merging import work
-    from hf_ext.emr import ops_emr
+    from hf_ext.merging import engine
+    from hf_ext.emr import arithmetic, ops
     from hf_ext.plots import merges
     from hf_ext.merging.merge import merge_checkpoints
-    work.SEGMENT = 2 * ops_emr.SUB_BLOCK
+    engine.SEGMENT = 2 * ops.SUB_BLOCK
     merges.draw_report = lambda report, path: None
     config, out = json.loads(sys.argv[1]), Path(sys.argv[2])
 """
@@ -65,7 +65,7 @@ KILLED = (
                 os._exit(1)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    ops_emr.compiled()
+    arithmetic.find_kernels("cpu")
     randomness, kills = random.Random(int(sys.argv[3])), 0
     assert attempt(out.with_name("merged-expected"), 10**9, 1) == 0
     for index in range(int(sys.argv[4])):

@@ -10,18 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_ext.emr import ops_emr
-from hf_ext.emr.artifact_emr import open_state, open_unified
+from hf_ext.emr import arithmetic
+from hf_ext.emr.artifact import open_unified
 from hf_ext.emr.emr_loader import restore
-from hf_ext.emr.manifest_emr import Manifest
-from hf_ext.emr.ops_emr import SUB_BLOCK, unpack_mask
+from hf_ext.emr.manifest import Manifest
+from hf_ext.emr.ops import SUB_BLOCK
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging import engine, make_plan, plan
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.merging.engine import Engine
+from hf_ext.merging.engine import Engine, Piece, make_units
 from hf_ext.merging.merge import merge_and_show, merge_checkpoints
 from hf_ext.merging.plan_table import Plan
-from hf_ext.merging.work import Piece, make_units
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
 
 from .merging import assert_same_files, config, contents, merge, short_segments_and_no_picture
@@ -29,7 +28,7 @@ from .merging import assert_same_files, config, contents, merge, short_segments_
 __all__ = ["config", "short_segments_and_no_picture"]
 
 
-EVERYTHING = {"keep_state": True, "include_base": True, "max_shard_size": "150KB", "shape_policy": "extra"}
+EVERYTHING = {"include_base": True, "max_shard_size": "150KB", "shape_policy": "extra"}
 
 
 def test_the_same_bits_for_any_number_of_workers_and_any_memory(config, tmp_path):
@@ -50,7 +49,7 @@ def test_the_same_bits_for_any_number_of_workers_and_any_memory(config, tmp_path
     ],
 )
 def test_local_files_merged_in_compiled_calls_and_block_by_block_are_the_same(config, tmp_path, monkeypatch, options):
-    if ops_emr.compiled() is None:
+    if arithmetic.find_kernels("cpu").run_files is None:
         pytest.skip("numba is missing")
     done = []
 
@@ -96,10 +95,10 @@ def test_units_cover_every_element_once():
 
 
 def test_plain_torch_gives_the_same_weights_and_masks_and_nearly_the_same_scales(config, tmp_path, monkeypatch):
-    if ops_emr.compiled() is None:
+    if arithmetic.find_kernels("cpu").run_files is None:
         pytest.skip("numba is not installed, or not wanted")
     first = merge(config, tmp_path / "merged-compiled")
-    monkeypatch.setattr(ops_emr, "compiled", lambda: None)
+    monkeypatch.delitem(arithmetic.KERNELS, "cpu")
     second = merge(config, tmp_path / "merged-torch")
     ours, theirs = contents(first), contents(second)
     for name in ours:
@@ -166,30 +165,6 @@ def test_the_base_inside_is_enough_to_restore(config, tmp_path):
     assert all(torch.equal(restored[name], values) for name, values in expected.items())
     assert Manifest.read(folder).base.folder == "base"
     assert (folder / "base" / "config.json").is_file()
-
-
-def test_the_state_holds_sums_extremes_and_signs(config, tmp_path):
-    folder = merge(config, tmp_path / "merged-out", keep_state=True)
-    manifest = Manifest.read(folder)
-    base = load_file(tmp_path / "base" / "model.safetensors")
-    tasks = []
-    for name in config["tasks"].values():
-        with open_checkpoint(name) as own:
-            tasks.append({name: own[name].float() for name in base})
-    state, signs = open_state(folder, manifest)
-    for name in manifest.merged:
-        vectors = [task[name] - base[name] for task in tasks]
-        total = vectors[0] + vectors[1] + vectors[2]
-        assert torch.equal(state[f"total.{name}"], total.flatten())
-        weights = torch.stack([task[name] for task in tasks])
-        assert torch.equal(state[f"highest.{name}"].float(), weights.amax(0).flatten())
-        assert torch.equal(state[f"lowest.{name}"].float(), weights.amin(0).flatten())
-        for task, vector in zip(signs, vectors, strict=True):
-            for sign, bits in (("positive", vector > 0), ("negative", vector < 0)):
-                packed = signs[task][f"{sign}.{name}"]
-                assert torch.equal(unpack_mask(packed, vector.numel()), bits.flatten())
-    for file in (state, *signs.values()):
-        file.close()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 
-from hf_ext.emr.manifest_emr import Manifest
+from hf_ext.emr.manifest import Manifest
 from hf_ext.hub import range_readers
 from hf_ext.hub.safetensors_headers import CheckpointError
 from hf_ext.merging.merge import merge_checkpoints
@@ -48,9 +48,9 @@ def test_the_same_bits_as_from_local_folders_by_range_reads_alone(hub, tmp_path)
     write_set(tmp_path / "later", seed=1)
     push_folder(hub.url, "me/t0", tmp_path / "later" / "t0")
     remote = {"base": "me/base", "tasks": {name: f"me/{name}@{commits[name]}" for name in local["tasks"]}}
-    first = merge_checkpoints(local | {"keep_state": True}, tmp_path / "merged-local", progress=False).path
+    first = merge_checkpoints(local, tmp_path / "merged-local", progress=False).path
     options = {"endpoint": hub.url, "token": False, "progress": False}
-    second = merge_checkpoints(remote | {"keep_state": True}, tmp_path / "merged-remote", **options).path
+    second = merge_checkpoints(remote, tmp_path / "merged-remote", **options).path
     assert weights(second) == weights(first)
     assert without_sources(second) == without_sources(first)
     manifest = Manifest.read(second)

@@ -15,11 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from hf_ext.emr import emr_loader
-from hf_ext.emr.manifest_emr import Manifest
-from hf_ext.emr.places_emr import find_recorded, recorded_path
-from hf_ext.emr.weights_emr import TaskWeights
-from hf_ext.merging import add_task, add_task_frozen, merge_checkpoints, remove_task
-from hf_ext.merging import places as merge_places
+from hf_ext.emr.manifest import Manifest, find_recorded, recorded_path
+from hf_ext.emr.weights import TaskWeights
+from hf_ext.merging import add_task, add_task_frozen, journal, merge_checkpoints, remove_task
 from hf_ext.merging.compare import compare_with_checkpoints
 from hf_ext.merging.engine import Engine
 from hf_ext.merging.merge import merge_and_show
@@ -76,20 +74,19 @@ def test_an_artifact_finds_its_base_from_any_folder(project: Path, tmp_path: Pat
 
 
 def test_tasks_are_added_from_any_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    kept = merge(relative("t0", "t1", keep_state=True), Path("kept"))
     again = merge(relative("t0", "t1"), Path("again"))
     frozen = merge(relative("t0", "t1"), Path("frozen"))
     whole = merge(relative("t0", "t1", "t2"), Path("whole"))
     monkeypatch.chdir(project / "models")
-    for run, place in ((add_task, kept), (add_task, again), (add_task_frozen, frozen)):
+    for run, place in ((add_task, again), (add_task_frozen, frozen)):
         run(place, "t2", "t2")
         assert Manifest.read(place).tasks["t2"].origin.source == os.path.join("..", "models", "t2")
         assert Manifest.read(place).tasks["t0"].origin.source == os.path.join("..", "models", "t0")
         assert Manifest.read(place).base.source == os.path.join("..", "models", "base")
-    for place in (kept, again):
-        assert load_file(place / "model.safetensors").keys() == load_file(whole / "model.safetensors").keys()
-        for name, values in load_file(whole / "model.safetensors").items():
-            assert torch.equal(load_file(place / "model.safetensors")[name], values)
+    found = load_file(again / "model.safetensors")
+    assert found.keys() == load_file(whole / "model.safetensors").keys()
+    for name, values in load_file(whole / "model.safetensors").items():
+        assert torch.equal(found[name], values)
 
 
 def test_a_path_that_was_given_absolute_stays_so(project: Path):
@@ -148,7 +145,7 @@ def test_no_path_is_published(project: Path, tmp_path: Path):
 def test_the_two_writers_of_a_report_agree(config: dict[str, Any], tmp_path: Path):
     some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}
     expected = json.loads((merge(some, tmp_path / "two") / "report.json").read_text())
-    grown = merge(some, tmp_path / "grown", keep_state=True)
+    grown = merge(some, tmp_path / "grown")
     add_task_frozen(grown, "t2", config["tasks"]["t2"])
     remove_task(grown, "t2")
     found = json.loads((grown / "report.json").read_text())
@@ -182,8 +179,8 @@ def test_a_full_disk_is_not_taken_for_a_place_without_permission(tmp_path: Path,
     def full(**options: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(merge_places.tempfile, "mkdtemp", full)
-    merge_places.require_free(tmp_path / "out", overwrite=False)
+    monkeypatch.setattr(journal.tempfile, "mkdtemp", full)
+    journal.require_free(tmp_path / "out", overwrite=False)
 
 
 class Killed(BaseException):
@@ -214,7 +211,7 @@ def test_counting_goes_on_after_the_last_finished_pass(
             merge(ties, tmp_path / "merged-out")
     assert passes == list(range(finished))
     partial = tmp_path / ".merged-out.partial"
-    assert (merge_places.read_passes(partial) or {"passes": 0})["passes"] == finished
+    assert (journal.read_passes(partial) or {"passes": 0})["passes"] == finished
     if finished:
         with pytest.raises(ValueError, match="interrupted merge of something else: config.density was 0.3, is 0.5"):
             merge(ties | {"density": 0.5}, tmp_path / "merged-out")
@@ -233,7 +230,7 @@ def test_passes_that_are_damaged_are_counted_again(config: dict[str, Any], tmp_p
     partial.mkdir()
     for text in ("", "[]", '{"passes": '):
         (partial / "passes.json").write_text(text)
-        assert merge_places.read_passes(partial) is None
+        assert journal.read_passes(partial) is None
     assert_same_files(merge(ties, tmp_path / "merged-out"), expected)
 
 

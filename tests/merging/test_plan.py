@@ -233,9 +233,6 @@ def test_the_sizes(tmp_path):
         # base and tasks once, "n" of the base copied and compared, the head, and the copy of the base
         assert plan.bytes_read == 3 * 4000 + 40 + 80 + 28 + 4040
         assert plan.peak_memory == plan.config.memory_bytes == 64_000_000
-    with raw_plan(tmp_path, base, base, {"w": ones(100, 10, dtype=torch.bfloat16)}, keep_state=True) as plan:
-        # sum, highest and lowest in float32, two masks for each task
-        assert plan.state_bytes == 3 * 4000 + 4 * 128
     with raw_plan(tmp_path, base, base, method="average") as plan:
         assert plan.result_bytes == plan.bytes_written == plan.unified_bytes == 4040
         assert "average, one model" in "\n".join(plan.lines())
@@ -245,7 +242,7 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
     base = tiny_bert(tmp_path / "base")
     tasks = {"a": resized(tmp_path / "a", base, (*WORDS, "new"), 1), "b": tiny_bert(tmp_path / "b", 2, base=base)}
     config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
-    config |= {"shape_policy": "overlap", "keep_state": True, "include_base": True, "dtype": "bfloat16"}
+    config |= {"shape_policy": "overlap", "include_base": True, "dtype": "bfloat16"}
     with make_plan(config) as plan:
         written, result = plan.bytes_written, plan.result_bytes
     folder = merge_checkpoints(config, tmp_path / "out", progress=False).path
@@ -256,7 +253,7 @@ def test_the_merge_writes_what_the_plan_says(tmp_path):
     # of all tasks together, a few numbers for each tensor
     del sizes["sums.safetensors"]
     assert sum(sizes.values()) == written
-    apart = {name for name in sizes if name.startswith("base/") or name.endswith("state.safetensors")}
+    apart = {name for name in sizes if name.startswith("base/")}
     assert sum(size for name, size in sizes.items() if name not in apart) == result
 
 

@@ -37,8 +37,8 @@ SCRIPT = """
     from hf_ext import files
     # No exchange of two folders in one step.
     files.sys = SimpleNamespace(platform="win32")
-    from hf_ext.emr.files_emr import verify_artifact
-    from hf_ext.emr.weights_emr import TaskWeights
+    from hf_ext.emr.artifact import verify_artifact
+    from hf_ext.emr.weights import TaskWeights
     from hf_ext.merging import add_task, merge_checkpoints, remove_task
 
     def config(*names, **options):
@@ -46,8 +46,8 @@ SCRIPT = """
 
     merge_checkpoints(config("t0", "t1", "t2"), f"{place}/merged", progress=False)
     merge_checkpoints(config("t0", "t1", "t2"), f"{place}/merged", progress=False, overwrite=True)
-    merge_checkpoints(config("t0", "t1", keep_state=True), f"{place}/grown", progress=False)
-    assert add_task(f"{place}/grown", "t2", f"{place}/t2")["how"] == "state"
+    merge_checkpoints(config("t0", "t1"), f"{place}/grown", progress=False)
+    assert add_task(f"{place}/grown", "t2", f"{place}/t2")["how"] == "merged again"
     remove_task(f"{place}/grown", "t1")
     TaskWeights(f"{place}/merged").export("t1", f"{place}/exported")
     for name in ("merged", "grown"):
@@ -77,7 +77,7 @@ def run_without_them(place: Path) -> dict[str, bytes]:
 
 
 def test_a_merge_without_the_calls_of_linux(tmp_path: Path):
-    from hf_ext.emr.weights_emr import TaskWeights
+    from hf_ext.emr.weights import TaskWeights
     from hf_ext.merging import add_task, merge_checkpoints, remove_task
 
     config = write_set(tmp_path)
@@ -85,7 +85,7 @@ def test_a_merge_without_the_calls_of_linux(tmp_path: Path):
     assert {"merged/model.safetensors", "merged/tasks/t1/mask.safetensors", "exported/model.safetensors"} <= set(found)
     here = tmp_path / "here"
     merged = merge_checkpoints(config, here / "merged", progress=False).path
-    some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}, "keep_state": True}
+    some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}
     grown = merge_checkpoints(some, here / "grown", progress=False).path
     add_task(grown, "t2", config["tasks"]["t2"])
     remove_task(grown, "t1")

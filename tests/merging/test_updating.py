@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from hf_ext.emr.artifact_emr import read_sums
-from hf_ext.emr.manifest_emr import Manifest
-from hf_ext.emr.ops_emr import SEGMENT, SUMS
-from hf_ext.emr.sums_emr import read_totals
-from hf_ext.emr.weights_emr import TaskWeights
+from hf_ext.emr import emr_loader
+from hf_ext.emr.artifact import STATE, hash_files, read_sums, verify_artifact, write_sums
+from hf_ext.emr.manifest import Manifest
+from hf_ext.emr.ops import SEGMENT, SUMS
+from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.updating import add_task, add_task_frozen, remove_task
-from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
 from tests.merging.updating_sources import (
-    CONFIG,
-    NAMES,
     artifact,
     configuration,
     kept,
     merge,
     sources,
-    vectors,
     weights_of,
     without_pictures,
 )
@@ -46,78 +43,64 @@ def test_the_sources_make_ties_zeros_and_several_segments(sources, kept):
     assert ((total == 0) & (first != base)).any() and (first == base).any()
 
 
-@pytest.mark.parametrize(
-    ("rescale", "tie"), [("global", "zero"), ("official", "negative"), ("tensor", "negative"), ("none", "zero")]
-)
-def test_a_task_added_with_state_equals_a_merge_of_all(sources, tmp_path, rescale, tie):
-    options = {"rescale": rescale, "tie": tie, "keep_state": True}
+@pytest.mark.parametrize("options", [{}, {"rescale": "tensor_l2", "tie": "negative"}, {"include_base": True}])
+def test_an_added_task_is_merged_with_all_others(sources, tmp_path, options):
     artifact = merge(sources, "ab", tmp_path / "artifact", **options)
     expected = merge(sources, "abc", tmp_path / "expected", **options)
     done = add_task(artifact, "c", str(sources / "c"))
-    assert (done["how"], done["why"]) == ("state", None)
+    assert done["how"] == "merged again" and done["scale"] == Manifest.read(expected).tasks["c"].scale
     # late.weight, which none but the third task has merged, among them
     assert weights_of(artifact) == weights_of(expected)
-    assert manifest_but_sums(artifact) == manifest_but_sums(expected)
-    assert contents(artifact).keys() == contents(expected).keys()
+    ours, theirs = (json.loads((folder / "emr.json").read_text()) for folder in (artifact, expected))
+    if options == {"include_base": True}:
+        # it came from the copy in the artifact
+        for record in (ours, theirs):
+            del record["base"]["source"]
+    assert ours == theirs
 
 
-def manifest_but_sums(folder: Path) -> dict:
-    """What `emr.json` says; products with the vectors of older tasks are not known after an addition."""
-    record = json.loads((folder / "emr.json").read_text())
-    record["files"] = {name: about for name, about in record["files"].items() if "sums.safetensors" not in name}
-    return record
+def test_of_tasks_that_were_frozen_or_removed_only_those_that_are_there_vote(sources, kept, artifact):
+    add_task_frozen(artifact, "c", str(sources / "c"))
+    remove_task(artifact, "b")
+    add_task(artifact, "b", str(sources / "b"))
+    assert "elected_from" not in Manifest.read(artifact).method
+    expected = merge_checkpoints(configuration(sources, "acb"), artifact.with_name("expected"), progress=False).path
+    assert weights_of(artifact) == weights_of(expected)
 
 
-def test_sums_are_those_of_a_merge_of_all_as_far_as_signs_tell(sources, kept, artifact):
-    add_task(artifact, "c", str(sources / "c"))
-    manifest, whole = Manifest.read(artifact), Manifest.read(kept["abc"])
-    unknown = np.isin(SUMS, ("masked_dot", "dot", "weight_opposed"))
-    for task in NAMES:
-        found, expected = read_sums(artifact, manifest, task), read_sums(kept["abc"], whole, task)
-        assert (found[:, ~unknown] == expected[:, ~unknown]).all()
-        merged = expected[:, SUMS.index("abs")] > 0
-        own = unknown if task == "c" else np.zeros(len(SUMS), bool)
-        assert (found[:, own] == expected[:, own]).all()
-        assert np.isnan(found[merged][:, unknown]).all() == (task != "c")
-    found_totals, gram = read_totals(artifact, manifest)
-    expected_totals, expected_gram = read_totals(kept["abc"], whole)
-    assert (found_totals == expected_totals).all()
-    assert gram[0, 1] == expected_gram[0, 1] and gram[2, 2] == expected_gram[2, 2] and np.isnan(gram[0, 2])
+def as_an_earlier_version_kept_it(artifact: Path) -> None:
+    """With the state by which tasks could be added, and with sums that were not known after that."""
+    manifest = Manifest.read(artifact)
+    for place in (artifact, *(artifact / "tasks").iterdir()):
+        save_file({"total.odd.weight": torch.zeros(65)}, place / STATE)
+    sums = read_sums(artifact, manifest, "a")
+    sums[:, np.isin(SUMS, ("masked_dot", "dot", "weight_opposed"))] = np.nan
+    write_sums(artifact, "a", sums)
+    method = manifest.method | {"keep_state": True}
+    dataclasses.replace(manifest, method=method, files=hash_files(artifact)).write(artifact)
 
 
-def test_after_an_addition_the_report_says_what_is_not_known(sources, artifact):
-    before = json.loads((artifact / "report.json").read_text())
-    add_task(artifact, "c", str(sources / "c"))
-    report = json.loads((artifact / "report.json").read_text())
-    first, _, last = report["tasks"]
-    assert before["tasks"][0]["error"]["rescaled"] is not None
-    assert first["error"]["rescaled"] is None and last["error"]["rescaled"] is not None
-    assert any("errors of a, b are not known" in warning for warning in report["warnings"])
-    assert list(report["sources"]["tasks"]) == list(NAMES)
-    with pytest.raises(ValueError, match="rescale 'l2' needs the checkpoint of 'a' since another task was added"):
+def test_the_state_of_an_earlier_version_is_ignored_and_left_behind(sources, kept, artifact, caplog):
+    as_an_earlier_version_kept_it(artifact)
+    with caplog.at_level(logging.WARNING, "hf_ext.emr"):
+        weights = TaskWeights(artifact)
+    assert "state.safetensors, with which earlier versions added tasks, is not used" in caplog.text
+    assert weights.restore("a", "odd.weight").equal(TaskWeights(kept["ab"]).restore("a", "odd.weight"))
+    assert emr_loader.restore(artifact, "a")["odd.weight"].equal(weights.restore("a", "odd.weight"))
+    with pytest.raises(ValueError, match="rescale 'l2' needs sums that an earlier version did not keep"):
         TaskWeights(artifact, rescale="l2").restore("a", "odd.weight")
-    assert TaskWeights(artifact, rescale="official").restore("a", "odd.weight").shape == (5, 13)
-
-
-def test_tasks_are_added_one_after_another(sources, kept, tmp_path):
-    artifact = merge(sources, "a", tmp_path / "artifact", keep_state=True)
-    for name in "bc":
-        assert add_task(artifact, name, str(sources / name))["how"] == "state"
-    assert weights_of(artifact) == weights_of(kept["abc"])
-    assert manifest_but_sums(artifact) == manifest_but_sums(kept["abc"])
-
-
-def test_a_task_of_a_wider_type_widens_the_state(sources, tmp_path):
-    write_weights(tmp_path / "c", vectors(3, torch.float32), config=CONFIG)
-    for name, seed in (("base", 0), ("a", 1), ("b", 2)):
-        write_weights(tmp_path / name, vectors(seed, torch.bfloat16), config=CONFIG)
-    wide = load_file(tmp_path / "c" / "model.safetensors")
-    # no bfloat16 number is near enough to be taken for it
-    write_weights(tmp_path / "c", {name: tensor * 1.0001 for name, tensor in wide.items()}, config=CONFIG)
-    artifact = merge(tmp_path, "ab", tmp_path / "artifact", keep_state=True)
-    add_task(artifact, "c", str(tmp_path / "c"))
-    assert weights_of(artifact) == weights_of(merge(tmp_path, "abc", tmp_path / "expected", keep_state=True))
-    assert load_file(artifact / "state.safetensors")["highest.odd.weight"].dtype == torch.float32
+    (artifact / "tasks" / "b" / STATE).unlink()
+    found = verify_artifact(artifact)
+    assert found.wrong == [] and any("state.safetensors: of an earlier version" in note for note in found.notes)
+    add_task_frozen(artifact, "c", str(sources / "c"))
+    assert not list(artifact.rglob(STATE)) and verify_artifact(artifact).wrong == []
+    report = json.loads((artifact / "report.json").read_text())
+    assert report["tasks"][0]["error"]["rescaled"] is None and report["tasks"][2]["error"]["rescaled"] is not None
+    assert any("errors of a are not known" in warning for warning in report["warnings"])
+    add_task(artifact, "d", str(sources / "c"))
+    assert "keep_state" not in Manifest.read(artifact).method
+    remove_task(artifact, "d")
+    assert weights_of(TaskWeights(artifact).folder).keys() == weights_of(kept["abc"]).keys()
 
 
 def restored(folder: Path, task: str) -> dict[str, torch.Tensor]:
@@ -157,25 +140,6 @@ def test_a_frozen_task_changes_nothing_else(sources, kept, artifact):
     assert "Added later, without a vote in the unified model: c." in card
 
 
-def test_an_addition_after_a_frozen_one_lets_only_the_new_one_vote(sources, kept, artifact):
-    """c is there without a vote; then b2, equal to b, is added exactly: a, b, b2 vote, and c is masked again."""
-    add_task_frozen(artifact, "c", str(sources / "c"))
-    add_task(artifact, "b2", str(sources / "b"))
-    assert Manifest.read(artifact).method["elected_from"] == ["a", "b", "b2"]
-    tasks = {name: str(sources / name[0]) for name in ("a", "b", "b2")}
-    expected = merge_checkpoints(
-        configuration(sources, "") | {"tasks": tasks, "keep_state": True},
-        artifact.with_name("expected"),
-        progress=False,
-    ).path
-    ours, theirs = weights_of(artifact), weights_of(expected)
-    assert {name: data for name, data in ours.items() if "tasks/c/" not in name} == theirs
-    frozen = add_task_frozen(expected, "c", str(sources / "c"))
-    assert weights_of(artifact) == weights_of(expected)
-    assert Manifest.read(artifact).tasks["c"] == Manifest.read(expected).tasks["c"]
-    assert frozen["scale"] == Manifest.read(artifact).tasks["c"].scale
-
-
 def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
     artifact = Path(shutil.copytree(kept["abc"], tmp_path / "artifact"))
     before = contents(artifact)
@@ -197,30 +161,6 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
         remove_task(artifact, "c")
     with pytest.raises(ValueError, match="has no task 'a'; it has c"):
         remove_task(artifact, "a")
-
-
-def test_a_removed_task_cannot_vote_twice(sources, kept, tmp_path):
-    artifact = Path(shutil.copytree(kept["abc"], tmp_path / "artifact"))
-    remove_task(artifact, "c")
-    done = add_task(artifact, "c", str(sources / "c"))
-    assert done["how"] == "merged again" and "its vote would count twice" in done["why"]
-    assert weights_of(artifact) == weights_of(kept["abc"])
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"keep_state": True, "rescale": "tensor_l2"}, "rescale tensor_l2 needs the products"),
-        ({}, "the merge kept no state"),
-    ],
-)
-def test_where_the_state_does_not_suffice_all_is_merged_again(sources, tmp_path, options, why):
-    artifact = merge(sources, "ab", tmp_path / "artifact", **options)
-    done = add_task(artifact, "c", str(sources / "c"))
-    assert done["how"] == "merged again" and why in done["why"]
-    expected = merge(sources, "abc", tmp_path / "expected", **options)
-    assert weights_of(artifact) == weights_of(expected)
-    assert (artifact / "emr.json").read_bytes() == (expected / "emr.json").read_bytes()
 
 
 def test_baselines_with_masks_take_frozen_tasks(sources, tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_ext.emr.ops_emr import SEGMENT
+from hf_ext.emr.ops import SEGMENT
 from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.emr_testing import write_weights
 from tests.hub.published import contents
@@ -82,9 +82,9 @@ def sources(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def kept(sources, tmp_path_factory) -> dict[str, Path]:
-    """Merges with state: of the first two tasks, and of all."""
+    """Merges of the first two tasks, and of all."""
     place = tmp_path_factory.mktemp("kept")
-    return {names: merge(sources, names, place / names, keep_state=True) for names in ("ab", "abc")}
+    return {names: merge(sources, names, place / names) for names in ("ab", "abc")}
 
 
 @pytest.fixture

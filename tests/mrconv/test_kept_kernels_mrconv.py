@@ -143,6 +143,11 @@ def train_layer_by_layer(model):
         module.training = False
 
 
+def cast(model):
+    """To fewer digits and back: `to` makes other values in other memory."""
+    model.to(torch.bfloat16).double()
+
+
 def change_rate(model):
     model.change_rate(0.5)
 
@@ -174,7 +179,7 @@ def reparameterize(model):
 
 CHANGES = [
     step, write, write_data, write_numpy, write_statistics, write_alpha, set_data, replace, replace_module, load,
-    load_assign, train, train_layer_by_layer, change_rate, change_eps, parametrized, hooked, reparameterize,
+    load_assign, train, train_layer_by_layer, cast, change_rate, change_eps, parametrized, hooked, reparameterize,
 ]  # fmt: skip
 
 
@@ -223,6 +228,48 @@ def test_no_change_of_a_merged_model_leaves_a_spectrum_stale(change, bidirection
     found = predict(model)
     torch.testing.assert_close(found, predict(copy.deepcopy(model)), atol=1e-10, rtol=1e-10)
     assert (found - before).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_functional_call_takes_its_own_weights_and_leaves_none_behind(merged):
+    model = make_model().double()
+    model = model.reparameterize() if merged else model
+    before = predict(model)
+    changed = copy.deepcopy(model)
+    changed.load_state_dict(scaled_state(model))
+    with torch.no_grad():
+        found = torch.func.functional_call(model, scaled_state(model), (make_tokens(2, 20),)).logits
+    torch.testing.assert_close(found, predict(changed), atol=1e-10, rtol=1e-10)
+    assert torch.equal(predict(model), before) and (found - before).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_copy_follows_its_own_weights(merged):
+    model = make_model().double()
+    model = model.reparameterize() if merged else model
+    before = predict(model)
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(scaled_state(model))
+    assert (predict(twin) - before).abs().max() > 1e-6
+    assert torch.equal(predict(model), before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("change", [write, write_data, load, cast], ids=lambda change: change.__name__)
+def test_on_a_gpu_evaluation_never_waits_and_follows_every_change(change):
+    model = make_model(**TOKENS).double()
+    tokens = make_tokens(2, 20)
+    expected = predict(model, tokens)
+    model, tokens = model.cuda(), tokens.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = [predict(model, tokens) for _ in range(2)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found[1].cpu(), expected, atol=1e-10, rtol=1e-10)
+    change(model)
+    expected = predict(copy.deepcopy(model).cpu())
+    torch.testing.assert_close(predict(model, tokens).cpu(), expected, atol=1e-10, rtol=1e-10)
 
 
 def test_freed_memory_that_is_given_to_another_kernel_is_another_kernel():

@@ -20,7 +20,7 @@ import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
-from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_mask
+from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
 from hf_ext.training import build_task, evaluate_checkpoint
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 
@@ -182,13 +182,14 @@ def test_any_sampler_of_a_flow_checkpoint_trains_as_its_own_does():
 
 
 def test_a_mask_keeps_equally_many_tokens_in_each_row():
-    masks = random_keep_mask(64, 10, 0.3, torch.device("cpu"))
-    assert masks.sum(1).tolist() == [7] * 64 and len({tuple(mask) for mask in masks.tolist()}) > 30
+    kept = random_keep_indices(64, 10, 0.3, torch.device("cpu")).tolist()
+    assert all(len(row) == 7 and row == sorted(set(row)) and set(row) <= set(range(10)) for row in kept)
+    assert len({tuple(row) for row in kept}) > 30
     task, recording = built(mask_ratio=0.5, model={**MODEL, "num_decoder_layers": 1}), Recording()
     batch = {"pixels": torch.zeros(2, 3, 8, 8), "label": torch.zeros(2, dtype=torch.long), "controls": {}}
     task.loss(recording, batch, 0)
-    assert [("keep_mask" in conditions) for _, _, conditions in recording.calls] == [False, True]
-    assert recording.calls[1][2]["keep_mask"].sum(1).tolist() == [8, 8]
+    assert [("keep_indices" in conditions) for _, _, conditions in recording.calls] == [False, True]
+    assert recording.calls[1][2]["keep_indices"].shape == (2, 8)
 
 
 def test_scores_depend_on_the_index_alone():

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hf_ext
-from hf_ext.emr import kernels_torch_emr, ops_emr
+from hf_ext.emr import arithmetic, ops
 from hf_ext.mrconv import MRConvForImageClassification
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from hf_ext.semanir import restore_image
@@ -148,6 +148,10 @@ MODELS: dict[str, Model] = {
     "DisentangledDiTTransformer2DModel, texts": Model(
         lambda: DisentangledDiTTransformer2DModel(**TRANSFORMER, **TEXTS),
         lambda: dit_inputs(encoder_hidden_states=draw(2, 4, 7)),
+    ),
+    "DisentangledDiTTransformer2DModel, masked": Model(
+        lambda: DisentangledDiTTransformer2DModel(**TRANSFORMER, num_classes=5, num_decoder_layers=1),
+        lambda: dit_inputs(class_labels=torch.tensor([1, 5]), keep_indices=torch.tensor([[0, 3, 7], [9, 2, 4]])),
     ),
 }
 # One of each family, where a case takes long.
@@ -328,16 +332,16 @@ def block(device: str, count: int = 3, n: int = 5000) -> list[Any]:
 def merge_weights(words: Any, triton: bool) -> dict[str, Values]:
     """EMR's election, masks and restored weights: the bits of the CPU."""
     if triton:
-        from hf_ext.emr import kernels_triton_emr as kernels
+        from hf_ext.fast import emr_triton as kernels
     else:
-        kernels = kernels_torch_emr
+        kernels = arithmetic
     wanted, given = block("cpu"), block(words.device)
     # Sums of task vectors must be of the same weights.
     given[1] = [task.to(words.device) for task in wanted[1]]
-    ops_emr.merge_block(*wanted)
+    ops.merge_block(*wanted)
     kernels.run_block(*given, 0, "zero")
     outs = [torch.empty_like(wanted[0]), torch.empty_like(given[0])]
-    ops_emr.restore_block(wanted[0], wanted[2], wanted[3][1], 0.7, outs[0])
+    ops.restore_block(wanted[0], wanted[2], wanted[3][1], 0.7, outs[0])
     kernels.restore(given[0], given[2], given[3][1], 0.7, outs[1])
     pairs = {"unified": (given[2], wanted[2]), "masks": (given[3], wanted[3]), "restored": (outs[1], outs[0])}
     different = [name for name, (found, expected) in pairs.items() if not torch.equal(found.cpu(), expected)]

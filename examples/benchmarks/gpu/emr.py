@@ -16,7 +16,7 @@ from emr_sets import write_base, write_task
 from parts import Case, Values, in_turns, read_words, run_part
 
 import hf_ext
-from hf_ext.emr import kernels_torch_emr, ops_emr
+from hf_ext.emr import arithmetic
 
 TASKS = 8
 
@@ -33,10 +33,10 @@ def block(n: int, dtype: torch.dtype, device: str) -> list[Any]:
 
 def kernels(name: str) -> Any:
     if name == "triton":
-        from hf_ext.emr import kernels_triton_emr
+        from hf_ext.fast import emr_triton
 
-        return kernels_triton_emr
-    return kernels_torch_emr if name == "torch" else ops_emr.compiled()
+        return emr_triton
+    return arithmetic if name == "torch" else arithmetic.find_kernels("cpu")
 
 
 def tensors(name: str, n: int, dtype: str, words: Any) -> dict[str, Values]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from hf_ext.emr.archive_emr import pack, unpack
+from hf_ext.emr.archive import pack, unpack
 from tests.hub.published import contents
 
 LONG = "tasks/" + "a" * 64 + "/" + "special_tokens_map_that_is_long_" * 5 + ".json"

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.emr.measures_emr import group_layers
-from hf_ext.emr.ops_emr import SUMS
-from hf_ext.emr.report_emr import report_lines, report_markdown
+from hf_ext.emr.ops import SUMS
+from hf_ext.emr.report import group_layers, report_lines, report_markdown
 from tests.merging.merged_sums import SIZES, Merge, fine_tunes, tensors
 
 

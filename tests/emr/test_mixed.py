@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from hf_ext.emr import EMRModel
-from hf_ext.emr.mixed_emr import _MixedForward
+from hf_ext.emr.mixed import _MixedForward
 from hf_ext.merging import merge_checkpoints
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from tests.emr.emr_testing import perturb, tiny_adapter, tiny_bert

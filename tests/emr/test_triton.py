@@ -5,21 +5,20 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from hf_ext.emr import kernels_torch_emr
-from hf_ext.emr import ops_emr as ops
+from hf_ext.emr import arithmetic, ops
 from tests.emr.blocks import DTYPES, Block, assert_agree, random_block, same_bits
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERPRETED = """
 import itertools, torch
-from hf_ext.emr import kernels_triton_emr, ops_emr as ops
+from hf_ext.emr import ops
+from hf_ext.fast import emr_triton
 from tests.emr.blocks import DTYPES, Block, assert_agree, random_block, same_bits
 
 kinds = [(kind, kind) for kind in DTYPES] + [(torch.float32, torch.bfloat16), (torch.float16, torch.float32)]
@@ -28,13 +27,13 @@ for n, (kind, dtype), tie in itertools.product((9, 8192 + 1500), kinds, ("zero",
     expected, ours = given.merge(tie=tie or "zero"), Block(given.base, given.tasks, dtype)
     if tie is None:
         ours.unified = expected.unified.clone()
-    kernels_triton_emr.run_block(
+    emr_triton.run_block(
         ours.base, ours.tasks, ours.unified, ours.masks, ours.sums, ours.totals, ours.gram, 0, tie
     )
     assert_agree(ours, expected)
     assert same_bits(ours.unified, expected.unified) and same_bits(ours.masks, expected.masks)
     one, other = torch.empty(n, dtype=dtype), torch.empty(n, dtype=dtype)
-    kernels_triton_emr.restore(ours.base, ours.unified, ours.masks[0], 0.73, one)
+    emr_triton.restore(ours.base, ours.unified, ours.masks[0], 0.73, one)
     ops.restore_block(ours.base, ours.unified, ours.masks[0], 0.73, other)
     assert same_bits(one, other)
 """
@@ -47,37 +46,26 @@ def test_interpreted_kernels_have_the_bits_of_the_cpu():
     subprocess.run([sys.executable, "-c", INTERPRETED], cwd=ROOT, env=environment, check=True)
 
 
-@pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The environment decides once in a process; here it may decide again."""
-    ops._triton_kernels.cache_clear()
-    yield monkeypatch
-    monkeypatch.undo()
-    ops._triton_kernels.cache_clear()
-
-
-def test_torch_is_the_default_on_cuda_and_triton_has_to_be_asked_for(chosen: pytest.MonkeyPatch):
+def test_torch_is_the_default_on_cuda_and_triton_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch):
     # Also where triton can be imported, as on every machine with a CUDA build of torch; no GPU is touched.
-    stand_in = ModuleType("hf_ext.emr.kernels_triton_emr")
+    stand_in = ModuleType("hf_ext.fast.emr_triton")
     stand_in.restore = stand_in.run_block = lambda *arguments: None  # type: ignore[attr-defined]
-    chosen.setitem(sys.modules, "hf_ext.emr.kernels_triton_emr", stand_in)
-    chosen.delenv("HF_EXT_TRITON", raising=False)
-    cuda = torch.device("cuda")
-    assert ops._kernels(cuda) == ops._Kernels(
-        kernels_torch_emr.run_block, kernels_torch_emr.restore, kernels_torch_emr.multiply
+    monkeypatch.setitem(sys.modules, "hf_ext.fast.emr_triton", stand_in)
+    monkeypatch.delenv("HF_EXT_TRITON", raising=False)
+    assert arithmetic.find_kernels("cuda") == arithmetic.Kernels(
+        arithmetic.run_block, arithmetic.restore, arithmetic.multiply
     )
-    ops._triton_kernels.cache_clear()
-    chosen.setenv("HF_EXT_TRITON", "1")
-    assert ops._kernels(cuda).run_block is stand_in.run_block
-    assert ops._kernels(cuda).restore is stand_in.restore
-    assert ops._kernels(torch.device("cpu")).restore is not stand_in.restore
+    monkeypatch.setenv("HF_EXT_TRITON", "1")
+    assert arithmetic.find_kernels("cuda").run_block is stand_in.run_block
+    assert arithmetic.find_kernels("cuda").restore is stand_in.restore
+    assert arithmetic.find_kernels("cpu").restore is not stand_in.restore
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.parametrize("kind", DTYPES)
-def test_the_device_has_the_bits_of_the_cpu(kind, kernels, chosen: pytest.MonkeyPatch):
-    chosen.setenv("HF_EXT_TRITON", str(int(kernels == "triton")))
+def test_the_device_has_the_bits_of_the_cpu(kind, kernels, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_EXT_TRITON", str(int(kernels == "triton")))
     for n, count, tasks in itertools.product((1, 9, 5 * 2**20 + 77), (1, 3, 8), ((kind,), DTYPES)):
         expected = random_block(n, count, base=kind, tasks=tasks, dtype=kind, spread=1e-3).merge(first=3)
         block = Block(expected.base.cuda(), [task.cuda() for task in expected.tasks], kind)

@@ -11,11 +11,11 @@ from typing import Any, cast
 import torch
 
 from ..files import read_json
-from .building_emr import BuiltModel, Place, build_model, relabel, same_network
-from .mixed_emr import Mixer
-from .routing_emr import BaseFeatures, TaskRouter
-from .turns_emr import Turns
-from .weights_emr import TaskWeights
+from .building import BuiltModel, Place, build_model, relabel, same_network
+from .mixed import Mixer
+from .routing import BaseFeatures, TaskRouter
+from .turns import Turns
+from .weights import TaskWeights
 
 
 class EMRModel:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hf_ext.emr import ops_emr as ops
+from hf_ext.emr import ops
 from tests.emr import reference_ops as reference
 from tests.emr.blocks import DTYPES, random_block, same_bits
 

@@ -1,14 +1,20 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""The kernels of EMR-Merging (arXiv 2405.17461) as plain torch operations, where no compiler is at hand.
+"""EMR-Merging (arXiv 2405.17461) in plain torch: elect, mask and rescale; and the table of who computes it faster.
 
 Weights and masks have the bits of the compiled kernels; sums agree within 1e-12.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+RESCALES = ("global", "official", "tensor", "l2", "tensor_l2", "none")
+TENSOR_RESCALES = ("tensor", "tensor_l2")
 # Elements whose terms are one sum.
 SUB_BLOCK = 8192
 # Inner products of pairs of tasks are sampled: one sub-block in 16.
@@ -52,7 +58,7 @@ def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
     return (bits & 1).view(-1)[:n].bool()
 
 
-def _elect(base: torch.Tensor, tasks: list[torch.Tensor], tie: str) -> torch.Tensor:
+def elect(base: torch.Tensor, tasks: list[torch.Tensor], tie: str) -> torch.Tensor:
     """W_uni in fp32. The first of equal weights is kept, which matters for +0 and -0 only."""
     total = torch.zeros_like(base)
     highest = lowest = tasks[0].float()
@@ -126,7 +132,7 @@ def run_block(
     """[`merge_block`] in torch, or [`mask_block`] if `tie` is None."""
     base = base.float()
     if tie is not None:
-        unified.copy_(_elect(base, tasks, tie))
+        unified.copy_(elect(base, tasks, tie))
     elected = unified.float()
     common = elected - base
     rows = []
@@ -146,3 +152,52 @@ def run_block(
             deltas = torch.stack([task[here].float() - base[here] for task in tasks]).double()
             for index, delta in enumerate(deltas):
                 gram[index, index:] += _add_up(delta * deltas[index:])[:, 0]
+
+
+def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndarray, mode: str) -> np.ndarray:
+    r"""The rescalers λ of every task, from the sums of the merge.
+
+    With sums over the elements p of the tensors in which task t takes part:
+    `global` \\(\sum|\tau_t| / \sum M_t|\tau_{uni}|\\) (the paper);
+    `official` the same of the per-tensor means (the authors' code);
+    `l2` \\(\langle\tau_t, M_t\tau_{uni}\rangle / \lVert M_t\tau_{uni}\rVert^2\\), the least squares;
+    `tensor` and `tensor_l2` the first and the last for every tensor by itself; `none` 1.
+    Where nothing is masked in, λ is 1 if the task equals the base there, and 0 if it lost every vote.
+    """
+    if mode not in RESCALES:
+        raise ValueError(f"rescale is {mode!r}; allowed are {', '.join(RESCALES)}")
+    if mode == "none":
+        return np.ones(sums.shape[1])
+    column = {name: sums[:, :, index] * participates for index, name in enumerate(SUMS)}
+    upper, lower = column["abs"], column["masked_abs"]
+    if mode in ("l2", "tensor_l2"):
+        upper, lower = column["masked_dot"], column["masked_square"]
+    if mode == "official":
+        counts = np.maximum(elements, 1)[:, None]
+        upper, lower = upper / counts, lower / counts
+    lost = column["abs"] > 0
+    if mode not in TENSOR_RESCALES:
+        # exactly rounded, so that the order of the tensors does not matter
+        upper, lower = (np.array([math.fsum(task) for task in part.T]) for part in (upper, lower))
+        lost = lost.any(axis=0)
+    return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.where(lost, 0.0, 1.0))
+
+
+class Kernels(NamedTuple):
+    """One way to compute on a type of device; `run_files` is compiled code that reads and writes the files itself."""
+
+    run_block: Callable[..., None]
+    restore: Callable[..., None]
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    run_files: Callable[..., bool] | None = None
+
+
+_TORCH = Kernels(run_block, restore, multiply)
+# By type of device: a function that gives faster kernels, or None where they cannot be had.
+KERNELS: dict[str, Callable[[], Kernels | None]] = {}
+
+
+def find_kernels(device: str) -> Kernels:
+    """The fastest kernels that can be had for a type of device."""
+    found = KERNELS[device]() if device in KERNELS else None
+    return _TORCH if found is None else found

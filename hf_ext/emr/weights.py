@@ -10,7 +10,9 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +29,10 @@ from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from .artifact_emr import compute_scales, open_extras, open_masks, open_unified, read_sums
-from .manifest_emr import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file
-from .ops_emr import restore_block
-from .places_emr import find_recorded
+from .arithmetic import compute_scales
+from .artifact import STATE, open_extras, open_masks, open_unified, read_sums, read_tasks
+from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file, find_recorded
+from .ops import restore_block
 
 # Files of a checkpoint beside its weights: configuration, tokenizer, processor, chat template, code.
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
@@ -125,6 +127,8 @@ class TaskWeights:
         self.manifest = Manifest.read(self.folder)
         if not self.manifest.files:
             _LOGGER.warning("%s: written before artifacts had hashes of their files; they are believed", self.folder)
+        if (self.folder / STATE).is_file():
+            _LOGGER.warning("%s: %s, with which earlier versions added tasks, is not used", self.folder, STATE)
         self._merged = self.manifest.merged
         if self._repository:
             self._download(*self._repository, list(self.manifest.unified))
@@ -228,7 +232,7 @@ class TaskWeights:
             known = ", ".join(map(repr, self.manifest.tasks))
             raise ValueError(f"there is no task {task!r} in {self.folder}; choose one of {known}")
         if self._repository:
-            skipped = ["*/state.safetensors"] + ([] if self._rescale else ["*/sums.safetensors"])
+            skipped = [f"*/{STATE}"] + ([] if self._rescale else ["*/sums.safetensors"])
             self._download(*self._repository, [f"tasks/{task}/*"], skipped)
         record = self.manifest.tasks[task]
         masks = _Mapped([open_masks(self.folder, self.manifest, task)])
@@ -261,8 +265,8 @@ class TaskWeights:
         scales = np.broadcast_to(compute_scales(sums, elements, part, self._rescale), part.shape)
         if not np.isfinite(scales).all():
             raise ValueError(
-                f"{self.folder}: rescale {self._rescale!r} needs the checkpoint of {task!r} since another task was "
-                "added from the kept state; choose global, official, tensor or none, or merge all again"
+                f"{self.folder}: rescale {self._rescale!r} needs sums that an earlier version did not keep; "
+                "choose global, official, tensor or none, or merge all again"
             )
         return {named[t.name]: float(scale) for t, (scale,) in zip(merged, scales, strict=True) if t.name in named}
 
@@ -348,3 +352,22 @@ def _open_verified(folder: Path, file: str, base: SourceRecord, named: str, comp
             f"{path} {differs}: it is not the base of this merge, which is {named}; pass that one as `base`."
         )
     return checkpoint
+
+
+@contextmanager
+def task_checkpoint(source: str, task: str | None) -> Iterator[str]:
+    """A checkpoint to load: what was named, or one task of it where that is a merge."""
+    tasks = read_tasks(source)
+    if tasks is None:
+        if task is not None:
+            raise ValueError(f"{source} is no merge with task masks, so it has no task {task!r}; leave the task out")
+        yield source
+        return
+    if task is None:
+        raise ValueError(
+            f"{source} is a merge, and the model at its root is of no task. Name one of its tasks with --task: "
+            f"{', '.join(tasks)}; or write one as a plain checkpoint: hf-ext emr export {source} {tasks[0]} FOLDER"
+        )
+    # Windows deletes no file that is still mapped into memory.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        yield str(TaskWeights(source).export(task, Path(place, "checkpoint")))

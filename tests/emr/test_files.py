@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from hf_ext.emr import EMRModel
-from hf_ext.emr.files_emr import verify_artifact
-from hf_ext.emr.manifest_emr import Manifest
-from hf_ext.emr.weights_emr import TaskWeights
+from hf_ext.emr.artifact import verify_artifact
+from hf_ext.emr.manifest import Manifest
+from hf_ext.emr.weights import TaskWeights
 from hf_ext.hub import file_hashes
 from hf_ext.hub.file_hashes import file_sha256
 from tests.emr.use_testing import merge_berts
@@ -128,14 +128,14 @@ def test_the_base_is_verified_where_it_is(made: Path, tmp_path: Path):
 
 
 def test_an_early_artifact_has_no_hashes_and_loads_with_a_note(artifact: Path, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.WARNING, "hf_ext.emr.weights_emr"):
+    with caplog.at_level(logging.WARNING, "hf_ext.emr.weights"):
         TaskWeights(artifact)
     assert caplog.messages == []
     record = json.loads((artifact / "emr.json").read_text())
     del record["files"]
     (artifact / "emr.json").write_text(json.dumps(record))
     flip(artifact / "tasks" / "two" / "mask.safetensors")
-    with caplog.at_level(logging.WARNING, "hf_ext.emr.weights_emr"):
+    with caplog.at_level(logging.WARNING, "hf_ext.emr.weights"):
         TaskWeights(artifact).entries("two")
     assert caplog.messages == [f"{artifact}: written before artifacts had hashes of their files; they are believed"]
     found = verify_artifact(artifact)

@@ -1,10 +1,10 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Compiled block kernels of EMR-Merging (arXiv 2405.17461), used by `ops_emr` where numba can be imported.
+"""Compiled block kernels of EMR-Merging (arXiv 2405.17461), used by `ops` where numba can be imported.
 
 Plain loops over tiles that stay in the first-level cache with all that is computed from them: all tasks vote, the
 winner is elected and rounded, then each task is masked and its sums are added. The compiler makes vectors of them. For
 that it must be free to add the terms of a sum in another order, which only the functions with `_ANY_ORDER` allow, and
-these make nothing but sums: weights and masks have the bits of `kernels_torch_emr` on every machine, sums the same
+these make nothing but sums: weights and masks have the bits of `arithmetic` on every machine, sums the same
 bits on one kind of processor. Loops are short and separate because a loop of one width of number makes better vectors
 than one of two.
 """
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numba import carray, njit, types
 
-from .kernels_torch_emr import GRAM_STEP, SUB_BLOCK
+from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK
 
 TILE = 1024
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -382,7 +382,7 @@ def run_files(
     gram: torch.Tensor,
     tie: str,
 ) -> bool:
-    """`ops_emr.merge_block` of `elements` of a tensor that lies in local files, as many at once as their step.
+    """`ops.merge_block` of `elements` of a tensor that lies in local files, as many at once as their step.
 
     `files`: descriptor and first byte of the tensor for the base, each task, the unified weights and each mask.
     `buffers`: a block in the dtype of each but the masks; `masks` has room for those of all elements. Start and step
@@ -402,7 +402,7 @@ def run_block(
     first: int,
     tie: str | None,
 ) -> None:
-    """`ops_emr.merge_block`, or `mask_block` if `tie` is None; arguments are checked there."""
+    """`ops.merge_block`, or `mask_block` if `tie` is None; arguments are checked there."""
     start, n = first * SUB_BLOCK, len(base)
     elements = range(start, start + n, max(n, 1))
     _call([], [base, *tasks, unified], masks, elements, tie, sums, totals, gram)

@@ -19,7 +19,7 @@ from transformers import (
     BertModel,
 )
 
-from hf_ext.emr import EMRModel, weights_emr
+from hf_ext.emr import EMRModel
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from tests.emr.emr_testing import (
     WORDS,
@@ -162,7 +162,7 @@ def test_an_export_is_a_plain_checkpoint(bert: Path, task: str, tmp_path: Path):
 
 
 def test_a_large_export_is_sharded(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(weights_emr, "_SHARD_BYTES", 10_000)
+    monkeypatch.setattr("hf_ext.emr.weights._SHARD_BYTES", 10_000)
     emr = EMRModel.from_pretrained(gpt2, "b")
     folder = emr.export("b", tmp_path / "out")
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2

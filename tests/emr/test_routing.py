@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoModel
 
 from hf_ext.emr import EMRModel
-from hf_ext.emr.routing_emr import ROUTER_FILE, TaskRouter
+from hf_ext.emr.routing import ROUTER_FILE, TaskRouter
 from hf_ext.merging import merge_checkpoints
 from tests.emr.emr_testing import tiny_bert, tiny_semanir, tiny_unet
 

@@ -7,6 +7,7 @@ of an artifact is described in `emr_loader.py`, which reads it without this pack
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,13 +18,11 @@ import torch
 
 from ..files import stays_inside, write_json
 from ..hub.safetensors_headers import DTYPE_NAMES, CheckpointError, parse_json_object
-from .ops_emr import DTYPES
+from .arithmetic import DTYPES, RESCALES
 
 MANIFEST = "emr.json"
 FORMAT = "emr-merging"
 FORMAT_VERSION = 1
-RESCALES = ("global", "official", "tensor", "l2", "tensor_l2", "none")
-TENSOR_RESCALES = ("tensor", "tensor_l2")
 TASK_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")
 # A file without a folder before it, and not hidden.
 _FILE = re.compile(r"[\w\-][\w.\- ]*")
@@ -57,7 +56,7 @@ class SourceRecord:
     Where weights came from.
 
     Args:
-        source (`str`): `org/name`, or a path, relative ones to the artifact (`places_emr`).
+        source (`str`): `org/name`, or a path, relative ones to the artifact (`manifest`).
         revision (`str` or `None`): Commit, of a Hub.
         files (`dict[str, dict]`): `bytes`, `sha256` (or `None`) and `header_sha256` of every weight file.
         folder (`str` or `None`): `"base"` when the weights lie in the artifact.
@@ -344,3 +343,36 @@ def _parse(record: dict[str, Any], file: str) -> Manifest:
         version=read.text(record, "hf_ext_version"),
         files=read.files(record, OWN_FILE) if "files" in record else {},
     )
+
+
+def recorded_path(spec: str, folder: str | Path) -> str:
+    """How a local checkpoint is written down in an artifact.
+
+    A path that was given relative to the working folder becomes one relative to the artifact, so that it holds from
+    any working folder, and after both were moved together. A path that was given absolute stays so.
+    """
+    path = Path(spec).expanduser()
+    if path.is_absolute():
+        return str(path)
+    # Links are followed first: `..` after a link leads elsewhere than it looks.
+    real = os.path.realpath(path)
+    try:
+        relative = os.path.relpath(real, os.path.realpath(folder))
+    except ValueError:
+        # Another drive of Windows.
+        return real
+    # Whatever is told apart from `org/name`, and has a name of its own at the end.
+    return relative if relative.startswith("..") and Path(relative).name != ".." else real
+
+
+def find_recorded(source: str, folder: str | Path) -> Path:
+    """Where a local checkpoint is that [`recorded_path`] wrote down.
+
+    Artifacts of earlier versions have paths relative to the working folder of the merge, so a path that leads nowhere
+    from the artifact is taken from this working folder.
+    """
+    path = Path(source).expanduser()
+    if path.is_absolute():
+        return path
+    inside = Path(os.path.realpath(folder)) / path
+    return Path(os.path.normpath(inside)) if inside.exists() or not path.exists() else path

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Compiled kernels that restore weights of EMR-Merging and multiply LoRA factors, used by `ops_emr` if numba is there.
+"""Compiled kernels that restore weights of EMR-Merging and multiply LoRA factors, used by `ops` if numba is there.
 
-Plain loops, as in `kernels_emr`. No sum is taken in another order here: results have the bits of `kernels_torch_emr`.
+Plain loops, as in `emr_blocks`. No sum is taken in another order here: results have the bits of `arithmetic`.
 """
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from .kernels_emr import KINDS, TILE, bytes_at, compile_kernel, load_float32, size_of, store_float32
+from .emr_blocks import KINDS, TILE, bytes_at, compile_kernel, load_float32, size_of, store_float32
 
 # Below this a thread costs more than it saves.
 _THREAD_ELEMENTS = 2**17
@@ -65,7 +65,7 @@ def _threads(process: int, count: int) -> ThreadPoolExecutor:
 
 
 def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    """`ops_emr.restore_block` of flat tensors on the CPU; arguments are checked there."""
+    """`ops.restore_block` of flat tensors on the CPU; arguments are checked there."""
     kernel, n = _restore_kernel(), len(base)
     sources = (base.data_ptr(), KINDS[base.dtype], unified.data_ptr(), KINDS[unified.dtype])
     arguments = (*sources, mask.data_ptr(), scale, out.data_ptr(), KINDS[out.dtype])

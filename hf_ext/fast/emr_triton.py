@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Fused kernels of EMR-Merging (arXiv 2405.17461) for CUDA, used by `ops_emr` where HF_EXT_TRITON=1 asks for them.
+"""Fused kernels of EMR-Merging (arXiv 2405.17461) for CUDA, used by `ops` where HF_EXT_TRITON=1 asks for them.
 
 Merging reads every weight twice, the second time mostly from the cache, and writes the unified weights and the packed
 masks; restoring reads and writes each weight once. Multiplications and additions are not fused, so weights and masks
@@ -16,8 +16,8 @@ try:
 except ImportError as error:
     raise ImportError("triton is not installed: torch computes instead") from error
 
-from .kernels_torch_emr import GRAM_STEP, SUB_BLOCK, SUMS, TOTALS
-from .kernels_torch_emr import run_block as plain
+from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK, SUMS, TOTALS
+from hf_ext.emr.arithmetic import run_block as plain
 
 # Elements of a program.
 _TILE = 1024
@@ -174,7 +174,7 @@ def run_block(
     first: int,
     tie: str | None,
 ) -> None:
-    """`ops_emr.merge_block`, or `mask_block` if `tie` is None; arguments are checked there."""
+    """`ops.merge_block`, or `mask_block` if `tie` is None; arguments are checked there."""
     if len({task.dtype for task in tasks}) > 1:
         # One pointer type for all.
         plain(base, tasks, unified, masks, sums, totals, gram, first, tie)
@@ -214,7 +214,7 @@ def run_block(
 
 
 def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    """`ops_emr.restore_block` of flat tensors; arguments are checked there."""
+    """`ops.restore_block` of flat tensors; arguments are checked there."""
     if len(base):
         grid = (triton.cdiv(len(base), _RESTORE_TILE),)
         _restore[grid](base, unified, mask, scale, out, len(base), size=_RESTORE_TILE, enable_fp_fusion=False)

@@ -1,23 +1,16 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Block operations of EMR-Merging (arXiv 2405.17461): elect, mask, the sums of the rescalers, and restore.
 
-On the CPU compiled by numba (`kernels_emr`) where it can be imported, elsewhere plain torch (`kernels_torch_emr`):
-bit-equal weights and masks, sums within 1e-12. Compiled sums may differ in their last bits between processors with
-vectors of other widths; threads and blocks change nothing. `HF_EXT_NO_NUMBA=1` forces torch on the CPU;
-`HF_EXT_TRITON=1` asks for the kernels in triton (`kernels_triton_emr`) on CUDA, which are no default: until a GPU has
-run them, torch computes there. `tests/emr/reference_ops.py` has the same functions in the paper's own two passes.
+Plain torch (`arithmetic`), or what `hf_ext.fast.emr_operators` registers in `KERNELS`: bit-equal weights and masks,
+sums within 1e-12. Compiled sums may differ in their last bits between processors with vectors of other widths; threads
+and blocks change nothing. `tests/emr/reference_ops.py` has the same functions in the paper's own two passes.
 Shapes: n elements of a flat tensor, N tasks. A sum is taken in fp64 over each sub-block of 8,192 elements, and the
 sub-blocks are added in the order of their index: how a tensor is cut into blocks changes no bit.
 """
 
-import functools
-import os
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 
-from .kernels_torch_emr import SUB_BLOCK, SUMS, TOTALS, multiply, pack_mask, restore, run_block, unpack_mask
+from .arithmetic import DTYPES, SUB_BLOCK, SUMS, TOTALS, find_kernels, pack_mask, unpack_mask
 
 __all__ = [
     "DTYPES",
@@ -25,7 +18,6 @@ __all__ = [
     "SUB_BLOCK",
     "SUMS",
     "TOTALS",
-    "compiled",
     "lora_rows",
     "mask_block",
     "merge_block",
@@ -36,56 +28,8 @@ __all__ = [
 
 # Elements of one tensor that are one unit of work, of the journal and of partial sums.
 SEGMENT = 128 * SUB_BLOCK
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Elements of a product that `lora_rows` holds at once.
 _PIECE = 2**18
-
-
-class _Kernels(NamedTuple):
-    """One way to compute: compiled or torch."""
-
-    run_block: Callable[..., None]
-    restore: Callable[..., None]
-    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    run_files: Callable[..., bool] | None = None
-
-
-_TORCH = _Kernels(run_block, restore, multiply)
-
-
-@functools.cache
-def compiled() -> _Kernels | None:
-    """Kernels for the CPU, or None where they are not wanted or numba is missing."""
-    if _is_set("HF_EXT_NO_NUMBA"):
-        return None
-    try:
-        from .kernels_emr import run_block as compiled_block
-        from .kernels_emr import run_files
-        from .kernels_restore_emr import multiply as compiled_multiply
-        from .kernels_restore_emr import restore as compiled_restore
-    except ImportError:
-        return None
-    return _Kernels(compiled_block, compiled_restore, compiled_multiply, run_files)
-
-
-@functools.cache
-def _triton_kernels() -> _Kernels | None:
-    """Kernels in triton for CUDA, or None where nobody asked for them; without triton they cannot be had."""
-    if not _is_set("HF_EXT_TRITON"):
-        return None
-    from .kernels_triton_emr import restore as triton_restore
-    from .kernels_triton_emr import run_block as triton_block
-
-    return _Kernels(triton_block, triton_restore, multiply)
-
-
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "0") not in ("", "0")
-
-
-def _kernels(device: torch.device) -> _Kernels:
-    found = compiled() if device.type == "cpu" else _triton_kernels() if device.type == "cuda" else None
-    return _TORCH if found is None else found
 
 
 def merge_block(
@@ -129,7 +73,7 @@ def merge_block(
     if tie not in ("zero", "negative"):
         raise ValueError(f"tie is {tie!r}: choose 'zero' (the paper) or 'negative' (the authors' code)")
     _check_block(base, tasks, unified, masks, sums, totals, gram, first)
-    _kernels(base.device).run_block(base, tasks, unified, masks, sums, totals, gram, first, tie)
+    find_kernels(base.device.type).run_block(base, tasks, unified, masks, sums, totals, gram, first, tie)
 
 
 def mask_block(
@@ -162,7 +106,7 @@ def mask_block(
         `TypeError`: if a dtype is wrong.
     """
     _check_block(base, tasks, unified, masks, sums, totals, gram, first)
-    _kernels(base.device).run_block(base, tasks, unified, masks, sums, totals, gram, first, None)
+    find_kernels(base.device.type).run_block(base, tasks, unified, masks, sums, totals, gram, first, None)
 
 
 @torch.no_grad()
@@ -189,7 +133,7 @@ def restore_block(
         _check_weights(name, tensor, base.numel(), base.device)
     _check_mask(mask, base.numel(), base.device)
     base, unified, out, mask = base.view(-1), unified.view(-1), out.view(-1), mask.view(-1)
-    _kernels(base.device).restore(base, unified, mask, scale, out)
+    find_kernels(base.device.type).restore(base, unified, mask, scale, out)
 
 
 @torch.no_grad()
@@ -231,7 +175,7 @@ def lora_rows(
         top = low // columns
         bottom = min(-(-stop // columns), top + max(1, _PIECE // columns))
         high = min(stop, bottom * columns)
-        product = _kernels(a.device).multiply(b[top:bottom], a).reshape(-1)
+        product = find_kernels(a.device.type).multiply(b[top:bottom], a).reshape(-1)
         here = slice(low - start, high - start)
         out[here] = product[low - top * columns : high - top * columns].mul_(scaling).add_(base[here].float())
         low = high

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_ext.emr import EMRModel
-from hf_ext.emr.weights_emr import TaskWeights
+from hf_ext.emr.weights import TaskWeights
 from hf_ext.hub.checkpoints import open_checkpoint
 from tests.emr.emr_testing import push_folder, tiny_bert
 from tests.emr.use_testing import copied, equal, merge, merge_berts

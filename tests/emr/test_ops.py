@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ext.emr import ops_emr as ops
+from hf_ext.emr import arithmetic, ops
+from hf_ext.fast.emr_operators import compiled_kernels
 from tests.emr import reference_ops as reference
 from tests.emr.blocks import DTYPES, Block, assert_agree, assert_matches_reference, random_block, same_bits
 
@@ -82,12 +83,12 @@ def test_overflow_of_the_unified_dtype_shows_in_the_totals(kernels):
 
 
 def test_compiled_and_torch_give_the_same_bits(monkeypatch):
-    if ops.compiled() is None:
+    if arithmetic.find_kernels("cpu").run_files is None:
         pytest.skip("numba is not installed")
     for kind, dtype, count in itertools.product(DTYPES, DTYPES, (2, 5)):
         block = random_block(30011, count, base=kind, tasks=DTYPES, dtype=dtype, spread=1e-3).merge()
         with monkeypatch.context() as patch:
-            patch.setattr(ops, "compiled", lambda: None)
+            patch.delitem(arithmetic.KERNELS, "cpu")
             plain = Block(block.base, block.tasks, dtype).merge()
         assert same_bits(block.unified, plain.unified)
         assert same_bits(block.masks, plain.masks)
@@ -216,12 +217,12 @@ def test_bad_input_is_refused(kernels):
 
 
 def test_torch_computes_where_numba_is_unwanted_or_missing(monkeypatch):
-    choose = ops.compiled.__wrapped__
+    choose = compiled_kernels.__wrapped__
     monkeypatch.setenv("HF_EXT_NO_NUMBA", "1")
     assert choose() is None
     monkeypatch.setenv("HF_EXT_NO_NUMBA", "0")
     # What an import finds of a package that is not installed.
-    monkeypatch.setitem(sys.modules, "hf_ext.emr.kernels_emr", None)
+    monkeypatch.setitem(sys.modules, "hf_ext.fast.emr_blocks", None)
     assert choose() is None
 
 
@@ -231,7 +232,7 @@ class TestCache:
     @pytest.fixture
     def compile_once(self, monkeypatch, tmp_path):
         numba = pytest.importorskip("numba")
-        from hf_ext.emr.kernels_emr import compile_kernel
+        from hf_ext.fast.emr_blocks import compile_kernel
 
         monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
         return lambda: compile_kernel(_add_one, "int64(int64)")
@@ -264,7 +265,7 @@ class TestCache:
     @pytest.mark.slow
     def test_two_processes_at_once(self, tmp_path):
         script = (
-            "import torch; from hf_ext.emr import ops_emr as ops; out = torch.empty(99)\n"
+            "import torch; from hf_ext.emr import ops; out = torch.empty(99)\n"
             "mask = torch.full((13,), 255, dtype=torch.uint8)\n"
             "ops.restore_block(torch.ones(99), torch.zeros(99), mask, 0.5, out); assert (out == 0.5).all()"
         )

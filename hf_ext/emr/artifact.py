@@ -1,0 +1,288 @@
+"""The files of an artifact, opened only where they are what the manifest says, to the hash; and the rescalers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..files import read_json, write_json
+from ..hub.checkpoints import Checkpoint, open_checkpoint
+from ..hub.file_hashes import file_sha256
+from ..hub.safetensors_headers import CheckpointError, TensorInfo
+from ..hub.safetensors_writer import SafetensorsWriter
+from .manifest import MANIFEST, OWN_FILE, Manifest, artifact_file, find_recorded
+from .ops import SUMS, TOTALS
+
+# In artifacts of earlier versions: what was not known of older tasks once another was added from the kept state.
+_MAY_BE_UNKNOWN = np.isin(SUMS, ("masked_dot", "dot", "weight_opposed"))
+
+
+def mask_bytes(elements: int) -> int:
+    """Length of the mask of a tensor: one bit an element, rounded up to 64 bytes."""
+    return -(-elements // 512) * 64
+
+
+def open_unified(folder: str | Path, manifest: Manifest) -> Checkpoint:
+    """Opens the root weights of an artifact."""
+    for name, about in manifest.unified.items():
+        size = artifact_file(folder, name).stat().st_size
+        _require(size == about["bytes"], f"{folder}/{name}", f"{size} bytes, the manifest says {about['bytes']}")
+        require_unchanged(folder, manifest, name)
+    with _close_on_error(folder) as unified:
+        found = {name: (unified.info(name).shape, unified.info(name).dtype) for name in unified}
+        told = {tensor.name: (tensor.shape, tensor.dtype) for tensor in manifest.tensors}
+        differing = sorted(name for name in found.keys() | told.keys() if found.get(name) != told.get(name))
+        _require(not differing, str(folder), f"the root weights and the manifest differ in {differing[:3]}")
+    return unified
+
+
+def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
+    """Opens the masks of a task: uint8 by its names; bit i of a flat tensor is `(byte[i // 8] >> i % 8) & 1`."""
+    path = _task_file(folder, manifest, task, "mask.safetensors")
+    record, merged = manifest.tasks[task], manifest.merged
+    with _close_on_error(path) as masks:
+        for name in masks:
+            base = merged.get(record.base_name(name))
+            _require(base is not None, str(path), f"{name!r} is the mask of no merged tensor")
+            assert base is not None
+            _require_mask(masks.info(name), base.elements, path, name)
+            _require(record.scale is not None or name in record.scales, str(path), f"{name!r} has no scale")
+    return masks
+
+
+def open_extras(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint | None:
+    """Opens the tensors that a task keeps as they are."""
+    record, merged = manifest.tasks[task], manifest.merged
+    if not record.tails and not Path(folder, "tasks", task, "extra.safetensors").exists():
+        return None
+    path = _task_file(folder, manifest, task, "extra.safetensors")
+    with _close_on_error(path) as extras:
+        for name, shape in record.tails.items():
+            base = merged.get(record.base_name(name))
+            _require(
+                name in extras and base is not None, str(path), f"no tail of {name!r}, of which the manifest tells"
+            )
+            assert base is not None
+            found, expected = extras.info(name).shape, (math.prod(shape) - base.elements,)
+            _require(found == expected, str(path), f"the tail of {name!r} has shape {found}, expected {expected}")
+    return extras
+
+
+def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
+    """Reads what the merge summed up for a task, from which every rescale mode follows: fp64 `[merged tensors, 10]`.
+
+    Columns are `ops.SUMS`; 0 where the task takes no part. NaN stands where an earlier version did not know.
+    """
+    path = _task_file(folder, manifest, task, "sums.safetensors")
+    with open_checkpoint(path) as file:
+        expected = ((len(manifest.merged), len(SUMS)), torch.float64)
+        found = (file.info("sums").shape, file.info("sums").dtype) if "sums" in file else None
+        _require(found == expected, str(path), f"holds {found}, expected `sums` of {expected}")
+        _require(file.metadata.get("columns") == ",".join(SUMS), str(path), "has other columns")
+        sums: np.ndarray = file["sums"].numpy()
+    known = np.where(np.isnan(sums) & _MAY_BE_UNKNOWN, 0.0, sums)
+    _require(bool(np.isfinite(known).all() and (known[:, :7] >= 0).all()), str(path), "holds impossible sums")
+    return sums
+
+
+def _task_file(folder: str | Path, manifest: Manifest, task: str, name: str) -> Path:
+    """The path of a file of a task, which is as the merge wrote it."""
+    path = artifact_file(folder, "tasks", task, name)
+    require_unchanged(folder, manifest, f"tasks/{task}/{name}")
+    return path
+
+
+@contextmanager
+def _close_on_error(source: str | Path) -> Iterator[Checkpoint]:
+    """A checkpoint that stays open unless it is found wrong."""
+    checkpoint = open_checkpoint(source)
+    try:
+        yield checkpoint
+    except CheckpointError:
+        checkpoint.close()
+        raise
+
+
+def _require_mask(info: TensorInfo, elements: int, path: Path, name: str) -> None:
+    expected = ((mask_bytes(elements),), torch.uint8)
+    found = (info.shape, info.dtype)
+    _require(found == expected, str(path), f"{name!r} is {found}, {elements} elements need {expected}")
+
+
+def _require(fits: bool, where: str, what: str) -> None:
+    if not fits:
+        raise CheckpointError(f"{where}: {what}; the artifact is damaged: fetch it again, or merge again.")
+
+
+FILE = "sums.safetensors"
+
+
+def write_sums(folder: Path, task: str, sums: np.ndarray) -> None:
+    """Writes the sums of a task."""
+    _write(folder / "tasks" / task / FILE, {"sums": sums}, SUMS)
+
+
+def write_totals(folder: Path, totals: np.ndarray, gram: np.ndarray) -> None:
+    """Writes the sums that belong to no task alone."""
+    _write(folder / FILE, {"totals": totals, "gram": gram}, TOTALS)
+
+
+def read_totals(folder: Path, manifest: Manifest) -> tuple[np.ndarray, np.ndarray]:
+    """Reads what [`write_totals`] wrote: totals `[merged tensors, 4]` and sampled inner products `[N, N]`."""
+    path = artifact_file(folder, FILE)
+    tasks = len(manifest.tasks)
+    expected = {"totals": (len(manifest.merged), len(TOTALS)), "gram": (tasks, tasks)}
+    with open_checkpoint(path) as file:
+        found = {name: file.info(name).shape for name in file}
+        if found != expected or any(file.info(name).dtype != torch.float64 for name in file):
+            raise CheckpointError(f"{path}: holds {found}, expected {expected}; the artifact is damaged: merge again.")
+        return file["totals"].numpy(), file["gram"].numpy()
+
+
+def _write(path: Path, arrays: Mapping[str, np.ndarray], columns: Sequence[str]) -> None:
+    # a new file: the one that is there may be shared with an artifact that is being replaced
+    path.unlink(missing_ok=True)
+    described = {name: (torch.float64, array.shape) for name, array in arrays.items()}
+    writer = SafetensorsWriter(path, described, {"columns": ",".join(columns)})
+    for name, array in arrays.items():
+        writer.write(name, 0, torch.from_numpy(np.ascontiguousarray(array)))
+    writer.close(sync=False)
+
+
+_NOT_NAMED = (MANIFEST, "README.md", "report.json", "report.png", "router.safetensors")
+_WEIGHTS = ".safetensors"
+# What earlier versions kept to add tasks; nothing reads it any more.
+STATE = "state.safetensors"
+
+
+class Verification(NamedTuple):
+    """
+    What came of reading an artifact through.
+
+    Args:
+        files (`int`): Files whose hash was compared.
+        bytes (`int`): Their length together.
+        wrong (`list[str]`): What is wrong, one line for each file.
+        notes (`list[str]`): What could not be compared.
+    """
+
+    files: int
+    bytes: int
+    wrong: list[str]
+    notes: list[str]
+
+
+def list_files(folder: Path) -> list[str]:
+    """Lists the files that a manifest names."""
+    paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    names = [path.as_posix() for path in paths]
+    return [name for name in names if OWN_FILE.fullmatch(name) and name not in _NOT_NAMED]
+
+
+def hash_files(
+    folder: Path, names: Iterable[str] | None = None, *, known: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Hashes files of an artifact."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in list_files(folder) if names is None else names:
+        told = (known or {}).get(name) if name.endswith(_WEIGHTS) else None
+        path = folder / name
+        found[name] = dict(told or {"bytes": path.stat().st_size, "sha256": file_sha256(path)})
+    return found
+
+
+def require_unchanged(folder: str | Path, manifest: Manifest, name: str) -> None:
+    """Refuses a file of an artifact that is not as the merge wrote it. It is read once, and again only after it
+    changed."""
+    told = manifest.files.get(name)
+    path = Path(folder, name)
+    if told is not None and told.get("sha256") not in (None, file_sha256(path)):
+        raise CheckpointError(
+            f"{path}: not as the merge wrote it (its SHA-256 is not the one in {MANIFEST}); the artifact is damaged: "
+            "fetch it again, or merge again."
+        )
+
+
+def verify_artifact(folder: str | Path) -> Verification:
+    """Reads an artifact through and compares every file with its manifest; and the base, where it lies on this
+    disk."""
+    place = Path(folder).expanduser()
+    manifest = Manifest.read(place)
+    told = {name: (place / name, about) for name, about in manifest.files.items() if Path(name).name != STATE}
+    notes = [f"{name}: of an earlier version, not used, not compared." for name in manifest.files.keys() - told]
+    if not told:
+        notes.append(
+            f"{MANIFEST} has no hashes of the artifact's own files: an earlier version wrote it. Merge again for them."
+        )
+    base, inside = manifest.base, manifest.base.folder
+    at = place / inside if inside is not None else find_recorded(base.source, place)
+    if inside is None and (base.revision is not None or not at.is_dir()):
+        notes.append(f"the base, {base.source}, was not read: it is not on this disk where the artifact says.")
+    else:
+        told |= {f"{inside or at}/{name}": (at / name, about) for name, about in base.files.items()}
+    wrong, count, size = [], 0, 0
+    for name, (path, about) in told.items():
+        fault = _fault(path, about)
+        if fault is not None:
+            wrong.append(f"{name}: {fault}")
+        elif about.get("sha256"):
+            count, size = count + 1, size + about["bytes"]
+    extra = sorted(set(list_files(place)) - manifest.files.keys()) if manifest.files else []
+    notes += [f"{name}: not of the merge, not compared." for name in extra]
+    return Verification(count, size, wrong, notes)
+
+
+def _fault(path: Path, about: Mapping[str, Any]) -> str | None:
+    if not path.is_file():
+        return "missing"
+    size = path.stat().st_size
+    if size != about["bytes"]:
+        return f"{size:,} bytes, expected {about['bytes']:,}"
+    if about.get("sha256") and file_sha256(path, fresh=True) != about["sha256"]:
+        return "other content than the merge wrote (its SHA-256 differs)"
+    return None
+
+
+MARK = "emr_tasks"
+
+
+def mark_root(folder: Path, tasks: Sequence[str]) -> None:
+    """Writes the names of the tasks into the root's `config.json`, as a new file: an artifact may share the old one.
+
+    Nothing is done for diffusers, which complains of keys that it does not know, for adapters, and where a task has no
+    `config.json` of its own and so takes the root's.
+    """
+    path = folder / "config.json"
+    if not path.is_file() or not all((folder / "tasks" / task / path.name).is_file() for task in tasks):
+        return
+    config = read_json(path)
+    if not isinstance(config, dict) or "_diffusers_version" in config:
+        return
+    write_json(path, config | {MARK: list(tasks)})
+
+
+def read_tasks(source: str | Path) -> list[str] | None:
+    """The tasks of a merge."""
+    folder = Path(source).expanduser()
+    if not folder.exists():
+        folder = _fetch_manifest(str(source)) or folder
+    return list(Manifest.read(folder).tasks) if (folder / MANIFEST).is_file() else None
+
+
+def _fetch_manifest(source: str) -> Path | None:
+    """The folder in the cache with the manifest of a repository; None if it has none, or cannot be asked."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    name, _, revision = source.partition("@")
+    try:
+        return Path(hf_hub_download(name, MANIFEST, revision=revision or None)).parent
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
+        # Whoever loads the checkpoint next says what is wrong with it.
+        return None
