@@ -99,19 +99,9 @@ def read_small(path: Path) -> bytes:
 
 def read_results(path: Path) -> list[dict[str, Any]]:
     """The results of an eval.json; each has what a line about it needs."""
-    results: list[Any] = read_json(path, results=list).get("results") or []
-    for result in results:
-        fits = isinstance(result, dict) and isinstance(result.get("dataset"), str)
-        named = fits and isinstance(result.get("metric"), str) and isinstance(result.get("name"), str | None)
-        value = result.get("value") if fits else None
-        if not named or isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(
-                f"{path}: a result needs metric and dataset (texts) and value (a number), got {result!r:.80}; "
-                "evaluate again."
-            )
-        if not isinstance(result.get("split"), str | None):
-            raise ValueError(f"{path}: the split of a result must be a text, got {result['split']!r:.80}.")
-    return results
+    from hf_ext.hub.cards import check_results
+
+    return check_results(read_json(path).get("results") or [], path)
 
 
 def read_card(path: Path) -> dict[str, Any] | None:

@@ -125,7 +125,7 @@ class HubListener(socketserver.ThreadingTCPServer):
         """Whether one more connection of this address may be; at the cap, another one is ended for it."""
         present = [connection for connection in self._connections.values() if not connection.ended]
         own = [connection for connection in present if connection.address[0] == host]
-        if not _is_loopback(host) and len(own) >= max(self.max_connections // 2, 1):
+        if not is_loopback(host) and len(own) >= max(self.max_connections // 2, 1):
             return _end_longest(own)
         return len(present) < self.max_connections or _end_longest(present)
 
@@ -136,7 +136,7 @@ class HubListener(socketserver.ThreadingTCPServer):
                 connection.end(at_once)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether an address is of this machine; a proxy, too, is there."""
     # A socket of both families shows IPv4 addresses as IPv6, and local addresses with their interface.
     return ipaddress.ip_address(host.removeprefix("::ffff:").partition("%")[0]).is_loopback

@@ -93,9 +93,7 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
     from ..merging.card import card_values, metadata, read_merge
 
     merge = read_merge(folder)
-    config, template_name = (
-        _read_config(folder) if merge is None else (_read_optional(folder / "config.json"), "emr.md")
-    )
+    config, template_name = _read_config(folder, merge is not None)
     training = _read_training(folder / "training.json")
     arguments = training.get("arguments") or {}
     fields, source = _template(template_name)
@@ -135,8 +133,7 @@ def expected_task(folder: Path) -> str | None:
     """The `pipeline_tag` that a card of a folder should have; `None` where it does nothing through a pipeline."""
     from ..merging.card import read_merge
 
-    merged = read_merge(folder) is not None
-    config, name = (_read_optional(folder / "config.json"), "emr.md") if merged else _read_config(folder)
+    config, name = _read_config(folder, read_merge(folder) is not None)
     evaluation = _read_evaluation(folder / "eval.json")
     return _task(folder, config, name, _template(name)[0].get("pipeline_tag"), evaluation)
 
@@ -176,8 +173,10 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
+def _read_config(folder: Path, is_merge: bool) -> tuple[dict[str, Any], str]:
     """The configuration and the name of the template that describes it."""
+    if is_merge:
+        return _read_optional(folder / "config.json"), "emr.md"
     if is_pipeline(folder):
         return read_config(folder)
     if (folder / "adapter_config.json").is_file():
@@ -197,22 +196,31 @@ def _read_optional(path: Path) -> dict[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
-def _read_evaluation(path: Path) -> dict[str, Any]:
-    evaluation = _read_optional(path) or {"results": []}
-    results = evaluation.get("results")
+def check_results(results: object, path: Path) -> list[dict[str, Any]]:
+    """Returns the results of an `eval.json`, or refuses those that are not as an evaluation writes them."""
     if not isinstance(results, list):
         raise ValueError(f"{path}: `results` must be a list, got {results!r:.80}; evaluate again")
     for result in results:
         named = isinstance(result, dict) and all(isinstance(result.get(key), str) for key in ("metric", "dataset"))
-        if not named or not isinstance(result.get("value"), (int, float)) or not math.isfinite(result["value"]):
+        value = result.get("value") if named else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(
-                f"{path}: a result needs metric, dataset (strings) and value (a finite number), got {result!r:.200}"
+                f"{path}: a result needs metric and dataset (texts) and value (a number), got {result!r:.200}; "
+                "evaluate again"
             )
         texts = all(isinstance(result.get(key), str | None) for key in ("name", "split", "task"))
         if not texts or not isinstance(result.get("arguments"), dict | None):
             raise ValueError(
-                f"{path}: name, split and task of a result are strings, arguments an object; got {result!r:.200}"
+                f"{path}: name, split and task of a result are texts, arguments an object; got {result!r:.200}"
             )
+    return results
+
+
+def _read_evaluation(path: Path) -> dict[str, Any]:
+    evaluation = _read_optional(path) or {"results": []}
+    for result in check_results(evaluation.get("results"), path):
+        if not math.isfinite(result["value"]):
+            raise ValueError(f"{path}: {result['metric']} is {result['value']}; a card shows a finite number")
     return evaluation
 
 

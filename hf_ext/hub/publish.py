@@ -203,7 +203,7 @@ def _commit(api: HfApi, folder: Path, repo_id: str, branch: str, create_pr: bool
     others = (_OF_ARTIFACTS if MANIFEST in files else ()) + (_OF_PIPELINES if INDEX in files else ())
     stale = [name for name in files if _REPLACED.fullmatch(name) or name.startswith(others)]
     with ExitStack() as stack:
-        as_files = _lacks_xet(api, repo_id, branch)
+        as_files = lacks_xet(api, repo_id, branch)
         operations: list[CommitOperationAdd | CommitOperationDelete] = [
             CommitOperationDelete(name) for name in stale if name not in paths
         ]
@@ -221,7 +221,7 @@ def _commit(api: HfApi, folder: Path, repo_id: str, branch: str, create_pr: bool
         )
 
 
-def _lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
+def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
     """Whether the Hub has no Xet storage, as the embedded one; uploads through hf_xet would fail there."""
     url = f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{quote(branch, safe='')}"
     headers = build_hf_headers(token=api.token)

@@ -11,7 +11,7 @@ from hf_ext.pipelines import DisentangledDiTPipeline
 from hf_ext.plots.grids import draw_grid
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
-from tests.disentangled_dit.training_testing import CLASSES, write_pictures
+from tests.tasks.diffusion_testing import CLASSES, write_pictures
 
 
 def run(*arguments, code=0):

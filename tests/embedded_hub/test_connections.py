@@ -241,7 +241,7 @@ def test_who_holds_many_connections_keeps_nobody_out(crowded: EmbeddedHub, held:
 def test_an_address_of_the_network_has_half_of_the_connections(
     crowded: EmbeddedHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_ext.embedded_hub.listener._is_loopback", lambda host: False)
+    monkeypatch.setattr("hf_ext.embedded_hub.listener.is_loopback", lambda host: False)
     with contextlib.ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(connect(crowded.url))

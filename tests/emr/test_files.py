@@ -8,8 +8,6 @@ import json
 import logging
 import os
 import shutil
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,6 @@ from hf_ext.emr import EMRModel
 from hf_ext.emr.artifact import verify_artifact
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.weights import TaskWeights
-from hf_ext.hub import file_hashes
-from hf_ext.hub.file_hashes import file_sha256
 from tests.emr.use_testing import merge_berts
 
 LONG_AGO = 10**18
@@ -37,8 +33,8 @@ def artifact(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """Names of the files that are read through; what is known of them is forgotten before and after."""
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are read through."""
     names: list[str] = []
     digest = hashlib.file_digest
 
@@ -46,11 +42,8 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]
         names.append(Path(file.name).name)
         return digest(file, kind)
 
-    monkeypatch.setattr(file_hashes, "_known", {})
-    monkeypatch.setattr(file_hashes, "cache_file", lambda: tmp_path / "cache" / "sha256.json")
-    (tmp_path / "cache").mkdir()
     monkeypatch.setattr(hashlib, "file_digest", noted)
-    yield names
+    return names
 
 
 def flip(path: Path, place: int = -1) -> None:
@@ -161,10 +154,6 @@ def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, re
     read.clear()
     TaskWeights(artifact, base=base).entries("two")
     assert read == []
-    # Nor in another process, which knows what is in the cache.
-    file_hashes._known.clear()
-    TaskWeights(artifact, base=base).entries("two")
-    assert read == []
     # What changed is read again, even where its length did not.
     flip(base / "model.safetensors")
     with pytest.raises(ValueError, match="it is not the base of this merge"):
@@ -174,70 +163,3 @@ def test_what_was_read_once_is_not_read_again(artifact: Path, tmp_path: Path, re
     read.clear()
     verify_artifact(artifact)
     assert len(read) == len(Manifest.read(artifact).files) + 1
-
-
-def test_a_file_that_was_just_written_is_read_again(tmp_path: Path, read: list[str]):
-    path = tmp_path / "file"
-    path.write_bytes(b"one")
-    first = file_sha256(path)
-    at = time.time_ns()
-    path.write_bytes(b"two")
-    # As if both had happened within one tick of the clock of the file system.
-    os.utime(path, ns=(at, at))
-    assert file_sha256(path) != first
-    path.write_bytes(b"six")
-    os.utime(path, ns=(at, at))
-    assert file_sha256(path) == hashlib.sha256(b"six").hexdigest()
-    assert read == ["file"] * 3
-    os.utime(path, ns=(LONG_AGO, LONG_AGO))
-    assert file_sha256(path) == file_sha256(path)
-    assert read == ["file"] * 4
-
-
-def test_another_file_in_its_place_is_another_file(tmp_path: Path, read: list[str]):
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(name)
-        os.utime(tmp_path / name, ns=(LONG_AGO, LONG_AGO))
-    first = file_sha256(tmp_path / "one")
-    os.replace(tmp_path / "two", tmp_path / "one")
-    assert file_sha256(tmp_path / "one") == hashlib.sha256(b"two").hexdigest() != first
-
-
-def test_a_cache_that_is_damaged_or_cannot_be_written_does_no_harm(
-    tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    path = tmp_path / "file"
-    path.write_bytes(b"one")
-    os.utime(path, ns=(LONG_AGO, LONG_AGO))
-    for text in ("[1, 2]", "{", '{"a": 1}', ""):
-        file_hashes.cache_file().write_text(text)
-        file_hashes._known.clear()
-        assert file_sha256(path) == hashlib.sha256(b"one").hexdigest()
-    file_hashes._known.clear()
-    monkeypatch.setattr(file_hashes, "cache_file", lambda: tmp_path / "nowhere" / "sha256.json")
-    assert file_sha256(path) == file_sha256(path)
-    assert len(read) == 5
-
-
-def test_the_cache_does_not_grow_for_ever(tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(file_hashes, "_MAX_ENTRIES", 3)
-    for number in range(5):
-        path = tmp_path / f"file{number}"
-        path.write_text(str(number))
-        os.utime(path, ns=(LONG_AGO, LONG_AGO))
-        file_sha256(path)
-    kept = json.loads(file_hashes.cache_file().read_text())
-    assert list(kept.values()) == [hashlib.sha256(str(number).encode()).hexdigest() for number in (2, 3, 4)]
-
-
-def test_another_file_with_the_old_time_is_read(tmp_path, monkeypatch):
-    """A copy that keeps its time may get the inode of what it replaces: the time of the inode tells them apart."""
-    keys = []
-    monkeypatch.setattr("hf_ext.hub.file_hashes._find", lambda key: keys.append(key))
-    file = tmp_path / "file"
-    for content in (b"one", b"two"):
-        file.write_bytes(content)
-        os.utime(file, ns=(10**18, 10**18))
-        file_sha256(file)
-        time.sleep(0.02)
-    assert keys[0] != keys[1]

@@ -72,7 +72,7 @@ def test_one_commit_holds_what_stage_writes_and_nothing_else(hub, api, tmp_path,
 
 def test_where_the_user_disabled_xet_files_are_sent_by_path(hub, tmp_path, snapshot, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(publish, "_lacks_xet", lambda *arguments: False)
+    monkeypatch.setattr(publish, "lacks_xet", lambda *arguments: False)
     info = push(snapshot, "org/model", endpoint=hub.url, token=False, check=False)
     assert download(hub, tmp_path, info.oid) == contents(stage(snapshot, tmp_path / "staged", repo_id="org/model"))
 

@@ -24,7 +24,7 @@ OTHER_COMMIT = "f" * 40
 
 @pytest.fixture
 def hub(monkeypatch, hub_cache) -> Iterator[MisbehavingHub]:
-    monkeypatch.setattr(range_readers, "_FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(range_readers, "FIRST_WAIT_SECONDS", 0.001)
     hub = MisbehavingHub()
     yield hub
     close_session()

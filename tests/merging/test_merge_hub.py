@@ -25,7 +25,7 @@ __all__ = ["short_segments_and_no_picture"]
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(range_readers, "_FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(range_readers, "FIRST_WAIT_SECONDS", 0.001)
     yield
     close_session()
 

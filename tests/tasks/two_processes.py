@@ -10,7 +10,7 @@ from accelerate import PartialState
 from hf_ext.tasks import diffusion
 from hf_ext.training import loop
 
-from .training_testing import MODEL, make_arguments, run
+from .diffusion_testing import MODEL, make_arguments, run
 
 STEPS = 4
 

@@ -13,10 +13,10 @@ from hf_ext.tasks.diffusion_data import Crops, cut_view
 from hf_ext.tasks.diffusion_latents import load_autoencoder, read_row, to_pixels
 from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training.data import TrainingLoader
+from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.testing import assert_same_answers
 
-from .pipeline_testing import make_vae
-from .training_testing import CLASSES, MODEL, losses, make_arguments, run, write_pictures
+from .diffusion_testing import CLASSES, MODEL, losses, make_arguments, run, write_pictures
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18)]

@@ -7,14 +7,14 @@ from safetensors.torch import load_file
 from tests.process_state import forget_accelerate
 from tests.training.launching import launch_two
 
-from .training_testing import losses, write_pictures
+from .diffusion_testing import losses, write_pictures
 from .two_processes import STEPS, train_on
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_on_the_joined_batches(tmp_path):
     data = write_pictures(tmp_path / "pictures", count=12)
-    launch_two("tests.disentangled_dit.two_processes", str(data), str(tmp_path / "two"), "3")
+    launch_two("tests.tasks.two_processes", str(data), str(tmp_path / "two"), "3")
     first, second = ((tmp_path / f"two-{rank}-of-2").read_text() for rank in (0, 1))
     assert first == second
     train_on(data, tmp_path / "one", 6)

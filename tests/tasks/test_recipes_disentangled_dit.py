@@ -16,9 +16,9 @@ from hf_ext.settings import build
 from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, read_yaml
+from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 
-from .pipeline_testing import make_text_pipeline, make_vae
-from .training_testing import CLASSES, make_arguments, run, write_pictures
+from .diffusion_testing import CLASSES, make_arguments, run, write_pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "examples" / "disentangled_dit"

@@ -22,9 +22,9 @@ from hf_ext.settings import build
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
 from hf_ext.training import build_task, evaluate_checkpoint
+from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 
-from .pipeline_testing import make_text_pipeline, make_vae
-from .training_testing import CLASSES, MODEL, contents, losses, make_arguments, run, write_pictures
+from .diffusion_testing import CLASSES, MODEL, contents, losses, make_arguments, run, write_pictures
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples
 from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline, transfer
 from tests.hub_testing import run_python
 
-from .training_testing import losses, make_arguments, run, write_pictures
+from .diffusion_testing import losses, make_arguments, run, write_pictures
 
 
 @pytest.fixture
