@@ -184,7 +184,7 @@ class DisentangledDiTTask:
         shape: dict[str, Any] = {"sample_size": list(self.size), "in_channels": 3}
         autoencoder = None if shape.keys() <= changes.keys() else self.autoencoder()
         if autoencoder is not None:
-            factor = DisentangledDiTPipeline._scale_factor(autoencoder)
+            factor = DisentangledDiTPipeline.scale_factor_of(autoencoder)
             if any(side % factor for side in self.size):
                 raise ValueError(f"image_size is {self.image_size}; the autoencoder needs multiples of {factor}.")
             sides = [side // factor for side in self.size]
@@ -207,8 +207,6 @@ class DisentangledDiTTask:
         return {"num_classes": count, "joint_attention_dim": None}
 
     def _check_model(self) -> None:
-        if self.config.get("out_channels") not in (None, self.config["in_channels"]):
-            raise ValueError("a learned variance is not trained here: leave model.out_channels out.")
         if bool(self.mask_ratio) != bool(self.config.get("num_decoder_layers")):
             raise ValueError(
                 f"task.mask_ratio is {self.mask_ratio} and model.num_decoder_layers "

@@ -18,7 +18,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.dataclasses import strict
 
 from hf_ext.files import read_json
-from hf_ext.pipelines.disentangled_dit.scheduling_disentangled_dit import rescale_noise_schedule
+from hf_ext.pipelines.disentangled_dit.scheduling import rescale_noise_schedule
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from hf_ext.settings import build
 from hf_ext.training.models import pipeline_index, split_revision

@@ -94,7 +94,7 @@ if presence == "absent":
     shutil.copytree(sources["class-local"], out / "other")
     for file, old, new in (
         ("pipeline.py", "max(self._guidance_scale, 1.0)", "max(self._guidance_scale, 9.0)"),
-        ("transformer/disentangled_dit.py", "weight < self.config.control_cutoff, 0.0", "weight < 1, 0.0"),
+        ("transformer/disentangled_dit.py", "/ 2) ** alpha", "/ 2) ** (9 + alpha)"),
     ):
         text = (out / "other" / file).read_text()
         assert old in text
