@@ -3,6 +3,7 @@
 import inspect
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from diffusers import (
@@ -138,6 +139,33 @@ def test_where_ddim_clips_the_picture_its_noise_follows():
 def test_a_learned_variance_is_refused():
     with pytest.raises(ValueError, match="variance_type='learned', and the network predicts no variance"):
         DisentangledDiTPipeline(GaussianDenoiser(), DDPMScheduler(variance_type="learned"), None, None, None)
+
+
+def test_timesteps_and_sigmas_are_the_callers():
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    seen = []
+
+    def draw(scheduler, prediction, **schedule):
+        pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler, None, None, None))
+        options = {"latents": noise, "guidance_scale": 1.0, "output_type": "latent", **schedule}
+        seen.clear()
+
+        def note(pipe, step, timestep, tensors):
+            seen.append(float(timestep))
+            return {}
+
+        return pipeline(class_labels=0, callback_on_step_end=note, **options).images
+
+    flow, euler = FlowMatchEulerDiscreteScheduler(), EulerDiscreteScheduler()
+    images = draw(flow, "flow_prediction", sigmas=[1.0, 0.5, 0.1])
+    assert seen == [1000, 500, pytest.approx(100)]
+    torch.testing.assert_close(images, draw(flow, "flow_prediction", sigmas=np.array([1.0, 0.5, 0.1])))
+    draw(DDPMScheduler(clip_sample=False), "epsilon", timesteps=[900, 300])
+    assert seen == [900, 300]
+    with pytest.raises(ValueError, match="DDIMScheduler does not take timesteps; leave"):
+        draw(DDIMScheduler(), "epsilon", timesteps=[900, 300])
+    with pytest.raises(ValueError, match="EulerDiscreteScheduler does not take timesteps and sigmas"):
+        draw(euler, "epsilon", timesteps=[900, 300], sigmas=[2.0, 1.0])
 
 
 @pytest.mark.parametrize(
