@@ -210,6 +210,17 @@ def test_diffusers_finds_the_room_and_the_class():
     assert found == ("disentangled_dit", "DisentangledDiTTransformer2DModel")
 
 
+@pytest.mark.parametrize("task", ["Text2Image", "Image2Image", "Inpainting"])
+def test_the_pipeline_of_a_task_is_found(task, tmp_path):
+    auto = getattr(diffusers, f"AutoPipelineFor{task}")
+    pipeline = make_text_pipeline()
+    pipeline.save_pretrained(tmp_path)
+    loaded = auto.from_pretrained(tmp_path)
+    assert type(loaded) is DisentangledDiTPipeline and loaded.config.max_text_length == 9
+    same = auto.from_pipe(pipeline)
+    assert type(same) is DisentangledDiTPipeline and same.transformer is pipeline.transformer
+
+
 def test_registering_again_changes_nothing():
     before = (diffusers.pipelines.disentangled_dit, diffusers.DisentangledDiTPipeline)
     importlib.reload(pipelines)
