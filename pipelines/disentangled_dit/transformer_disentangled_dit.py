@@ -467,6 +467,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         modulation: Tensor | None = None,
         context: Tensor | None = None,
         keep_indices: Tensor | None = None,
+        controlnet_block_samples: list[Tensor] | None = None,
         return_conditioning: bool = False,
         attention_kwargs: dict[str, Any] | None = None,
         return_dict: bool = True,
@@ -492,6 +493,8 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 timestep and controls, and of labels or text.
             keep_indices (`torch.Tensor` of shape `(batch_size, kept)`, *optional*): For masked-latent training: the
                 numbers of the image tokens that the first blocks see, no number twice in a row.
+            controlnet_block_samples (`list[torch.Tensor]` of shape `(batch_size, tokens, width)`, *optional*): A
+                ControlNet's residuals, added to the image tokens after the blocks; each serves equally many.
             return_conditioning (`bool`, defaults to `False`): Return `(context, modulation)` and compute no image;
                 what has no input is None.
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
@@ -520,7 +523,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 "`encoder_hidden_states` or `context`."
             )
         self._check_inputs(hidden_states, modulation, context, keep_indices, embedding)
-        sample = self._denoise(hidden_states, context, modulation, keep_indices, embedding)
+        sample = self._denoise(
+            hidden_states, context, modulation, keep_indices, embedding, controlnet_block_samples or []
+        )
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
     def _check_inputs(
@@ -567,6 +572,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         modulation: Tensor,
         keep_indices: Tensor | None,
         embedding: Tensor | None,
+        residuals: list[Tensor],
     ) -> Tensor:
         """The output [B, in_channels, height, width] for context [B or 1, L, D] and modulation [B or 1, numbers]."""
         patch = self.config.patch_size
@@ -589,6 +595,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 context, tokens = self._gradient_checkpointing_func(block, tokens, context, numbers)
             else:
                 context, tokens = block(hidden_states=tokens, encoder_hidden_states=context, modulation=numbers)
+            if residuals:
+                # Of 12 blocks and 4 residuals the first is of blocks 0 to 2.
+                tokens = tokens + residuals[index // math.ceil(len(blocks) / len(residuals))]
         shift, scale = last.unflatten(1, (2, 1, -1)).unbind(1)
         output = self.proj_out(self._block_class.normalize(tokens, shift, scale))
         # [B, rows, columns, C, patch, patch] -> [B, C, rows * patch, columns * patch]

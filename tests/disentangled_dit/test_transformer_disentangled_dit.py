@@ -290,6 +290,26 @@ def test_hidden_tokens_reach_nothing_before_the_decoder():
         torch.testing.assert_close(found, model(**inputs, keep_indices=keep).sample, atol=0, rtol=0)
 
 
+def test_residuals_of_a_controlnet_are_added_after_the_blocks():
+    model = make_transformer()
+    inputs = make_inputs(model)
+    first, second = (torch.randn(2, 15, 16, generator=generator(seed)) for seed in (8, 9))
+    # Of three blocks the first two share a residual.
+    added = iter([first, first, second])
+
+    def add(block, arguments, output):
+        context, tokens = output
+        return context, tokens + next(added)
+
+    with torch.no_grad():
+        found = model(**inputs, controlnet_block_samples=[first, second]).sample
+        hooks = [block.register_forward_hook(add) for block in model.transformer_blocks]
+        assert_same_answers(found, model(**inputs).sample)
+        for hook in hooks:
+            hook.remove()
+        assert not torch.allclose(found, model(**inputs).sample, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
