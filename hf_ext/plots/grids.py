@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from hf_ext.files import whole_file
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
-from hf_ext.pipelines.disentangled_dit.scheduling_disentangled_dit import rehearse_schedule
+from hf_ext.pipelines.disentangled_dit.scheduling import rehearse_schedule
 
 # Pixels between the pictures, and of a picture at least, so that small ones can be seen.
 GAP, LEAST = 2, 64
@@ -88,7 +88,7 @@ def sample_rows(
     key = "prompt" if pipeline.transformer.config.num_classes is None else "class_labels"
     wanted = [(condition, column) for condition in conditions for column in range(columns)]
     if batch_size is None:
-        height, width = pipeline._check_size(options.get("height"), options.get("width"), None)
+        height, width = pipeline.image_size(options.get("height"), options.get("width"))
         batch_size = max(1, PIXELS // (height * width))
     pictures: list[Image.Image] = []
 
