@@ -60,23 +60,9 @@ def flex_attention_(
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
 
-    On a GPU one fused kernel, compiled at the first call, with gradients of queries, keys, values and table.
-    On a CPU torch's plain form, which computes all logits, for checking: without gradients and not inside
-    a compiled model, neither of which torch can do there.
-
-    Args:
-        query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`):
-            Scaled queries, keys and values of one dtype.
-        table (`torch.Tensor` of shape `(heads, (2 * window_size - 1) ** 2)`): Position bias of each offset.
-        dictionary ([`~ops_semanir.Dictionary`]): Which keys each token attends to, at least one.
-
-    Returns:
-        `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`.
-
-    Raises:
-        ValueError: If the tensors are neither on a CPU nor on a CUDA GPU; if, on a CPU, they need a gradient or the
-            model is compiled.
-        TypeError: If the dtypes differ, or are not among float32, float16, bfloat16 and, on a CPU, float64.
+    On a GPU one fused kernel, compiled at the first call, with gradients of queries, keys, values and table. On a CPU
+    torch's plain form, which computes all logits, for checking: without gradients and not inside a compiled model,
+    neither of which torch can do there.
     """
     device, dtype, head_dim = query.device, query.dtype, query.shape[-1]
     if device.type not in ("cpu", "cuda"):

@@ -89,16 +89,7 @@ class CLIPScore(evaluate.Metric):
 
     @torch.no_grad()
     def embed(self, images: Sequence[Any], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """
-        Projected embeddings of images and texts.
-
-        Args:
-            images (sequence of `PIL.Image.Image`): The images.
-            texts (sequence of `str`): The texts.
-
-        Returns:
-            `tuple[numpy.ndarray, numpy.ndarray]`: `[images, dimensions]` and `[texts, dimensions]`.
-        """
+        """Projected embeddings of images and texts."""
         pixels = self.processor(images=[image.convert("RGB") for image in images], return_tensors="pt")
         tokens = self.processor(text=list(texts), return_tensors="pt", padding=True, truncation=True)
         device = self.model.device

@@ -6,21 +6,7 @@ import numpy as np
 
 
 def as_unit_images(images: np.ndarray, name: str = "images") -> np.ndarray:
-    """
-    Images with values from 0 to 1.
-
-    Args:
-        images (`numpy.ndarray` of shape `[..., height, width, channels]`):
-            uint8, or floating values from 0 to 1.
-        name (`str`, *optional*): What to call them in messages.
-
-    Returns:
-        `numpy.ndarray` of the same shape, float64.
-
-    Raises:
-        TypeError: If they are neither.
-        ValueError: If there are too few axes, or values outside 0 to 1.
-    """
+    """Images with values from 0 to 1."""
     if not isinstance(images, np.ndarray) or not (
         images.dtype == np.uint8 or np.issubdtype(images.dtype, np.floating)
     ):

@@ -23,21 +23,7 @@ BRANCH_NORMS = ("batch", "layer", "kernel", "none")
 
 
 def branch_lengths(kernel_size: int, length: int, num_branches: int | None = None) -> list[tuple[int, int]]:
-    """
-    Resolutions of a layer: l_i = l_0 2^i for i = 0 ... ceil(log2(L / l_0)), the last one cropped to L.
-
-    Args:
-        kernel_size (`int`): Length l_0 of the shortest kernel, in samples.
-        length (`int`): Length L of the longest kernel, in samples.
-        num_branches (`int`, *optional*):
-            How many resolutions to keep, from the longest down; all when not given. 1 is a single resolution.
-
-    Returns:
-        `list[tuple[int, int]]`: Dilation 2^i and length l_i of each branch, shortest first.
-
-    Raises:
-        ValueError: If there are fewer resolutions than asked for, or a size is not positive.
-    """
+    """Resolutions of a layer: l_i = l_0 2^i for i = 0 ... ceil(log2(L / l_0)), the last one cropped to L."""
     if kernel_size < 1 or length < 1:
         raise ValueError(f"Kernel size {kernel_size} and length {length}: both must be at least 1.")
     last = (-(-length // kernel_size) - 1).bit_length()  # ceil(log2(L / l_0)), exactly
@@ -52,19 +38,7 @@ def branch_lengths(kernel_size: int, length: int, num_branches: int | None = Non
 
 
 def changed_lengths(branches: list[tuple[int, int]], rate_factor: float) -> list[int]:
-    """
-    Lengths of the kernels where there are `rate_factor` times fewer samples per second.
-
-    Args:
-        branches (`list[tuple[int, int]]`): As [`branch_lengths`] returns them.
-        rate_factor (`float`): 2.0 where the sampling rate is halved.
-
-    Returns:
-        `list[int]`: l_i / rate_factor.
-
-    Raises:
-        ValueError: If one of them is not a whole number of samples.
-    """
+    """Lengths of the kernels where there are `rate_factor` times fewer samples per second."""
     lengths = [length / rate_factor for _, length in branches]
     if any(length < 1 or not length.is_integer() for length in lengths):
         raise ValueError(

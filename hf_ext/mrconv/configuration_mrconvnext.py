@@ -112,28 +112,11 @@ class MRConvNextConfig(PreTrainedConfig):
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else tuple(self.image_size)
 
     def stage_map(self, stage: int, height: int, width: int) -> tuple[int, int]:
-        """
-        Height and width of the map that the layers of a stage see; rests at the bottom and right are left out.
-
-        Args:
-            stage (`int`): Number of the stage, from 0.
-            height, width (`int`): Of the image, in pixels.
-
-        Returns:
-            `tuple[int, int]`: Height and width, 0 where the image is too small for the stage.
-        """
+        """Height and width of the map that the layers of a stage see; rests at the bottom and right are left out."""
         return height // self.patch_size >> stage, width // self.patch_size >> stage
 
     def stage_config(self, stage: int) -> MRConvConfig:
-        """
-        Configuration of the convolutions of a stage: two-sided, as long as its flattened map.
-
-        Args:
-            stage (`int`): Number of the stage, from 0.
-
-        Returns:
-            [`MRConvConfig`]: What [`MRConvLayer`] is made of.
-        """
+        """Configuration of the convolutions of a stage: two-sided, as long as its flattened map."""
         height, width = self.stage_map(stage, *self._image_sides())
         return MRConvConfig(
             hidden_size=self.hidden_sizes[stage],

@@ -183,15 +183,7 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
 
     @staticmethod
     def normalize(recording: np.ndarray) -> np.ndarray:
-        """
-        (x - mean(x)) / sqrt(var(x) + 1e-7), computed in float64.
-
-        Args:
-            recording (`np.ndarray` of shape `(samples,)`): The waveform.
-
-        Returns:
-            `np.ndarray` of the same shape, float32.
-        """
+        """(x - mean(x)) / sqrt(var(x) + 1e-7), computed in float64."""
         precise = recording.astype(np.float64)
         normalized = (precise - precise.mean()) / np.sqrt(precise.var() + _VARIANCE_EPSILON)
         return normalized.astype(np.float32)

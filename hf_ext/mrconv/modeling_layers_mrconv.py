@@ -224,11 +224,6 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     Training takes the statistics of the batch, and moves the running ones, where scale and shift of the branches'
     normalisation are trained. Where they are frozen, as below an adapter, training is computed as evaluation is.
-
-    Args:
-        config ([`MRConvConfig`]): Its `hidden_size` is the number of channels, its `max_position_embeddings` the
-            length of the longest kernel.
-        layer_index (`int`, *optional*, defaults to 0): Place of the layer in the model, for its cache.
     """
 
     merged_kernel: torch.Tensor

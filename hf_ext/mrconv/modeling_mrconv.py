@@ -88,12 +88,7 @@ def masked_mean(hidden: torch.Tensor, valid: torch.Tensor | None) -> torch.Tenso
 
 
 class MRConvModel(MRConvPreTrainedModel):
-    """
-    MRConv without a head: tokens or a continuous input in, hidden states out.
-
-    Args:
-        config ([`MRConvConfig`]): The model configuration.
-    """
+    """MRConv without a head: tokens or a continuous input in, hidden states out."""
 
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
@@ -213,12 +208,7 @@ class MRConvModel(MRConvPreTrainedModel):
 
 
 class MRConvForSequenceClassification(MRConvPreTrainedModel):
-    """
-    MRConv with a linear classifier on the mean of the last hidden state, for tokens or a continuous input.
-
-    Args:
-        config ([`MRConvConfig`]): The model configuration; `num_labels` says how many classes.
-    """
+    """MRConv with a linear classifier on the mean of the last hidden state, for tokens or a continuous input."""
 
     # The loss is a mean over the batch: Trainer has to divide by the steps that it accumulates.
     accepts_loss_kwargs = False
@@ -274,12 +264,7 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
 
 
 class MRConvForAudioClassification(MRConvForSequenceClassification):
-    """
-    MRConv on raw waveforms, with a linear classifier on the mean of the last hidden state.
-
-    Args:
-        config ([`MRConvConfig`]): The model configuration, without vocabulary and with `input_size` 1.
-    """
+    """MRConv on raw waveforms, with a linear classifier on the mean of the last hidden state."""
 
     main_input_name = "input_values"
     input_modalities = ["audio"]
@@ -314,9 +299,6 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
 class MRConvForImageClassification(MRConvForSequenceClassification):
     """
     [`MRConvForSequenceClassification`] that takes images as image processors make them; the weights are the same.
-
-    Args:
-        config ([`MRConvConfig`]): The model configuration, without vocabulary; `input_size` is the number of channels.
     """
 
     main_input_name = "pixel_values"
@@ -386,9 +368,6 @@ def _join(
 class MRConvForRetrieval(MRConvPreTrainedModel):
     """
     MRConv that compares two documents: one encoder for both, a head on [a, b, a - b, a * b] of their means a and b.
-
-    Args:
-        config ([`MRConvConfig`]): The model configuration, with a vocabulary; `num_labels` says how many classes.
     """
 
     accepts_loss_kwargs = False

@@ -129,9 +129,6 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
     the bottom and right. A kernel is as long as the flattened map of its stage at `config.image_size`: on a smaller
     map it is cropped, on a larger one it is zero beyond. Lags count along the rows, so at another *width* a lag that
     meant "one row up" means another place; best results are to be expected at the width trained with.
-
-    Args:
-        config ([`MRConvNextConfig`]): The model configuration.
     """
 
     def __init__(self, config: MRConvNextConfig):
@@ -192,12 +189,7 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
 
 
 class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
-    """
-    MRConvNeXt with a linear classifier on the normalised mean of the last map.
-
-    Args:
-        config ([`MRConvNextConfig`]): The model configuration; `num_labels` says how many classes.
-    """
+    """MRConvNeXt with a linear classifier on the normalised mean of the last map."""
 
     # The loss is a mean over the batch: Trainer has to divide by the steps that it accumulates.
     accepts_loss_kwargs = False

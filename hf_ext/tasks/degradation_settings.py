@@ -86,15 +86,7 @@ class Degradation:
         return {name: value for name, value in values.items() if value is not None}
 
     def drawn(self, generator: np.random.Generator) -> "Degradation":
-        """
-        The degradation of one sample.
-
-        Args:
-            generator (`numpy.random.Generator`): Draws a value of each range; is left alone where there is none.
-
-        Returns:
-            [`Degradation`]: Without ranges.
-        """
+        """The degradation of one sample."""
         if isinstance(self.sigma, list):
             return replace(self, sigma=float(generator.uniform(*self.sigma)))
         if isinstance(self.quality, list):
@@ -103,34 +95,14 @@ class Degradation:
         return self
 
     def whole(self, images: list[np.ndarray], scale: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """
-        Degrades a whole image.
-
-        Args:
-            images (`list[numpy.ndarray]`): The clean image, `[height, width, channels]` of uint8; for `paired` both.
-            scale (`int`): That of the model. Rows and columns beyond a multiple of it are cut off.
-            generator (`numpy.random.Generator`): Draws noise, and a value of each range.
-
-        Returns:
-            `list[numpy.ndarray]`: Degraded and clean image, float32 in [0, 1].
-        """
+        """Degrades a whole image."""
         clean = images[-1]
         clean = clean[: clean.shape[0] // scale * scale, : clean.shape[1] // scale * scale]
         degraded = images[0] if self.kind == "paired" else self.drawn(generator).of(clean, scale, generator)
         return [unit_range(degraded), unit_range(clean)]
 
     def of(self, clean: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
-        """
-        The degraded form of a clean image; of a drawn degradation that is not `paired`.
-
-        Args:
-            clean (`numpy.ndarray` of shape `[height, width, channels]`, uint8): Sides are multiples of the scale.
-            scale (`int`): That of the model.
-            generator (`numpy.random.Generator`): Draws noise.
-
-        Returns:
-            `numpy.ndarray`: uint8, or float32 with white at 1.
-        """
+        """The degraded form of a clean image; of a drawn degradation that is not `paired`."""
         if self.kind == "gaussian_noise":
             assert isinstance(self.sigma, (int, float))
             return gaussian_noise(clean, self.sigma, generator)
@@ -145,15 +117,6 @@ class Degradation:
         """
         A random patch, flipped and turned. JPEG and bicubic patches are those of the whole degraded image, yet only
         their surroundings are computed: what lies farther away has no influence.
-
-        Args:
-            images (`list[numpy.ndarray]`): The clean image, `[height, width, channels]` of uint8; for `paired` both.
-            scale (`int`): That of the model.
-            size (`int`): Side of the degraded patch; that of the clean one is `scale * size`.
-            generator (`numpy.random.Generator`): Draws everything.
-
-        Returns:
-            `list[numpy.ndarray]`: Degraded and clean patch, float32 in [0, 1].
         """
         chosen = self.drawn(generator)
         clean = _enlarged(images[-1], size * scale)
@@ -183,19 +146,7 @@ class Degradation:
 
 
 def read_degradations(value: Any, where: str) -> list[Degradation]:
-    """
-    Reads one degradation or a list.
-
-    Args:
-        value (`dict` or `list[dict]`): Fields of [`Degradation`].
-        where (`str`): The section's name, for the messages.
-
-    Returns:
-        `list[Degradation]`: At least one, no two of one name.
-
-    Raises:
-        ValueError: If a key or value is not allowed, or a degradation is repeated.
-    """
+    """Reads one degradation or a list."""
     if isinstance(value, list):
         degradations = [build(Degradation, item, f"{where}[{index}]") for index, item in enumerate(value)]
     else:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import ImageSuperResolutionOutput
 
-from hf_ext.restoration.tiles import restore_image, restore_pixels, tile_spans
+from hf_ext.restoration.tiles import restore_image, tile_spans
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 
 TINY = {"embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4, "top_k": 6}
@@ -181,7 +181,7 @@ def test_a_mosaic_becomes_colours(size):
     with pytest.raises(ValueError, match="has 3 channels; this model takes a mosaic of 1 channel"):
         restore_image(model, make_image(8, 8, 3))
     with pytest.raises(ValueError, match="has 4 channels; this model makes colours of a Bayer mosaic"):
-        restore_pixels(model, np.zeros((8, 8, 4), np.uint8))
+        restore_image(model, np.zeros((8, 8, 4), np.uint8))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -189,7 +189,7 @@ def test_pictures_of_whole_numbers_keep_their_depth(dtype):
     white = np.iinfo(dtype).max
     pixels = np.random.default_rng(0).integers(0, white, (8, 9, 3), dtype=dtype, endpoint=True)
     model = make_model()
-    restored = restore_pixels(model, pixels)
+    restored = restore_image(model, pixels)
     assert restored.dtype == dtype
     wanted = restore_image(model, (pixels / white).astype(np.float32)).clip(0, 1) * white
     np.testing.assert_allclose(restored, wanted, atol=0.51)
@@ -255,7 +255,7 @@ def test_progress_counts_the_pixels_of_the_image():
 @pytest.mark.parametrize(
     ("image", "error", "message"),
     [
-        (np.zeros((8, 8, 3), np.uint8), TypeError, "`image` is uint8; give an array of floats"),
+        (np.zeros((8, 8, 3), np.int64), TypeError, "`image` is int64; give an array of uint8 or uint16, or of floats"),
         (torch.zeros(8, 8, 3), TypeError, "`image` is Tensor; give an array"),
         (np.zeros((8, 8), np.float32), ValueError, r"shape \(8, 8\); expected \(height, width, channels\)"),
         (np.zeros((0, 8, 3), np.float32), ValueError, "each at least 1"),
