@@ -40,9 +40,8 @@ def split_frequencies(images: np.ndarray, cutoff: float) -> tuple[np.ndarray, np
 
     Args:
         images (`numpy.ndarray` of shape `[..., height, width, channels]`, floating): The images.
-        cutoff (`float`):
-            Highest frequency of the slow part, in cycles per pixel, over 0 and at most 0.5: distance from the origin
-            of the frequency plane.
+        cutoff (`float`): Highest frequency of the slow part, in cycles per pixel, over 0 and at most 0.5: distance
+            from the origin of the frequency plane.
 
     Returns:
         `tuple[numpy.ndarray, numpy.ndarray]` of the images' shape: Slow and fast part; their sum is the images.
@@ -66,8 +65,7 @@ def high_frequency_energy(images: np.ndarray, cutoff: float = 0.25) -> np.ndarra
     Mean square of the part of each image that [`split_frequencies`] calls fast: how much fine detail it has.
 
     Args:
-        images (`numpy.ndarray` of shape `[..., height, width, channels]`, uint8, or floating from 0 to 1):
-            The images.
+        images (`numpy.ndarray` of shape `[..., height, width, channels]`, uint8, or floating from 0 to 1): The images.
         cutoff (`float`, *optional*, defaults to 0.25):
             In cycles per pixel. What an image enlarged twice can hold lies at 0.25 and below.
 

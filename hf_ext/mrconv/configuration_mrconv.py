@@ -59,14 +59,10 @@ class MRConvConfig(PreTrainedConfig):
     Configuration of the MRConv models.
 
     Args:
-        vocab_size (`int`, *optional*):
-            Number of tokens. None: the input is continuous, `input_values`.
-        input_size (`int`, *optional*, defaults to 1):
-            Channels of a continuous input; not used with tokens.
-        hidden_size (`int`, *optional*, defaults to 256):
-            Channels D of every layer.
-        num_hidden_layers (`int`, *optional*, defaults to 6):
-            Number of blocks.
+        vocab_size (`int`, *optional*): Number of tokens. None: the input is continuous, `input_values`.
+        input_size (`int`, *optional*, defaults to 1): Channels of a continuous input; not used with tokens.
+        hidden_size (`int`, *optional*, defaults to 256): Channels D of every layer.
+        num_hidden_layers (`int`, *optional*, defaults to 6): Number of blocks.
         kernel_type (`str`, *optional*, defaults to `"fourier"`):
             How the kernel of a branch is made: `"dilated"` (eq. 8), `"fourier"` (eq. 9), `"sparse"` (eq. 10), the
             scaled sum `"fourier_sparse"` (eq. 3), or `"implicit"`, an MLP of the position: the paper's ablation
@@ -78,36 +74,30 @@ class MRConvConfig(PreTrainedConfig):
         num_branches (`int`, *optional*):
             Resolutions to keep, from the longest down; 1 + ceil(log2(max_position_embeddings / kernel_size)) when not
             given. 1 is a single resolution, one kernel of length `max_position_embeddings`.
-        num_modes (`int`, *optional*):
-            Complex Fourier modes m of each branch, the constant included; kernel_size // 2 + 1 when not given (our
-            choice, the paper's is not known).
+        num_modes (`int`, *optional*): Complex Fourier modes m of each branch, the constant included; kernel_size // 2
+            + 1 when not given (our choice, the paper's is not known).
         bidirectional (`bool`, *optional*, defaults to `False`):
             Whether outputs depend on later inputs too, by a second kernel per branch. Such models do not generate.
         branch_norm (`str`, *optional*, defaults to `"batch"`):
             Normalisation of a branch: `"batch"` (paper), `"layer"` over the channels (ablation: slow, cannot be
             merged), `"kernel"` divides each kernel by its norm and needs no statistics, or `"none"`.
-        norm (`str`, *optional*, defaults to `"batch"`):
-            Normalisation of a block: `"batch"` or `"layer"`.
+        norm (`str`, *optional*, defaults to `"batch"`): Normalisation of a block: `"batch"` or `"layer"`.
         prenorm (`bool`, *optional*, defaults to `True`):
             Whether a block normalises its input, and the model its last output, instead of each block its output.
         dropout (`float`, *optional*, defaults to 0.0):
             Probability of dropping a value between activation and pointwise layer.
         tied_dropout (`bool`, *optional*, defaults to `True`):
             Whether dropout drops whole channels of a sample, at every position.
-        norm_eps (`float`, *optional*, defaults to 1e-5):
-            Added to every variance.
-        norm_momentum (`float`, *optional*, defaults to 0.1):
-            Share of a new batch in the running statistics.
+        norm_eps (`float`, *optional*, defaults to 1e-5): Added to every variance.
+        norm_momentum (`float`, *optional*, defaults to 0.1): Share of a new batch in the running statistics.
         sync_batch_norm (`bool`, *optional*, defaults to `False`):
             Whether batch statistics are taken over all processes in training.
-        sampling_rate (`int`, *optional*):
-            Samples per second of the input, where that has a meaning.
+        sampling_rate (`int`, *optional*): Samples per second of the input, where that has a meaning.
         rate_factor (`float`, *optional*, defaults to 1.0):
             How many times fewer samples per second there are than at training; set by `change_rate`.
         reparameterized (`bool`, *optional*, defaults to `False`):
             Whether each layer is merged into one kernel and one bias; set by `reparameterize`.
-        pad_token_id, eos_token_id (`int`, *optional*):
-            Special tokens; `bos_token_id` may be given too.
+        pad_token_id, eos_token_id (`int`, *optional*): Special tokens; `bos_token_id` may be given too.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
             Whether the language model's output layer is its embedding.
         initializer_range (`float`, *optional*, defaults to 0.02):

@@ -35,30 +35,22 @@ class MRConvNextConfig(PreTrainedConfig):
         image_size (`int` or `list[int]`, *optional*, defaults to 224):
             Side, or height and width, in pixels of the images that the kernels are made for: a kernel is as long as
             the flattened map of its stage. Other images are allowed; see [`MRConvNextModel`].
-        num_channels (`int`, *optional*, defaults to 3):
-            Channels of the image.
-        patch_size (`int`, *optional*, defaults to 4):
-            Side and stride of the stem's convolution, in pixels.
+        num_channels (`int`, *optional*, defaults to 3): Channels of the image.
+        patch_size (`int`, *optional*, defaults to 4): Side and stride of the stem's convolution, in pixels.
         hidden_sizes (`list[int]`, *optional*, defaults to `(96, 192, 384, 768)`):
             Width of each stage. From stage to stage height and width are halved.
-        depths (`list[int]`, *optional*, defaults to `(3, 3, 9, 3)`):
-            Layers of each stage.
+        depths (`list[int]`, *optional*, defaults to `(3, 3, 9, 3)`): Layers of each stage.
         kernel_type (`str`, *optional*, defaults to `"fourier"`):
             Kernel of the branches: `"dilated"`, `"fourier"`, `"sparse"`, `"fourier_sparse"` or `"implicit"`.
         kernel_size (`int`, *optional*, defaults to 16):
             Length l_0 of the shortest branch; each next one is twice as long, up to the map's length.
-        num_modes (`int`, *optional*):
-            Modes m of a Fourier kernel; `kernel_size // 2 + 1` when not given.
-        branch_norm (`str`, *optional*, defaults to `"batch"`):
-            Normalisation of the branches, as in [`MRConvConfig`].
-        norm_eps (`float`, *optional*, defaults to 1e-5):
-            Added to the variance in the normalisation of the branches.
-        norm_momentum (`float`, *optional*, defaults to 0.1):
-            Share of a new batch in the branches' running statistics.
+        num_modes (`int`, *optional*): Modes m of a Fourier kernel; `kernel_size // 2 + 1` when not given.
+        branch_norm (`str`, *optional*, defaults to `"batch"`): Normalisation of the branches, as in [`MRConvConfig`].
+        norm_eps (`float`, *optional*, defaults to 1e-5): Added to the variance in the normalisation of the branches.
+        norm_momentum (`float`, *optional*, defaults to 0.1): Share of a new batch in the branches' running statistics.
         sync_batch_norm (`bool`, *optional*, defaults to `False`):
             Whether the branches' statistics are those of the batches of all processes together.
-        layer_norm_eps (`float`, *optional*, defaults to 1e-6):
-            Added to the variance in every LayerNorm.
+        layer_norm_eps (`float`, *optional*, defaults to 1e-6): Added to the variance in every LayerNorm.
         layer_scale_init_value (`float`, *optional*, defaults to 1e-6):
             First value of the factor of each channel of a layer's branch.
         drop_path_rate (`float`, *optional*, defaults to 0.0):

@@ -135,11 +135,6 @@ class MRConvModel(MRConvPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,
             hidden_size)`; with `output_hidden_states=True` the embedded input and the output of each block.
-
-        Raises:
-            ValueError: If not exactly one input is given, or its shape does not fit the model, or the mask has holes,
-                or the input is longer than `config.longest_input` without a state.
-            TypeError: If `input_values` holds integers.
         """
         for name, reason in _REFUSED.items():
             if kwargs.get(name) is not None:
@@ -241,9 +236,6 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states` when asked for.
 
-        Raises:
-            ValueError, TypeError: If an input does not fit, as in [`MRConvModel`].
-
         Example:
 
         ```python
@@ -289,9 +281,6 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
         Returns:
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states` when asked for.
-
-        Raises:
-            ValueError, TypeError: If an input does not fit, as in [`MRConvModel`].
         """
         return super().forward(attention_mask=attention_mask, input_values=input_values, labels=labels, **kwargs)
 
@@ -329,10 +318,6 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
         Returns:
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states` when asked for.
-
-        Raises:
-            ValueError, TypeError: If both inputs are given, the images have another shape, or an input does not fit
-                as in [`MRConvModel`].
         """
         if pixel_values is not None:
             if input_values is not None or pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.input_size:
@@ -408,9 +393,6 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states`, of both documents one after the other, when asked for.
-
-        Raises:
-            ValueError: If a document is missing or the two batches do not belong together, and as in [`MRConvModel`].
         """
         first = self.model.embed(input_ids, inputs_embeds)
         second = self.model.embed(input_ids_2, inputs_embeds_2)
@@ -450,10 +432,6 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
     the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
     `config.longest_input`; a token then depends on that many positions before it in each layer.
 
-    Args:
-        config ([`MRConvConfig`]):
-            The model configuration, with `vocab_size` and `bidirectional=False`.
-
     Raises:
         ValueError: If the configuration is bidirectional or has no vocabulary.
     """
@@ -489,9 +467,8 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         Args:
             input_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 Tokens; those after the cached ones when there is a cache.
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*):
-                1 at valid positions, one run in each row. With a cache it covers the cached positions too, and
-                padding is on the left.
+            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 at valid positions, one run
+                in each row. With a cache it covers the cached positions too, and padding is on the left.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 Embedded tokens, instead of `input_ids`.
             past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
@@ -507,11 +484,6 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
             vocab_size)`; `loss` when labels are given; `past_key_values` when there is a cache; `hidden_states` when
             asked for.
-
-        Raises:
-            ValueError: If a cache is used in training mode, or padding follows a valid position in a cached sequence,
-                and as in [`MRConvModel`].
-            TypeError: If the cache is not an `MRConvCache`.
 
         Example:
 

@@ -161,10 +161,6 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
             `(batch_size, hidden_sizes[-1], map_height, map_width)`; `pooler_output` of shape `(batch_size,
             hidden_sizes[-1])`, its normalised mean; with `output_hidden_states=True` the input of the first stage and
             the output of each, as maps.
-
-        Raises:
-            ValueError: If `pixel_values` is not a batch of images with the configured channels, or too small.
-            TypeError: If `pixel_values` holds integers.
         """
         config = self.config
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or pixel_values.shape[0] < 1:
@@ -215,9 +211,6 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.ImageClassifierOutputWithNoAttention`]: `logits` of shape `(batch_size,
             num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
-
-        Raises:
-            ValueError: If `pixel_values` has the wrong shape.
 
         Example:
 

@@ -279,8 +279,7 @@ class MRConvCache(Cache):
     `max_position_embeddings`: a position depends on that many positions before it.
 
     Args:
-        config ([`MRConvConfig`]):
-            Configuration of the model, for the number of its layers.
+        config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
 
     Example:
 

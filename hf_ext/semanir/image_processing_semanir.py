@@ -128,8 +128,7 @@ class SemanIRImageProcessor(PilBackend):
             Factor that brings the values to [0, 1]. The default is 1 / 65535 for uint16.
         do_pad (`bool`, *optional*, defaults to `True`):
             Whether to pad images of several sizes to the largest, and all to `size_divisor`.
-        size_divisor (`int`, *optional*):
-            Pad height and width to multiples of this.
+        size_divisor (`int`, *optional*): Pad height and width to multiples of this.
     """
 
     valid_kwargs = SemanIRImageProcessorKwargs
@@ -235,9 +234,8 @@ class SemanIRImageProcessor(PilBackend):
             target_sizes (`list[tuple[int, int]]` or `torch.Tensor` of shape `(batch_size, 2)`, *optional*):
                 Height and width of each restored image without padding: those of the input image times the model's
                 scale. What lies below and to the right is cut off; nothing is resized. `images` makes it needless.
-            output_type (`str`, *optional*, defaults to `"pil"`):
-                `"pil"`, or `"np"` for arrays of shape `(height, width, channels)`, or `(height, width)` for one
-                channel; uint8, or uint16 where `images` has 16 bits.
+            output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
+                width, channels)`, or `(height, width)` for one channel; uint8, or uint16 where `images` has 16 bits.
             images (`ImageInput`, *optional*):
                 What the processor was given. The restored images have their size times the model's scale, their alpha
                 channel (resized bicubically where the model enlarges), their 16 bits, and are grey where they are.

@@ -24,10 +24,9 @@ class Degradation:
     One degradation of a task.
 
     Args:
-        kind (`str`):
-            `"gaussian_noise"`, neither clipped nor rounded; `"jpeg"`, the whole image compressed (colour 4:2:0);
-            `"bicubic"`, shrunk by the model's scale as MATLAB does and rounded to 8 bits; `"mosaic"`, a packed RGGB
-            Bayer mosaic; `"paired"`, images that come as `lq`/`hq` pairs.
+        kind (`str`): `"gaussian_noise"`, neither clipped nor rounded; `"jpeg"`, the whole image compressed (colour
+            4:2:0); `"bicubic"`, shrunk by the model's scale as MATLAB does and rounded to 8 bits; `"mosaic"`, a packed
+            RGGB Bayer mosaic; `"paired"`, images that come as `lq`/`hq` pairs.
         sigma (`float` or `[low, high]`, *optional*):
             Standard deviation of the noise in 8-bit levels; of a range it is drawn evenly for each sample (blind).
         quality (`int` or `[low, high]`, *optional*): JPEG quality, 1 to 100; of a range it is drawn evenly.

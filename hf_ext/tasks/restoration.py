@@ -45,9 +45,8 @@ class SemanIRTask:
         eval_degradation (`dict` or `list[dict]`, *optional*):
             What evaluation measures, each by itself; `degradation` when not given. Of a range one value is drawn for
             each image, so models for a range are better evaluated at fixed values.
-        patch_size (`int`, defaults to 64):
-            Side of the training patches as the model is given them; clean ones are `scale` times as large. Smaller
-            images are reflected.
+        patch_size (`int`, defaults to 64): Side of the training patches as the model is given them; clean ones are
+            `scale` times as large. Smaller images are reflected.
         top_k (`int`, *optional*): Keys per token in evaluation; those of the model's configuration when not given.
         image_column (`str`, defaults to `"image"`): Column of the clean images. Pairs have the columns `lq` and `hq`.
         gray_from (`"luma"` or `"matlab_y"`, defaults to `"luma"`):
