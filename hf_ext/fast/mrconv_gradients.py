@@ -634,5 +634,3 @@ def _scale_gradient(lags: Tensor, kernels: list[Tensor], wings: Wings) -> Tensor
 
 
 FAST.update(long_conv=LongConv.apply, batch_norm_conv=normalized_conv)
-
-__all__ = ["BatchNormLayer", "LongConv", "normalized_conv"]

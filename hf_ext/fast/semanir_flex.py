@@ -90,6 +90,3 @@ def flex_attention_(
         # It warns that it computes all logits; here that is the intention.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         return flex_attention(query, key, value, change, scale=1.0)
-
-
-__all__ = ["flex_attention_"]

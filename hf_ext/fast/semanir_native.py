@@ -247,6 +247,3 @@ def attend_gradients(
     arrays = [slope.numpy() for slope in slopes]
     _share(kernel, windows * heads, *given, _array(gradient.transpose(1, 2)), width, window_size, parts, *arrays)
     return *slopes[:3], slopes[3].sum(0), slopes[4].sum(0).flip(-1)
-
-
-__all__ = ["attend", "attend_gradients", "select_keys"]

@@ -275,6 +275,3 @@ def triton_attention(
     if dictionary.bits is not None:
         dictionary = dictionary._replace(bits=dictionary.bits.contiguous())
     return _Attention.apply(query, key, value, table.float().contiguous(), dictionary)
-
-
-__all__ = ["triton_attention"]

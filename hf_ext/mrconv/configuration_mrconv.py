@@ -192,6 +192,3 @@ class MRConvConfig(PreTrainedConfig):
                 "`reparameterized` is True and `branch_norm` 'layer'; layer normalisation depends on each input and "
                 "cannot be merged. Use 'batch', 'kernel' or 'none'."
             )
-
-
-__all__ = ["AUTO_MAP", "BRANCH_NORMS", "KERNEL_TYPES", "MRConvConfig", "branch_lengths", "changed_lengths"]

@@ -154,6 +154,3 @@ class MRConvNextConfig(PreTrainedConfig):
             )
         for stage in range(len(self.depths)):
             self.stage_config(stage)
-
-
-__all__ = ["PRESETS", "MRConvNextConfig"]

@@ -179,6 +179,3 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
         precise = recording.astype(np.float64)
         normalized = (precise - precise.mean()) / np.sqrt(precise.var() + _VARIANCE_EPSILON)
         return normalized.astype(np.float32)
-
-
-__all__ = ["MRConvFeatureExtractor"]

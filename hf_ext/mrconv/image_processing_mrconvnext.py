@@ -167,6 +167,3 @@ class MRConvNextImageProcessor(PilBackend):
         # The base class would round these to 256 levels.
         channels = [Image.fromarray(channel.astype(np.float32)).resize((width, height), resample) for channel in image]
         return self.center_crop(np.stack([np.asarray(channel) for channel in channels]), square)
-
-
-__all__ = ["MRConvNextImageProcessor"]

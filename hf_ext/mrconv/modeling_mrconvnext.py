@@ -228,6 +228,3 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
         logits = self.classifier(outputs.pooler_output)
         loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
         return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-__all__ = ["MRConvNextForImageClassification", "MRConvNextModel", "MRConvNextPreTrainedModel"]

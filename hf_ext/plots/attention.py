@@ -249,18 +249,3 @@ def _framed(panel: Image.Image, found: Neighbours, keys: np.ndarray) -> Image.Im
         (column * broad - 1, row * tall - 1, (column + 1) * broad, (row + 1) * tall), outline=PATCH, width=3
     )
     return panel
-
-
-__all__ = [
-    "GAP",
-    "PANEL",
-    "PAPER",
-    "PATCH",
-    "TITLE",
-    "WINDOW",
-    "Neighbours",
-    "explain",
-    "find_neighbours",
-    "show_colours",
-    "write_line",
-]

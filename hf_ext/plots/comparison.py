@@ -89,6 +89,3 @@ def comparison_sheet(comparisons: list[Comparison]) -> Image.Image:
                 ]
                 draw.rectangle(corners, outline=colour, width=2)
     return sheet
-
-
-__all__ = ["Comparison", "Crop", "compare_pictures", "comparison_sheet"]

@@ -120,17 +120,3 @@ def _exif_of(data: bytes | None) -> Image.Exif | None:
     except (SyntaxError, ValueError, OSError, EOFError, KeyError, TypeError, IndexError, struct.error):
         return None
     return exif if len(exif) else None
-
-
-__all__ = [
-    "EXTRA",
-    "RAW_ENDINGS",
-    "CameraPicture",
-    "MissingLibraryError",
-    "UnreadableError",
-    "is_heif",
-    "is_raw",
-    "read_heif",
-    "read_raw",
-    "seekable",
-]

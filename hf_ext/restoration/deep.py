@@ -107,6 +107,3 @@ def _upright_planes(image: TiffImageFile, source: Source, page: int) -> np.ndarr
     pixels = pixels.swapaxes(0, 1) if orientation >= 5 else pixels
     rows, columns = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}.get(orientation, (1, 1))
     return np.ascontiguousarray(pixels[::rows, ::columns])
-
-
-__all__ = ["read_deep"]

@@ -286,6 +286,3 @@ def _deep_png(picture: Picture) -> bytes:
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in chunks
     )
-
-
-__all__ = ["FORMATS", "Frames", "Picture", "descriptive_tags", "encode_frames", "encode_image", "image_format"]

@@ -67,5 +67,3 @@ PIPELINE_REGISTRY.register_pipeline(
 # By this mark transformers would save this file beside the weights. What travels is the plain pipeline, which the
 # model itself saves and names in `config.json`.
 del ImageRestorationPipeline._registered_impl  # type: ignore[attr-defined]
-
-__all__ = ["ImageRestorationPipeline"]

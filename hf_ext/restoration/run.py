@@ -106,6 +106,3 @@ class _Counted:
         now = self.megapixels * done / total
         self.progress(now - self.done)
         self.done = now
-
-
-__all__ = ["Report", "restore_files"]

@@ -290,6 +290,3 @@ def _free_memory(device: torch.device) -> int:
     """Bytes that a device can still give."""
     memory = get_max_memory()
     return int(memory[device.type if device.type in memory else device.index or 0])
-
-
-__all__ = ["restore_image", "tile_spans"]

@@ -263,6 +263,3 @@ class SemanIRConfig(PreTrainedConfig):
                 f"`image_mean` needs as many output as input channels, got {self.num_channels_out} and "
                 f"{self.num_channels}; leave it out."
             )
-
-
-__all__ = ["PRESETS", "SemanIRConfig", "SemanIRDescriptor"]

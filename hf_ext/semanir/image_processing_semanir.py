@@ -309,6 +309,3 @@ class SemanIRImageProcessor(PilBackend):
                 "the input's height and width times the scale of the model."
             )
         return sizes
-
-
-__all__ = ["SemanIRImageProcessor"]

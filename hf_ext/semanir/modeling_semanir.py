@@ -562,6 +562,3 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         return ImageSuperResolutionOutput(
             loss=loss, reconstruction=reconstruction, hidden_states=outputs.hidden_states
         )
-
-
-__all__ = ["SemanIRForImageRestoration", "SemanIRModel", "SemanIRPreTrainedModel"]

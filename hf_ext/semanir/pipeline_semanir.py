@@ -131,6 +131,3 @@ class ImageRestorationPipeline(Pipeline):
         if pixels.dtype == np.uint16 and pixels.shape[-1] > 1:
             pixels = np.rint(pixels / np.float32(257)).astype(np.uint8)
         return pixels_to_image(pixels)
-
-
-__all__ = ["ImageRestorationPipeline"]
