@@ -22,7 +22,7 @@ _SMALLEST_HEAD = 16
 
 
 @cache
-def _compiled() -> Callable[..., torch.Tensor]:
+def compiled() -> Callable[..., torch.Tensor]:
     # A kernel for each number of heads and each head size, so more than torch keeps by default; above, an error.
     # Its stub does not know the limit.
     compiling: Any = torch.compile
@@ -37,7 +37,7 @@ def _places(dictionary: Dictionary, device: torch.device) -> torch.Tensor:
     return (rows + torch.arange(width, device=device)).flatten()
 
 
-def _score_change(table: torch.Tensor, dictionary: Dictionary) -> Callable[..., torch.Tensor]:
+def score_change(table: torch.Tensor, dictionary: Dictionary) -> Callable[..., torch.Tensor]:
     """The logit of a pair from its cosine part, as flex_attention wants it: a function of scalars."""
     # Geometry in tensors and not in numbers: one compiled kernel serves every window.
     keys = _places(dictionary, table.device)
@@ -79,11 +79,11 @@ def flex_attention_(
     if device.type == "cpu" and compiling:
         # Inductor's kernel for the CPU cannot read a table or bits that the same graph computes.
         raise ValueError("flex_attention does not work in a compiled model on a CPU; choose 'sdpa' or 'eager'.")
-    change = _score_change(table.to(torch.promote_types(dtype, torch.float32)), dictionary)
+    change = score_change(table.to(torch.promote_types(dtype, torch.float32)), dictionary)
     if device.type == "cuda":
         padding = (0, max(0, _SMALLEST_HEAD - head_dim))
         query, key, value = (F.pad(x, padding) for x in (query, key, value))
-        attend: Any = flex_attention if compiling else _compiled()
+        attend: Any = flex_attention if compiling else compiled()
         attended: torch.Tensor = attend(query, key, value, change, scale=1.0)
         return attended[..., :head_dim]
     with warnings.catch_warnings():

@@ -46,9 +46,6 @@ def metric_path(name: str) -> str:
 
     Returns:
         `str`: Absolute path of the Python file.
-
-    Raises:
-        ValueError: If there is no metric of that name.
     """
     names = ("clip_score", "feature_distance", "fid", "kid", "psnr", "psnr_b", "ssim")
     if name not in names:

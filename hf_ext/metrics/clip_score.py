@@ -34,9 +34,6 @@ def clip_score(image_embeddings: np.ndarray, text_embeddings: np.ndarray) -> np.
 
     Returns:
         `numpy.ndarray` of shape `[pairs]`, float64: From 0 to 100.
-
-    Raises:
-        ValueError: If shapes differ, or an embedding is zero or not finite.
     """
     pair = [np.asarray(values, dtype=np.float64) for values in (image_embeddings, text_embeddings)]
     if pair[0].ndim != 2 or pair[0].shape != pair[1].shape:

@@ -70,9 +70,6 @@ class ClassifierFeatures:
         source (`str`): Folder or `org/name[@revision]` of a model with its image processor.
         device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
         batch_size (`int`, *optional*, defaults to 64): Images at once.
-
-    Raises:
-        ValueError: If the model has no pooled features.
     """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
@@ -120,9 +117,6 @@ class InceptionFeatures:
         source (`str`): Path of the file, or `org/name/file.pt[@revision]` on the Hub.
         device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
         batch_size (`int`, *optional*, defaults to 64): Images at once, of one size.
-
-    Raises:
-        ValueError: If `source` names no file.
     """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):

@@ -143,10 +143,6 @@ def frechet_distance(
 
     Returns:
         `float`: The distance, at least 0.
-
-    Raises:
-        TypeError: If one is of another type.
-        ValueError: If their dimensions differ, or a covariance is none.
     """
     means, roots = zip(*(_mean_and_root(item) for item in (first, second)), strict=True)
     sizes = [len(mean) for mean in means]

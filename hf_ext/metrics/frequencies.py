@@ -45,9 +45,6 @@ def split_frequencies(images: np.ndarray, cutoff: float) -> tuple[np.ndarray, np
 
     Returns:
         `tuple[numpy.ndarray, numpy.ndarray]` of the images' shape: Slow and fast part; their sum is the images.
-
-    Raises:
-        ValueError: If `cutoff` is outside its range.
     """
     if not 0 < cutoff <= 0.5:
         raise ValueError(f"cutoff must be over 0 and at most 0.5 cycles per pixel, got {cutoff}")

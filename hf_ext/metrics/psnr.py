@@ -28,10 +28,6 @@ def psnr(
 
     Returns:
         `float`: Decibels; infinite where both images are equal.
-
-    Raises:
-        TypeError: If an image is not a numpy array of uint8 or floating values.
-        ValueError: If shapes, values, channel or border do not fit.
     """
     first, second = prepare_pair(prediction, reference, channel=channel, border=border, data_range=data_range)
     error = np.mean(np.square(first - second))

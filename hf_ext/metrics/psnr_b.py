@@ -38,10 +38,6 @@ def psnr_b(
 
     Returns:
         `float`: Decibels; infinite where both images are equal and without blocking.
-
-    Raises:
-        TypeError: If an image is not a numpy array of uint8 or floating values.
-        ValueError: If shapes, values, channel or border do not fit, or less than 9x9 pixels remain.
     """
     first, second = prepare_pair(prediction, reference, channel=channel, border=border, data_range=data_range)
     if border % BLOCK:

@@ -48,10 +48,6 @@ def ssim(
 
     Returns:
         `float`: From -1 to 1; 1 where both images are equal.
-
-    Raises:
-        TypeError: If an image is not a numpy array of uint8 or floating values.
-        ValueError: If shapes, values, channel or border do not fit.
     """
     first, second = prepare_pair(prediction, reference, channel=channel, border=border, data_range=data_range)
     if min(first.shape[:2]) < WINDOW:

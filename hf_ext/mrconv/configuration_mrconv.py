@@ -58,6 +58,8 @@ class MRConvConfig(PreTrainedConfig):
     """
     Configuration of the MRConv models.
 
+    What is not allowed raises `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
+
     Args:
         vocab_size (`int`, *optional*): Number of tokens. None: the input is continuous, `input_values`.
         input_size (`int`, *optional*, defaults to 1): Channels of a continuous input; not used with tokens.
@@ -102,10 +104,6 @@ class MRConvConfig(PreTrainedConfig):
             Whether the language model's output layer is its embedding.
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the normal that initialises embeddings.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: If a value is not allowed, as in every configuration of
-            transformers. It is no `ValueError`; it names the field, what was got and what is allowed.
     """
 
     model_type = "mrconv"

@@ -31,6 +31,8 @@ class MRConvNextConfig(PreTrainedConfig):
     Configuration of [`MRConvNextModel`] and [`MRConvNextForImageClassification`]. The default is the T model for
     ImageNet without stochastic depth; `PRESETS` holds T, S and B: `MRConvNextConfig(**PRESETS["base"])`.
 
+    What is not allowed raises `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
+
     Args:
         image_size (`int` or `list[int]`, *optional*, defaults to 224):
             Side, or height and width, in pixels of the images that the kernels are made for: a kernel is as long as
@@ -59,10 +61,6 @@ class MRConvNextConfig(PreTrainedConfig):
             Standard deviation of the truncated normal that initialises linear layers and 2-D convolutions.
         reparameterized (`bool`, *optional*, defaults to `False`):
             Whether the branches are merged; `model.reparameterize()` sets it.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: If a value is not allowed, as in every configuration of
-            transformers. It is no `ValueError`; it names the field, what was got and what is allowed.
     """
 
     model_type = "mrconvnext"

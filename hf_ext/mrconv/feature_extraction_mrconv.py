@@ -80,9 +80,6 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
         return_attention_mask (`bool`, *optional*, defaults to `True`): Whether to return the mask.
         do_normalize (`bool`, *optional*, defaults to `True`):
             Whether each recording, after truncation, is brought to zero mean and unit variance over its samples.
-
-    Raises:
-        ValueError: If `feature_size` is not 1, `sampling_rate` is below 1, or `padding_side` is neither side.
     """
 
     model_input_names = ["input_values", "attention_mask"]
@@ -146,11 +143,6 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
         Returns:
             [`BatchFeature`]: `input_values` of shape `(batch_size, samples)`, float32, and `attention_mask` of the
             same shape, 1 for samples and 0 for padding.
-
-        Raises:
-            ValueError: If the rate is missing or another than the model's; the audio is empty, not mono, or holds NaN
-                or infinity; or the lengths differ where tensors are asked for without padding.
-            TypeError: If the audio is of another type.
         """
         if sampling_rate != self.sampling_rate:
             got = "not given" if sampling_rate is None else f"{sampling_rate} Hz"

@@ -90,11 +90,6 @@ class MRConvNextImageProcessor(PilBackend):
 
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, float32.
-
-        Raises:
-            ValueError: If there is no image; `size` has no positive `shortest_edge`; `crop_pct` is not in (0, 1];
-                sizes differ and `do_resize` is off; a PIL image has more than 8 bits a channel; or whole numbers
-                exceed 1 after rescaling.
         """
         if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")

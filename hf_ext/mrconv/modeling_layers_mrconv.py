@@ -524,9 +524,6 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `list[str]`: Names as in `named_parameters`.
-
-        Raises:
-            ValueError: If the model is merged and its kernels are no parameters any more.
         """
         if self.config.reparameterized:
             raise ValueError(
@@ -547,9 +544,6 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself.
-
-        Raises:
-            ValueError: If branches are layer-normalised, or weights are offloaded.
         """
         for layer in self.convolutions():
             layer.reparameterize()
@@ -567,9 +561,6 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself. The choice is not saved.
-
-        Raises:
-            ValueError: If the model is not merged.
         """
         if not self.config.reparameterized:
             raise ValueError(
@@ -595,9 +586,6 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself.
-
-        Raises:
-            ValueError: If the model is merged, or a length or the sampling rate is not divisible by the factor.
         """
         config = self.config
         if config.reparameterized:

@@ -431,9 +431,6 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
     `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `past_key_values`: results are those of
     the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
     `config.longest_input`; a token then depends on that many positions before it in each layer.
-
-    Raises:
-        ValueError: If the configuration is bidirectional or has no vocabulary.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
@@ -518,9 +515,6 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
 
         transformers makes the model n blocks deep for as long as it drafts, by `config.num_hidden_layers`, and leaves
         it so where drafting ends with an error or is interrupted. Here the depth is always given back.
-
-        Raises:
-            ValueError: If `assistant_early_exit` is not between 1 and the number of blocks.
         """
         depth = self.config.num_hidden_layers
         given = kwargs.get("generation_config") or self.generation_config

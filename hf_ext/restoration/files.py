@@ -66,11 +66,6 @@ def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
     Returns:
         [`Picture`]: 16 bits for PNG and TIFF in grey, RGB and RGBA, for HEIC of more than 8, and for RAW. Of 16 bits
         in other files and kinds, Pillow gives 8, which is said for PNG and TIFF. CMYK, LAB and the like become RGB.
-
-    Raises:
-        ValueError: If it is no picture, is broken or cut off, is larger than allowed, holds several frames or pages,
-            or needs a library that is not installed.
-        OSError: If the file cannot be read.
     """
     return _read(source, max_megapixels, several=False).pictures[0]
 
@@ -229,10 +224,6 @@ def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, 
 
     Returns:
         `Path`: The file; see [`encode_image`] for what each format keeps.
-
-    Raises:
-        FileExistsError: If the file exists and may not be replaced.
-        ValueError: If the format is unknown, or cannot hold the picture.
     """
     return write_frames(path, Frames([picture]), overwrite=overwrite, format=format)
 

@@ -39,10 +39,6 @@ class ImageRestorationPipeline(PlainPipeline):
 
         Returns:
             `PIL.Image.Image` or `np.ndarray`: The restored picture; a list for a list.
-
-        Raises:
-            ValueError: If an input is no picture, is broken, or does not fit the model.
-            TypeError: If an input is of another type.
         """
         return super().__call__(inputs, **kwargs)
 

@@ -65,11 +65,6 @@ def restore_image(
     Returns:
         `np.ndarray` of shape `(height * scale, width * scale, channels)`: For floats float32, not clipped; else of the
         dtype of the image. Alpha is carried through, resized bicubically where the model enlarges.
-
-    Raises:
-        TypeError: If the image is no array of numbers as above.
-        ValueError: If it has another shape, values that are infinite or no number, or channels that the model cannot
-            restore; if `tile` is not allowed; or if the model itself gives values that are no number.
     """
     whole_numbers = isinstance(image, np.ndarray) and image.dtype in (np.uint8, np.uint16)
     _check_image(image, whole_numbers)
@@ -211,7 +206,10 @@ class _Work:
                     _turned_back(self._tiled(_turned(image, number), side, share), number)
                     for number in range(self.turns)
                 )
-                return sum(turns, np.float32(0)) / np.float32(self.turns) if self.turns > 1 else next(turns)
+                total = next(turns)
+                for restored in turns:
+                    total = total + restored
+                return total / np.float32(self.turns) if self.turns > 1 else total
             except torch.OutOfMemoryError:
                 smaller = self._tile_below(side or max(image.shape[:2]))
                 if self.tile != "auto" or smaller == side:

@@ -82,6 +82,8 @@ class SemanIRConfig(PreTrainedConfig):
     Configuration of [`SemanIRModel`] and [`SemanIRForImageRestoration`]. The default is the columnar S model of the
     paper without upscaling; `PRESETS` holds the named layouts: `SemanIRConfig(**PRESETS["u-shaped"])`.
 
+    What is not allowed raises `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
+
     Args:
         num_channels (`int`, *optional*, defaults to 3):
             Channels of the input image: 3 for RGB, 1 for grey. With 4, `num_channels_out=3` and `scale=2` the input is
@@ -123,10 +125,6 @@ class SemanIRConfig(PreTrainedConfig):
             Loss of [`SemanIRForImageRestoration`] when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the truncated normal that initialises linear layers.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: If a value is not allowed, as in every configuration of
-            transformers. It is no `ValueError`; it names the field, what was got and what is allowed.
     """
 
     model_type = "semanir"

@@ -154,10 +154,6 @@ class SemanIRImageProcessor(PilBackend):
 
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
-
-        Raises:
-            ValueError: If there is no image; sizes differ and `do_pad` is off; a PIL image has 32 bits a channel;
-                whole numbers exceed 1 after rescaling; or a value is infinite or no number.
         """
         if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")
@@ -242,10 +238,6 @@ class SemanIRImageProcessor(PilBackend):
 
         Returns:
             `list[PIL.Image.Image]` or `list[np.ndarray]`: One image for each of the batch.
-
-        Raises:
-            ValueError: If `outputs` holds no image, the target sizes or images do not fit, `output_type` is neither,
-                or Pillow cannot hold the image: 16 bits in several channels.
         """
         if output_type not in ("pil", "np"):
             raise ValueError(f"`output_type` is {output_type!r}; allowed: 'pil', 'np'.")
