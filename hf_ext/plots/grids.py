@@ -18,16 +18,7 @@ PIXELS = 2 * 512 * 512
 
 
 def draw_grid(rows: list[list[Image.Image]], names: list[str]) -> Image.Image:
-    """
-    Draws rows of pictures with their names.
-
-    Args:
-        rows (`list[list[PIL.Image.Image]]`): Pictures of one size; equally many in each row.
-        names (`list[str]`): What the rows show.
-
-    Returns:
-        `PIL.Image.Image`: RGB. Small pictures are enlarged, pixel by pixel.
-    """
+    """Draws rows of pictures with their names."""
     width, height = rows[0][0].size
     factor = max(1, -(-LEAST // max(width, height)))
     width, height = factor * width, factor * height
@@ -65,22 +56,6 @@ def sample_rows(
 
     They are drawn in batches, and in smaller ones where memory is short. Each picture has noise of its own, so the
     batches do not change it (but for the last bits of sums).
-
-    Args:
-        pipeline ([`DisentangledDiTPipeline`]): Makes them.
-        conditions (`list[int]` or `list[str]`): A class, or a text, for each row.
-        columns (`int`): Samples of each.
-        seed (`int`): Another seed, other noise.
-        batch_size (`int`, *optional*): Pictures that are drawn at once; as many as have half a million pixels if not
-            given.
-        options: Further arguments of the pipeline, the same for all pictures.
-
-    Returns:
-        `list[list[PIL.Image.Image]]`: A row for each condition.
-
-    Raises:
-        ValueError: The scheduler cannot make the steps.
-        RuntimeError: Memory is short for a single picture; the error is torch's.
     """
     rehearse_schedule(
         pipeline.scheduler, pipeline.transformer.config.in_channels, options.get("num_inference_steps", 50)
@@ -108,16 +83,7 @@ def sample_rows(
 
 
 def write_picture(picture: Image.Image, path: Path) -> Path:
-    """
-    Writes a PNG that is whole or absent.
-
-    Args:
-        picture (`PIL.Image.Image`): The picture.
-        path (`Path`): Where to; the folder is made.
-
-    Returns:
-        `Path`: The file.
-    """
+    """Writes a PNG that is whole or absent."""
     with whole_file(path) as file:
         picture.save(file, format="png")
     return path
