@@ -5,6 +5,7 @@ import difflib
 import re
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,7 +138,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return mapping
 
 
-def build(cls: type[T], mapping: dict[str, Any], where: str = "") -> T:
+def build(cls: type[T], mapping: dict[str, Any], where: str = "", *, also: Iterable[str] = ()) -> T:
     """
     Builds a strict dataclass from a mapping, rejecting unknown keys and wrong types by name.
 
@@ -145,6 +146,7 @@ def build(cls: type[T], mapping: dict[str, Any], where: str = "") -> T:
         cls (`type`): A dataclass decorated with `huggingface_hub.dataclasses.strict`.
         mapping (`dict[str, Any]`): Field values.
         where (`str`, *optional*): The section's name, for the messages.
+        also (`Iterable[str]`, *optional*): Other keys that the file may have, for the messages.
 
     Returns:
         An instance of `cls`.
@@ -158,9 +160,10 @@ def build(cls: type[T], mapping: dict[str, Any], where: str = "") -> T:
     fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in mapping:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
+            allowed = [*fields, *also]
+            near = difflib.get_close_matches(str(key), allowed, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise SettingsError(f"unknown key {key!r:.80}{section}.{hint} Allowed: {', '.join(sorted(fields))}.")
+            raise SettingsError(f"unknown key {key!r:.80}{section}.{hint} Allowed: {', '.join(sorted(allowed))}.")
     required = [
         name
         for name, item in fields.items()

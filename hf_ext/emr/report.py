@@ -32,6 +32,7 @@ def make_report(
     totals: Array,
     gram: Array,
     method: Mapping[str, Any],
+    masks: bool,
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
     r"""
@@ -48,7 +49,8 @@ def make_report(
         gram (`np.ndarray`):
             fp64 `[N, N]`, of which the upper triangle is read: inner products of the task vectors on a sample.
         method (`Mapping`):
-            The options that decided the numbers: `method`, `rescale` and `masks` are read, all are kept.
+            The options that decided the numbers: `rescale` is read, all are kept.
+        masks (`bool`): Whether the tasks have masks and scales.
         sizes (`Mapping[str, int]`):
             Bytes: `checkpoints` (all tasks' together), `base`, `unified`, `masks`, `extras`.
 
@@ -66,7 +68,6 @@ def make_report(
             f"{len(names)} tensors and {len(tasks)} tasks need participates [{len(names)}, {len(tasks)}] and gram "
             f"[{len(tasks)}, {len(tasks)}], got {participates.shape} and {gram.shape}."
         )
-    masks = method["method"] in ("emr", "given") if method.get("masks") is None else method["masks"]
     data = MergeSums(elements, participates, sums, totals, method["rescale"])
     whole = {name: values[0] for name, values in data.measure(np.zeros(len(names), int), 1).items()}
     entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]

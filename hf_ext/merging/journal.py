@@ -31,7 +31,7 @@ from hf_ext.emr.manifest import FORMAT, MANIFEST
 
 from ..files import read_json, recover_folder, write_json
 from ..hub.system_calls import free_bytes, open_descriptor, sync_data
-from .plan_table import Plan
+from .plan import Plan
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

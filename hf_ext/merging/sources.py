@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import os
 import threading
 from collections.abc import Mapping
@@ -88,6 +89,12 @@ class Source:
         )
 
     @property
+    def described(self) -> str:
+        """How messages name it."""
+        what = {"base": "base", "merged": "merged model"}.get(self.label, f"task {self.label!r}")
+        return f"{what} ({self.spec})"
+
+    @property
     def folder(self) -> Path:
         """Where the small files lie: the local folder, or a snapshot in the cache, fetched when it is first asked."""
         return self.place.fetch(SMALL_FILES) if isinstance(self.place, RepositoryFiles) else self.place
@@ -133,12 +140,12 @@ class Source:
         else:
             self.checkpoint.read_into(name, start, stop, out)
 
-    def read(self, name: str) -> torch.Tensor:
-        """Reads a whole tensor; for small ones."""
+    def read(self, name: str, elements: int | None = None) -> torch.Tensor:
+        """Reads a whole tensor, in its shape, or so many leading elements of it."""
         info = self.tensors[name]
-        out = torch.empty(info.nbytes // info.dtype.itemsize, dtype=info.dtype)
+        out = torch.empty(math.prod(info.shape) if elements is None else elements, dtype=info.dtype)
         self.read_into(name, 0, len(out), out)
-        return out.reshape(info.shape)
+        return out.reshape(info.shape) if elements is None else out
 
     def will_need(self, name: str, start: int, stop: int) -> None:
         """Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile."""
@@ -217,6 +224,16 @@ class _NoBar(tqdm):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **(options | {"disable": True}))
+
+
+def size_text(count: int) -> str:
+    """A number of bytes for people."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def open_weights(
