@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from hf_ext.plots.merges import load_drawing
-
 from ..files import read_json, replace_folder, sync, write_json
 from ..hub.system_calls import count_cores
 from .configuration import MergeConfig, load_config
@@ -149,7 +147,8 @@ class _Run:
 
     def prepare(self, stack: contextlib.ExitStack) -> None:
         """Creates the partial folder, or checks that the one that is there is of this merge; reserves all files."""
-        self.base_identity = _start_beside(self._work_beside)
+        include = self.plan.config.include_base
+        self.base_identity = _start_beside(lambda: self.plan.base.identity(hash_files=not include))
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(exist_ok=True)
         stack.enter_context(lock_partial(self.partial))
@@ -261,12 +260,6 @@ class _Run:
 
     def _share(self, units: dict[int, Unit]) -> list[tuple[int, Unit]]:
         return list(units.items())[self.ranks.index :: self.ranks.count]
-
-    def _work_beside(self) -> dict[str, Any]:
-        """Identity of the base's local files; and what draws is imported."""
-        identity = self.plan.base.identity(hash_files=not self.plan.config.include_base)
-        load_drawing()
-        return identity
 
 
 def _start_beside(function: Callable[[], Any]) -> Future[Any]:
