@@ -48,14 +48,8 @@ def resolve_adapters(
 
 
 class BaseAdapter(Source):
-    """
-    The adapter that changes nothing, as the base of adapters that are merged among themselves: ones for (IA)³; for
-    LoRA the common A, and B = 0.
-
-    Args:
-        base ([`Source`]): The base model, for its name only.
-        tasks (`tuple[Source, ...]`): The adapters; they must stay open.
-    """
+    """The adapter that changes nothing, as the base of adapters that are merged among themselves: ones for (IA)³; for
+    LoRA the common A, and B = 0."""
 
     def __init__(self, base: Source, tasks: tuple[Source, ...]) -> None:
         first = tasks[0]
@@ -200,18 +194,9 @@ class _Delta:
 
 
 class DeltaSource(Source):
-    """
-    The full weights that a LoRA adapter gives, read as if they were a checkpoint: base + s·B·A in float32, computed
+    """The full weights that a LoRA adapter gives, read as if they were a checkpoint: base + s·B·A in float32, computed
     when it is read. Tensors that the adapter replaces (`modules_to_save`, `bias`) are its own; all others are the
-    base's.
-
-    Args:
-        adapter ([`Source`]): The opened adapter.
-        base ([`Source`]): The opened base; it must stay open.
-
-    Raises:
-        ValueError: The adapter is no plain LoRA, or does not fit the base.
-    """
+    base's."""
 
     def __init__(self, adapter: Source, base: Source) -> None:
         refuse_variants(adapter)

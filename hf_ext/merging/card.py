@@ -22,22 +22,13 @@ _RUNNING = ("memory", "workers", "max_shard_size")
 
 @dataclass(frozen=True)
 class Merge:
-    """
-    What a folder says about the merge that wrote it.
+    """What a folder says about the merge that wrote it."""
 
-    Args:
-        library (`str`): `transformers`, `diffusers` or `peft`.
-        base ([`SourceRecord`]): The pretrained model.
-        tasks (`dict[str, SourceRecord]`): The fine-tuned models.
-        method (`dict`): Options that decided the numbers.
-        manifest ([`Manifest`], *optional*): Of an artifact with masks.
-    """
-
-    library: str
-    base: SourceRecord
-    tasks: dict[str, SourceRecord]
-    method: dict[str, Any]
-    manifest: Manifest | None
+    library: str  # `transformers`, `diffusers` or `peft`
+    base: SourceRecord  # the pretrained model
+    tasks: dict[str, SourceRecord]  # the fine-tuned models
+    method: dict[str, Any]  # options that decided the numbers
+    manifest: Manifest | None  # of an artifact with masks
 
 
 def read_merge(folder: Path) -> Merge | None:

@@ -118,16 +118,7 @@ class _Sums(NamedTuple):
 
 
 class Engine:
-    """
-    Does the units of a merge.
-
-    Args:
-        plan ([`Plan`]): What is merged.
-        outputs ([`Outputs`]): Where to.
-        vectors ([`TaskVectors`]): What makes the task vectors for the methods.
-        workers (`int`): Threads.
-        memory (`int`): Bytes for the buffers of all workers.
-    """
+    """Does the units of a merge."""
 
     def __init__(self, plan: Plan, outputs: Outputs, vectors: TaskVectors, workers: int, memory: int) -> None:
         self._plan = plan

@@ -46,16 +46,10 @@ _FREE = ("memory", "workers")
 
 @dataclass(frozen=True)
 class MergeResult:
-    """
-    What a merge wrote.
+    """What a merge wrote."""
 
-    Args:
-        path (`Path`): The folder.
-        report (`dict`): The content of its `report.json`.
-    """
-
-    path: Path
-    report: dict[str, Any]
+    path: Path  # the folder
+    report: dict[str, Any]  # the content of its `report.json`
 
 
 def merge_checkpoints(

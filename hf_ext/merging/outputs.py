@@ -38,23 +38,7 @@ class Copy:
 
 
 class Outputs:
-    """
-    Every weight file of the result, open for writing.
-
-    Args:
-        folder (`Path`): The folder of the result; created if it is not there.
-        plan ([`Plan`]): What is merged.
-        resume (`bool`, *optional*, defaults to `False`): Whether the files have to be there already.
-
-    Attributes:
-        root (`dict[str, SafetensorsWriter]`): File of every tensor of the root weights.
-        masks (`list[SafetensorsWriter]`): Masks of every task; empty without masks.
-        copies (`list[Copy]`): What is to be copied.
-
-    Raises:
-        OSError: There is no room; the message says how much is needed.
-        ValueError: A file of an interrupted merge is gone.
-    """
+    """Every weight file of the result, open for writing."""
 
     def __init__(self, folder: Path, plan: Plan, *, resume: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)

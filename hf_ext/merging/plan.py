@@ -28,32 +28,18 @@ _SUMS_BYTES = 8 * 10
 
 @dataclass(frozen=True)
 class Plan:
-    """
-    What a merge will do. Made by [`make_plan`]; use it as a context manager, or call [`~Plan.close`].
+    """What a merge will do. Made by [`make_plan`]; use it as a context manager, or call [`~Plan.close`]."""
 
-    Attributes:
-        config ([`MergeConfig`]): The configuration.
-        base ([`Source`]): The base, opened.
-        tasks (`tuple[Source, ...]`): The tasks, opened, in the order of the configuration.
-        rows (`tuple[Row, ...]`): The tensors of the base, in its order.
-        own (`tuple[Own, ...]`): The tensors of the tasks that are not merged.
-        names (`tuple[Names, ...]`): The names of each task beside the base's.
-        aliases (`dict[str, str]`): Other names of tensors of the base.
-        given ([`Source`] or `None`): The merged model of method `"given"`, opened.
-        given_names (`dict[str, str]`): Names in it, by the names of the base.
-        warnings (`list[str]`): What the user should look at.
-    """
-
-    config: MergeConfig
-    base: Source
-    tasks: tuple[Source, ...]
-    rows: tuple[Row, ...]
-    own: tuple[Own, ...]
-    names: tuple[Names, ...]
-    aliases: dict[str, str]
-    given: Source | None = None
-    given_names: Mapping[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    config: MergeConfig  # the configuration
+    base: Source  # the base, opened
+    tasks: tuple[Source, ...]  # the tasks, opened, in the order of the configuration
+    rows: tuple[Row, ...]  # the tensors of the base, in its order
+    own: tuple[Own, ...]  # the tensors of the tasks that are not merged
+    names: tuple[Names, ...]  # the names of each task beside the base's
+    aliases: dict[str, str]  # other names of tensors of the base
+    given: Source | None = None  # the merged model of method `"given"`, opened
+    given_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
+    warnings: list[str] = field(default_factory=list)  # what the user should look at
 
     @cached_property
     def merged(self) -> tuple[Row, ...]:

@@ -57,20 +57,6 @@ class Source:
     configuration have been read.
 
     Tensors of type float64 are given as float32: no arithmetic of a merge is wider.
-
-    Attributes:
-        label (`str`): `"base"` or the task's name, for messages.
-        spec (`str`): The folder or `org/name[@revision]` as it was given.
-        repo_id (`str` or `None`): `org/name` if it is on a Hub.
-        commit (`str` or `None`): Commit of the repository.
-        config (`dict`): What `config.json` holds (for an adapter: `adapter_config.json`); empty if there is none.
-        library (`str`): `"transformers"`, `"diffusers"` or `"peft"`.
-        tensors (`Mapping[str, TensorInfo]`): The tensors, in the order of the file.
-        metadata (`Mapping[str, str]`): The strings in the header.
-        same_as_base (`frozenset[str]`):
-            Tensors of the base, by the base's names, that this task has unchanged and that are not in `tensors`.
-        checkpoint ([`Checkpoint`]): The weights as they are stored.
-        place (`Path` or [`RepositoryFiles`]): Where the small files are.
     """
 
     def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | RepositoryFiles) -> None:

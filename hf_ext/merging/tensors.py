@@ -32,22 +32,13 @@ _PREFIX_SHARE = 1 / 3
 
 @dataclass(frozen=True)
 class Row:
-    """
-    A tensor of the base, which is in the root weights of the result.
+    """A tensor of the base, which is in the root weights of the result."""
 
-    Args:
-        name (`str`): Name in the base.
-        shape (`tuple[int, ...]`): Shape.
-        dtype (`torch.dtype`): Type in the result.
-        elements (`int`): Leading elements that are merged: all, but for a resized vocabulary; 0 if it is not merged.
-        task_names (`tuple[str | None, ...]`):
-            Name in each task, `None` where it does not take part; empty if it is not merged.
-    """
-
-    name: str
+    name: str  # name in the base
     shape: tuple[int, ...]
-    dtype: torch.dtype
-    elements: int = 0
+    dtype: torch.dtype  # type in the result
+    elements: int = 0  # leading elements that are merged: all, but for a resized vocabulary; 0 if it is not merged
+    # name in each task, `None` where it does not take part; empty if it is not merged
     task_names: tuple[str | None, ...] = ()
 
     @property
@@ -58,28 +49,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Own:
-    """
-    A tensor of a task that is not merged, or the end of one whose leading elements are.
+    """A tensor of a task that is not merged, or the end of one whose leading elements are."""
 
-    Args:
-        task (`int`): Index of the task.
-        name (`str`): Name in the task.
-        base_name (`str`): Name that it would have in the base.
-        shape (`tuple[int, ...]`): Shape of the whole tensor.
-        dtype (`torch.dtype`): Type.
-        rule (`str`): `KEPT` with the task, `SHARED`: equal to the base's, `SKIPPED`, or `COMPARED` to find out.
-        reason (`str`): Why.
-        start (`int`): First element that is kept; more than 0 only for what a merged vocabulary leaves over.
-    """
-
-    task: int
-    name: str
-    base_name: str
-    shape: tuple[int, ...]
+    task: int  # index of the task
+    name: str  # name in the task
+    base_name: str  # name that it would have in the base
+    shape: tuple[int, ...]  # shape of the whole tensor
     dtype: torch.dtype
-    rule: str
-    reason: str = ""
-    start: int = 0
+    rule: str  # `KEPT` with the task, `SHARED`: equal to the base's, `SKIPPED`, or `COMPARED` to find out
+    reason: str = ""  # why
+    start: int = 0  # first element that is kept; more than 0 only for what a merged vocabulary leaves over
 
     @property
     def nbytes(self) -> int:
@@ -93,10 +72,6 @@ class Names:
 
     By what they differ is found out: a base saved without its head is `encoder.…` where its fine-tune is
     `bert.encoder.…`.
-
-    Attributes:
-        base_prefix (`str`), task_prefix (`str`): Name in the base = `base_prefix` + the name without `task_prefix`.
-        pairs (`dict[str, str]`): The task's name of each tensor of the base that it has, in the order of the base.
     """
 
     def __init__(self, base: Mapping[str, TensorInfo], task: Collection[str]) -> None:
@@ -131,23 +106,7 @@ def _wrappers(names: Collection[str]) -> list[str]:
 
 
 class Table:
-    """
-    Every tensor of a merge with what happens to it. Making it decides.
-
-    Args:
-        config ([`MergeConfig`]): The configuration.
-        base ([`Source`]): The base.
-        tasks (`Sequence[Source]`): The tasks.
-        aliases (`dict[str, str]`): Other names of tensors of the base.
-
-    Attributes:
-        names (`tuple[Names, ...]`): The names of each task.
-        rows (`list[Row]`): The tensors of the base, in its order, but for aliases.
-        own (`list[Own]`): What is left of the tasks.
-
-    Raises:
-        ValueError: A task does not fit the base, or the configuration forbids what it would take.
-    """
+    """Every tensor of a merge with what happens to it. Making it decides."""
 
     def __init__(self, config: MergeConfig, base: Source, tasks: Sequence[Source], aliases: dict[str, str]) -> None:
         self._config, self._base, self._tasks, self._aliases = config, base, tasks, aliases

@@ -74,20 +74,12 @@ class Option:
 
 @dataclass(frozen=True)
 class Method:
-    """
-    A registered method; see [`merge_method`].
+    """A registered method; see [`merge_method`]."""
 
-    Args:
-        name (`str`): What configurations call it.
-        label (`str`): What cards call it: "merged by …".
-        function (`Callable`): Merges a [`Block`].
-        options (`dict[str, Option]`): Its options by name.
-    """
-
-    name: str
-    label: str
-    function: "Callable[..., torch.Tensor]"
-    options: dict[str, Option] = field(default_factory=dict)
+    name: str  # what configurations call it
+    label: str  # what cards call it: "merged by …"
+    function: "Callable[..., torch.Tensor]"  # merges a [`Block`]
+    options: dict[str, Option] = field(default_factory=dict)  # its options by name
     masks: bool = False
     fused: bool = False
     whole: bool = False
