@@ -5,6 +5,7 @@ import difflib
 import re
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,17 +112,19 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return mapping
 
 
-def build(cls: type[T], mapping: dict[str, Any], where: str = "") -> T:
+def build(cls: type[T], mapping: dict[str, Any], where: str = "", *, also: Iterable[str] = ()) -> T:
     """Builds a strict dataclass from a mapping, rejecting unknown keys and wrong types by name."""
+    # `also`: other keys that the file may have, for the messages.
     section = f" in section {where!r}" if where else ""
     if not isinstance(mapping, dict):
         raise SettingsError(f"{where or 'the configuration'} must be a mapping of keys, got {mapping!r:.200}.")
     fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in mapping:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
+            allowed = [*fields, *also]
+            near = difflib.get_close_matches(str(key), allowed, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise SettingsError(f"unknown key {key!r:.80}{section}.{hint} Allowed: {', '.join(sorted(fields))}.")
+            raise SettingsError(f"unknown key {key!r:.80}{section}.{hint} Allowed: {', '.join(sorted(allowed))}.")
     required = [
         name
         for name, item in fields.items()

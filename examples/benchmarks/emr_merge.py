@@ -7,11 +7,13 @@ Eight fine-tunes of GPT-2 small (124 M, fp32) are written to SCRATCH and kept th
 memory curve, 15 GB, is removed). Every row is a process of its own on two cores, with its inputs in the page cache.
 Rows run in turns, forwards and backwards, and the median counts. PYTHON is the interpreter of an environment that has
 the other tool. A stopped benchmark goes on where it was. Needs Linux (/proc). `--quick` tries everything on a small
-model once, and writes its results to SCRATCH.
+model once, and writes its results to SCRATCH. `--before CHECKOUT` only compares the command with that of an earlier
+checkout of this repository, in processor time: that says something on a machine with other work too.
 """
 
 import argparse
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,29 @@ class Benchmark:
         print(f"{'use/0':24} switched {count} times, packed in {packed['seconds']:.2f} s", flush=True)
         remove(self.out)
 
+    def measure_versions(self, before: Path) -> dict[str, list[float]]:
+        """Processor time of the whole command, in turns with that of another checkout of this repository."""
+        self.make_set(self.set, TASKS, "full")
+        code = self.scratch / "before"
+        code.mkdir(exist_ok=True)
+        for name, target in {"hf_ext": "hf_ext", "hf_ext_cli": "hf_ext/cli"}.items():
+            (code / name).unlink(missing_ok=True)
+            (code / name).symlink_to(before.resolve() / target)
+        file = self.scratch / "merge.yaml"
+        file.write_text(json.dumps(self.config("emr", self.set)))
+        command = [sys.executable, "-m", "hf_ext_cli.main", "merge", str(file), str(self.out)]
+        commands = {"now": command, "before": ["env", f"PYTHONPATH={code}", *command]}
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        for turn in range(self.rounds):
+            for name in commands if turn % 2 == 0 else reversed(commands):
+                remove(self.out)
+                warm(self.files(self.set, TASKS))
+                row = run_child(commands[name], self.stderr)[1]
+                seconds[name].append(row["process_processor_seconds"])
+                print(f"{name:8} {seconds[name][-1]:8.2f} s of processor time", flush=True)
+        remove(self.out)
+        return seconds
+
 
 PARTS = {"rows": Benchmark.measure_rows, "memory": Benchmark.measure_memory, "use": Benchmark.measure_use}
 
@@ -180,13 +205,21 @@ def main() -> None:
     parser.add_argument("--rows", help="only these rows, separated by commas")
     parser.add_argument("--parts", default=",".join(PARTS), help="only these parts, separated by commas")
     parser.add_argument("--quick", action="store_true", help="a small model, one round")
+    parser.add_argument("--before", type=Path, help="only beside another checkout: processor time of whole commands")
     parser.add_argument("--results", type=Path, help="folder of the results (examples/benchmarks/results)")
     words = parser.parse_args()
     cores = keep_to_cores()
     benchmark = Benchmark(words)
+    folder = words.results or (benchmark.scratch if words.quick else HERE / "results")
+    if words.before is not None:
+        seconds = benchmark.measure_versions(words.before)
+        found = {"settings": benchmark.settings, "processor_seconds": seconds}
+        found["median"] = {name: statistics.median(values) for name, values in seconds.items()}
+        found["now / before"] = found["median"]["now"] / found["median"]["before"]
+        (folder / "emr_merge_versions.json").write_text(json.dumps(found, indent=1) + "\n")
+        return
     for part in words.parts.split(","):
         PARTS[part](benchmark)
-    folder = words.results or (benchmark.scratch if words.quick else HERE / "results")
     write_results(folder, benchmark.log, benchmark.settings, cores)
 
 

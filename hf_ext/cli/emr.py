@@ -24,23 +24,17 @@ def choice(*values: str) -> click.Choice[str]:
 
 
 # Those of hf_ext.merging.configuration, which the help must not import; a test compares them.
-METHODS = choice("emr", "elect", "average", "task_arithmetic", "ties", "given")
 RESCALES = choice("global", "official", "tensor", "l2", "tensor_l2", "none")
-TIES = choice("zero", "negative")
 SHAPE_POLICIES = choice("extra", "overlap", "error")
 DTYPES = choice("float32", "float16", "bfloat16")
 ADAPTERS = choice("refuse", "delta", "adapter")
 
-# One for each field of the configuration. None: as the file says, or the default.
+# One for each field of the configuration but the method. None: as the file says, or the default.
 FIELDS = [
     click.option("--base", metavar="ID", help="The model that all tasks were fine-tuned from."),
     click.option("--task", "tasks", metavar="NAME=ID", multiple=True, help="A fine-tuned model; once for each task."),
-    click.option("--method", type=METHODS, help="How to merge.  [default: emr]"),
     click.option("--rescale", type=RESCALES, help="How each task's strength is restored.  [default: global]"),
     click.option("--masks/--no-masks", default=None, help="Write 1-bit task masks.  [default: with emr and given]"),
-    click.option("--tie", type=TIES, help="Elected value where the tasks sum to zero.  [default: zero]"),
-    click.option("--weight", type=float, help="Weight of task arithmetic or TIES.  [default: 0.3, 1.0]"),
-    click.option("--density", type=float, help="Share of each task that TIES keeps.  [default: 0.2]"),
     click.option("--drop", type=float, help="Share of each task that DARE drops first.  [default: 0.0]"),
     click.option("--seed", type=int, help="Seed of DARE.  [default: 0]"),
     click.option("--merged", metavar="ID", help="The merged model, for --method given."),
@@ -56,6 +50,37 @@ FIELDS = [
 ]
 
 
+class MergeCommand(click.Command):
+    """Has an option for each field of the configuration, and for each option of a merge method.
+
+    Those of the methods are found when the command runs or shows its help: that imports hf_ext, but not torch.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        own = super().get_params(ctx)
+        place = 1 + [parameter.name for parameter in own].index("tasks")
+        return [*own[:place], *method_options(), *own[place:]]
+
+
+def method_options() -> list[click.Parameter]:
+    """`--method`, and an option for each option of the methods, with the methods that have it and their defaults."""
+    import_without_models()
+    from hf_ext.merging.methods import METHODS, options_by_name
+
+    labels = ", ".join(f"{name} ({method.label.partition(';')[0]})" for name, method in METHODS.items())
+    found: list[click.Parameter] = [
+        click.Option(["--method"], type=choice(*METHODS), help=f"How to merge: {labels}.  [default: emr]")
+    ]
+    for name, holders in options_by_name().items():
+        option = next(iter(holders.values()))
+        told = ", ".join(f"{holder}: {own.default}" for holder, own in holders.items())
+        kind = choice(*option.choices) if option.choices else option.kind
+        found.append(
+            click.Option([f"--{name.replace('_', '-')}"], type=kind, help=f"{option.help}  [default: {told}]")
+        )
+    return found
+
+
 def field_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds an option for each field of the configuration."""
     for option in reversed(FIELDS):
@@ -63,7 +88,7 @@ def field_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command()
+@click.command(cls=MergeCommand)
 @click.argument("file", metavar="[FILE.yaml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("place", metavar="[OUT]", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The same as OUT.")
@@ -110,12 +135,13 @@ def merge(
     target = target_folder(file, place, out, dry_run)
     from hf_ext.merging.merge import merge_and_show
     from hf_ext.merging.plan import Plan, make_plan
+    from hf_ext.merging.plan_table import plan_lines, plan_values
 
     def show(plan: Plan) -> None:
         if not as_json:
-            click.echo("\n".join(plan.lines()))
+            click.echo("\n".join(plan_lines(plan)))
         elif dry_run:
-            print_json({"plan": plan.to_dict()})
+            print_json({"plan": plan_values(plan)})
 
     # Of several processes the first one talks.
     speaks = os.environ.get("RANK", "0") == "0"

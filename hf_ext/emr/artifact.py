@@ -162,20 +162,12 @@ STATE = "state.safetensors"
 
 
 class Verification(NamedTuple):
-    """
-    What came of reading an artifact through.
+    """What came of reading an artifact through."""
 
-    Args:
-        files (`int`): Files whose hash was compared.
-        bytes (`int`): Their length together.
-        wrong (`list[str]`): What is wrong, one line for each file.
-        notes (`list[str]`): What could not be compared.
-    """
-
-    files: int
-    bytes: int
-    wrong: list[str]
-    notes: list[str]
+    files: int  # files whose hash was compared
+    bytes: int  # their length together
+    wrong: list[str]  # what is wrong, one line for each file
+    notes: list[str]  # what could not be compared
 
 
 def list_files(folder: Path) -> list[str]:

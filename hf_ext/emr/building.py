@@ -25,17 +25,11 @@ _ORIGIN_KEYS = ("_name_or_path", "transformers_version", "_diffusers_version", "
 
 
 class Place(NamedTuple):
-    """
-    Where in a model a tensor of the checkpoint is.
+    """Where in a model a tensor of the checkpoint is."""
 
-    Args:
-        tensor (`str`): Name of the model's tensor.
-        part (`tuple`, *optional*): Shape, strides and first element of the part of it, as of
-            [`torch.Tensor.as_strided`]: transformers fuses the experts of a layer on loading, for instance. `None` if
-            it is the whole tensor.
-    """
-
-    tensor: str
+    tensor: str  # name of the model's tensor
+    # shape, strides and first element of the part of it, as of [`torch.Tensor.as_strided`]: transformers fuses the
+    # experts of a layer on loading, for instance. `None` if it is the whole tensor
     part: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
 
     def of(self, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -52,21 +46,13 @@ class Place(NamedTuple):
 
 @dataclass
 class BuiltModel:
-    """
-    A model with the weights of a task.
+    """A model with the weights of a task."""
 
-    Args:
-        model (`torch.nn.Module`): The model, in evaluation mode.
-        names (`frozenset[str]`): Names of the tensors of the checkpoint.
-        places (`dict[str, Place]`): Where in the model each of them is that the model uses.
-        complete (`bool`):
-            Whether this tells all. If not, the library transforms tensors or initialises new ones, and the weights of
-            another task cannot be put into the model in place.
-    """
-
-    model: torch.nn.Module
-    names: frozenset[str]
-    places: dict[str, Place]
+    model: torch.nn.Module  # the model, in evaluation mode
+    names: frozenset[str]  # names of the tensors of the checkpoint
+    places: dict[str, Place]  # where in the model each of them is that the model uses
+    # whether this tells all. If not, the library transforms tensors or initialises new ones, and the weights of
+    # another task cannot be put into the model in place
     complete: bool
 
 

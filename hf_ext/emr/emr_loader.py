@@ -89,22 +89,7 @@ def restore(
 def restore_tensor(
     base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, length: int
 ) -> torch.Tensor:
-    """
-    Restores the leading elements of one tensor.
-
-    Args:
-        base (`torch.Tensor`): Tensor of the base.
-        unified (`torch.Tensor`): Tensor of the root weights, of the same shape.
-        mask (`torch.Tensor`): Packed bits, uint8.
-        scale (`float`): λ.
-        length (`int`): Number of elements.
-
-    Returns:
-        `torch.Tensor`: `[length]`, of the type of `unified`.
-
-    Raises:
-        ValueError: The tensors do not fit each other.
-    """
+    """Restores the leading elements of one tensor."""
     if mask.dtype != torch.uint8 or mask.ndim != 1 or len(mask) < -(-length // 8):
         raise ValueError(f"a mask of {length} elements needs {-(-length // 8)} bytes; {_DAMAGED}")
     if base.shape != unified.shape or base.numel() < length or not {base.dtype, unified.dtype} <= set(_FLOATS):
@@ -125,18 +110,7 @@ def restore_tensor(
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """
-    Reads and checks `emr.json`.
-
-    Args:
-        folder (`Path`): The folder that holds it.
-
-    Returns:
-        `dict[str, Any]`: Its content.
-
-    Raises:
-        ValueError: There is none, it is damaged, or a later format.
-    """
+    """Reads and checks `emr.json`."""
     path = folder / "emr.json"
     if not path.is_file():
         raise ValueError(f"{folder}: there is no emr.json; give the folder that EMR-Merging wrote")
@@ -202,17 +176,7 @@ def _is_size(value: object) -> bool:
 
 
 def verify_own(root: Path, manifest: dict[str, Any], names: list[str]) -> None:
-    """
-    Compares files of the folder with their SHA-256 in `emr.json`; early folders have none.
-
-    Args:
-        root (`Path`): The folder with `emr.json`.
-        manifest (`dict[str, Any]`): Its content.
-        names (`list[str]`): Paths of the files in it; those of which nothing is said are left out.
-
-    Raises:
-        ValueError: A file has other content.
-    """
+    """Compares files of the folder with their SHA-256 in `emr.json`; early folders have none."""
     told = manifest.get("files") or {}
     for name in names if isinstance(told, dict) else ():
         expected = told.get(name)
@@ -224,21 +188,7 @@ def verify_own(root: Path, manifest: dict[str, Any], names: list[str]) -> None:
 
 
 def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str] | None = None) -> _Files:
-    """
-    Finds and verifies the base checkpoint: the length of each file and, where `emr.json` has it, its SHA-256.
-
-    Args:
-        root (`Path`): The folder with `emr.json`.
-        manifest (`dict[str, Any]`): Its content.
-        base (`str` or `Path`, *optional*): Folder or file; by default `base/` in `root`, or the place that `emr.json`
-            names.
-
-    Returns:
-        `_Files`: The opened files.
-
-    Raises:
-        ValueError: Not found, or another checkpoint.
-    """
+    """Finds and verifies the base checkpoint: the length of each file and, where `emr.json` has it, its SHA-256."""
     known = manifest["base"]
     source, revision, files = known.get("source"), known.get("revision"), known.get("files") or {}
     named = f"{source} at commit {revision}" if revision else str(source)
@@ -266,20 +216,7 @@ def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str]
 
 
 def inside(folder: Path, file: str, root: Path) -> Path:
-    """
-    The path of a safetensors file of a folder.
-
-    Args:
-        folder (`Path`): The folder.
-        file (`str`): Name of the file.
-        root (`Path`): A folder that links may not leave.
-
-    Returns:
-        `Path`: Its path.
-
-    Raises:
-        ValueError: The name leads out of the folder, or there is no such file.
-    """
+    """The path of a safetensors file of a folder."""
     if not isinstance(file, str) or not _FILE.fullmatch(file):
         raise ValueError(f"{folder}: {file!r} is not the name of a .safetensors file; do not trust this folder")
     path = folder / file
@@ -291,17 +228,7 @@ def inside(folder: Path, file: str, root: Path) -> Path:
 
 
 def stays_inside(folder: Path, path: Path) -> bool:
-    """
-    Whether a path really lies in a folder, or in the download cache that the folder is part of.
-
-    Args:
-        folder (`Path`): A folder that links may not leave.
-        path (`Path`): A path in it.
-
-    Returns:
-        `bool`: A cache keeps links in `models--org--name/snapshots/<commit>/` to files in `blobs/`; these may be
-        followed.
-    """
+    """Whether a path really lies in a folder, or in the download cache that the folder is part of."""
     home, target = folder.resolve(), path.resolve()
     allowed = [home]
     for commit in (home, *home.parents):

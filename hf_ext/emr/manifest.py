@@ -34,66 +34,38 @@ _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """
-    A tensor of the root weights.
+    """A tensor of the root weights."""
 
-    Args:
-        name (`str`): Its name, which is the base's.
-        shape (`tuple[int, ...]`): Shape.
-        dtype (`torch.dtype`): Type.
-        elements (`int`): Leading elements that were merged; 0 where the tensor is the base's.
-    """
-
-    name: str
+    name: str  # its name, which is the base's
     shape: tuple[int, ...]
     dtype: torch.dtype
-    elements: int
+    elements: int  # leading elements that were merged; 0 where the tensor is the base's
 
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """
-    Where weights came from.
+    """Where weights came from."""
 
-    Args:
-        source (`str`): `org/name`, or a path, relative ones to the artifact (`manifest`).
-        revision (`str` or `None`): Commit, of a Hub.
-        files (`dict[str, dict]`): `bytes`, `sha256` (or `None`) and `header_sha256` of every weight file.
-        folder (`str` or `None`): `"base"` when the weights lie in the artifact.
-    """
-
-    source: str
-    revision: str | None
-    files: dict[str, dict[str, Any]]
-    folder: str | None = None
+    source: str  # `org/name`, or a path, relative ones to the artifact (`manifest`)
+    revision: str | None  # commit, of a Hub
+    files: dict[str, dict[str, Any]]  # `bytes`, `sha256` (or `None`) and `header_sha256` of every weight file
+    folder: str | None = None  # `"base"` when the weights lie in the artifact
 
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """
-    A task of the artifact.
+    """A task of the artifact."""
 
-    Args:
-        origin ([`SourceRecord`]): Its checkpoint.
-        architecture (`str` or `None`): Class of its model.
-        base_prefix (`str`), task_prefix (`str`):
-            Name in the root weights = `base_prefix` + the task's name without `task_prefix`.
-        scale (`float` or `None`): λ; `None` where every tensor has its own.
-        scales (`dict[str, float]`): λ by the task's tensor names, for the rescale modes by tensor.
-        density (`float`): Share of mask bits that are set.
-        shared (`tuple[str, ...]`): The task's tensors that equal the base's.
-        tails (`dict[str, tuple[int, ...]]`):
-            Full shapes of tensors whose leading elements are merged and whose others are in `extra.safetensors`.
-    """
-
-    origin: SourceRecord
-    architecture: str | None
-    base_prefix: str
+    origin: SourceRecord  # its checkpoint
+    architecture: str | None  # class of its model
+    base_prefix: str  # name in the root weights = `base_prefix` + the task's name without `task_prefix`
     task_prefix: str
-    scale: float | None
-    density: float
+    scale: float | None  # λ; `None` where every tensor has its own
+    density: float  # share of mask bits that are set
+    # λ by the task's tensor names, for the rescale modes by tensor
     scales: dict[str, float] = field(default_factory=dict)
-    shared: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()  # the task's tensors that equal the base's
+    # full shapes of tensors whose leading elements are merged and whose others are in `extra.safetensors`
     tails: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def base_name(self, name: str) -> str:
@@ -103,29 +75,17 @@ class TaskRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """
-    `emr.json`: what an artifact holds and how to restore a task from it.
+    """`emr.json`: what an artifact holds and how to restore a task from it."""
 
-    Args:
-        library (`str`): `transformers`, `diffusers` or `peft`.
-        base ([`SourceRecord`]): The pretrained weights.
-        unified (`dict[str, dict]`): `bytes` of every file of the root weights.
-        method (`dict`): Options that decided the numbers.
-        tensors (`tuple[TensorRecord, ...]`): Tensors of the root weights.
-        aliases (`dict[str, str]`): Tied names, to the name that is stored.
-        tasks (`dict[str, TaskRecord]`): Tasks by name.
-        version (`str`): Version of the package that wrote it.
-        files (`dict[str, dict]`): `bytes` and `sha256` of the artifact's files by path; empty in early artifacts.
-    """
-
-    library: str
-    base: SourceRecord
-    unified: dict[str, dict[str, Any]]
-    method: dict[str, Any]
-    tensors: tuple[TensorRecord, ...]
-    aliases: dict[str, str]
-    tasks: dict[str, TaskRecord]
-    version: str
+    library: str  # `transformers`, `diffusers` or `peft`
+    base: SourceRecord  # the pretrained weights
+    unified: dict[str, dict[str, Any]]  # `bytes` of every file of the root weights
+    method: dict[str, Any]  # options that decided the numbers
+    tensors: tuple[TensorRecord, ...]  # tensors of the root weights
+    aliases: dict[str, str]  # tied names, to the name that is stored
+    tasks: dict[str, TaskRecord]  # tasks by name
+    version: str  # version of the package that wrote it
+    # `bytes` and `sha256` of the artifact's files by path; empty in early artifacts
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property

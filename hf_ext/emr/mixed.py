@@ -28,9 +28,6 @@ class Mixer:
     Runs a model on batches whose samples are of different tasks. For inference: without gradients.
 
     How a forward pass can be divided is found out for each shape of batch, on its first two samples; see `units`.
-
-    Args:
-        emr ([`EMRModel`]): The model. Its weights and its current task are the same after a run, also after an error.
     """
 
     def __init__(self, emr: Switchable) -> None:

@@ -33,16 +33,16 @@ _PIECE = 2**18
 
 
 def merge_block(
-    base: torch.Tensor,
-    tasks: list[torch.Tensor],
-    unified: torch.Tensor,
-    masks: torch.Tensor | None,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
+    base: torch.Tensor,  # [n], W_0; float32, float16 or bfloat16, as all weights
+    tasks: list[torch.Tensor],  # [n] each, W_t, each of its own dtype
+    unified: torch.Tensor,  # [n], takes W_uni, rounded to its dtype
+    masks: torch.Tensor | None,  # [N, ceil(n / 8) or more], takes M_t, lowest bit first; bits after the last are 0
+    sums: torch.Tensor,  # [N, 10], `SUMS` are added to it; float64
+    totals: torch.Tensor,  # [4], `TOTALS` are added to it; float64
+    gram: torch.Tensor,  # [N, N], Σ d_i d_j of every sixteenth sub-block is added to its upper triangle; float64
     *,
-    first: int = 0,
-    tie: str = "zero",
+    first: int = 0,  # index in the tensor of the block's first sub-block
+    tie: str = "zero",  # where S = 0: "zero" elects nobody (the paper), "negative" the lowest d_t (the authors' code)
 ) -> None:
     """
     Elect the unified weights of a block, mask each task, and add the block's sums. All tensors lie on one device. On
@@ -51,24 +51,6 @@ def merge_block(
     With d_t = W_t - W_0 in fp32 and S = Σ_t d_t (fp32, in the order of the tasks), W_uni is max_t W_t where S > 0,
     min_t W_t where S < 0 and W_0 where S = 0: the paper's τ_uni = W_uni - W_0. The mask is M_t = [sgn d_t = sgn τ_uni
     ≠ 0], with the τ_uni of the weights as stored.
-
-    Args:
-        base (`torch.Tensor` of shape `(n,)`): Pretrained weights W_0; float32, float16 or bfloat16, as all weights.
-        tasks (`list[torch.Tensor]` of shape `(n,)` each): Fine-tuned weights W_t, each of its own dtype.
-        unified (`torch.Tensor` of shape `(n,)`): Takes W_uni, rounded to its dtype.
-        masks (`torch.Tensor` of shape `(N, at least ceil(n / 8))`, *optional*):
-            Takes the bits of M_t, lowest bit first; uint8. Bits after the last element are 0; further bytes stay.
-        sums (`torch.Tensor` of shape `(N, 10)`): `SUMS` are added to it; float64.
-        totals (`torch.Tensor` of shape `(4,)`): `TOTALS` are added to it; float64.
-        gram (`torch.Tensor` of shape `(N, N)`):
-            Σ d_i d_j of every sixteenth sub-block is added to the upper triangle; float64.
-        first (`int`, *optional*, defaults to 0): Index in the tensor of the block's first sub-block.
-        tie (`str`, *optional*, defaults to `"zero"`):
-            Where S = 0: `"zero"` elects nobody (the paper), `"negative"` the most negative d_t (the authors' code).
-
-    Raises:
-        `ValueError`: if a shape, a layout or `tie` is wrong.
-        `TypeError`: if a dtype is wrong.
     """
     if tie not in ("zero", "negative"):
         raise ValueError(f"tie is {tie!r}: choose 'zero' (the paper) or 'negative' (the authors' code)")
@@ -87,24 +69,8 @@ def mask_block(
     *,
     first: int = 0,
 ) -> None:
-    """
-    Mask each task against unified weights that are given, and add the block's sums: the second half of
-    [`merge_block`], and mask-and-rescale as a post-process of any merged model (Table 9 of the paper).
-
-    Args:
-        base (`torch.Tensor` of shape `(n,)`): Pretrained weights W_0.
-        tasks (`list[torch.Tensor]` of shape `(n,)` each): Fine-tuned weights W_t.
-        unified (`torch.Tensor` of shape `(n,)`): Merged weights, already rounded to the dtype they are stored in.
-        masks (`torch.Tensor` of shape `(N, at least ceil(n / 8))`, *optional*): Takes the bits of M_t.
-        sums (`torch.Tensor` of shape `(N, 10)`): `SUMS` are added to it.
-        totals (`torch.Tensor` of shape `(4,)`): `TOTALS` are added to it.
-        gram (`torch.Tensor` of shape `(N, N)`): Sampled Σ d_i d_j is added to its upper triangle.
-        first (`int`, *optional*, defaults to 0): Index in the tensor of the block's first sub-block.
-
-    Raises:
-        `ValueError`: if a shape or a layout is wrong.
-        `TypeError`: if a dtype is wrong.
-    """
+    """Mask each task against unified weights that are given, and add the block's sums: the second half of
+    [`merge_block`], and mask-and-rescale as a post-process of any merged model (Table 9 of the paper)."""
     _check_block(base, tasks, unified, masks, sums, totals, gram, first)
     find_kernels(base.device.type).run_block(base, tasks, unified, masks, sums, totals, gram, first, None)
 
@@ -113,21 +79,8 @@ def mask_block(
 def restore_block(
     base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor
 ) -> None:
-    """
-    Weights of one task: Ŵ = W_0 + λ·(W_uni - W_0) where the mask is set and W_0 elsewhere, computed in fp32 and
-    rounded once. On the CPU it runs on as many threads as torch uses.
-
-    Args:
-        base (`torch.Tensor`): Pretrained weights W_0 of any shape; float32, float16 or bfloat16, as all weights.
-        unified (`torch.Tensor`): W_uni, as many elements.
-        mask (`torch.Tensor` of shape `(at least ceil(numel / 8),)`): Bits of M, lowest bit first; uint8.
-        scale (`float`): λ of the task (or of the task and tensor).
-        out (`torch.Tensor`): Takes Ŵ, rounded to its dtype; as many elements. May be `base` or `unified`.
-
-    Raises:
-        `ValueError`: if sizes or devices differ or a tensor is not contiguous.
-        `TypeError`: if a dtype is wrong.
-    """
+    """Weights of one task: Ŵ = W_0 + λ·(W_uni - W_0) where the mask is set and W_0 elsewhere, computed in fp32 and
+    rounded once. On the CPU it runs on as many threads as torch uses."""
     weights = {"base": base, "unified": unified, "out": out}
     for name, tensor in weights.items():
         _check_weights(name, tensor, base.numel(), base.device)
@@ -146,22 +99,8 @@ def lora_rows(
     stop: int,
     out: torch.Tensor,
 ) -> None:
-    """
-    Elements `start` to `stop` of the flat base + s·B·A, in fp32 with one rounding: the sum over the rank is taken in
-    order, so that how a matrix is cut changes no bit.
-
-    Args:
-        base (`torch.Tensor` of shape `(stop - start,)`): These elements of the base weights.
-        a (`torch.Tensor` of shape `(rank, columns)`): `lora_A`.
-        b (`torch.Tensor` of shape `(rows, rank)`): `lora_B`.
-        scaling (`float`): s, alpha / rank (or alpha / sqrt(rank)).
-        start (`int`): First element of the flattened matrix.
-        stop (`int`): The element after the last.
-        out (`torch.Tensor` of shape `(stop - start,)`): Takes the result, rounded to its dtype.
-
-    Raises:
-        `ValueError`: if the shapes do not fit.
-    """
+    """Elements `start` to `stop` of the flat base + s·B·A, in fp32 with one rounding: the sum over the rank is taken
+    in order, so that how a matrix is cut changes no bit."""
     rows, columns = b.shape[0], a.shape[1]
     if a.shape[0] != b.shape[1] or not 0 <= start <= stop <= rows * columns:
         raise ValueError(

@@ -32,33 +32,11 @@ def make_report(
     totals: Array,
     gram: Array,
     method: Mapping[str, Any],
+    masks: bool,
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
-    r"""
-    Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null, as are those
-    whose sums are NaN because they are not known.
-
-    Args:
-        tasks (`Sequence[str]`): The N task names.
-        names (`Sequence[str]`): Names of the M merged tensors.
-        elements (`np.ndarray`): `[M]`, merged elements of each.
-        participates (`np.ndarray`): bool `[M, N]`, which task has which tensor.
-        sums (`np.ndarray`): fp64 `[M, N, 10]`, columns [`ops.SUMS`].
-        totals (`np.ndarray`): fp64 `[M, 4]`, columns [`ops.TOTALS`].
-        gram (`np.ndarray`):
-            fp64 `[N, N]`, of which the upper triangle is read: inner products of the task vectors on a sample.
-        method (`Mapping`):
-            The options that decided the numbers: `method`, `rescale` and `masks` are read, all are kept.
-        sizes (`Mapping[str, int]`):
-            Bytes: `checkpoints` (all tasks' together), `base`, `unified`, `masks`, `extras`.
-
-    Returns:
-        `dict[str, Any]`: Ready for JSON: `method`, `tasks` (one entry each), `mean` (over the tasks), `norm`,
-        `cosines` (of pairs of task vectors), `layers`, `sizes`, `warnings`.
-
-    Raises:
-        ValueError: If the arrays do not fit each other.
-    """
+    r"""Makes the report of a merge. Numbers that do not exist, such as the cosine of a zero vector, are null, as are
+    those whose sums are NaN because they are not known."""
     sums, totals, gram = (np.asarray(array, np.float64) for array in (sums, totals, gram))
     elements, participates = np.asarray(elements, np.float64), np.asarray(participates, bool)
     if participates.shape != (len(names), len(tasks)) or gram.shape != (len(tasks), len(tasks)):
@@ -66,7 +44,6 @@ def make_report(
             f"{len(names)} tensors and {len(tasks)} tasks need participates [{len(names)}, {len(tasks)}] and gram "
             f"[{len(tasks)}, {len(tasks)}], got {participates.shape} and {gram.shape}."
         )
-    masks = method["method"] in ("emr", "given") if method.get("masks") is None else method["masks"]
     data = MergeSums(elements, participates, sums, totals, method["rescale"])
     whole = {name: values[0] for name, values in data.measure(np.zeros(len(names), int), 1).items()}
     entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]
@@ -347,19 +324,7 @@ Array = np.ndarray
 
 
 class MergeSums:
-    """
-    The sums of a merge, to be added up over groups of tensors.
-
-    Args:
-        elements (`np.ndarray`): `[M]`, merged elements of each tensor.
-        participates (`np.ndarray`): bool `[M, N]`, which task has which tensor.
-        sums (`np.ndarray`): fp64 `[M, N, 10]`, columns [`ops.SUMS`].
-        totals (`np.ndarray`): fp64 `[M, 4]`, columns [`ops.TOTALS`].
-        rescale (`str`): The rescale mode in use.
-
-    Raises:
-        ValueError: If the arrays do not fit each other.
-    """
+    """The sums of a merge, to be added up over groups of tensors."""
 
     def __init__(self, elements: Array, participates: Array, sums: Array, totals: Array, rescale: str) -> None:
         shape = np.shape(participates)

@@ -18,14 +18,7 @@ ROUTER_FILE = "router.safetensors"
 
 
 class TaskRouter:
-    """
-    Nearest centroid of tasks: argmin_t Σ_j ((f_j - c_tj) / s_j)².
-
-    Args:
-        tasks (`list[str]`): Names of the tasks.
-        centroids (`torch.Tensor` of shape `(tasks, features)`): Mean feature c of each task.
-        scale (`torch.Tensor` of shape `(features,)`): Standard deviation s of each feature inside the tasks.
-    """
+    """Nearest centroid of tasks: argmin_t Σ_j ((f_j - c_tj) / s_j)²."""
 
     def __init__(self, tasks: list[str], centroids: torch.Tensor, scale: torch.Tensor) -> None:
         fits = scale.ndim == 1 and centroids.shape == (len(tasks), *scale.shape) and bool((scale > 0).all())
@@ -86,18 +79,9 @@ class TaskRouter:
 
 
 class BaseFeatures:
-    """
-    Features of the base: its last hidden state, averaged over tokens or places. The base was trained on more than the
-    tasks, and tells them apart better than the elected model, whose features serve ten tasks at once
-    (examples/emr/README.md has the numbers).
-
-    Args:
-        folder (`Path`): The artifact, whose root has the configuration.
-        weights (`Mapping[str, torch.Tensor]`): Tensors of the base; they are copied.
-        trust_remote_code (`bool`): Whether code in the folder may be run.
-        device (`torch.device`): Where the model runs.
-        dtype (`torch.dtype`, *optional*): Type of its weights.
-    """
+    """Features of the base: its last hidden state, averaged over tokens or places. The base was trained on more than
+    the tasks, and tells them apart better than the elected model, whose features serve ten tasks at once
+    (examples/emr/README.md has the numbers)."""
 
     def __init__(
         self,

@@ -34,16 +34,10 @@ class NotByRows(Exception):
 
 @dataclass(frozen=True)
 class Leaf:
-    """
-    How something that a module takes or gives follows the batch.
+    """How something that a module takes or gives follows the batch."""
 
-    Args:
-        rows (`int`): Rows of it for each sample; 0 if it is the same for all samples.
-        shape (`tuple[int, ...]` or `None`): Its shape for one sample; `None` if it is no tensor.
-    """
-
-    rows: int
-    shape: tuple[int, ...] | None
+    rows: int  # rows of it for each sample; 0 if it is the same for all samples
+    shape: tuple[int, ...] | None  # its shape for one sample; `None` if it is no tensor
 
     @property
     def is_row(self) -> bool:
@@ -53,15 +47,10 @@ class Leaf:
 
 @dataclass
 class Unit:
-    """
-    A module that is run for each task on that task's rows.
+    """A module that is run for each task on that task's rows."""
 
-    Args:
-        calls (`list[tuple[list[Leaf], list[Leaf]]]`): Arguments and results of each call.
-        weights (`set[str]`): The tensors that it uses, itself or in modules that cannot be run by rows.
-    """
-
-    calls: list[tuple[list[Leaf], list[Leaf]]]
+    calls: list[tuple[list[Leaf], list[Leaf]]]  # arguments and results of each call
+    # the tensors that it uses, itself or in modules that cannot be run by rows
     weights: set[str] = field(default_factory=set)
 
 

@@ -83,23 +83,6 @@ class TaskWeights:
 
     Opening takes the root files and the base; the files of a task are fetched when they are first needed. Nothing is
     believed unchecked: names, lengths, types and links of the artifact, and that the base is the one of the merge.
-
-    Args:
-        source (`str` or `Path`): Folder of an artifact, or `org/name` or `org/name@revision` on a Hub.
-        base (`str` or `Path`, *optional*): Where the base is, if not where the artifact says; a folder, or a Hub id
-            as for `source`.
-        revision (`str`, *optional*): Branch, tag or commit; another way to write `@revision`.
-        token (`str` or `bool`, *optional*): Token of the Hub.
-        endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
-        rescale (`str`, *optional*): Another rescale mode than the artifact's: `global`, `official`, `tensor`, `l2`,
-            `tensor_l2` or `none`. The scales are recomputed from the kept sums.
-
-    Attributes:
-        folder (`Path`): The artifact on this disk.
-        manifest ([`Manifest`]): What `emr.json` says.
-
-    Raises:
-        CheckpointError: It is no artifact, or damaged, or its base is not found or another; a `ValueError`.
     """
 
     def __init__(

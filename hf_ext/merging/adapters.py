@@ -19,9 +19,9 @@ from hf_ext.emr.ops import lora_rows
 from hf_ext.hub.safetensors_headers import TensorInfo
 
 from .configuration import MergeConfig
-from .matching import base_name, choose_prefixes, described, provenance_warnings
-from .plan_table import size_text
-from .sources import CONFIGURATION_FILES, SMALL_FILES, Library, Source
+from .fitting import provenance_warnings
+from .sources import CONFIGURATION_FILES, SMALL_FILES, Library, Source, size_text
+from .tensors import Names
 
 # Settings that must agree for adapters to be merged among themselves.
 _COMMON = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
@@ -32,7 +32,7 @@ def resolve_adapters(
 ) -> tuple[Source, tuple[Source, ...], list[str]]:
     """Puts in the place of adapters what is merged for them."""
     if base.library == "peft":
-        raise ValueError(f"{described(base)} is an adapter; give the model that it belongs to as base.")
+        raise ValueError(f"{base.described} is an adapter; give the model that it belongs to as base.")
     adapters = [task for task in tasks if task.library == "peft"]
     if not adapters:
         return base, tasks, []
@@ -48,14 +48,8 @@ def resolve_adapters(
 
 
 class BaseAdapter(Source):
-    """
-    The adapter that changes nothing, as the base of adapters that are merged among themselves: ones for (IA)³; for
-    LoRA the common A, and B = 0.
-
-    Args:
-        base ([`Source`]): The base model, for its name only.
-        tasks (`tuple[Source, ...]`): The adapters; they must stay open.
-    """
+    """The adapter that changes nothing, as the base of adapters that are merged among themselves: ones for (IA)³; for
+    LoRA the common A, and B = 0."""
 
     def __init__(self, base: Source, tasks: tuple[Source, ...]) -> None:
         first = tasks[0]
@@ -104,12 +98,12 @@ def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
             ours, theirs = tasks[0].config.get(key), task.config.get(key)
             if ours != theirs:
                 raise ValueError(
-                    f"{described(task)} has {key} {theirs!r} and {described(tasks[0])} has {ours!r}: their weights do "
+                    f"{task.described} has {key} {theirs!r} and {tasks[0].described} has {ours!r}: their weights do "
                     "not mean the same. Use adapters: delta, which merges the full weights that LoRA gives."
                 )
         odd = [name for name in task.tensors if ".lora_embedding_" in name or name.endswith(BIAS)]
         if odd:
-            raise ValueError(f"{described(task)}: {odd[0]} is not merged among adapters; use adapters: delta.")
+            raise ValueError(f"{task.described}: {odd[0]} is not merged among adapters; use adapters: delta.")
     virtual = BaseAdapter(base, tasks)
     for task in tasks:
         common = frozenset(name for name in task.tensors if name.endswith(".lora_A.weight"))
@@ -125,7 +119,7 @@ def _require_common(virtual: BaseAdapter, task: Source, name: str) -> None:
     same_form = virtual.tensors[name].shape == task.tensors[name].shape
     if not same_form or not virtual.read(name).equal(task.read(name)):
         raise ValueError(
-            f"{described(task)}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot be "
+            f"{task.described}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot be "
             "compared. Use adapters: delta, which merges the full weights, or keep the adapters as they are."
         )
 
@@ -200,18 +194,9 @@ class _Delta:
 
 
 class DeltaSource(Source):
-    """
-    The full weights that a LoRA adapter gives, read as if they were a checkpoint: base + s·B·A in float32, computed
+    """The full weights that a LoRA adapter gives, read as if they were a checkpoint: base + s·B·A in float32, computed
     when it is read. Tensors that the adapter replaces (`modules_to_save`, `bias`) are its own; all others are the
-    base's.
-
-    Args:
-        adapter ([`Source`]): The opened adapter.
-        base ([`Source`]): The opened base; it must stay open.
-
-    Raises:
-        ValueError: The adapter is no plain LoRA, or does not fit the base.
-    """
+    base's."""
 
     def __init__(self, adapter: Source, base: Source) -> None:
         refuse_variants(adapter)
@@ -228,7 +213,7 @@ class DeltaSource(Source):
         }
         modules = lora_modules(adapter)
         targets = {f"{module}.weight" for module in modules} | set(self._own)
-        self._prefixes = choose_prefixes(base.tensors, targets)
+        self._names = Names(base.tensors, targets)
         self._deltas = {}
         for module, (first, second) in modules.items():
             name = f"{module}.weight"
@@ -237,10 +222,10 @@ class DeltaSource(Source):
             if bias in adapter.tensors:
                 self._deltas[f"{module}.bias"] = self._bias_delta(f"{module}.bias", bias, self._deltas[name].scaling)
         self.tensors = self._whole_tensors()
-        taken = {base_name(name, self._prefixes) for name in self.tensors}
+        taken = {self._names.in_base(name) for name in self.tensors}
         self.same_as_base = frozenset(name for name in base.tensors if name not in taken)
         self.library: Library = base.library
-        new = {name for name in self._own if base_name(name, self._prefixes) not in base.tensors}
+        new = {name for name in self._own if self._names.in_base(name) not in base.tensors}
         self.config = _task_configuration(adapter, base, [self.tensors[name].shape for name in new])
 
     @property
@@ -297,7 +282,7 @@ class DeltaSource(Source):
         turned = len(shape) == 2 and (columns, rows) == tuple(shape)
         if math.prod(b[1:]) != rank or not (straight or turned):
             raise ValueError(
-                f"{described(self._adapter)}: {first} {list(a)} and {second} {list(b)} do not give the base's "
+                f"{self._adapter.described}: {first} {list(a)} and {second} {list(b)} do not give the base's "
                 f"{target!r} {list(shape)}; give the model that the adapter was trained on as base."
             )
         return _Delta(
@@ -307,14 +292,14 @@ class DeltaSource(Source):
     def _bias_delta(self, name: str, bias: str, scaling: float) -> _Delta:
         target = self._in_base(name)
         if self._base.tensors[target].shape != self._adapter.tensors[bias].shape:
-            raise ValueError(f"{described(self._adapter)}: {bias} does not fit the base's {target!r}.")
+            raise ValueError(f"{self._adapter.described}: {bias} does not fit the base's {target!r}.")
         return _Delta(target, bias, None, scaling, False)
 
     def _in_base(self, name: str) -> str:
-        found = base_name(name, self._prefixes)
+        found = self._names.in_base(name)
         if found not in self._base.tensors:
             raise ValueError(
-                f"{described(self._adapter)} changes {name!r}, which {described(self._base)} does not have; give the "
+                f"{self._adapter.described} changes {name!r}, which {self._base.described} does not have; give the "
                 "model that the adapter was trained on as base."
             )
         return found
@@ -355,7 +340,7 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
                 known |= {name, partner}
     unknown = [name for name in adapter.tensors if name not in known]
     if unknown:
-        raise ValueError(f"{described(adapter)}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
+        raise ValueError(f"{adapter.described}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
     return found
 
 
@@ -366,13 +351,13 @@ def refuse_variants(adapter: Source) -> None:
     )
     if config.get("peft_type") != "LORA":
         more = " (adapters: adapter merges (IA)³)" if config.get("peft_type") == "IA3" else ""
-        raise ValueError(f"{described(adapter)} is {config.get('peft_type')!r}, not LoRA{more}. {advice}")
+        raise ValueError(f"{adapter.described} is {config.get('peft_type')!r}, not LoRA{more}. {advice}")
     for key in _OTHER_VARIANTS:
         if config.get(key):
-            raise ValueError(f"{described(adapter)} uses {key}, whose weights are not base + s·B·A. {advice}")
+            raise ValueError(f"{adapter.described} uses {key}, whose weights are not base + s·B·A. {advice}")
     if config.get("init_lora_weights") not in _KEPT_BASE:
         raise ValueError(
-            f"{described(adapter)} was initialised with {config['init_lora_weights']!r}, which changes the base's own "
+            f"{adapter.described} was initialised with {config['init_lora_weights']!r}, which changes the base's own "
             f"weights. {advice}"
         )
 

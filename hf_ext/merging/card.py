@@ -14,37 +14,21 @@ from hf_ext.emr.manifest import MANIFEST, Manifest, SourceRecord, TaskRecord
 
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
 from .configuration import MergeConfig
+from .methods import METHODS
 
-METHODS = {
-    "emr": "EMR-Merging",
-    "elect": "the election of EMR-Merging",
-    "average": "the average of their weights",
-    "task_arithmetic": "task arithmetic",
-    "ties": "TIES",
-    "given": "another program; the masks are those of EMR-Merging",
-}
 # Fields of the configuration that do not change the result.
 _RUNNING = ("memory", "workers", "max_shard_size")
 
 
 @dataclass(frozen=True)
 class Merge:
-    """
-    What a folder says about the merge that wrote it.
+    """What a folder says about the merge that wrote it."""
 
-    Args:
-        library (`str`): `transformers`, `diffusers` or `peft`.
-        base ([`SourceRecord`]): The pretrained model.
-        tasks (`dict[str, SourceRecord]`): The fine-tuned models.
-        method (`dict`): Options that decided the numbers.
-        manifest ([`Manifest`], *optional*): Of an artifact with masks.
-    """
-
-    library: str
-    base: SourceRecord
-    tasks: dict[str, SourceRecord]
-    method: dict[str, Any]
-    manifest: Manifest | None
+    library: str  # `transformers`, `diffusers` or `peft`
+    base: SourceRecord  # the pretrained model
+    tasks: dict[str, SourceRecord]  # the fine-tuned models
+    method: dict[str, Any]  # options that decided the numbers
+    manifest: Manifest | None  # of an artifact with masks
 
 
 def read_merge(folder: Path) -> Merge | None:
@@ -87,7 +71,7 @@ def metadata(merge: Merge) -> dict[str, Any]:
 
 def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: str) -> dict[str, Any]:
     """What the template `emr.md` shows beside what every card shows."""
-    manifest = merge.manifest
+    manifest, method = merge.manifest, str(merge.method.get("method"))
     records = manifest.tasks if manifest else {}
     tasks = [
         {"name": name, "link": _link(source)} | (_task_row(records[name]) if name in records else {})
@@ -98,7 +82,7 @@ def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: 
         "masks": manifest is not None,
         # heads and what else the tasks keep as they are
         "exact": any(folder.glob("tasks/*/extra.safetensors")),
-        "method": {"name": METHODS.get(str(merge.method.get("method")), "hf-ext")},
+        "method": {"name": METHODS[method].label if method in METHODS else method},
         "base": {
             "link": _link(merge.base),
             "source": merge.base.source.partition("@")[0],
@@ -197,15 +181,17 @@ def _configuration(merge: Merge) -> str:
         name = public_name(source).partition("@")[0]
         return f"{name}@{source.revision}" if source.revision else name
 
-    defaults = {field.name: field for field in dataclasses.fields(MergeConfig)}
+    method = str(merge.method.get("method", "emr"))
+    defaults = {field.name: _default(field) for field in dataclasses.fields(MergeConfig) if field.name not in _RUNNING}
+    if method in METHODS:
+        defaults |= {name: option.default for name, option in METHODS[method].options.items()}
     chosen = {
         key: value
         for key, value in merge.method.items()
-        if key in defaults and key not in _RUNNING and value is not None and value != _default(defaults[key])
+        if key in defaults and value is not None and value != defaults[key]
     }
     fields = {"base": spec(merge.base), "tasks": {name: spec(task) for name, task in merge.tasks.items()}}
-    method = {"method": merge.method.get("method", "emr")}
-    return yaml.safe_dump({**fields, **method, **chosen}, sort_keys=False).strip()
+    return yaml.safe_dump({**fields, "method": method, **chosen}, sort_keys=False).strip()
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -1,7 +1,6 @@
 """Configuration of a merge: which checkpoints, by which method, into what. From YAML, a mapping or keywords."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +11,9 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ext.settings import build, read_yaml
 
+from .methods import METHODS, Method, options_by_name
+
 TASK_ID = r"[A-Za-z0-9._-]{1,64}"
-WEIGHTS = {"task_arithmetic": 0.3, "ties": 1.0}
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MIN_MEMORY = 10**6
 
@@ -31,8 +31,12 @@ class MergeConfig:
             The fine-tunes by name, each a folder or `org/name[@revision]`. The order matters only to the last bit of
             sums. A name has up to 64 letters, digits, `.`, `_` and `-`; `base` and `merged` are taken.
         method (`str`, defaults to `"emr"`):
-            `"emr"` elects, masks and rescales; `"elect"` stops after electing; `"average"`, `"task_arithmetic"` and
-            `"ties"` are the usual single models; `"given"` takes the model in `merged`.
+            `"emr"` elects, masks and rescales; `"elect"` stops after electing; `"average"`, `"task_arithmetic"`,
+            `"ties"` and `"model_stock"` are single models; `"given"` takes the model in `merged`. Each is a file of
+            `hf_ext.merging.methods`.
+        options (`dict`):
+            Options of the method: `tie` of `emr` and `elect`, `weight` of `task_arithmetic` and `ties`, `density` of
+            `ties`. In YAML and mappings they stand beside the other keys.
         masks (`bool`, *optional*):
             Whether each task gets its mask and scale. Always with `"emr"` and `"given"`; `True` with another method
             applies them to its result (Table 9 of the paper).
@@ -40,11 +44,6 @@ class MergeConfig:
             The scale λ: ratio of L1 norms over the whole model (`"global"`, the paper), ratio of sums of the tensors'
             means (`"official"`, the authors' scripts), ratio of L1 norms of each `"tensor"`, the least-squares scale
             (`"l2"`, `"tensor_l2"`), or 1 (`"none"`).
-        tie (`str`, defaults to `"zero"`):
-            Where the task vectors sum to zero: nobody is elected (`"zero"`, the paper), or the most negative value
-            (`"negative"`, the authors' scripts).
-        weight (`float`, *optional*): Factor of the merged vector: 0.3 for task arithmetic, 1.0 for TIES.
-        density (`float`, defaults to 0.2): TIES: share of each task vector that is kept, in (0, 1].
         drop (`float`, defaults to 0.0):
             DARE, before any method but `"given"`: share of each task vector that is dropped at random, in [0, 1); the
             rest is divided by `1 - drop`.
@@ -69,12 +68,10 @@ class MergeConfig:
 
     base: str
     tasks: dict[str, str]
-    method: Literal["emr", "elect", "average", "task_arithmetic", "ties", "given"] = "emr"
+    method: str = "emr"
+    options: dict[str, Any] = field(default_factory=dict)
     masks: bool | None = None
     rescale: Literal["global", "official", "tensor", "l2", "tensor_l2", "none"] = "global"
-    tie: Literal["zero", "negative"] = "zero"
-    weight: float | None = None
-    density: float = 0.2
     drop: float = 0.0
     seed: int = 0
     merged: str | None = None
@@ -94,7 +91,7 @@ class MergeConfig:
         Builds a configuration from a mapping.
 
         Args:
-            mapping (`Mapping[str, Any]`): Values of the fields.
+            mapping (`Mapping[str, Any]`): Values of the fields, and of the method's options beside them.
 
         Returns:
             [`MergeConfig`]: The configuration.
@@ -102,7 +99,12 @@ class MergeConfig:
         Raises:
             ValueError: A key is unknown or missing, a value is not allowed, or two contradict each other.
         """
-        return build(cls, dict(mapping))
+        known = options_by_name()
+        options = {key: value for key, value in mapping.items() if key in known and value is not None}
+        fields = {key: value for key, value in mapping.items() if key not in known}
+        if options:
+            fields["options"] = fields.get("options", {}) | options
+        return build(cls, fields, also=known)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "MergeConfig":
@@ -130,19 +132,25 @@ class MergeConfig:
         The fields as plain values; [`MergeConfig.from_dict`] makes the same configuration of them.
 
         Returns:
-            `dict[str, Any]`: Value of each field.
+            `dict[str, Any]`: Value of each field, and of each option of the method that was given.
         """
-        return dataclasses.asdict(self)
+        fields = dataclasses.asdict(self)
+        return fields | fields.pop("options")
+
+    @property
+    def merge_method(self) -> Method:
+        """The method."""
+        return METHODS[self.method]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options of the method, with the default of what was not given."""
+        return {name: self.options.get(name, option.default) for name, option in self.merge_method.options.items()}
 
     @property
     def with_masks(self) -> bool:
         """Whether the result has a mask and a scale for each task."""
-        return self.method in ("emr", "given") if self.masks is None else self.masks
-
-    @property
-    def factor(self) -> float:
-        """Factor of the merged vector: `weight`, or what the method defaults to."""
-        return WEIGHTS.get(self.method, 1.0) if self.weight is None else self.weight
+        return self.merge_method.masks if self.masks is None else self.masks
 
     @property
     def memory_bytes(self) -> int:
@@ -177,11 +185,8 @@ class MergeConfig:
                 )
 
     def validate_numbers(self) -> None:
-        _require(0 < self.density <= 1, "density", self.density, "in (0, 1]")
         _require(0 <= self.drop < 1, "drop", self.drop, "in [0, 1); 0 is off")
         _require(0 <= self.seed < 2**64, "seed", self.seed, "0 or more and under 2**64")
-        if self.weight is not None:
-            _require(math.isfinite(self.weight), "weight", self.weight, "finite")
         if self.workers is not None:
             _require(self.workers >= 1, "workers", self.workers, "a whole number of at least 1")
         _require(self.memory_bytes >= _MIN_MEMORY, "memory", self.memory, "at least 1MB")
@@ -192,22 +197,35 @@ class MergeConfig:
             except re.error as error:
                 raise ValueError(f"exclude holds {pattern!r}, which is no regular expression ({error}).") from error
 
+    def validate_options(self) -> None:
+        """Refuses an unknown method, and options that it does not have."""
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}; got {self.method!r:.80}.")
+        known, found = options_by_name(), {}
+        for name, value in self.options.items():
+            if name in self.merge_method.options:
+                found[name] = self.merge_method.options[name].read(name, value)
+                continue
+            holders = known.get(name, {})
+            # A file may say what is the default anyway, wherever there is such an option.
+            if {option.default for option in holders.values()} != {value}:
+                users = " and ".join(holders) or "no method"
+                _refuse(True, name, self.method, f"only {users} use it" if holders else "no method has it")
+        self.options = found
+
     def validate_choices(self) -> None:
         """Refuses what would have no effect, or two opposite ones."""
-        method = self.method
-        if method == "given" and self.merged is None:
-            raise ValueError("method 'given' needs `merged`: the folder or org/name[@revision] of the merged model.")
-        _refuse(self.merged is not None and method != "given", "merged", method, "it belongs to method 'given'")
-        _refuse(
-            self.weight is not None and method not in WEIGHTS, "weight", method, "only task_arithmetic and ties use it"
-        )
-        _refuse(self.density != 0.2 and method != "ties", "density", method, "only ties uses it")
-        _refuse(self.drop != 0 and method == "given", "drop", method, "the model is merged already")
-        _refuse(self.tie != "zero" and method not in ("emr", "elect"), "tie", method, "only emr and elect use it")
-        if method == "emr" and self.masks is False:
+        name, method = self.method, METHODS.get(self.method)
+        if method is None:
+            return
+        if method.takes_merged and self.merged is None:
+            raise ValueError(f"method {name!r} needs `merged`: the folder or org/name[@revision] of the merged model.")
+        _refuse(self.merged is not None and not method.takes_merged, "merged", name, "it belongs to method 'given'")
+        _refuse(self.drop != 0 and method.takes_merged, "drop", name, "the model is merged already")
+        if name == "emr" and self.masks is False:
             raise ValueError("method 'emr' without masks is 'elect': set method: elect, or remove masks: false.")
-        if method == "given" and self.masks is False:
-            raise ValueError("method 'given' without masks would copy `merged`: remove masks: false.")
+        if method.takes_merged and self.masks is False:
+            raise ValueError(f"method {name!r} without masks would copy `merged`: remove masks: false.")
         if not self.with_masks and (self.rescale != "global" or self.include_base):
             name = "rescale" if self.rescale != "global" else "include_base"
             raise ValueError(f"{name} has no meaning without masks: add masks: true, or remove {name}.")

@@ -16,16 +16,17 @@ from hf_ext.emr.arithmetic import find_kernels
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, merge_block
 
 from ..hub.system_calls import has_positions
-from .baselines import Baseline
+from .methods import Block
 from .outputs import Copy, Outputs
-from .plan_table import Plan
+from .plan import Plan
 from .sources import Source
-from .tensor_rules import Part
+from .tensors import Row
+from .vectors import TaskVectors
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of elements of a merged tensor, or of a copy: at most a segment."""
+    """A run of elements of a merged tensor, or of a copy."""
 
     merged: bool
     index: int
@@ -44,12 +45,12 @@ class TensorSums(NamedTuple):
     gram: np.ndarray
 
 
-def make_units(merged: Sequence[Part], copies: Sequence[Copy]) -> list[Unit]:
-    """Cuts the work into units of about a segment."""
+def make_units(merged: Sequence[Row], copies: Sequence[Copy], *, whole: bool = False) -> list[Unit]:
+    """Cuts the work into units of about a segment, or with `whole` so that each merged tensor is one piece."""
     units: list[Unit] = []
     group: list[Piece] = []
     filled = 0
-    for piece in _pieces(merged, copies):
+    for piece in _pieces(merged, copies, whole):
         length = piece.stop - piece.start
         if group and filled + length > SEGMENT:
             units.append(tuple(group))
@@ -59,12 +60,14 @@ def make_units(merged: Sequence[Part], copies: Sequence[Copy]) -> list[Unit]:
     return [*units, tuple(group)] if group else units
 
 
-def _pieces(merged: Sequence[Part], copies: Sequence[Copy]) -> Iterator[Piece]:
-    ranges = [(True, index, 0, part.elements) for index, part in enumerate(merged)]
-    ranges += [(False, index, item.start, item.stop) for index, item in enumerate(copies)]
-    for is_merged, index, first, last in ranges:
-        for start in range(first, last, SEGMENT):
-            yield Piece(is_merged, index, start, min(start + SEGMENT, last))
+def _pieces(merged: Sequence[Row], copies: Sequence[Copy], whole: bool) -> Iterator[Piece]:
+    for index, row in enumerate(merged):
+        step = max(row.elements, 1) if whole else SEGMENT
+        for low, high in _blocks(0, row.elements, step):
+            yield Piece(True, index, low, high)
+    for index, item in enumerate(copies):
+        for low, high in _blocks(item.start, item.stop, SEGMENT):
+            yield Piece(False, index, low, high)
 
 
 def add_up(units: Sequence[Unit], sums: Iterable[np.ndarray], tensors: int, tasks: int) -> TensorSums:
@@ -115,23 +118,17 @@ class _Sums(NamedTuple):
 
 
 class Engine:
-    """
-    Does the units of a merge.
+    """Does the units of a merge."""
 
-    Args:
-        plan ([`Plan`]): What is merged.
-        outputs ([`Outputs`]): Where to.
-        baseline ([`Baseline`], *optional*): How the unified weights are made where they are not elected plainly.
-        workers (`int`): Threads.
-        memory (`int`): Bytes for the buffers of all workers.
-    """
-
-    def __init__(self, plan: Plan, outputs: Outputs, baseline: Baseline | None, workers: int, memory: int) -> None:
+    def __init__(self, plan: Plan, outputs: Outputs, vectors: TaskVectors, workers: int, memory: int) -> None:
         self._plan = plan
         self._outputs = outputs
-        self._baseline = baseline
+        self._vectors = vectors
+        self._method, self._arguments = plan.config.merge_method, plan.config.arguments
+        # elected plainly, by the kernels that mask and sum up too
+        self._fused = self._method.fused and plan.config.drop == 0
         self._workers = workers
-        self._sources = [plan.base, *plan.tasks, *([plan.given] if plan.given is not None else [])]
+        self._sources = plan.sources
         remote = any(source.repo_id is not None for source in self._sources)
         share = memory // workers if remote else min(memory // workers, _CACHED_BYTES)
         rows = len(self._sources) + 1
@@ -141,8 +138,7 @@ class Engine:
         self._span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
         # the step of compiled code that reads and writes the files itself
         self._step = max(min(self.block, _FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
-        plain = baseline is None and plan.given is None
-        self._run_files = find_kernels("cpu").run_files if plain and has_positions() else None
+        self._run_files = find_kernels("cpu").run_files if self._fused and has_positions() else None
         connections = min(workers * len(self._sources), _MAX_CONNECTIONS)
         self._pool = ThreadPoolExecutor(connections) if remote else None
 
@@ -155,19 +151,18 @@ class Engine:
         self._work(units, work)
 
     def count(self, index: int, units: Sequence[tuple[int, Unit]]) -> np.ndarray:
-        """One counting pass of the baseline over the merged tensors."""
-        baseline = self._baseline
-        assert baseline is not None
-        total, lock = baseline.new_counts(), threading.Lock()
+        """One pass over the merged tensors that counts the magnitudes of the task vectors."""
+        vectors = self._vectors
+        total, lock = vectors.new_counts(), threading.Lock()
 
         def work(number: int, unit: Unit, buffers: _Buffers) -> None:
-            counts = baseline.new_counts()
+            counts = vectors.new_counts()
             for piece in unit:
                 for low, high in _blocks(piece.start, piece.stop, self.block) if piece.merged else ():
                     base, tasks = self._read(self._plan.merged[piece.index], low, high, buffers)
                     for task, weights in tasks.items():
-                        vector = baseline.preprocess(piece.index, task, low, base, weights)
-                        baseline.count(index, task, vector, counts)
+                        vector = vectors.make(piece.index, task, low, base, weights)
+                        vectors.count(index, task, vector, counts)
             with lock:
                 np.add(total, counts, out=total)
 
@@ -228,9 +223,9 @@ class Engine:
         if not piece.merged:
             item = self._outputs.copies[piece.index]
             return [(item.source, item.name)]
-        part = self._plan.merged[piece.index]
-        named = zip(self._plan.tasks, part.task_names, strict=True)
-        return [(self._plan.base, part.name), *((task, name) for task, name in named if name is not None)]
+        row = self._plan.merged[piece.index]
+        named = zip(self._plan.tasks, row.task_names, strict=True)
+        return [(self._plan.base, row.name), *((task, name) for task, name in named if name is not None)]
 
     def _do(self, unit: Unit, buffers: _Buffers) -> np.ndarray:
         rows = []
@@ -251,29 +246,26 @@ class Engine:
                 raise NotFiniteError(_not_finite(item.name, item.source))
             item.writer.write(item.target, item.at + low - item.start, values.to(item.writer.dtypes[item.target]))
 
-    def _read(
-        self, part: Part, low: int, high: int, buffers: _Buffers
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    def _read(self, row: Row, low: int, high: int, buffers: _Buffers) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """A block of the base, and of every task that has the tensor."""
         plan, size = self._plan, high - low
         jobs = []
-        for row, (source, name) in enumerate(
-            zip((plan.base, *plan.tasks), (part.name, *part.task_names), strict=True)
-        ):
+        named = zip((plan.base, *plan.tasks), (row.name, *row.task_names), strict=True)
+        for place, (source, name) in enumerate(named):
             if name is not None:
                 dtype = source.tensors[name].dtype
-                jobs.append((row, source, name, buffers.inputs[row, : size * dtype.itemsize].view(dtype)))
+                jobs.append((place, source, name, buffers.inputs[place, : size * dtype.itemsize].view(dtype)))
         if self._pool is None:
             for _, source, name, out in jobs:
                 source.read_into(name, low, high, out)
         else:
             list(self._pool.map(lambda job: job[1].read_into(job[2], low, high, job[3]), jobs))
-        return jobs[0][3], {row - 1: out for row, _, _, out in jobs[1:]}
+        return jobs[0][3], {place - 1: out for place, _, _, out in jobs[1:]}
 
     def _merge(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
         """Merges a piece; its sums, totals and gram in one row."""
-        plan, part = self._plan, self._plan.merged[piece.index]
-        members = [task for task, name in enumerate(part.task_names) if name is not None]
+        plan, row = self._plan, self._plan.merged[piece.index]
+        members = [task for task, name in enumerate(row.task_names) if name is not None]
         sums = _new_sums(len(members))
         if not self._merge_files(piece, members, sums, buffers):
             # what a file did not give or take, this gets on with, or says why not
@@ -288,88 +280,102 @@ class Engine:
         """Merges a piece without the interpreter, if everything lies in local files; False if it is not done."""
         if self._run_files is None:
             return False
-        plan, part = self._plan, self._plan.merged[piece.index]
+        plan, row = self._plan, self._plan.merged[piece.index]
         inputs = self._names(piece)
-        writers = [(self._outputs.root[part.name], part.name)]
+        writers = [(self._outputs.root[row.name], row.name)]
         if plan.config.with_masks:
-            writers += [(self._outputs.masks[task], str(part.task_names[task])) for task in members]
+            writers += [(self._outputs.masks[task], str(row.task_names[task])) for task in members]
         files = [place for source, name in inputs if (place := source.location(name)) is not None]
         if len(files) < len(inputs):
             return False
         files += [writer.location(name) for writer, name in writers]
         dtypes = [source.tensors[name].dtype for source, name in inputs]
-        blocks = [buffers.inputs[row].view(dtype) for row, dtype in enumerate(dtypes)]
-        blocks.append(buffers.unified.view(part.dtype))
+        blocks = [buffers.inputs[place].view(dtype) for place, dtype in enumerate(dtypes)]
+        blocks.append(buffers.unified.view(row.dtype))
         masks = buffers.masks if plan.config.with_masks else None
         return all(
-            self._run_files(files, blocks, masks, range(begin, end, self._step), *sums, plan.config.tie)
+            self._run_files(files, blocks, masks, range(begin, end, self._step), *sums, self._arguments["tie"])
             for begin, end in _blocks(piece.start, piece.stop, self._span)
         )
 
     def _merge_blocks(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
         """Merges a piece by any method, from and to anywhere."""
-        plan, part = self._plan, self._plan.merged[piece.index]
+        plan, row = self._plan, self._plan.merged[piece.index]
+        whole = self._merge_whole(piece, row) if self._method.whole else None
         for begin, end in _blocks(piece.start, piece.stop, self._span):
             for low, high in _blocks(begin, end, self.block):
-                base, tasks = self._read(part, low, high, buffers)
-                unified = buffers.unified[: (high - low) * part.dtype.itemsize].view(part.dtype)
+                base, tasks = self._read(row, low, high, buffers)
+                unified = buffers.unified[: (high - low) * row.dtype.itemsize].view(row.dtype)
                 masks = None
                 if plan.config.with_masks:
                     masks = buffers.masks[: len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
-                self._unify(piece.index, low, base, tasks, unified, masks, sums, buffers)
-                self._outputs.root[part.name].write_bytes(
-                    part.name, low * part.dtype.itemsize, unified.view(torch.uint8).numpy().data
-                )
-            if plan.config.with_masks:
-                for row, task in enumerate(members):
-                    self._outputs.masks[task].write_bytes(
-                        str(part.task_names[task]),
-                        begin // 8,
-                        buffers.masks[row, : -(-(end - begin) // 8)].numpy().data,
-                    )
+                first, weights = low // SUB_BLOCK, list(tasks.values())
+                if self._fused:
+                    merge_block(base, weights, unified, masks, *sums, first=first, tie=self._arguments["tie"])
+                else:
+                    if whole is None:
+                        vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
+                        merged = self._read_given(row, low, high, buffers)
+                        self._unify(Block(row.name, row.shape, low, base, vectors, merged), unified)
+                    else:
+                        unified.copy_(whole[low:high])
+                    mask_block(base, weights, unified, masks, *sums, first=first)
+                data = unified.view(torch.uint8).numpy().data
+                self._outputs.root[row.name].write_bytes(row.name, low * row.dtype.itemsize, data)
+            for place, task in enumerate(members if plan.config.with_masks else ()):
+                data = buffers.masks[place, : -(-(end - begin) // 8)].numpy().data
+                self._outputs.masks[task].write_bytes(str(row.task_names[task]), begin // 8, data)
 
-    def _unify(
-        self,
-        index: int,
-        low: int,
-        base: torch.Tensor,
-        tasks: dict[int, torch.Tensor],
-        unified: torch.Tensor,
-        masks: torch.Tensor | None,
-        sums: _Sums,
-        buffers: _Buffers,
-    ) -> None:
-        """Makes a block of the unified weights, masks the tasks and adds to the sums."""
-        plan, weights = self._plan, list(tasks.values())
-        if plan.given is None and self._baseline is None:
-            merge_block(base, weights, unified, masks, *sums, first=low // SUB_BLOCK, tie=plan.config.tie)
-            return
-        if plan.given is not None:
-            name = plan.given_names[plan.merged[index].name]
-            dtype = plan.given.tensors[name].dtype
-            values = buffers.inputs[-1, : len(base) * dtype.itemsize].view(dtype)
-            plan.given.read_into(name, low, low + len(base), values)
-            unified.copy_(values)
-        else:
-            assert self._baseline is not None
-            vectors = [self._baseline.preprocess(index, task, low, base, tasks[task]) for task in tasks]
-            self._baseline.unify(base, vectors, unified)
-        mask_block(base, weights, unified, masks, *sums, first=low // SUB_BLOCK)
+    def _unify(self, block: Block, out: torch.Tensor) -> None:
+        """Calls the method and rounds what it returns."""
+        merged = self._method.function(block, **self._arguments)
+        if merged.shape != block.base.shape:
+            raise ValueError(
+                f"method {self._method.name!r} returned {list(merged.shape)} for {block.name!r}, of which it got "
+                f"{list(block.base.shape)}; a method returns as many elements as the base has"
+            )
+        out.copy_(merged.reshape(-1))
+
+    def _merge_whole(self, piece: Piece, row: Row) -> torch.Tensor:
+        """The merged values of a whole tensor, which its method gets in its shape."""
+        rows = math.prod(row.shape[1:])
+        # of a vocabulary the leading tokens
+        shape = row.shape if row.elements == math.prod(row.shape) else (row.elements // rows, *row.shape[1:])
+        base = self._plan.base.read(row.name, row.elements).view(shape)
+        vectors = []
+        for index, (task, name) in enumerate(zip(self._plan.tasks, row.task_names, strict=True)):
+            if name is not None:
+                weights = task.read(name, row.elements)
+                vectors.append(self._vectors.make(piece.index, index, 0, base.view(-1), weights.view(-1)).view(shape))
+        out = torch.empty(row.elements, dtype=row.dtype)
+        self._unify(Block(row.name, shape, 0, base, vectors), out)
+        return out
+
+    def _read_given(self, row: Row, low: int, high: int, buffers: _Buffers) -> torch.Tensor | None:
+        """A block of the model that was merged elsewhere, if there is one."""
+        given = self._plan.given
+        if given is None:
+            return None
+        name = self._plan.given_names[row.name]
+        dtype = given.tensors[name].dtype
+        values = buffers.inputs[-1, : (high - low) * dtype.itemsize].view(dtype)
+        given.read_into(name, low, high, values)
+        return values
 
     def _require_finite(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
         if bool(torch.isfinite(sums.tensors).all()) and bool(torch.isfinite(sums.totals).all()):
             return
-        part = self._plan.merged[piece.index]
+        row = self._plan.merged[piece.index]
         if not math.isfinite(sums.totals[TOTALS.index("base_square")]):
-            raise NotFiniteError(_not_finite(part.name, self._plan.base))
-        for row, task in enumerate(members):
-            if math.isfinite(sums.tensors[row, SUMS.index("square")]):
+            raise NotFiniteError(_not_finite(row.name, self._plan.base))
+        for place, task in enumerate(members):
+            if math.isfinite(sums.tensors[place, SUMS.index("square")]):
                 continue
             if self._is_finite(piece, task, buffers):
-                raise NotFiniteError(_too_far(str(part.task_names[task]), self._plan.tasks[task]))
-            raise NotFiniteError(_not_finite(str(part.task_names[task]), self._plan.tasks[task]))
+                raise NotFiniteError(_too_far(str(row.task_names[task]), self._plan.tasks[task]))
+            raise NotFiniteError(_not_finite(str(row.task_names[task]), self._plan.tasks[task]))
         raise NotFiniteError(
-            f"tensor {part.name!r}: merged, it does not fit into {part.dtype}, or the merged model holds NaN or "
+            f"tensor {row.name!r}: merged, it does not fit into {row.dtype}, or the merged model holds NaN or "
             "infinity there; choose another dtype, or another merged model."
         )
 

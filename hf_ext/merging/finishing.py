@@ -36,10 +36,9 @@ from ..hub.safetensors_headers import header_length
 from .card import read_report
 from .configuration import MergeConfig
 from .engine import TensorSums
-from .outputs import masked_parts, root_tensors
-from .plan_table import Plan
+from .outputs import masked_rows
+from .plan import Plan
 from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source
-from .tensor_rules import Extra, Shared
 
 # They do not change what comes out, or are told elsewhere.
 _NOT_METHOD = ("base", "tasks", "memory", "workers", "max_shard_size")
@@ -48,8 +47,6 @@ _NOT_METHOD = ("base", "tasks", "memory", "workers", "max_shard_size")
 def finish(
     folder: Path,
     plan: Plan,
-    extras: Sequence[Extra],
-    shared: Sequence[Shared],
     sums: TensorSums,
     base: Mapping[str, Any],
     *,
@@ -94,7 +91,7 @@ def finish(
         )
         if hashing is not None:
             scales = compute_scales(sums.tensors, elements, participates, plan.config.rescale)
-            manifest = _make_manifest(folder, plan, shared, extras, sums.tensors, scales, sources, kept, method)
+            manifest = _make_manifest(folder, plan, sums.tensors, scales, sources, kept, method)
             known = hashing.result()
             dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
     from ..hub.cards import write_card
@@ -111,6 +108,7 @@ def _is_of_the_engine(name: str) -> bool:
 def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[str, Any]:
     """The options that decided the numbers."""
     record = {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
+    record |= config.arguments
     return record if given is None or given.repo_id else record | {"merged": recorded_path(given.spec, out)}
 
 
@@ -162,29 +160,21 @@ def _same(first: Path, second: Path) -> bool:
 def _make_manifest(
     folder: Path,
     plan: Plan,
-    shared: Sequence[Shared],
-    extras: Sequence[Extra],
     sums: np.ndarray,
     scales: np.ndarray,
     sources: Mapping[str, Any],
     kept: dict[str, dict[str, Any]] | None,
     method: dict[str, Any],
 ) -> Manifest:
-    elements = {part.name: part.elements for part in plan.merged}
-    tensors = tuple(
-        TensorRecord(name, tuple(shape), dtype, elements.get(name, 0))
-        for name, (dtype, shape) in root_tensors(plan).items()
-    )
+    tensors = tuple(TensorRecord(row.name, tuple(row.shape), row.dtype, row.elements) for row in plan.rows)
     base = sources["base"]
     record = SourceRecord(base["source"], base["revision"], base["files"])
     if kept is not None:
         record = SourceRecord(base["source"], base["revision"], kept, "base")
     tasks = {}
     for index, task in enumerate(plan.tasks):
-        own_shared = tuple(item.name for item in shared if item.task == index)
-        tails = {item.name: tuple(item.shape) for item in extras if item.task == index and item.start}
         origin = SourceRecord(**sources["tasks"][task.label])
-        tasks[task.label] = _task_record(plan, index, origin, sums[:, index], scales, own_shared, tails)
+        tasks[task.label] = _task_record(plan, index, origin, sums[:, index], scales)
     from .. import __version__
 
     return Manifest(
@@ -209,25 +199,22 @@ def _task_record(
     origin: SourceRecord,
     sums: np.ndarray,
     scales: np.ndarray,
-    shared: tuple[str, ...],
-    tails: dict[str, tuple[int, ...]],
 ) -> TaskRecord:
-    task, parts = plan.tasks[index], masked_parts(plan, index)
-    merged = sum(part.elements for part in parts.values())
-    rows = {part.name: row for row, part in enumerate(plan.merged)}
+    task, masked = plan.tasks[index], masked_rows(plan, index)
+    merged = sum(row.elements for row in masked.values())
+    places = {row.name: place for place, row in enumerate(plan.merged)}
     by_tensor = plan.config.rescale in TENSOR_RESCALES
     architectures = task.config.get("architectures") or [task.config.get("_class_name")]
-    base_prefix, task_prefix = plan.renames[index]
     return TaskRecord(
         origin=origin,
         architecture=architectures[0],
-        base_prefix=base_prefix,
-        task_prefix=task_prefix,
+        base_prefix=plan.names[index].base_prefix,
+        task_prefix=plan.names[index].task_prefix,
         scale=None if by_tensor else float(scales[index]),
         density=float(sums[:, SUMS.index("mask")].sum() / merged) if merged else 0.0,
-        scales={name: float(scales[rows[part.name], index]) for name, part in parts.items()} if by_tensor else {},
-        shared=shared,
-        tails=tails,
+        scales={name: float(scales[places[row.name], index]) for name, row in masked.items()} if by_tensor else {},
+        shared=tuple(item.name for item in plan.shared if item.task == index),
+        tails={item.name: tuple(item.shape) for item in plan.extras if item.task == index and item.start},
     )
 
 
@@ -295,7 +282,7 @@ def write_report(
 
     tasks = sources["tasks"]
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
-    report = _finite(make_report(tasks=list(tasks), sizes=sizes, **numbers))
+    report = _finite(make_report(tasks=list(tasks), sizes=sizes, masks=masks, **numbers))
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"]]))
     report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library

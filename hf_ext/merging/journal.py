@@ -31,7 +31,7 @@ from hf_ext.emr.manifest import FORMAT, MANIFEST
 
 from ..files import read_json, recover_folder, write_json
 from ..hub.system_calls import free_bytes, open_descriptor, sync_data
-from .plan_table import Plan
+from .plan import Plan
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -45,16 +45,7 @@ class _Place(NamedTuple):
 
 
 class Journal:
-    """
-    Finished units of one merge.
-
-    Args:
-        folder (`Path`): Folder of the journal; created if it is not there.
-        boot (`str`, *optional*): Tells this boot of the machine from others. Defaults to what the system says.
-
-    Attributes:
-        finished (`set[int]`): Units that this and earlier processes finished, as of the opening and `add`.
-    """
+    """Finished units of one merge."""
 
     def __init__(self, folder: Path, *, boot: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)

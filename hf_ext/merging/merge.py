@@ -19,11 +19,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from hf_ext.plots.merges import load_drawing
-
 from ..files import read_json, replace_folder, sync, write_json
 from ..hub.system_calls import count_cores
-from .baselines import Baseline
 from .configuration import MergeConfig, load_config
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish
@@ -37,10 +34,9 @@ from .journal import (
     write_passes,
 )
 from .outputs import Outputs
-from .plan import make_plan, resolve_plan
-from .plan_table import Plan
+from .plan import Plan, make_plan, resolve_plan
 from .ranks import Ranks
-from .tensor_rules import Extra, Shared
+from .vectors import TaskVectors
 
 # How long what was written may stay in memory before the disk gets to work.
 _FLUSH_SECONDS = 0.25
@@ -50,16 +46,10 @@ _FREE = ("memory", "workers")
 
 @dataclass(frozen=True)
 class MergeResult:
-    """
-    What a merge wrote.
+    """What a merge wrote."""
 
-    Args:
-        path (`Path`): The folder.
-        report (`dict`): The content of its `report.json`.
-    """
-
-    path: Path
-    report: dict[str, Any]
+    path: Path  # the folder
+    report: dict[str, Any]  # the content of its `report.json`
 
 
 def merge_checkpoints(
@@ -123,8 +113,8 @@ def merge_and_show(
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
             if ranks.index == 0:
                 show(plan)
-            extras, shared = resolve_plan(plan)
-        run = _Run(plan, extras, shared, out, ranks, progress)
+            plan = resolve_plan(plan)
+        run = _Run(plan, out, ranks, progress)
         with _on_all_ranks(ranks), explain_full_disk(plan, run.partial):
             if ranks.index == 0:
                 run.prepare(stack)
@@ -142,26 +132,17 @@ def merge_and_show(
 class _Run:
     """One merge by this process, from the plan to the result."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        extras: tuple[Extra, ...],
-        shared: tuple[Shared, ...],
-        out: Path,
-        ranks: Ranks,
-        progress: bool,
-    ) -> None:
-        self.plan, self.extras, self.shared, self.out, self.ranks = plan, extras, shared, out, ranks
+    def __init__(self, plan: Plan, out: Path, ranks: Ranks, progress: bool) -> None:
+        self.plan, self.out, self.ranks = plan, out, ranks
         self.partial = out.with_name(f".{out.name}.partial")
         self.identity = _identity(plan)
         self.progress = progress and ranks.index == 0
-        config = plan.config
-        elected = config.method in ("emr", "elect") and config.drop == 0
-        self.baseline = None if elected or plan.given is not None else Baseline(config, len(plan.tasks))
+        self.vectors = TaskVectors(plan.config, len(plan.tasks))
 
     def prepare(self, stack: contextlib.ExitStack) -> None:
         """Creates the partial folder, or checks that the one that is there is of this merge; reserves all files."""
-        self.base_identity = _start_beside(self._work_beside)
+        include = self.plan.config.include_base
+        self.base_identity = _start_beside(lambda: self.plan.base.identity(hash_files=not include))
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(exist_ok=True)
         stack.enter_context(lock_partial(self.partial))
@@ -173,7 +154,7 @@ class _Run:
             forget_passes(self.partial)
             write_json(known, self.identity, indent=1)
         # reserved once, so that the others find the files
-        Outputs(self.partial / "result", self.plan, self.extras, resume=begun).close(sync=False)
+        Outputs(self.partial / "result", self.plan, resume=begun).close(sync=False)
 
     def _can_resume(self, known: Path) -> bool:
         """Whether there is something to go on from."""
@@ -194,7 +175,7 @@ class _Run:
         changed = _differences(found, self.identity)
         if changed:
             raise ValueError(f"the processes do not see the same checkpoints: {'; '.join(changed[:5])}; run it again.")
-        self.outputs = Outputs(self.partial / "result", self.plan, self.extras, resume=True)
+        self.outputs = Outputs(self.partial / "result", self.plan, resume=True)
         stack.callback(self.outputs.close, sync=False)
         self.journal = Journal(self.partial / "journal")
         stack.callback(self.journal.close)
@@ -202,24 +183,22 @@ class _Run:
         if workers is None:
             workers = max(1, count_cores() // self.ranks.local_count)
         memory = self.plan.config.memory_bytes
-        self.engine = Engine(self.plan, self.outputs, self.baseline, workers, memory)
+        self.engine = Engine(self.plan, self.outputs, self.vectors, workers, memory)
         stack.callback(self.engine.close)
-        self.units = make_units(self.plan.merged, self.outputs.copies)
-        if self.baseline is not None and (counted := read_passes(self.partial)) is not None:
-            self.baseline.load_state(counted)
+        self.units = make_units(self.plan.merged, self.outputs.copies, whole=self.plan.config.merge_method.whole)
+        if self.vectors.passes and (counted := read_passes(self.partial)) is not None:
+            self.vectors.load_state(counted)
 
     def count(self) -> None:
-        """The counting passes of the baseline, each over all of the data; those that are finished are kept."""
-        if self.baseline is None:
-            return
-        for index in range(self.baseline.passes_done, self.baseline.passes):
+        """The passes that count magnitudes, each over all of the data; those that are finished are kept."""
+        for index in range(self.vectors.passes_done, self.vectors.passes):
             counts = None
             with _on_all_ranks(self.ranks), explain_full_disk(self.plan, self.partial):
                 counts = self.engine.count(index, self._share(dict(enumerate(self.units))))
-            self.baseline.close_pass(index, self.ranks.sum(counts))
+            self.vectors.close_pass(index, self.ranks.sum(counts))
             with _on_all_ranks(self.ranks), explain_full_disk(self.plan, self.partial):
                 if self.ranks.index == 0:
-                    write_passes(self.partial, self.baseline.state())
+                    write_passes(self.partial, self.vectors.state())
 
     def merge(self) -> None:
         """Does this process's share of the units that are not finished."""
@@ -260,7 +239,7 @@ class _Run:
         base = self.base_identity.result()
         closed = _start_beside(self.outputs.close)
         try:
-            report = finish(folder, self.plan, self.extras, self.shared, sums, base, out=self.out)
+            report = finish(folder, self.plan, sums, base, out=self.out)
         finally:
             closed.result()
         sync(folder)
@@ -275,12 +254,6 @@ class _Run:
 
     def _share(self, units: dict[int, Unit]) -> list[tuple[int, Unit]]:
         return list(units.items())[self.ranks.index :: self.ranks.count]
-
-    def _work_beside(self) -> dict[str, Any]:
-        """Identity of the base's local files; and what draws is imported."""
-        identity = self.plan.base.identity(hash_files=not self.plan.config.include_base)
-        load_drawing()
-        return identity
 
 
 def _start_beside(function: Callable[[], Any]) -> Future[Any]:
@@ -299,9 +272,9 @@ def _start_beside(function: Callable[[], Any]) -> Future[Any]:
 
 def _identity(plan: Plan) -> dict[str, Any]:
     """What must be the same when the merge goes on."""
-    sources = [plan.base, *plan.tasks, *([] if plan.given is None else [plan.given])]
-    config = {key: value for key, value in plan.config.to_dict().items() if key not in _FREE}
-    return {"config": config, "checkpoints": {source.label: source.fingerprint() for source in sources}}
+    values = plan.config.to_dict() | plan.config.arguments
+    config = {key: value for key, value in values.items() if key not in _FREE}
+    return {"config": config, "checkpoints": {source.label: source.fingerprint() for source in plan.sources}}
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:

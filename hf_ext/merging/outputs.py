@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,9 @@ import torch
 from hf_ext.emr.artifact import mask_bytes
 
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
-from .plan_table import Plan
+from .plan import Plan
 from .sources import Source
-from .tensor_rules import Extra, Part
+from .tensors import Row
 
 _SHARD = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.safetensors")
 # The names that `from_pretrained` looks for.
@@ -38,27 +38,9 @@ class Copy:
 
 
 class Outputs:
-    """
-    Every weight file of the result, open for writing.
+    """Every weight file of the result, open for writing."""
 
-    Args:
-        folder (`Path`): The folder of the result; created if it is not there.
-        plan ([`Plan`]): What is merged.
-        extras (`Sequence[Extra]`): What the tasks keep as it is.
-        resume (`bool`, *optional*, defaults to `False`): Whether the files have to be there already.
-
-    Attributes:
-        root (`dict[str, SafetensorsWriter]`): File of every tensor of the root weights.
-        root_files (`list[str]`): Names of the root weight files.
-        masks (`list[SafetensorsWriter]`): Masks of every task; empty without masks.
-        copies (`list[Copy]`): What is to be copied.
-
-    Raises:
-        OSError: There is no room; the message says how much is needed.
-        ValueError: A file of an interrupted merge is gone.
-    """
-
-    def __init__(self, folder: Path, plan: Plan, extras: Sequence[Extra], *, resume: bool = False) -> None:
+    def __init__(self, folder: Path, plan: Plan, *, resume: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._resume = resume
         self.folder = folder
@@ -70,7 +52,7 @@ class Outputs:
         try:
             self._open_root()
             if plan.config.with_masks:
-                self._open_tasks(extras)
+                self._open_tasks()
             if plan.config.include_base:
                 self._open_base()
         except BaseException:
@@ -110,12 +92,9 @@ class Outputs:
 
     def _open_root(self) -> None:
         plan = self._plan
-        described = root_tensors(plan)
-        self.root = self._open_shards("", described)
-        self.root_files = list(dict.fromkeys(writer.path.name for writer in self.root.values()))
-        self._copy_base({item.name: 0 for item in plan.copied}, self.root)
-        # what follows the leading elements that all have in common
-        self._copy_base({part.name: part.elements for part in plan.merged}, self.root)
+        self.root = self._open_shards("", {row.name: (row.dtype, row.shape) for row in plan.rows})
+        # of a merged one what follows the leading elements that all have in common
+        self._copy_base({row.name: row.elements for row in (*plan.copied, *plan.merged)}, self.root)
 
     def _open_base(self) -> None:
         tensors = self._plan.base.tensors
@@ -128,12 +107,12 @@ class Outputs:
             if start < stop:
                 self.copies.append(Copy(self._plan.base, name, start, stop, writers[name], name, start))
 
-    def _open_tasks(self, extras: Sequence[Extra]) -> None:
+    def _open_tasks(self) -> None:
         for index, task in enumerate(self._plan.tasks):
-            masks = masked_parts(self._plan, index)
-            described: Described = {name: (torch.uint8, (mask_bytes(part.elements),)) for name, part in masks.items()}
+            masks = masked_rows(self._plan, index)
+            described: Described = {name: (torch.uint8, (mask_bytes(row.elements),)) for name, row in masks.items()}
             self.masks.append(self._open(f"tasks/{task.label}/mask.safetensors", described))
-            own = [extra for extra in extras if extra.task == index]
+            own = [extra for extra in self._plan.extras if extra.task == index]
             if not own:
                 continue
             kept = {
@@ -147,17 +126,10 @@ class Outputs:
                     self.copies.append(Copy(task, extra.name, extra.start, stop, writer, extra.name, 0))
 
 
-def root_tensors(plan: Plan) -> Described:
-    """Type and shape of the tensors of the root weights, in the order of the base."""
-    described = {part.name: (part.dtype, part.shape) for part in plan.merged}
-    described |= {item.name: (item.dtype, item.shape) for item in plan.copied}
-    return {name: described[name] for name in plan.base.tensors if name in described}
-
-
-def masked_parts(plan: Plan, task: int) -> dict[str, Part]:
+def masked_rows(plan: Plan, task: int) -> dict[str, Row]:
     """The merged tensors in which a task takes part."""
-    named = ((part.task_names[task], part) for part in plan.merged)
-    return {name: part for name, part in named if name is not None}
+    named = ((row.task_names[task], row) for row in plan.merged)
+    return {name: row for name, row in named if name is not None}
 
 
 def weights_stem(base: Source) -> str:

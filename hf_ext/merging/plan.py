@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +15,149 @@ import torch
 
 from .adapters import resolve_adapters
 from .configuration import MergeConfig, load_config
-from .matching import (
-    base_name,
-    choose_prefixes,
-    described,
-    provenance_warnings,
-    refuse_other_model,
-    refuse_quantised,
-    task_name,
-    tied_names,
-)
-from .plan_table import Plan
+from .fitting import provenance_warnings, refuse_other_model, refuse_quantised, tied_names
 from .sources import Source, open_weights
-from .tensor_rules import TIED, Extra, Part, Shared, SortedTensors, narrowing_warnings
+from .tensors import COMPARED, KEPT, SHARED, SKIPPED, TIED, Names, Own, Row, Table, narrowing_warnings
 
 _COMPARED_AT_ONCE = 2**18
 _OPENED_AT_ONCE = 8
+# A mask's tensors start at multiples of this.
+_MASK_ALIGNMENT = 64
+_SUMS_BYTES = 8 * 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a merge will do. Made by [`make_plan`]; use it as a context manager, or call [`~Plan.close`]."""
+
+    config: MergeConfig  # the configuration
+    base: Source  # the base, opened
+    tasks: tuple[Source, ...]  # the tasks, opened, in the order of the configuration
+    rows: tuple[Row, ...]  # the tensors of the base, in its order
+    own: tuple[Own, ...]  # the tensors of the tasks that are not merged
+    names: tuple[Names, ...]  # the names of each task beside the base's
+    aliases: dict[str, str]  # other names of tensors of the base
+    given: Source | None = None  # the merged model of method `"given"`, opened
+    given_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
+    warnings: list[str] = field(default_factory=list)  # what the user should look at
+
+    @cached_property
+    def merged(self) -> tuple[Row, ...]:
+        """Tensors that are merged."""
+        return tuple(row for row in self.rows if row.task_names)
+
+    @cached_property
+    def copied(self) -> tuple[Row, ...]:
+        """Tensors that keep the base's values."""
+        return tuple(row for row in self.rows if not row.task_names)
+
+    @cached_property
+    def extras(self) -> tuple[Own, ...]:
+        """Tensors that are stored for a task."""
+        return self._own_by(KEPT)
+
+    @cached_property
+    def undecided(self) -> tuple[Own, ...]:
+        """Tensors that are stored for a task unless they equal the base's: [`resolve_plan`] compares."""
+        return self._own_by(COMPARED)
+
+    @cached_property
+    def shared(self) -> tuple[Own, ...]:
+        """Tensors of the tasks that equal the base's."""
+        return self._own_by(SHARED)
+
+    @cached_property
+    def skipped(self) -> tuple[Own, ...]:
+        """Tensors of the tasks that are not stored at all."""
+        return self._own_by(SKIPPED)
+
+    def _own_by(self, rule: str) -> tuple[Own, ...]:
+        return tuple(item for item in self.own if item.rule == rule)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensors that the merge will read, at most."""
+        total = self.base_bytes if self.config.include_base else 0
+        for row in self.merged:
+            # what a vocabulary leaves over is copied
+            total += math.prod(row.shape) * self.base.tensors[row.name].dtype.itemsize
+            for task, name in zip(self.tasks, row.task_names, strict=True):
+                total += 0 if name is None else row.elements * task.tensors[name].dtype.itemsize
+        if self.given is not None:
+            total += sum(self.given.tensors[name].nbytes for name in self.given_names.values())
+        own = sum(item.nbytes for item in self.extras) + 2 * sum(item.nbytes for item in self.undecided)
+        return total + own + sum(row.nbytes for row in self.copied)
+
+    @property
+    def unified_bytes(self) -> int:
+        """Bytes of the root weights."""
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def mask_bytes(self) -> tuple[int, ...]:
+        """Bytes of each task's mask."""
+        return tuple(
+            sum(_mask_bytes(row.elements) for row in self.merged if row.task_names[index] is not None)
+            for index in range(len(self.tasks))
+        )
+
+    @property
+    def extra_bytes(self) -> tuple[int, ...]:
+        """Bytes of each task's own tensors, at most: the undecided ones count."""
+        own = (*self.extras, *self.undecided)
+        return tuple(sum(item.nbytes for item in own if item.task == index) for index in range(len(self.tasks)))
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the result's weights: root, masks, tensors and sums of the tasks; without a copy of the base."""
+        if not self.config.with_masks:
+            return self.unified_bytes
+        sums = _SUMS_BYTES * len(self.merged) * len(self.tasks)
+        return self.unified_bytes + sum(self.mask_bytes) + sum(self.extra_bytes) + sums
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of weights that the merge will write."""
+        return self.result_bytes + (self.base_bytes if self.config.include_base else 0)
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of a copy of the base."""
+        return sum(info.nbytes for info in self.base.tensors.values())
+
+    @property
+    def checkpoints_bytes(self) -> int:
+        """Bytes of the tasks' checkpoints, which the result stands in for."""
+        return sum(task.nbytes for task in self.tasks)
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes of all I/O buffers, beside the process itself; with methods of whole tensors the largest of these."""
+        if not self.config.merge_method.whole:
+            return self.config.memory_bytes
+        # the base, the task vectors and what the method makes of them, in float32
+        return self.config.memory_bytes + 4 * (len(self.tasks) + 3) * max(row.elements for row in self.merged)
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of weights files that were read so far."""
+        return sum(source.bytes_read for source in self.sources)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Every checkpoint that is read."""
+        return (self.base, *self.tasks) if self.given is None else (self.base, *self.tasks, self.given)
+
+    def close(self) -> None:
+        """Closes the checkpoints."""
+        for source in self.sources:
+            source.close()
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def make_plan(
@@ -75,76 +205,60 @@ def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], given: S
     base, tasks, warnings = resolve_adapters(config, base, tasks)
     if base.library == "peft":
         # nobody else has the base of adapters
-        config = replace(config, include_base=config.with_masks)
+        config = dataclasses.replace(config, include_base=config.with_masks)
     for task in tasks:
         refuse_other_model(base, task)
     warnings += [warning for task in tasks for warning in provenance_warnings(base, task)]
     warnings += [
-        f"{described(source)} holds float64, which is treated as float32"
+        f"{source.described} holds float64, which is treated as float32"
         for source in (base, *tasks)
         if source.has_float64
     ]
     aliases = tied_names(base, tasks, warnings)
-    renames = tuple(choose_prefixes(base.tensors, task.tensors) for task in tasks)
-    tensors = SortedTensors(config, base, tasks, renames, aliases)
-    warnings += narrowing_warnings(tasks, tensors.merged)
-    return Plan(
-        config=config,
-        base=base,
-        tasks=tasks,
-        merged=tuple(tensors.merged),
-        copied=tuple(tensors.copied),
-        extras=tuple(tensors.extras),
-        undecided=tuple(tensors.undecided),
-        shared=tuple(tensors.shared),
-        skipped=tuple(tensors.skipped),
-        renames=renames,
-        aliases=aliases,
-        given=given,
-        given_names={} if given is None else _names_in(given, base, tensors.merged),
-        warnings=warnings,
-    )
+    table = Table(config, base, tasks, aliases)
+    plan = Plan(config, base, tasks, tuple(table.rows), tuple(table.own), table.names, aliases, given, {}, warnings)
+    warnings += narrowing_warnings(tasks, plan.merged)
+    return plan if given is None else dataclasses.replace(plan, given_names=_names_in(given, base, plan.merged))
 
 
-def _names_in(given: Source, base: Source, merged: list[Part]) -> dict[str, str]:
+def _names_in(given: Source, base: Source, merged: tuple[Row, ...]) -> dict[str, str]:
     """Names of the merged tensors in the model of method `"given"`."""
     refuse_quantised(given)
     refuse_other_model(base, given)
-    prefixes = choose_prefixes(base.tensors, given.tensors)
-    names = {part.name: task_name(part.name, prefixes) for part in merged}
-    for part in merged:
-        info = given.tensors.get(names[part.name])
-        if info is None or info.shape != part.shape or not info.dtype.is_floating_point:
+    names = Names(base.tensors, given.tensors)
+    for row in merged:
+        info = given.tensors.get(names.in_task(row.name))
+        if info is None or info.shape != row.shape or not info.dtype.is_floating_point:
             found = "missing" if info is None else f"{info.dtype} {list(info.shape)}"
             raise ValueError(
-                f"{described(given)}: {part.name!r} must be floating-point {list(part.shape)} and is {found}; give a "
+                f"{given.described}: {row.name!r} must be floating-point {list(row.shape)} and is {found}; give a "
                 "model that was merged from these tasks, or exclude the tensor."
             )
-    return names
+    return {row.name: names.in_task(row.name) for row in merged}
 
 
-def resolve_plan(plan: Plan) -> tuple[tuple[Extra, ...], tuple[Shared, ...]]:
-    """Compares what headers cannot decide: buffers, and tensors that the base ties."""
+def resolve_plan(plan: Plan) -> Plan:
+    """Compares what headers cannot decide, buffers and tensors that the base ties: nothing is undecided after it."""
     for name, kept in plan.aliases.items():
         if name in plan.base.tensors and not _equal(plan.base, name, plan.base, kept):
             raise ValueError(
-                f"{described(plan.base)}: {name!r} and {kept!r} differ, but its model ties them. Save the base with "
+                f"{plan.base.described}: {name!r} and {kept!r} differ, but its model ties them. Save the base with "
                 "save_pretrained, or set tie_word_embeddings to false in its config.json if they are separate."
             )
-    extras, shared = list(plan.extras), list(plan.shared)
-    for item in plan.undecided:
-        task = plan.tasks[item.task]
-        name = base_name(item.name, plan.renames[item.task])
-        if item.reason == TIED:
-            own = task_name(plan.aliases[name], plan.renames[item.task])
-            # an equal one is tied again when the model is built
-            if own not in task.tensors or not _equal(task, item.name, task, own):
-                extras.append(item)
-        elif _equal(task, item.name, plan.base, name):
-            shared.append(Shared(item.task, item.name))
-        else:
-            extras.append(item)
-    return tuple(extras), tuple(shared)
+    decided = [dataclasses.replace(item, rule=_compare(plan, item)) for item in plan.undecided]
+    # those that were compared come last, as they were found out last
+    own = (*(item for item in plan.own if item.rule != COMPARED), *decided)
+    return dataclasses.replace(plan, own=own)
+
+
+def _compare(plan: Plan, item: Own) -> str:
+    """What happens to a tensor of a task that is stored unless it equals another one."""
+    task = plan.tasks[item.task]
+    if item.reason == TIED:
+        own = plan.names[item.task].in_task(plan.aliases[item.base_name])
+        # an equal one is tied again when the model is built
+        return SKIPPED if own in task.tensors and _equal(task, item.name, task, own) else KEPT
+    return SHARED if _equal(task, item.name, plan.base, item.base_name) else KEPT
 
 
 def _equal(first: Source, first_name: str, second: Source, second_name: str) -> bool:
@@ -161,3 +275,7 @@ def _equal(first: Source, first_name: str, second: Source, second_name: str) -> 
         if not blocks[0].view(torch.uint8).equal(blocks[1].view(torch.uint8)):
             return False
     return True
+
+
+def _mask_bytes(elements: int) -> int:
+    return math.ceil(math.ceil(elements / 8) / _MASK_ALIGNMENT) * _MASK_ALIGNMENT

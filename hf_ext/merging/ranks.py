@@ -10,14 +10,7 @@ import numpy as np
 
 
 class Ranks:
-    """
-    The processes of this launch; a plain run is one process.
-
-    Attributes:
-        index (`int`): Which process this is.
-        count (`int`): How many there are.
-        local_count (`int`): How many of them run on this machine.
-    """
+    """The processes of this launch; a plain run is one process."""
 
     def __init__(self) -> None:
         self.index, self.count, self.local_count = 0, 1, 1

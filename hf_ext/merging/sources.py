@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import os
 import threading
 from collections.abc import Mapping
@@ -56,20 +57,6 @@ class Source:
     configuration have been read.
 
     Tensors of type float64 are given as float32: no arithmetic of a merge is wider.
-
-    Attributes:
-        label (`str`): `"base"` or the task's name, for messages.
-        spec (`str`): The folder or `org/name[@revision]` as it was given.
-        repo_id (`str` or `None`): `org/name` if it is on a Hub.
-        commit (`str` or `None`): Commit of the repository.
-        config (`dict`): What `config.json` holds (for an adapter: `adapter_config.json`); empty if there is none.
-        library (`str`): `"transformers"`, `"diffusers"` or `"peft"`.
-        tensors (`Mapping[str, TensorInfo]`): The tensors, in the order of the file.
-        metadata (`Mapping[str, str]`): The strings in the header.
-        same_as_base (`frozenset[str]`):
-            Tensors of the base, by the base's names, that this task has unchanged and that are not in `tensors`.
-        checkpoint ([`Checkpoint`]): The weights as they are stored.
-        place (`Path` or [`RepositoryFiles`]): Where the small files are.
     """
 
     def __init__(self, label: str, spec: str, checkpoint: Checkpoint, place: Path | RepositoryFiles) -> None:
@@ -86,6 +73,12 @@ class Source:
         self.library, self.config = _read_configuration(
             label, place.fetch(CONFIGURATION_FILES) if isinstance(place, RepositoryFiles) else place
         )
+
+    @property
+    def described(self) -> str:
+        """How messages name it."""
+        what = {"base": "base", "merged": "merged model"}.get(self.label, f"task {self.label!r}")
+        return f"{what} ({self.spec})"
 
     @property
     def folder(self) -> Path:
@@ -133,12 +126,12 @@ class Source:
         else:
             self.checkpoint.read_into(name, start, stop, out)
 
-    def read(self, name: str) -> torch.Tensor:
-        """Reads a whole tensor; for small ones."""
+    def read(self, name: str, elements: int | None = None) -> torch.Tensor:
+        """Reads a whole tensor, in its shape, or so many leading elements of it."""
         info = self.tensors[name]
-        out = torch.empty(info.nbytes // info.dtype.itemsize, dtype=info.dtype)
+        out = torch.empty(math.prod(info.shape) if elements is None else elements, dtype=info.dtype)
         self.read_into(name, 0, len(out), out)
-        return out.reshape(info.shape)
+        return out.reshape(info.shape) if elements is None else out
 
     def will_need(self, name: str, start: int, stop: int) -> None:
         """Says that a run of elements will be read soon, so that the system may fetch it from the disk meanwhile."""
@@ -217,6 +210,16 @@ class _NoBar(tqdm):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **(options | {"disable": True}))
+
+
+def size_text(count: int) -> str:
+    """A number of bytes for people."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def open_weights(

@@ -28,8 +28,8 @@ from .configuration import MergeConfig
 from .engine import NotFiniteError
 from .finishing import rewrite_report
 from .merge import merge_and_show, merge_checkpoints
-from .plan import make_plan
-from .plan_table import Plan
+from .methods import METHODS
+from .plan import Plan, make_plan
 
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
 VOTED = "elected_from"
@@ -68,7 +68,9 @@ def add_task(
     place, manifest = _open(folder)
     _require_new(manifest, name, place)
     base = base or _base_spec(place, manifest.base)
-    known = {field.name for field in dataclasses.fields(MergeConfig)}
+    # An artifact of an earlier version tells of options that there are no longer, or that its method does not have.
+    own = METHODS[manifest.method["method"]].options
+    known = {*own, *(field.name for field in dataclasses.fields(MergeConfig))}
     method = {key: value for key, value in manifest.method.items() if key in known}
     if method.get("merged"):
         merged = find_recorded(str(method["merged"]), place)

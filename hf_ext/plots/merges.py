@@ -1,21 +1,22 @@
-"""The report of a merge as one picture."""
+"""The report of a merge as one picture. Pillow draws it in a tenth of the time that importing matplotlib takes."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from hf_ext.files import whole_file
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+Box = tuple[float, float, float, float]
 
-# What error bars, stacked sizes and their legends are called and coloured.
+# What error bars, stacked sizes and their legends are called and coloured. The font has no Greek letters.
 ERRORS = {
     "unified": ("unified", "#b0b0b0"),
     "masked": ("masked", "#e69f00"),
-    "rescaled": ("restored: masked, times λ", "#0072b2"),
+    "rescaled": ("restored: masked, times its scale", "#0072b2"),
     "one_bit": ("1-bit deltas", "#d55e00"),
 }
 PARTS = {
@@ -25,24 +26,23 @@ PARTS = {
     "masks": ("masks, or signs of 1-bit deltas", "#e69f00"),
     "extras": ("kept raw", "#332288"),
 }
+# Colours from low to high.
+PALETTES = {
+    "conflict": ((8, 8, 36), (110, 26, 110), (226, 90, 90), (252, 236, 176)),
+    "density": ((66, 10, 86), (48, 100, 142), (60, 180, 115), (250, 230, 40)),
+    "error": ((0, 34, 80), (90, 92, 112), (165, 156, 116), (254, 232, 70)),
+    "cosine": ((33, 84, 160), (146, 197, 222), (247, 247, 247), (244, 165, 130), (178, 24, 43)),
+}
 # Points of a letter's height, and inches of its width; names are cut to so many letters.
 SMALL = 7.0
-LETTER = 0.059
+LETTER = 0.062
 LETTERS = 24
-
-
-def load_drawing() -> None:
-    """Imports matplotlib, which takes a third of a second, so that it can be done beside something else."""
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
+DPI = 120
 
 
 def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
     """Draws a report: layers × tasks of sign conflict, mask density and error; the error of each task beside that
     of 1-bit deltas; cosines of pairs of task vectors; sizes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     tasks = [_short(entry["task"]) for entry in report["tasks"]]
     layers = [_short(layer["layer"]) for layer in report["layers"]]
     names = 0.12 + LETTER * max(map(len, tasks))
@@ -51,38 +51,74 @@ def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
     # The upper edges of the three rows, in inches from the top, with room for titles and for names below.
     tops = [0.7]
     tops.append(tops[0] + rows + names + 0.4)
-    tops.append(tops[1] + 2.1 + 0.55 * names + 0.5)
-    # A picture of many tasks should not take much more memory.
-    figure = Figure(figsize=(width, tops[2] + side + max(names, 0.75) + 0.1), dpi=min(120, 1800 / width))
-    canvas = FigureCanvasAgg(figure)
-    # In inches from the upper left corner.
-    paper = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(figure.get_figheight(), 0), autoscale_on=False)
-    paper.set_axis_off()
+    tops.append(tops[1] + 2.1 + names + 0.5)
+    paper = _Paper(width, tops[2] + side + max(names, 0.75) + 0.15)
     _draw_layers(paper, report, tasks, layers, (tops[0], rows))
-    _draw_errors(_axes(figure, 0.6, tops[1], width - 0.75, 2.1), report, tasks)
+    _draw_errors(paper, report, tasks, (0.6, tops[1], width - 0.75, 2.1))
     _draw_cosines(paper, report, tasks, (names + 0.3, tops[2], side, side))
     left = names + side + 2.4
-    _draw_sizes(_axes(figure, left, tops[2], width - left - 0.15, side), report)
+    _draw_sizes(paper, report, (left, tops[2], width - left - 0.9, side - 0.2))
     method, count = report["method"], _count_noun(len(tasks), "task")
     title = f"{method['method']}, {count}" + (f", rescale {method['rescale']}" if method["masks"] else "")
-    paper.text(width / 2, 0.22, title, ha="center", va="center", fontsize=12)
+    paper.text(width / 2, 0.22, title, size=12)
     with whole_file(path) as file:
-        # savefig would draw twice; a higher level takes longer and saves little.
-        canvas.print_png(file, pil_kwargs={"compress_level": 2})
+        # a higher level takes longer and saves little
+        paper.image.save(file, format="PNG", compress_level=2)
 
 
-def _axes(figure: "Figure", left: float, top: float, width: float, height: float) -> "Axes":
-    """Axes at a place in inches from the upper left corner; a layout engine would take longer than all the drawing."""
-    whole, tall = figure.get_figwidth(), figure.get_figheight()
-    axis = figure.add_axes((left / whole, 1 - (top + height) / tall, width / whole, height / tall))
-    # Looking for a place that no tick label takes would be half of the drawing.
-    axis.yaxis.set_label_coords(-0.033 * 11 / width, 0.5)
-    axis.xaxis.set_label_coords(0.5, -0.1)
-    return axis
+class _Paper:
+    """A white picture that is drawn on in inches from its upper left corner."""
 
+    def __init__(self, width: float, height: float) -> None:
+        self.width = width
+        # A picture of many tasks should not take much more memory.
+        self.scale = min(DPI, 1800 / width)
+        self.image = Image.new("RGB", (round(width * self.scale), round(height * self.scale)), "white")
+        self._draw = ImageDraw.Draw(self.image)
+        self._fonts: dict[float, Any] = {}
 
-def _title(axis: "Axes", text: str, **style: Any) -> None:
-    axis.set_title(text, fontsize=9, y=1.0, **style)
+    def font(self, size: float) -> Any:
+        """The font of so many points."""
+        return self._fonts.setdefault(size, ImageFont.load_default(size * self.scale / 72))
+
+    def text(
+        self, x: float, y: float, text: str, *, size: float = SMALL, anchor: str = "mm", color: str = "black"
+    ) -> None:
+        """Writes from left to right; the anchor is Pillow's, horizontal and vertical."""
+        self._draw.text((x * self.scale, y * self.scale), text, color, self.font(size), anchor)
+
+    def text_up(
+        self, x: float, y: float, text: str, *, size: float = SMALL, color: str = "black", below: bool = True
+    ) -> None:
+        """Writes from below to above, centred at `x`; `y` is the upper end, or with `below=False` the middle."""
+        left, top, right, bottom = self.font(size).getbbox(text)
+        shape = Image.new("L", (max(int(right - left) + 2, 1), max(int(bottom - top) + 2, 1)))
+        ImageDraw.Draw(shape).text((1 - left, 1 - top), text, 255, self.font(size))
+        shape = shape.transpose(Image.Transpose.ROTATE_90)
+        corner = (round(x * self.scale - shape.width / 2), round(y * self.scale - (0 if below else shape.height / 2)))
+        self.image.paste(color, corner, shape)
+
+    def box(self, box: Box, *, fill: str | None = None, outline: str | None = None) -> None:
+        """A rectangle: left, top, width, height."""
+        left, top, width, height = (value * self.scale for value in box)
+        if width >= 0.5 and height >= 0.5:
+            self._draw.rectangle((left, top, left + width - 1, top + height - 1), fill, outline)
+
+    def line(self, *points: tuple[float, float], color: str = "black") -> None:
+        self._draw.line([(x * self.scale, y * self.scale) for x, y in points], color)
+
+    def pixels(self, values: np.ndarray, box: Box) -> None:
+        """Colours `[rows, columns, 3]`, each as a rectangle."""
+        left, top, width, height = box
+        size = (max(round(width * self.scale), 1), max(round(height * self.scale), 1))
+        picture = Image.fromarray(values).resize(size, Image.Resampling.NEAREST)
+        self.image.paste(picture, (round(left * self.scale), round(top * self.scale)))
+
+    def legend(self, x: float, y: float, name: str, color: str) -> float:
+        """Writes a name after its colour; how much room it took."""
+        self.box((x, y - 0.05, 0.14, 0.1), fill=color)
+        self.text(x + 0.19, y, name, anchor="lm")
+        return 0.35 + float(self.font(SMALL).getlength(name)) / self.scale
 
 
 def _short(name: str) -> str:
@@ -96,9 +132,9 @@ def _count_noun(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _matrix(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
+def _matrix(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
     """Numbers with NaN for null, which is drawn grey."""
-    return [[float("nan") if value is None else value for value in row] for row in rows]
+    return np.array([[math.nan if value is None else value for value in row] for row in rows])
 
 
 def _choose_names(names: Sequence[str], inches: float) -> list[tuple[int, str]]:
@@ -107,92 +143,85 @@ def _choose_names(names: Sequence[str], inches: float) -> list[tuple[int, str]]:
     return list(enumerate(names))[:: max(-(-len(names) // room), 1)]
 
 
+def _ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
+    """At most so many round numbers between two, with their texts."""
+    rough = max((high - low) / count, 1e-12)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    digits = max(0, math.ceil(-math.log10(step) - 1e-9))
+    first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
+    # Without the sign of a zero.
+    return [(number * step, f"{number * step + 0.0:.{digits}f}") for number in range(first, last + 1)]
+
+
 def _draw_layers(
-    paper: "Axes",
+    paper: _Paper,
     report: Mapping[str, Any],
     tasks: Sequence[str],
     layers: Sequence[str],
     place: tuple[float, float],
 ) -> None:
     """Heat maps, the first layer at the top; `place` is their upper edge and height in inches."""
-    measures = {"conflict": ("sign conflict of τ", "magma")}
+    measures = {"conflict": ("sign conflict of task vectors", "conflict")}
     if report["method"]["masks"]:
-        measures["density"] = ("mask density", "viridis")
-        measures["error_rescaled"] = ("error of the restored τ", "cividis")
+        measures["density"] = ("mask density", "density")
+        measures["error_rescaled"] = ("error of the restored vectors", "error")
     else:
-        measures["error_unified"] = ("error of the unified τ", "cividis")
+        measures["error_unified"] = ("error of the unified vector", "error")
     (top, height), bar = place, 0.85
     left = 0.15 + LETTER * max(map(len, layers))
-    width = (paper.get_xlim()[1] - left) / len(measures) - bar
+    width = (paper.width - left) / len(measures) - bar
     for index, (key, (title, colors)) in enumerate(measures.items()):
         values = _matrix([layer[key] for layer in report["layers"]])
-        known = sorted(value for row in values for value in row if value == value) or [0.0]
+        known = np.sort(values[np.isfinite(values)]) if np.isfinite(values).any() else np.zeros(1)
         # A layer in which a task hardly changed can have any error: it must not hide the others.
-        limit = max(known[int(0.98 * (len(known) - 1))], known[0] + 0.01)
+        limit = max(float(known[int(0.98 * (len(known) - 1))]), float(known[0]) + 0.01)
         box = (left + index * (width + bar), top, width, height)
-        _heat_map(paper, values, box, title, colors, (known[0], limit))
-        if known[-1] > limit:
-            edge = box[0] + width + 0.13
-            paper.fill([edge - 0.06, edge, edge + 0.06], [top, top - 0.1, top], color=paper.images[-1].cmap(1.0))
+        _heat_map(paper, values, box, title, colors, (float(known[0]), limit))
         _names(paper, box, tasks, layers if index == 0 else [])
 
 
 def _heat_map(
-    paper: "Axes",
-    values: Sequence[Sequence[float]],
-    box: tuple[float, float, float, float],
-    title: str,
-    colors: str,
-    limits: tuple[float, float],
+    paper: _Paper, values: np.ndarray, box: Box, title: str, colors: str, limits: tuple[float, float]
 ) -> None:
-    """Values as colours, with their scale at the right; axes of their own would take three times as long to draw."""
-    from matplotlib import colormaps
-    from matplotlib.patches import Rectangle
-    from matplotlib.ticker import MaxNLocator
-
+    """Values as colours, with their scale at the right."""
     left, top, width, height = box
     scale = (left + width + 0.07, top, 0.12, height)
-    shades = [[limits[1] + (limits[0] - limits[1]) * step / 255] for step in range(256)]
-    for (x, y, wide, tall), colored in ((box, values), (scale, shades)):
-        paper.imshow(
-            colored,
-            extent=(x, x + wide, y + tall, y),
-            aspect="auto",
-            interpolation="nearest",
-            cmap=colormaps[colors].with_extremes(bad="#dddddd"),
-            vmin=limits[0],
-            vmax=limits[1],
-        )
-        paper.add_patch(Rectangle((x, y), wide, tall, fill=False, linewidth=0.8))
-    paper.text(left + width / 2, top - 0.07, title, ha="center", va="bottom", fontsize=9)
-    ticks = MaxNLocator(max(min(int(2.5 * height), 8), 2), steps=[1, 2, 5, 10]).tick_values(*limits)
-    step = ticks[1] - ticks[0]
-    digits = max(0, math.ceil(-math.log10(step) - 1e-9))
-    edge, reach = scale[0] + scale[2], limits[1] - limits[0]
-    shown = [tick for tick in ticks if limits[0] - 1e-6 * step <= tick <= limits[1] + 1e-6 * step]
-    heights = [top + height * (limits[1] - tick) / reach for tick in shown]
-    paper.hlines(heights, edge, edge + 0.04, color="black", linewidth=0.8)
-    for tick, y in zip(shown, heights, strict=True):
-        # Without the sign of a zero.
-        text = f"{round(tick, digits) + 0.0:.{digits}f}"
-        paper.text(edge + 0.07, y, text, va="center", fontsize=SMALL)
+    low, high = limits
+    shades = np.linspace(high, low, 256)[:, None]
+    for place, shown in ((box, values), (scale, shades)):
+        paper.pixels(_color(shown, limits, colors), place)
+        paper.box(place, outline="black")
+    paper.text(left + width / 2, top - 0.07, title, size=9, anchor="ms")
+    edge = scale[0] + scale[2]
+    for tick, text in _ticks(low, high, max(min(int(2.5 * height), 8), 2)):
+        y = top + height * (high - tick) / (high - low)
+        paper.line((edge, y), (edge + 0.04, y))
+        paper.text(edge + 0.07, y, text, anchor="lm")
 
 
-def _names(paper: "Axes", box: tuple[float, float, float, float], columns: Sequence[str], rows: Sequence[str]) -> None:
+def _color(values: np.ndarray, limits: tuple[float, float], colors: str) -> np.ndarray:
+    """RGB of numbers between two limits; grey where there is none."""
+    anchors = np.array(PALETTES[colors], float)
+    share = np.clip((np.nan_to_num(values, nan=limits[0]) - limits[0]) / (limits[1] - limits[0]), 0, 1)
+    place = share * (len(anchors) - 1)
+    found = np.stack([np.interp(place, np.arange(len(anchors)), anchors[:, channel]) for channel in range(3)], -1)
+    found[np.isnan(values)] = 0xDD
+    return found.round().astype(np.uint8)
+
+
+def _names(paper: _Paper, box: Box, columns: Sequence[str], rows: Sequence[str]) -> None:
     """Names below and at the left of a heat map."""
     left, top, width, height = box
-    style: dict[str, Any] = {"fontsize": SMALL, "parse_math": False}
     for place, name in _choose_names(columns, width):
-        x = left + width * (place + 0.5) / len(columns)
-        paper.text(x, top + height + 0.06, name, ha="center", va="top", rotation=90, **style)
+        paper.text_up(left + width * (place + 0.5) / len(columns), top + height + 0.06, name)
     for place, name in _choose_names(rows, height):
-        y = top + height * (place + 0.5) / len(rows)
-        paper.text(left - 0.06, y, name, ha="right", va="center", **style)
+        paper.text(left - 0.06, top + height * (place + 0.5) / len(rows), name, anchor="rm")
 
 
-def _draw_errors(axis: "Axes", report: Mapping[str, Any], tasks: Sequence[str]) -> None:
+def _draw_errors(paper: _Paper, report: Mapping[str, Any], tasks: Sequence[str], box: Box) -> None:
     """Grouped bars; what is beyond the edge has its number written on it."""
-    entries = report["tasks"]
+    entries, (left, top, width, height) = report["tasks"], box
     kinds = list(ERRORS) if report["method"]["masks"] else ["unified"]
     known = [entry["error"][kind] or 0.0 for entry in entries for kind in kinds]
     edge = max(known)
@@ -201,48 +230,47 @@ def _draw_errors(axis: "Axes", report: Mapping[str, Any], tasks: Sequence[str]) 
         edge = min(edge, max(1.0, 1.15 * max(shown)), 2.0)
     # Room for the numbers above the line at 1.
     edge = (1.25 if max(known) > edge else 1.05) * max(edge, 1.0)
-    width = 0.84 / len(kinds)
-    for index, kind in enumerate(kinds):
-        label, color = ERRORS[kind]
-        values = [entry["error"][kind] or 0.0 for entry in entries]
-        places = [place + (index - (len(kinds) - 1) / 2) * width for place in range(len(entries))]
-        axis.bar(places, [min(value, edge) for value in values], width, color=color, label=label)
-        for x, value in zip(places, values, strict=True):
+    room = width / len(entries)
+    bar = 0.84 * room / len(kinds)
+    for place, entry in enumerate(entries):
+        for index, kind in enumerate(kinds):
+            value = entry["error"][kind] or 0.0
+            x, tall = left + place * room + 0.08 * room + index * bar, height * min(value, edge) / edge
+            paper.box((x, top + height - tall, bar, tall), fill=ERRORS[kind][1])
             if value > edge:
-                text = f"{value:.3g}"
-                axis.text(x, 0.97 * edge, text, ha="center", va="top", rotation=90, fontsize=6, color="black")
-    axis.set(ylim=(0, edge), xlim=(-0.6, len(entries) - 0.4))
-    axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-    axis.set_ylabel("‖τ - restored τ‖² / ‖τ‖²", fontsize=8)
-    _title(axis, "reconstruction error (0: the task's checkpoint, 1: the base)", loc="left")
-    axis.tick_params(axis="y", labelsize=SMALL)
-    chosen = _choose_names(tasks, 0.5 * axis.bbox.width / axis.figure.dpi)
-    places, labels = [place for place, _ in chosen], [name for _, name in chosen]
-    # A name is no formula, even if it has two dollar signs.
-    axis.set_xticks(places, labels, fontsize=SMALL, parse_math=False, rotation=30, ha="right")
-    axis.legend(fontsize=SMALL, ncols=len(kinds), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
+                paper.text_up(x + bar / 2, top + 0.03, f"{value:.3g}", size=6)
+    one = top + height * (1 - 1 / edge)
+    for x in np.arange(left, left + width, 0.06):
+        paper.line((x, one), (x + 0.02, one))
+    for tick, text in _ticks(0, edge, 6):
+        paper.text(left - 0.05, top + height * (1 - tick / edge), text, anchor="rm")
+    paper.box(box, outline="black")
+    paper.text_up(0.15, top + height / 2, "squared distance, relative", below=False, size=8)
+    title = "reconstruction error of task vectors (0: the task's checkpoint, 1: the base)"
+    paper.text(left, top - 0.07, title, size=9, anchor="ls")
+    for place, name in _choose_names(tasks, width):
+        paper.text_up(left + room * (place + 0.5), top + height + 0.06, name)
+    x = left + width - 5.2
+    for kind in kinds if len(kinds) > 1 else ():
+        x += paper.legend(x, top - 0.11, *ERRORS[kind])
 
 
-def _draw_cosines(
-    paper: "Axes", report: Mapping[str, Any], tasks: Sequence[str], box: tuple[float, float, float, float]
-) -> None:
+def _draw_cosines(paper: _Paper, report: Mapping[str, Any], tasks: Sequence[str], box: Box) -> None:
     """Cosines of pairs; where there is room each has its number."""
     values = _matrix(report["cosines"])
-    for index in range(len(tasks)):
-        values[index][index] = float("nan")
+    np.fill_diagonal(values, math.nan)
     # Often all are small; the colours reach as far as they do.
-    limit = max([0.2, *(abs(value) for row in values for value in row if value == value)])
-    _heat_map(paper, values, box, "cosines of task vectors", "RdBu_r", (-limit, limit))
+    limit = max(0.2, *np.abs(values[np.isfinite(values)]).tolist()) if np.isfinite(values).any() else 0.2
+    _heat_map(paper, values, box, "cosines of task vectors", "cosine", (-limit, limit))
     _names(paper, box, tasks, tasks)
     left, top, side, _ = box
     for row, line in enumerate(values if len(tasks) <= 12 else []):
         for column, value in enumerate(line):
             if value == value:
                 color = "white" if abs(value) > 0.6 * limit else "black"
+                x, y = left + side * (column + 0.5) / len(tasks), top + side * (row + 0.5) / len(tasks)
                 # Without the sign of a zero.
-                text = f"{round(value, 2) + 0.0:.2f}"
-                x, y = (left + side * (column + 0.5) / len(tasks), top + side * (row + 0.5) / len(tasks))
-                paper.text(x, y, text, ha="center", va="center", fontsize=6, color=color)
+                paper.text(x, y, f"{round(value, 2) + 0.0:.2f}", size=6, color=color)
 
 
 def _bytes(count: float) -> tuple[float, str]:
@@ -251,30 +279,30 @@ def _bytes(count: float) -> tuple[float, str]:
     return 10.0**power, unit
 
 
-def _draw_sizes(axis: "Axes", report: Mapping[str, Any]) -> None:
+def _draw_sizes(paper: _Paper, report: Mapping[str, Any], box: Box) -> None:
     """Stacked bars of bytes."""
-    sizes, count = report["sizes"], len(report["tasks"])
+    sizes, count, (left, top, width, height) = report["sizes"], len(report["tasks"]), box
     bars = {_count_noun(count, "checkpoint"): ["checkpoints"], "this artifact": ["unified"]}
     if report["method"]["masks"]:
         bars["this artifact"] += ["masks", "extras"]
         bars["with the base"] = ["unified", "masks", "extras", "base"]
-        bars["1-bit deltas\nwith the base"] = ["masks", "extras", "base"]
-    largest = max(sum(sizes[part] for part in parts) for parts in bars.values())
+        bars["1-bit with the base"] = ["masks", "extras", "base"]
+    largest = max(1, *(sum(sizes[part] for part in parts) for parts in bars.values()))
     divisor, unit = _bytes(largest)
-    named = set()
+    room = height / len(bars)
     for place, (name, parts) in enumerate(bars.items()):
-        start = 0
+        start, y = 0, top + room * (place + 0.5)
         for part in parts:
-            label, color = PARTS[part]
-            shown = None if part in named else label
-            axis.barh(name, sizes[part] / divisor, left=start / divisor, color=color, label=shown)
+            wide = width * sizes[part] / largest
+            paper.box((left + width * start / largest, y - 0.38 * room, wide, 0.76 * room), fill=PARTS[part][1])
             start += sizes[part]
-            named.add(part)
         own, own_unit = _bytes(start)
-        axis.text(start / divisor, place, f" {start / own:.3g} {own_unit}", va="center", fontsize=SMALL)
-    height = axis.bbox.height / axis.figure.dpi
-    axis.invert_yaxis()
-    axis.margins(x=0.15)
-    axis.tick_params(labelsize=SMALL)
-    _title(axis, f"size in {unit}")
-    axis.legend(fontsize=SMALL, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.29 / height), frameon=False)
+        paper.text(left + width * start / largest + 0.05, y, f"{start / own:.3g} {own_unit}", anchor="lm")
+        paper.text(left - 0.06, y, name, anchor="rm")
+    paper.line((left, top), (left, top + height), (left + width, top + height))
+    for tick, text in _ticks(0, largest / divisor, 5):
+        paper.text(left + width * tick * divisor / largest, top + height + 0.05, text, anchor="ma")
+    paper.text(left + width / 2, top - 0.07, f"size in {unit}", size=9, anchor="ms")
+    named = list(dict.fromkeys(part for parts in bars.values() for part in parts))
+    for place, part in enumerate(named):
+        paper.legend(left - 0.9 + place % 2 * 2.2, top + height + 0.35 + place // 2 * 0.17, *PARTS[part])

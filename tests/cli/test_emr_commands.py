@@ -18,7 +18,7 @@ from transformers import BertForSequenceClassification
 
 from hf_ext.emr.manifest import Manifest
 from hf_ext.merging import MergeConfig
-from hf_ext_cli.emr import FIELDS
+from hf_ext.merging.methods import METHODS
 from hf_ext_cli.main import main
 from tests.emr.emr_testing import push_folder, tiny_bert
 from tests.hub.published import contents
@@ -60,15 +60,26 @@ def artifact(merged, tmp_path) -> Path:
 
 
 def test_there_is_an_option_for_each_field_with_the_same_choices():
-    """The command line cannot import the configuration for its help, so it repeats it."""
-
-    @click.command()
-    def probe() -> None: ...
-
-    for option in FIELDS:
-        option(probe)
-    options = {option.name: option for option in probe.params}
+    """The command line cannot import the configuration for its help, so it repeats it; not the methods."""
+    merge = main.get_command(click.Context(main), "merge")
+    others = {
+        "file",
+        "place",
+        "out",
+        "overwrite",
+        "dry_run",
+        "dump_yaml",
+        "endpoint",
+        "as_json",
+        "_click_default_help",
+    }
+    options = {option.name: option for option in merge.get_params(click.Context(merge)) if option.name not in others}
+    assert list(options)[2:6] == ["method", "tie", "weight", "density"]
+    assert "task_arithmetic: 0.3, ties: 1.0" in options.pop("weight").help
+    assert "ties: 0.2" in options.pop("density").help and options.pop("tie").type.choices == ("zero", "negative")
+    assert tuple(options["method"].type.choices) == tuple(METHODS)
     hints = typing.get_type_hints(MergeConfig)
+    del hints["options"]
     assert set(options) == set(hints)
     for name, hint in hints.items():
         choices = [arguments for part in (hint, *typing.get_args(hint)) if (arguments := typing.get_args(part))]
@@ -76,7 +87,7 @@ def test_there_is_an_option_for_each_field_with_the_same_choices():
             literal = hint if typing.get_origin(hint) is typing.Literal else typing.get_args(hint)[0]
             assert tuple(options[name].type.choices) == typing.get_args(literal), (name, choices)
     defaults = MergeConfig(base="a", tasks={"b": "c"}).to_dict()
-    for name in ("method", "rescale", "tie", "density", "drop", "seed", "shape_policy", "max_shard_size", "memory"):
+    for name in ("method", "rescale", "drop", "seed", "shape_policy", "max_shard_size", "memory"):
         assert f"[default: {defaults[name]}]" in (options[name].help or ""), name
 
 

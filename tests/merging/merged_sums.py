@@ -44,6 +44,7 @@ class Merge:
             "totals": self.totals,
             "gram": self.gram,
             "method": self.method,
+            "masks": self.method["method"] == "emr" if self.method["masks"] is None else self.method["masks"],
             "sizes": SIZES,
         }
         return make_report(**{**given, **changes})

@@ -17,7 +17,7 @@ from transformers import AutoModel, BertForSequenceClassification
 from hf_ext.emr.model import EMRModel
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
-from hf_ext.merging.plan_table import Plan
+from hf_ext.merging.plan_table import Plan, plan_lines, plan_values
 from tests.emr.emr_testing import push_folder, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
 
 # peft 0.21 asks transformers for a property by its old name, and takes the bias of lora_B for a cut matrix.
@@ -57,14 +57,7 @@ def full_weights(plan: Plan, index: int = 0) -> dict[str, torch.Tensor]:
     """The weights of one task: what it holds, and what it shares with the base."""
     task, base = plan.tasks[index], plan.base
     weights = {name: task.read(name) for name in task.tensors}
-    return weights | {
-        item.name: base.read(base_of(plan, item.name, index)) for item in plan.shared if item.task == index
-    }
-
-
-def base_of(plan: Plan, name: str, index: int) -> str:
-    prefix, theirs = plan.renames[index]
-    return prefix + name.removeprefix(theirs)
+    return weights | {item.name: base.read(item.base_name) for item in plan.shared if item.task == index}
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -106,7 +99,7 @@ def test_the_transposed_matrices_of_gpt2(gpt2, tmp_path):
     with plan_of(gpt2, task=adapter) as plan:
         found = full_weights(plan)
         # the adapter of a GPT2Model, the base of a GPT2LMHeadModel
-        assert plan.renames == (("transformer.", ""),)
+        assert plan.names[0].base_prefix == "transformer."
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7, msg=name)
 
@@ -153,7 +146,7 @@ def test_a_classifier_keeps_its_head_its_class_and_its_number_of_labels(bert, tm
         "five": classifier_adapter(tmp_path / "five", bert, 2, 5),
     }
     with plan_of(bert, **tasks) as plan:
-        assert plan.renames == (("", "bert."), ("", "bert."))
+        assert [names.task_prefix for names in plan.names] == ["bert.", "bert."]
         assert {item.name for item in plan.extras} == {"classifier.weight", "classifier.bias"}
         assert [task.config["architectures"] for task in plan.tasks] == [["BertForSequenceClassification"]] * 2
         assert "id2label" not in plan.tasks[0].config and len(plan.tasks[1].config["id2label"]) == 5
@@ -282,8 +275,8 @@ def test_ia3_is_merged_from_a_base_of_ones(bert, tmp_path):
         for part in plan.merged:
             assert plan.base.read(part.name).equal(torch.ones(16, 1))
             assert part.task_names == (part.name, part.name)
-        assert "IA3" in "\n".join(plan.lines())
-        json.dumps([plan.to_dict(), plan.base.identity(), plan.base.fingerprint()])
+        assert "IA3" in "\n".join(plan_lines(plan))
+        json.dumps([plan_values(plan), plan.base.identity(), plan.base.fingerprint()])
 
 
 def test_an_adapter_that_names_another_base_is_told(bert, tmp_path, hub):

@@ -24,7 +24,7 @@ def test_a_yaml_file_is_read_with_its_defaults_and_written_back_the_same(tmp_pat
     )
     config = MergeConfig.from_yaml(path)
     assert list(config.tasks) == ["emotion", "irony"]
-    assert (config.weight, config.density, config.factor, config.with_masks) == (1.0, 0.3, 1.0, False)
+    assert (config.arguments, config.with_masks) == ({"weight": 1.0, "density": 0.3}, False)
     assert (config.memory_bytes, config.shard_bytes) == (500_000_000, 5_000_000_000)
     path.write_text(yaml.safe_dump(config.to_dict()))
     assert MergeConfig.from_yaml(path) == config == MergeConfig.from_dict(config.to_dict()) == load_config(path)
@@ -32,23 +32,26 @@ def test_a_yaml_file_is_read_with_its_defaults_and_written_back_the_same(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("options", "masks", "factor"),
+    ("options", "masks", "arguments"),
     [
-        ({}, True, 1.0),
-        ({"method": "elect"}, False, 1.0),
-        ({"method": "task_arithmetic"}, False, 0.3),
-        ({"method": "task_arithmetic", "weight": 0.5, "masks": True}, True, 0.5),
-        ({"method": "given", "merged": "org/merged"}, True, 1.0),
+        ({}, True, {"tie": "zero"}),
+        ({"method": "elect", "tie": "negative"}, False, {"tie": "negative"}),
+        ({"method": "task_arithmetic"}, False, {"weight": 0.3}),
+        ({"method": "task_arithmetic", "weight": 0.5, "masks": True}, True, {"weight": 0.5}),
+        ({"method": "task_arithmetic", "options": {"weight": 0.5}}, False, {"weight": 0.5}),
+        ({"method": "given", "merged": "org/merged"}, True, {}),
+        # As earlier versions wrote all fields.
+        ({"method": "average", "weight": None, "density": 0.2, "tie": "zero"}, False, {}),
     ],
 )
-def test_masks_and_factor_follow_from_the_method(options, masks, factor):
+def test_masks_and_options_follow_from_the_method(options, masks, arguments):
     config = MergeConfig.from_dict(BASE | options)
-    assert (config.with_masks, config.factor) == (masks, factor)
+    assert (config.with_masks, config.arguments) == (masks, arguments)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": ({"weigth": 1}, "unknown key 'weigth'. Did you mean 'weight'"),
-    "unknown method": ({"method": "emrr"}, "Field 'method' expected one of"),
+    "unknown method": ({"method": "emrr"}, "method must be one of 'emr', 'elect'"),
     "unknown rescale": ({"rescale": "l1"}, "Field 'rescale' expected one of"),
     "unknown dtype": ({"dtype": "int8"}, "'int8'"),
     "type": ({"small_raw": "perhaps"}, "small_raw"),
@@ -62,6 +65,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "given without model": ({"method": "given"}, "needs `merged`"),
     "model without given": ({"merged": "org/x"}, "merged does not go with method 'emr'"),
     "weight": ({"weight": 0.3}, "weight does not go with method 'emr'"),
+    "weight that is no number": ({"method": "ties", "weight": [1]}, "weight must be finite; got"),
+    "unknown tie": ({"tie": "positive"}, "tie must be one of 'zero', 'negative'; got 'positive'"),
+    "unknown option": ({"options": {"weigth": 1}}, "no method has it"),
     "infinite weight": ({"method": "ties", "weight": "inf"}, "weight must be finite"),
     "density": ({"density": 0.5}, "density does not go with method 'emr'"),
     "density of nothing": ({"method": "ties", "density": 0.0}, r"density must be in \(0, 1\]"),

@@ -20,7 +20,8 @@ from hf_ext.merging import engine, make_plan, plan
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.engine import Engine, Piece, make_units
 from hf_ext.merging.merge import merge_and_show, merge_checkpoints
-from hf_ext.merging.plan_table import Plan
+from hf_ext.merging.plan_table import Plan, plan_lines
+from hf_ext.merging.vectors import TaskVectors
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
 
 from .merging import assert_same_files, config, contents, merge, short_segments_and_no_picture
@@ -70,7 +71,7 @@ def test_local_files_merged_in_compiled_calls_and_block_by_block_are_the_same(co
 def test_blocks_are_within_the_budget_and_whole_sub_blocks(config, tmp_path):
     with make_plan(MergeConfig.from_dict(config)) as plan:
         for workers, memory in ((1, 10**6), (2, 64 * 10**6), (7, 10**9)):
-            blocks = Engine(plan, None, None, workers, memory)
+            blocks = Engine(plan, None, TaskVectors(plan.config, len(plan.tasks)), workers, memory)
             assert blocks.block % SUB_BLOCK == 0 and blocks._span % blocks.block == 0
             assert blocks._step % SUB_BLOCK == 0 and blocks._step <= blocks.block
             buffers = blocks._new_buffers()
@@ -92,6 +93,10 @@ def test_units_cover_every_element_once():
     assert sum(piece.stop - piece.start for piece in pieces) == 5 + 5 * SUB_BLOCK + 1 + 2 * SUB_BLOCK + 1
     assert all(sum(piece.stop - piece.start for piece in unit) <= 2 * SUB_BLOCK for unit in units)
     assert make_units([], []) == []
+    whole = [piece for unit in make_units(parts, copies, whole=True) for piece in unit]
+    assert [(piece.start, piece.stop) for piece in whole if piece.merged] == [
+        (0, n.elements) for n in parts if n.elements
+    ]
 
 
 def test_plain_torch_gives_the_same_weights_and_masks_and_nearly_the_same_scales(config, tmp_path, monkeypatch):
@@ -274,7 +279,7 @@ def test_one_plan_is_shown_before_any_weight_is_read(config, tmp_path, monkeypat
     monkeypatch.setattr(plan, "open_weights", lambda *given, **options: opened.append(given) or open_weights(*given))
 
     def show(found: Plan) -> None:
-        shown.append(found.lines())
+        shown.append(plan_lines(found))
         assert found.header_bytes == sum(source.bytes_read for source in (found.base, *found.tasks))
         assert not list(tmp_path.glob(".*"))
 

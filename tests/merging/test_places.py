@@ -22,6 +22,7 @@ from hf_ext.merging.compare import compare_with_checkpoints
 from hf_ext.merging.engine import Engine
 from hf_ext.merging.merge import merge_and_show
 from hf_ext.merging.plan import make_plan
+from hf_ext.merging.plan_table import plan_lines
 from hf_ext.merging.publishing import hide_paths
 from tests.emr.emr_testing import write_weights
 
@@ -243,7 +244,7 @@ def test_a_narrower_type_is_warned_of(tmp_path: Path):
     given = {"base": str(tmp_path / "base"), "tasks": tasks}
     with make_plan(given) as plan:
         texts = [text for text in plan.warnings if "which does not hold all of it" in text]
-        assert any(line.startswith("warning ") and texts[0] in line for line in plan.lines())
+        assert any(line.startswith("warning ") and texts[0] in line for line in plan_lines(plan))
     assert texts == [
         f"{task}: stored in {own}, merged, restored and exported in bfloat16, which does not hold all of it. "
         "Set dtype to float32 to keep it."

@@ -10,8 +10,9 @@ from huggingface_hub import close_session, constants
 from safetensors.torch import load_file
 
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.plan import make_plan, resolve_plan
-from hf_ext.merging.tensor_rules import Extra, Part
+from hf_ext.merging.plan import Plan, make_plan, resolve_plan
+from hf_ext.merging.plan_table import plan_lines, plan_values
+from hf_ext.merging.tensors import KEPT, Own, Row
 from tests.emr.emr_testing import (
     WORDS,
     ones,
@@ -37,6 +38,10 @@ def _clean_client(monkeypatch, tmp_path):
 # Models.
 
 
+def prefixes(plan: Plan) -> list[tuple[str, str]]:
+    return [(names.base_prefix, names.task_prefix) for names in plan.names]
+
+
 def test_classifiers_of_a_bare_base(tmp_path):
     base = tiny_bert(tmp_path / "base")
     tasks = {
@@ -48,9 +53,9 @@ def test_classifiers_of_a_bare_base(tmp_path):
         stored = load_file(base / "model.safetensors")
         assert [part.name for part in plan.merged] == list(plan.base.tensors) and not plan.copied
         assert set(stored) == set(plan.base.tensors)
-        assert plan.renames == (("", "bert."), ("", "bert."), ("", ""))
+        assert prefixes(plan) == [("", "bert."), ("", "bert."), ("", "")]
         for part in plan.merged:
-            assert part == Part(
+            assert part == Row(
                 part.name,
                 tuple(stored[part.name].shape),
                 torch.float32,
@@ -58,18 +63,18 @@ def test_classifiers_of_a_bare_base(tmp_path):
                 (f"bert.{part.name}", f"bert.{part.name}", part.name),
             )
         assert set(plan.extras) == {
-            Extra(index, f"classifier.{name}", shape, torch.float32, 0, "not in the base")
+            Own(index, f"classifier.{name}", f"classifier.{name}", shape, torch.float32, KEPT, "not in the base")
             for index, labels in ((0, 2), (1, 5))
             for name, shape in (("weight", (labels, 16)), ("bias", (labels,)))
         }
-        assert resolve_plan(plan) == (plan.extras, ()) and not plan.warnings and not plan.skipped
+        assert resolve_plan(plan).own == plan.own and not plan.warnings and not plan.skipped
 
 
 def test_a_base_with_a_head_and_bare_tasks(tmp_path):
     bare = tiny_bert(tmp_path / "bare")
     base = tiny_bert(tmp_path / "base", 1, base=bare)
     with make_plan({"base": str(base), "tasks": {"a": str(bare)}}) as plan:
-        assert plan.renames == (("bert.", ""),)
+        assert prefixes(plan) == [("bert.", "")]
         assert len(plan.merged) == len(plan.tasks[0].tensors)
         assert {item.name for item in plan.copied} == {"classifier.weight", "classifier.bias"}
 
@@ -108,7 +113,7 @@ def test_tied_weights_are_merged_once_however_the_file_says_it(tmp_path):
         with make_plan({"base": str(tmp_path / folder), "tasks": {"a": str(task)}}) as plan:
             assert plan.aliases == named and len(plan.merged) == len(weights) and not plan.copied
             assert plan.unified_bytes == sum(tensor.nbytes for tensor in weights.values())
-            assert resolve_plan(plan) == ((), ())
+            assert not (resolve_plan(plan).extras or resolve_plan(plan).shared)
 
 
 def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(tmp_path):
@@ -123,9 +128,9 @@ def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(t
     tasks = {name: str(tmp_path / name) for name in ("repeated", "untied", "renamed")}
     with make_plan({"base": str(base), "tasks": tasks}) as plan:
         assert [item.reason for item in plan.undecided] == ["tied to another tensor in the base"] * 3
-        extras, shared = resolve_plan(plan)
-        assert [(item.task, item.name) for item in extras] == [(1, "lm_head.weight"), (2, "lm_head.weight")]
-        assert not shared
+        resolved = resolve_plan(plan)
+        assert [(item.task, item.name) for item in resolved.extras] == [(1, "lm_head.weight"), (2, "lm_head.weight")]
+        assert not resolved.shared
 
 
 def test_a_base_whose_tied_tensors_differ_is_refused(tmp_path):
@@ -196,7 +201,7 @@ def test_settings_that_differ_are_warned_of(tmp_path):
     (task / "config.json").write_text(json.dumps(config))
     with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
         assert len(plan.warnings) == 1 and "num_attention_heads 4, the base 2" in plan.warnings[0]
-        assert any(line.startswith("warning") for line in plan.lines())
+        assert any(line.startswith("warning") for line in plan_lines(plan))
 
 
 # The merged model of method "given".
@@ -209,7 +214,7 @@ def test_a_given_model_is_matched_by_name(tmp_path):
     config = {"base": str(base), "tasks": tasks, "method": "given", "merged": str(given)}
     with make_plan(config) as plan:
         assert plan.given is not None and plan.given_names == {part.name: f"bert.{part.name}" for part in plan.merged}
-        assert any(line.startswith("merged model") for line in plan.lines())
+        assert any(line.startswith("merged model") for line in plan_lines(plan))
     other = {name: value for name, value in load_file(given / "model.safetensors").items() if "pooler" not in name}
     write_weights(tmp_path / "given", other)
     with pytest.raises(
@@ -235,7 +240,7 @@ def test_the_sizes(tmp_path):
         assert plan.peak_memory == plan.config.memory_bytes == 64_000_000
     with raw_plan(tmp_path, base, base, method="average") as plan:
         assert plan.result_bytes == plan.bytes_written == plan.unified_bytes == 4040
-        assert "average, one model" in "\n".join(plan.lines())
+        assert "average, one model" in "\n".join(plan_lines(plan))
 
 
 def test_the_merge_writes_what_the_plan_says(tmp_path):
@@ -268,7 +273,7 @@ def test_a_plan_over_the_hub_reads_headers_only(tmp_path, hub):
         headers += sum(path.stat().st_size for path in folder.glob("*.index.json"))
     config = {"base": "org/base@main", "tasks": {"a": "org/a", "b": "org/b"}}
     with make_plan(config, endpoint=hub.url, token=False) as plan:
-        lines, described = plan.lines(), json.loads(json.dumps(plan.to_dict()))
+        lines, described = plan_lines(plan), json.loads(json.dumps(plan_values(plan)))
         assert plan.header_bytes == headers
         assert {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")} == {"config.json"}
         assert lines[0].startswith(f"base    org/base@{plan.base.commit[:12]}: BertModel, 39 tensors")

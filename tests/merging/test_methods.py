@@ -1,16 +1,21 @@
 """Average, task arithmetic, TIES and DARE, block by block, against plain references on whole vectors and peft's."""
 
 import math
+from typing import Annotated
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from peft.utils import merge_utils
 from safetensors.torch import load_file
 
-from hf_ext.merging.baselines import _STEP, Baseline, _mix, kept_elements
+from hf_ext.emr.manifest import Manifest
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.merge import merge_checkpoints
+from hf_ext.merging.methods import METHODS, Block, Option, merge_method
+from hf_ext.merging.vectors import STEP, TaskVectors, kept_elements, mix
+from hf_ext_cli.main import main
 from tests.emr.emr_testing import write_weights
 
 # The tensors of a little model: sizes that no block divides, one of a single element, one that is empty.
@@ -18,7 +23,13 @@ SIZES = (1000, 1, 37, 4096, 0, 777)
 
 
 def configuration(method, **fields):
-    return MergeConfig(base="base", tasks={"a": "a"}, method=method, **fields)
+    return MergeConfig.from_dict({"base": "base", "tasks": {"a": "a"}, "method": method, **fields})
+
+
+def unify(config, base, vectors, name="w", shape=None):
+    """A block as a method merges it; methods may overwrite the vectors."""
+    block = Block(name, shape or tuple(base.shape), 0, base, [vector.clone() for vector in vectors])
+    return config.merge_method.function(block, **config.arguments)
 
 
 def model(seed, dtype=torch.float32, scale=1.0):
@@ -41,28 +52,26 @@ def blocks(size, block):
 
 def merge(config, base, models, block=64, dtype=None, shares=1):
     """The merged tensors; the counting is split over `shares` workers that take turns."""
-    baseline = Baseline(config, len(models))
-    for index in range(baseline.passes):
-        counts = [baseline.new_counts() for _ in range(shares)]
+    making = TaskVectors(config, len(models))
+    for index in range(making.passes):
+        counts = [making.new_counts() for _ in range(shares)]
         turn = 0
         for tensor, size in enumerate(SIZES):
             for start, stop in blocks(size, block):
                 for task, tensors in enumerate(models):
-                    vector = baseline.preprocess(
-                        tensor, task, start, base[tensor][start:stop], tensors[tensor][start:stop]
-                    )
-                    baseline.count(index, task, vector, counts[turn % shares])
+                    vector = making.make(tensor, task, start, base[tensor][start:stop], tensors[tensor][start:stop])
+                    making.count(index, task, vector, counts[turn % shares])
                 turn += 1
-        baseline.close_pass(index, sum(counts))
+        making.close_pass(index, sum(counts))
     merged = [torch.full_like(tensor, torch.nan, dtype=dtype or tensor.dtype) for tensor in base]
     for tensor, size in enumerate(SIZES):
         for start, stop in blocks(size, block):
             vectors = [
-                baseline.preprocess(tensor, task, start, base[tensor][start:stop], tensors[tensor][start:stop])
+                making.make(tensor, task, start, base[tensor][start:stop], tensors[tensor][start:stop])
                 for task, tensors in enumerate(models)
             ]
-            baseline.unify(base[tensor][start:stop], vectors, merged[tensor][start:stop])
-    return baseline, merged
+            merged[tensor][start:stop] = unify(config, base[tensor][start:stop], vectors)
+    return making, merged
 
 
 def flat(tensors):
@@ -128,8 +137,8 @@ def test_ties_is_that_of_peft_where_one_tensor_is_the_whole_vector(density):
 
 def test_the_threshold_is_the_exact_rank_over_the_whole_task_vector():
     base, models = checkpoints(tasks=3)
-    baseline, _ = merge(configuration("ties", density=0.2), base, models)
-    for vector, threshold in zip(task_vectors(base, models), baseline.thresholds, strict=True):
+    making, _ = merge(configuration("ties", density=0.2), base, models)
+    for vector, threshold in zip(task_vectors(base, models), making.thresholds, strict=True):
         rank = int(0.2 * vector.numel())
         assert threshold == vector.abs().sort(descending=True).values[rank - 1]
         assert int((vector.abs() >= threshold).sum()) == rank
@@ -141,14 +150,14 @@ def test_ties_at_the_threshold_are_all_kept_and_more_zeros_than_are_dropped_chan
     one = [torch.zeros(size) for size in SIZES]
     one[0] = values.repeat(100)
     # 500 of 5911 elements are 2 or more in magnitude: of 591 wanted, the rest are ones, of which all 300 stay.
-    baseline, merged = merge(configuration("ties", density=0.1), base, [one])
-    assert baseline.thresholds.tolist() == [1.0]
+    making, merged = merge(configuration("ties", density=0.1), base, [one])
+    assert making.thresholds.tolist() == [1.0]
     assert torch.equal(merged[0], one[0])
-    baseline, merged = merge(configuration("ties", density=0.05), base, [one])
-    assert baseline.thresholds.tolist() == [2.0]
+    making, merged = merge(configuration("ties", density=0.05), base, [one])
+    assert making.thresholds.tolist() == [2.0]
     assert torch.equal(merged[0], torch.where(one[0].abs() >= 2, one[0], 0.0))
-    baseline, merged = merge(configuration("ties", density=0.5), base, [one])
-    assert baseline.thresholds.tolist() == [0.0]
+    making, merged = merge(configuration("ties", density=0.5), base, [one])
+    assert making.thresholds.tolist() == [0.0]
     assert torch.equal(merged[0], one[0])
 
 
@@ -156,24 +165,21 @@ def test_a_tiny_share_keeps_the_largest_element_down_to_subnormal_numbers():
     base = [torch.zeros(size) for size in SIZES]
     one = [torch.zeros(size) for size in SIZES]
     one[5][5], one[0][7] = 3e-45, -1e-45
-    baseline, merged = merge(configuration("ties", density=1e-9), base, [one])
-    assert baseline.thresholds.tolist() == [one[5][5].item()]
+    making, merged = merge(configuration("ties", density=1e-9), base, [one])
+    assert making.thresholds.tolist() == [one[5][5].item()]
     assert merged[5][5] == one[5][5]
     assert merged[0][7] == 0
 
 
 def test_a_sum_of_zero_elects_plus():
     base, vectors = torch.zeros(3), [torch.tensor([1.0, -2.0, -0.0]), torch.tensor([-1.0, 2.0, -0.0])]
-    out = torch.full((3,), torch.nan)
-    Baseline(configuration("ties", density=1.0), 2).unify(base, vectors, out)
-    assert out.tolist() == [1.0, 2.0, 0.0]
+    assert unify(configuration("ties", density=1.0), base, vectors).tolist() == [1.0, 2.0, 0.0]
 
 
 def test_the_mean_is_over_those_that_agree():
     base = torch.tensor([10.0, 10.0])
     vectors = [torch.tensor([1.0, -4.0]), torch.tensor([3.0, 1.0]), torch.tensor([-2.0, 0.0])]
-    out = torch.empty(2)
-    Baseline(configuration("ties", density=1.0, weight=0.5), 3).unify(base, vectors, out)
+    out = unify(configuration("ties", density=1.0, weight=0.5), base, vectors)
     assert out.tolist() == [10 + 0.5 * 2, 10 - 0.5 * 4]
 
 
@@ -192,10 +198,10 @@ def test_a_saved_state_goes_on_to_the_same_bits():
     base, models = checkpoints()
     config = configuration("ties", density=0.3)
     finished, merged = merge(config, base, models)
-    half = Baseline(config, len(models))
+    half = TaskVectors(config, len(models))
     vectors = [(task, vector) for task, vector in enumerate(task_vectors(base, models))]
     for index in range(2):
-        half_again = Baseline(config, len(models))
+        half_again = TaskVectors(config, len(models))
         half_again.load_state(half.state())
         counts = half_again.new_counts()
         for task, vector in vectors:
@@ -203,21 +209,19 @@ def test_a_saved_state_goes_on_to_the_same_bits():
         half_again.close_pass(index, counts)
         half = half_again
     assert half.state() == finished.state()
-    again = Baseline(config, len(models))
+    again = TaskVectors(config, len(models))
     again.load_state(finished.state())
-    out = torch.empty(SIZES[0])
-    again.unify(base[0], [again.preprocess(0, t, 0, base[0], m[0]) for t, m in enumerate(models)], out)
+    out = unify(config, base[0], [again.make(0, t, 0, base[0], m[0]) for t, m in enumerate(models)])
     assert torch.equal(out, merged[0])
     with pytest.raises(ValueError, match="start the merge anew"):
-        Baseline(config, 2).load_state(finished.state())
+        TaskVectors(config, 2).load_state(finished.state())
 
 
 def test_dare_drops_the_share_asked_for_and_keeps_the_expectation():
     n = 1 << 20
     base, weights = torch.zeros(n), torch.ones(n)
     for drop in (0.1, 0.5, 0.9):
-        baseline = Baseline(configuration("average", drop=drop, seed=7), 1)
-        vector = baseline.preprocess(0, 0, 0, base, weights)
+        vector = TaskVectors(configuration("average", drop=drop, seed=7), 1).make(0, 0, 0, base, weights)
         kept = vector != 0
         assert torch.equal(vector[kept], torch.ones(1).div(1 - drop).expand(int(kept.sum())))
         # Five standard deviations of a binomial count.
@@ -258,7 +262,7 @@ def test_random_numbers_are_uniform_over_their_whole_range():
 def test_the_generator_is_splitmix64():
     # The first three numbers that the published generator gives from a state of zero.
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert _mix(np.arange(1, 4, dtype=np.uint64) * _STEP).tolist() == published
+    assert mix(np.arange(1, 4, dtype=np.uint64) * STEP).tolist() == published
 
 
 def test_random_numbers_stay_as_they_are():
@@ -270,11 +274,9 @@ def test_random_numbers_stay_as_they_are():
 
 def test_dare_before_emr_elects_among_the_changed_weights():
     base, models = checkpoints(tasks=3)
-    baseline, merged = merge(configuration("emr", drop=0.5, seed=1), base, models)
+    making, merged = merge(configuration("emr", drop=0.5, seed=1), base, models)
     for tensor, size in enumerate(SIZES):
-        vectors = torch.stack(
-            [baseline.preprocess(tensor, task, 0, base[tensor], m[tensor]) for task, m in enumerate(models)]
-        )
+        vectors = torch.stack([making.make(tensor, task, 0, base[tensor], m[tensor]) for task, m in enumerate(models)])
         changed = base[tensor] + vectors
         total = torch.zeros(size)
         for row in changed:
@@ -283,18 +285,28 @@ def test_dare_before_emr_elects_among_the_changed_weights():
         assert torch.equal(merged[tensor], torch.where(total == 0, base[tensor], expected))
 
 
-def test_a_given_model_is_not_computed():
-    config = MergeConfig(base="base", tasks={"a": "a"}, method="given", merged="merged")
-    with pytest.raises(ValueError, match="computes nothing"):
-        Baseline(config, 1)
-
-
-def test_passes_come_in_order_and_before_the_merge():
-    baseline = Baseline(configuration("ties"), 1)
+def test_passes_come_in_order():
+    making = TaskVectors(configuration("ties"), 1)
     with pytest.raises(ValueError, match="the next one is 0"):
-        baseline.close_pass(1, baseline.new_counts())
-    with pytest.raises(ValueError, match="counting"):
-        baseline.unify(torch.zeros(1), [torch.zeros(1)], torch.zeros(1))
+        making.close_pass(1, making.new_counts())
+
+
+def test_model_stock_is_the_average_drawn_to_the_base_by_the_mean_cosine():
+    generator = torch.Generator().manual_seed(4)
+    base = torch.randn(6, 50, generator=generator)
+    common = torch.randn(6, 50, generator=generator)
+    vectors = [common + torch.randn(6, 50, generator=generator) for _ in range(3)]
+    flat_vectors = [vector.double().flatten() for vector in vectors]
+    cosines = [torch.cosine_similarity(flat_vectors[i], flat_vectors[j], 0) for i, j in ((0, 1), (0, 2), (1, 2))]
+    cosine = sum(cosines) / 3
+    share = 3 * cosine / (1 + 2 * cosine)
+    expected = share * (base.double() + sum(vector.double() for vector in vectors) / 3) + (1 - share) * base.double()
+    found = unify(configuration("model_stock"), base, vectors)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    # One task is that task; opposite ones are the base.
+    assert torch.equal(unify(configuration("model_stock"), base, vectors[:1]), vectors[0] + base)
+    assert torch.equal(unify(configuration("model_stock"), base, [common, -common]), base)
+    assert torch.equal(unify(configuration("model_stock"), base, [common, torch.zeros(6, 50)]), base)
 
 
 @pytest.fixture(scope="module")
@@ -341,3 +353,58 @@ def test_dare_and_ties_on_disk_do_not_depend_on_workers_or_memory(written, tmp_p
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def own_methods():
+    """A method of blocks and one of whole tensors, as somebody else may write them."""
+
+    @merge_method("halves", "half of each")
+    def halves(tensor, *, share: Annotated[float, Option("How much of it.", above=0, most=1)] = 0.5):
+        return tensor.base + share * sum(tensor.vectors)
+
+    @merge_method("longest", "the longest task vector", whole=True)
+    def longest(tensor):
+        assert tensor.start == 0 and tensor.base.shape == tensor.shape
+        return tensor.base + max(tensor.vectors, key=lambda vector: float(vector.norm()))
+
+    yield
+    del METHODS["halves"], METHODS["longest"]
+
+
+def test_an_own_method_has_its_options_in_files_checks_help_and_card(own_methods, written, tmp_path):
+    merged = merged_files(written, tmp_path / "out", method="halves", share="2.5e-1", masks=True)
+    base, *models = (list(tensors.values()) for tensors in written[1])
+    expected = flat(base) + 0.25 * torch.stack(task_vectors(base, models)).double().sum(0)
+    found = torch.cat([merged[name].double() for name in written[1][0]])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "half of each" in card and "method: halves\n" in card and "share: 0.25\n" in card
+    assert Manifest.read(tmp_path / "out").method["share"] == 0.25
+    for fields, message in (
+        ({"method": "halves", "share": 2}, r"share must be in \(0, 1\]; got 2"),
+        ({"share": 0.3}, "share does not go with method 'emr': only halves use it"),
+        ({"method": "halve"}, "method must be one of .*'halves', 'longest'; got 'halve'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MergeConfig.from_dict({"base": "base", "tasks": {"a": "a"}, **fields})
+    shown = CliRunner().invoke(main, ["merge", "--help"]).output
+    assert "--share FLOAT" in shown and "[default: halves: 0.5]" in " ".join(shown.split())
+
+
+def test_a_method_of_whole_tensors_gets_them_in_their_shape(own_methods, written, tmp_path):
+    merged = merged_files(written, tmp_path / "out", method="longest", memory="1MB", workers=2)
+    again = merged_files(written, tmp_path / "again", method="longest", masks=True)
+    for name, base in written[1][0].items():
+        vectors = [model[name] - base for model in written[1][1:]]
+        expected = base + max(vectors, key=lambda vector: float(vector.norm()))
+        assert torch.equal(merged[name], expected) and torch.equal(again[name], expected)
+
+
+def test_a_method_that_returns_another_shape_is_refused(own_methods, written, tmp_path):
+    merge_method("flat", "nothing")(lambda tensor: tensor.base[:1])
+    try:
+        with pytest.raises(ValueError, match=r"method 'flat' returned \[1\] for 'layer.0.weight', of which it got"):
+            merged_files(written, tmp_path / "out", method="flat")
+    finally:
+        del METHODS["flat"]

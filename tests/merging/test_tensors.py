@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from hf_ext.merging.plan import make_plan, resolve_plan
-from hf_ext.merging.tensor_rules import Copied, Part, Shared
+from hf_ext.merging.plan_table import plan_lines, plan_values
+from hf_ext.merging.tensors import Row
 from tests.emr.emr_testing import (
     WORDS,
     ones,
@@ -26,13 +27,19 @@ from tests.emr.emr_testing import (
 # Single tensors.
 
 
+def decided(plan):
+    """What the tasks keep and what they share with the base once all is compared, by task and name."""
+    plan = resolve_plan(plan)
+    return tuple([(item.task, item.name) for item in items] for items in (plan.extras, plan.shared))
+
+
 def test_what_is_missing_somewhere(tmp_path):
     base = {"a": ones(4), "b": ones(4), "only_base": ones(4)}
     with raw_plan(tmp_path, base, {"a": ones(4), "b": ones(4), "only_task": ones(2)}, {"a": ones(4)}) as plan:
         assert [(part.name, part.task_names) for part in plan.merged] == [("a", ("a", "a")), ("b", ("b", None))]
-        assert plan.copied == (Copied("only_base", (4,), torch.float32),)
+        assert plan.copied == (Row("only_base", (4,), torch.float32),)
         assert reasons(plan) == {(0, "only_task"): "not in the base"}
-        assert any("does not take part in 1 merged tensors" in line for line in plan.lines())
+        assert any("does not take part in 1 merged tensors" in line for line in plan_lines(plan))
 
 
 def test_integers_are_compared_and_stored_only_where_they_differ(tmp_path):
@@ -49,9 +56,9 @@ def test_integers_are_compared_and_stored_only_where_they_differ(tmp_path):
         assert [item.name for item in plan.copied] == [name for name in plan.base.tensors if name != "w"]
         # another type cannot be equal
         assert [(item.task, item.name) for item in plan.extras] == [(1, "bytes")]
-        extras, shared = resolve_plan(plan)
-        assert set(shared) == {Shared(0, "ids"), Shared(0, "mask"), Shared(0, "bytes")}
-        assert {(item.task, item.name) for item in extras} == {(1, "ids"), (1, "mask"), (1, "bytes")}
+        extras, shared = decided(plan)
+        assert sorted(shared) == [(0, "bytes"), (0, "ids"), (0, "mask")]
+        assert sorted(extras) == [(1, "bytes"), (1, "ids"), (1, "mask")]
 
 
 def test_running_statistics_stay_with_each_task(tmp_path):
@@ -68,8 +75,8 @@ def test_running_statistics_stay_with_each_task(tmp_path):
         assert {(item.task, item.name) for item in plan.extras} == {
             (task, f"bn.running_{what}") for task in (0, 1) for what in ("mean", "var")
         }
-        extras, shared = resolve_plan(plan)
-        assert shared == (Shared(0, "bn.num_batches_tracked"),) and len(extras) == 5
+        extras, shared = decided(plan)
+        assert shared == [(0, "bn.num_batches_tracked")] and len(extras) == 5
 
 
 def test_buffers_that_follow_from_the_configuration(tmp_path):
@@ -82,8 +89,8 @@ def test_buffers_that_follow_from_the_configuration(tmp_path):
     }
     with raw_plan(tmp_path, base, base, base | {"rotary.inv_freq": ones(4) / 2}) as plan:
         assert [part.name for part in plan.merged] == ["w"] and not plan.extras
-        extras, shared = resolve_plan(plan)
-        assert [(item.task, item.name) for item in extras] == [(1, "rotary.inv_freq")] and len(shared) == 7
+        extras, shared = decided(plan)
+        assert extras == [(1, "rotary.inv_freq")] and len(shared) == 7
 
 
 def test_a_buffer_that_the_model_no_longer_saves_is_dropped(tmp_path):
@@ -92,9 +99,9 @@ def test_a_buffer_that_the_model_no_longer_saves_is_dropped(tmp_path):
     weights = load_file(task / "model.safetensors") | {"bert.embeddings.position_ids": torch.arange(16)[None]}
     write_weights(task, weights)
     with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
-        assert [(index, name) for index, name, _ in plan.skipped] == [(0, "bert.embeddings.position_ids")]
+        assert [(item.task, item.name) for item in plan.skipped] == [(0, "bert.embeddings.position_ids")]
         assert {item.name for item in plan.extras} == {"classifier.weight", "classifier.bias"}
-        assert any("skipped bert.embeddings.position_ids" in line for line in plan.lines())
+        assert any("skipped bert.embeddings.position_ids" in line for line in plan_lines(plan))
 
 
 def test_excluded_tensors_by_the_names_of_either_side(tmp_path):
@@ -142,7 +149,7 @@ def test_types_of_base_tasks_and_result(tmp_path):
     base = {"w": ones(4, dtype=torch.bfloat16), "ids": torch.arange(3)}
     tasks = [{"w": ones(4, dtype=dtype)} for dtype in (torch.float16, torch.float32, torch.bfloat16)]
     with raw_plan(tmp_path, base, *tasks) as plan:
-        assert plan.merged == (Part("w", (4,), torch.bfloat16, 4, ("w", "w", "w")),)
+        assert plan.merged == (Row("w", (4,), torch.bfloat16, 4, ("w", "w", "w")),)
         # float16 and float32 are told of, bfloat16 is not
         assert [text.partition(":")[0] for text in plan.warnings] == ["t0", "t1"]
         assert plan.bytes_read == 4 * (2 + 2 + 4 + 2) + 24
@@ -163,7 +170,7 @@ def test_empty_and_single_elements(tmp_path):
     base = {"w": ones(3), "empty": ones(0, 4), "scalar": torch.tensor(2.0)}
     with raw_plan(tmp_path, base, base) as plan:
         assert {part.name: part.elements for part in plan.merged} == {"w": 3, "scalar": 1}
-        assert resolve_plan(plan) == ((), (Shared(0, "empty"),))
+        assert decided(plan) == ([], [(0, "empty")])
 
 
 # Vocabularies.
@@ -184,14 +191,14 @@ def test_the_common_rows_of_resized_vocabularies(tmp_path):
     with make_plan(config | {"shape_policy": "overlap"}) as plan:
         part = next(part for part in plan.merged if part.name == EMBEDDING)
         rows = len(less)
-        assert part == Part(EMBEDDING, (len(WORDS), 16), torch.float32, rows * 16, (EMBEDDING,) * 3)
+        assert part == Row(EMBEDDING, (len(WORDS), 16), torch.float32, rows * 16, (EMBEDDING,) * 3)
         assert [(item.task, item.shape, item.start, item.nbytes) for item in plan.extras] == [
             (0, (len(more), 16), rows * 16, 5 * 64),
             # nothing left over, but another shape than the base's
             (1, (len(less), 16), rows * 16, 0),
             (2, (len(WORDS), 16), rows * 16, 3 * 64),
         ]
-        assert any(EMBEDDING in line and "of these in part" in line for line in plan.lines())
+        assert any(EMBEDDING in line and "of these in part" in line for line in plan_lines(plan))
         assert plan.mask_bytes[0] == sum(64 * math.ceil(part.elements / 512) for part in plan.merged)
     with make_plan(config) as plan:
         kept = {(item.task, item.name) for item in plan.extras}
@@ -285,17 +292,17 @@ def test_every_tensor_has_one_place_or_the_plan_is_refused(tmp_path, family, opt
     with plan:
         root = [*(part.name for part in plan.merged), *(item.name for item in plan.copied), *plan.aliases]
         assert sorted(root) == sorted(base) and plan.merged
-        extras, shared = resolve_plan(plan)
+        extras, shared = decided(plan)
         for index, task in enumerate(tasks):
             places = [part.task_names[index] for part in plan.merged if part.task_names[index] is not None]
-            places += [item.name for item in (*extras, *shared) if item.task == index]
+            places += [name for task, name in (*extras, *shared) if task == index]
             assert sorted(places) == sorted(task)
         for part in plan.merged:
             assert part.elements == math.prod(base[part.name][0]) > 0 and part.dtype.is_floating_point
             for index, name in enumerate(part.task_names):
                 assert name is None or tasks[index][name][0] == part.shape
-        json.dumps(plan.to_dict())
-        assert plan.lines() and plan.bytes_read > 0
+        json.dumps(plan_values(plan))
+        assert plan_lines(plan) and plan.bytes_read > 0
 
 
 header_values = st.recursive(

@@ -1,10 +1,10 @@
-"""Which tensor of a task is which of the base: prefixes, tied weights, buffers, vocabularies, and whether they fit."""
+"""Whether checkpoints fit together: quantised ones, other models, tied weights, other tokens; and what to warn of."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,64 +29,7 @@ _QUANTISED_PARTS = (
     "weight_scale_inv",
     "weight_zero_point",
 )
-# Buffers that a model computes from its configuration; newer versions do not save them.
-_COMPUTED_BUFFERS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "relative_position_index")
-# A prefix that fewer names have is a layer, not a wrapper.
-_PREFIX_SHARE = 1 / 3
 _WARNED_SETTINGS = ("num_attention_heads", "num_key_value_heads", "hidden_act", "rope_theta", "n_head", "num_heads")
-
-
-def base_name(name: str, prefixes: tuple[str, str]) -> str:
-    """The name that a task's tensor has in the base."""
-    return prefixes[0] + name.removeprefix(prefixes[1])
-
-
-def task_name(name: str, prefixes: tuple[str, str]) -> str:
-    """The name that a tensor of the base has in a task; the inverse of [`base_name`]."""
-    return prefixes[1] + name.removeprefix(prefixes[0])
-
-
-def choose_prefixes(base: Collection[str], task: Collection[str]) -> tuple[str, str]:
-    """Finds by what names of the base and of a task differ: a base saved without its head is `encoder.…` where its
-    fine-tune is `bert.encoder.…`."""
-    known = set(base)
-    pairs = [(first, second) for first in _wrappers(base) for second in _wrappers(task)]
-
-    def agreement(pair: tuple[str, str]) -> tuple[int, int]:
-        return sum(base_name(name, pair) in known for name in task), -len(pair[0]) - len(pair[1])
-
-    return max(pairs, key=agreement)
-
-
-def _wrappers(names: Collection[str]) -> list[str]:
-    """Prefixes that many of the names have, and none."""
-    counts: Counter[str] = Counter()
-    for name in names:
-        parts = name.split(".")
-        counts.update(".".join(parts[:depth]) + "." for depth in range(1, min(len(parts), 4)))
-    return ["", *(prefix for prefix, count in counts.items() if count >= _PREFIX_SHARE * len(names))]
-
-
-def partners(base: Mapping[str, TensorInfo], task: Iterable[str], prefixes: tuple[str, str]) -> dict[str, str]:
-    """Pairs the tensors of a task with those of the base."""
-    found: dict[str, str] = {}
-    # a name that has the prefix goes before one that happens to fit without
-    for name in sorted(task, key=lambda item: not item.startswith(prefixes[1])):
-        found.setdefault(base_name(name, prefixes), name)
-    return {name: found[name] for name in base if name in found}
-
-
-def is_running_statistic(name: str) -> bool:
-    """Whether a tensor is a running statistic of a normalisation, which no vote may change."""
-    last = name.rpartition(".")[2]
-    return last.startswith("running_") or last == "num_batches_tracked"
-
-
-def is_computed_buffer(name: str, info: TensorInfo) -> bool:
-    """Whether a buffer follows from the configuration: positions, rotary frequencies, causal masks."""
-    last = name.rpartition(".")[2]
-    causal_mask = name.endswith("attn.bias") and len(info.shape) == 4
-    return last in _COMPUTED_BUFFERS or causal_mask
 
 
 def refuse_quantised(source: Source) -> None:
@@ -108,15 +51,9 @@ def refuse_quantised(source: Source) -> None:
             break
     if reason is not None:
         raise ValueError(
-            f"{described(source)} is quantised: {reason}. Its differences from the base would be meaningless; merge "
+            f"{source.described} is quantised: {reason}. Its differences from the base would be meaningless; merge "
             "the checkpoint that it was made from, or dequantise it: model.dequantize(), model.save_pretrained(…)."
         )
-
-
-def described(source: Source) -> str:
-    """How messages name a source."""
-    what = {"base": "base", "merged": "merged model"}.get(source.label, f"task {source.label!r}")
-    return f"{what} ({source.spec})"
 
 
 def meta_model(config: Mapping[str, Any]) -> torch.nn.Module | None:
@@ -147,7 +84,7 @@ def tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> di
         try:
             model = meta_model(base.config)
         except ValueError as error:
-            warnings.append(f"{described(base)}: {error}; only what its file says about tied tensors is known")
+            warnings.append(f"{base.described}: {error}; only what its file says about tied tensors is known")
     if model is not None:
         groups: dict[int, list[str]] = defaultdict(list)
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -174,12 +111,12 @@ def _could_be(tensors: Mapping[str, TensorInfo], name: str, kept: str) -> bool:
 def refuse_other_model(base: Source, task: Source) -> None:
     """Refuses a task whose configuration says that it is another kind of model than the base."""
     if base.config and task.config and base.library != task.library:
-        raise ValueError(f"{described(task)} is a {task.library} model, {described(base)} a {base.library} model.")
+        raise ValueError(f"{task.described} is a {task.library} model, {base.described} a {base.library} model.")
     for key in ("model_type", "_class_name"):
         expected, found = base.config.get(key), task.config.get(key)
         if expected is not None and found is not None and expected != found:
             raise ValueError(
-                f"{described(task)} has {key} {found!r}, {described(base)} has {expected!r}: they cannot come from "
+                f"{task.described} has {key} {found!r}, {base.described} has {expected!r}: they cannot come from "
                 "one model. Give the model that the task was fine-tuned from as base, or leave the task out."
             )
 
@@ -190,12 +127,12 @@ def provenance_warnings(base: Source, task: Source) -> list[str]:
     origin = task.config.get("base_model_name_or_path") or task.config.get("_name_or_path")
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
     if isinstance(origin, str) and origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
-        warnings.append(f"{described(task)} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
+        warnings.append(f"{task.described} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
     for key in _WARNED_SETTINGS:
         expected, found = base.config.get(key), task.config.get(key)
         if expected is not None and found is not None and expected != found:
             warnings.append(
-                f"{described(task)} has {key} {found!r}, the base {expected!r}: the elected model mixes them"
+                f"{task.described} has {key} {found!r}, the base {expected!r}: the elected model mixes them"
             )
     return warnings
 
@@ -206,7 +143,7 @@ def refuse_little_overlap(base: Source, task: Source, pairs: Mapping[str, str], 
     if 2 * len(fitting) >= min(counts) and fitting:
         return
     message = (
-        f"{described(task)} is no fine-tune of {described(base)}: of {counts[1]} floating-point tensors (base: "
+        f"{task.described} is no fine-tune of {base.described}: of {counts[1]} floating-point tensors (base: "
         f"{counts[0]}) only {len(fitting)} have the same name and shape."
     )
     other_shapes = [name for name in pairs if name not in fitting and base.tensors[name].dtype.is_floating_point]
@@ -238,7 +175,7 @@ def refuse_other_tokens(base: Source, task: Source, count: int, name: str) -> No
         found = tokens_by_id(source)
         if not found:
             raise ValueError(
-                f"{name!r}: {described(source)} has no tokenizer.json, vocab.json or vocab.txt, so that nobody can "
+                f"{name!r}: {source.described} has no tokenizer.json, vocab.json or vocab.txt, so that nobody can "
                 f"tell which rows of the vocabularies belong together. {advice}"
             )
         tokens.append({index: token for index, token in found.items() if index < count})
@@ -247,7 +184,7 @@ def refuse_other_tokens(base: Source, task: Source, count: int, name: str) -> No
         index = min(index for index in both if tokens[0].get(index) != tokens[1].get(index))
         raise ValueError(
             f"{name!r}: token {index} is {tokens[0].get(index)!r} in the base and {tokens[1].get(index)!r} in "
-            f"{described(task)}: the rows do not belong together. {advice}"
+            f"{task.described}: the rows do not belong together. {advice}"
         )
 
 
@@ -263,9 +200,7 @@ def tokens_by_id(source: Source) -> dict[int, str]:
         if "vocab.txt" in files:
             return dict(enumerate(files["vocab.txt"].read_text(encoding="utf-8").split("\n")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"{described(source)}: {next(iter(files))} is malformed ({error}); fetch it again."
-        ) from error
+        raise ValueError(f"{source.described}: {next(iter(files))} is malformed ({error}); fetch it again.") from error
     return {}
 
 

@@ -1,0 +1,139 @@
+"""Task vectors as a merge method gets them: thinned by DARE and trimmed to their largest elements.
+
+DARE (Yu et al., https://arxiv.org/abs/2311.03099) drops elements at random and divides the others by 1 - p. Trimming,
+as TIES asks for it, keeps the largest share of each task vector over all tensors.
+
+The bits depend neither on how tensors are cut into blocks nor on how many workers there are: DARE's random numbers
+come from a counter. A threshold comes from counts that may be added up in any order: as a 31-bit integer a magnitude
+sorts as the number does, so one pass over the data counts the upper 16 bits of each, and finds the digit at which the
+share ends; a second pass counts the lower 15 bits of those with that digit. Two passes of 64 Ki counters give the
+exact rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .configuration import MergeConfig
+
+LOWER_BITS = 15
+BINS = 1 << 16
+
+
+class TaskVectors:
+    """
+    Makes task vectors, block by block, after the passes that find what is trimmed.
+
+    ```python
+    >>> vectors = TaskVectors(config, tasks=2)
+    >>> for index in range(vectors.passes):  # over all merged tensors
+    ...     counts = vectors.new_counts()
+    ...     for tensor, task, start, base, weights in blocks:
+    ...         vectors.count(index, task, vectors.make(tensor, task, start, base, weights), counts)
+    ...     vectors.close_pass(index, counts)  # summed over workers and ranks
+    >>> vectors.make(tensor, task, start, base, weights)
+    ```
+    """
+
+    def __init__(self, config: MergeConfig, tasks: int) -> None:
+        trim = config.merge_method.trim
+        self.density: float = 1.0 if trim is None else config.arguments[trim]
+        self.drop, self.seed, self.tasks = config.drop, config.seed, tasks
+        self.passes = 2 if self.density < 1 else 0
+        # Bit patterns of the smallest magnitudes kept, and how many of the largest are still to be found below them.
+        self._threshold = np.zeros(tasks, np.int64)
+        self._wanted = np.zeros(tasks, np.int64)
+        self.passes_done = 0
+
+    def new_counts(self) -> np.ndarray:
+        """Zeros for the counts of one pass over the data, `int64` `[N, 65536]`; they may be added up in any order."""
+        return np.zeros((self.tasks, BINS), np.int64)
+
+    def count(self, index: int, task: int, vector: torch.Tensor, counts: np.ndarray) -> None:
+        """Adds how many magnitudes of a block have each digit: the upper one in pass 0, the lower in pass 1."""
+        magnitudes = vector.numpy().view(np.int32) & 0x7FFFFFFF
+        digits = magnitudes >> LOWER_BITS
+        if index == 1:
+            digits = magnitudes[digits == self._threshold[task] >> LOWER_BITS] & ((1 << LOWER_BITS) - 1)
+        counts[task] += np.bincount(digits, minlength=BINS)
+
+    def close_pass(self, index: int, counts: np.ndarray) -> None:
+        """Narrows the thresholds by the counts of one whole pass over the data.
+
+        Kept are the `int(density · elements)` largest of a task, at least one, and all as large as the last of them.
+        """
+        if index != self.passes_done:
+            raise ValueError(f"pass {index} cannot be closed now: the next one is {self.passes_done}.")
+        for task, row in enumerate(counts):
+            wanted = max(1, int(self.density * int(row.sum()))) if index == 0 else self._wanted[task]
+            # at_least[b]: how many have digit b or a larger one.
+            at_least = np.cumsum(row[::-1])[::-1]
+            digit = max(int(np.count_nonzero(at_least >= wanted)) - 1, 0)
+            self._wanted[task] = wanted - (at_least[digit] - row[digit])
+            self._threshold[task] |= digit << LOWER_BITS if index == 0 else digit
+        self.passes_done += 1
+
+    @property
+    def thresholds(self) -> torch.Tensor:
+        """The smallest magnitude that is kept of each task vector, `[N]`, fp32; 0 keeps all."""
+        return torch.from_numpy(self._threshold.astype(np.int32).view(np.float32))
+
+    def make(self, tensor: int, task: int, start: int, base: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """A block of a task vector after DARE and, once the thresholds are known, trimmed."""
+        vector = weights.float() - base.float()
+        if self.drop > 0:
+            kept = kept_elements(self.seed, task, tensor, start, vector.numel(), self.drop)
+            vector.mul_(torch.from_numpy(kept)).div_(1 - self.drop)
+        if 0 < self.passes == self.passes_done and self._threshold[task] > 0:
+            # hardshrink keeps what is larger than its argument, and the threshold itself is to be kept.
+            below = float(np.int32(self._threshold[task] - 1).view(np.float32))
+            vector = torch.nn.functional.hardshrink(vector, below)
+        return vector
+
+    def state(self) -> dict[str, Any]:
+        """What the passes have found so far: an interrupted merge goes on from it."""
+        return {
+            "passes": self.passes_done,
+            "threshold_bits": self._threshold.tolist(),
+            "wanted": self._wanted.tolist(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continues from a saved state."""
+        threshold, wanted = np.array(state["threshold_bits"], np.int64), np.array(state["wanted"], np.int64)
+        if threshold.shape != (self.tasks,) or wanted.shape != (self.tasks,) or state["passes"] > self.passes:
+            raise ValueError(
+                f"the state is of {threshold.size} task(s) and {state['passes']} pass(es), this merge has "
+                f"{self.tasks} and {self.passes}: start the merge anew."
+            )
+        self._threshold, self._wanted, self.passes_done = threshold, wanted, state["passes"]
+
+
+def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, drop: float) -> np.ndarray:
+    """Which elements DARE keeps: random numbers of (seed, task, tensor, element) and of nothing else.
+
+    Each 64-bit number of the SplitMix64 sequence (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", 2014) serves two neighbouring elements, its lower half the even one.
+    """
+    key = np.array([seed % 2**64], np.uint64)
+    for part in (task, tensor):
+        key = mix(key + np.uint64(part + 1) * STEP)
+    first, last = start // 2, (start + count + 1) // 2
+    numbers = mix(np.arange(first, last, dtype=np.uint64) * STEP + key)
+    # Little-endian by name, so that the lower half comes first on every machine.
+    halves = numbers.astype("<u8", copy=False).view("<u4")
+    return halves[start % 2 :][:count] >= round(drop * 2**32)
+
+
+# An array of one element: a scalar would warn of the overflow that is meant.
+STEP = np.array([0x9E3779B97F4A7C15], np.uint64)
+
+
+def mix(numbers: np.ndarray) -> np.ndarray:
+    """SplitMix64's output function, element by element."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
