@@ -120,6 +120,8 @@ class TrainingArguments:
         logging_steps (`int`, defaults to 10): Steps between rows of `metrics.jsonl`.
         eval_steps (`int`, defaults to 500): Steps between evaluations; the last step is always evaluated.
         save_steps (`int`, defaults to 500): Steps between resume states; the last step is always saved.
+        save_minutes (`float`, defaults to 0.0): Minutes after which a state is saved between those; 0 is off.
+        deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves and ends; 0 is off.
         save_total_limit (`int`, defaults to 2): Resume states kept, beside the best.
         report_to (`str`, defaults to `"tensorboard"`): An accelerate tracker, or `"none"`.
     """
@@ -147,6 +149,8 @@ class TrainingArguments:
     logging_steps: int = 10
     eval_steps: int = 500
     save_steps: int = 500
+    save_minutes: float = 0.0
+    deadline_minutes: float = 0.0
     save_total_limit: int = 2
     report_to: str = "tensorboard"
 
@@ -158,9 +162,9 @@ class TrainingArguments:
         positive = "max_steps per_device_train_batch_size gradient_accumulation_steps logging_steps eval_steps"
         for name in (*positive.split(), "save_steps", "save_total_limit"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        for name in ("seed", "weight_decay", "max_grad_norm", "warmup_steps"):
+        for name in ("seed", "weight_decay", "max_grad_norm", "warmup_steps", "save_minutes", "deadline_minutes"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        for name in ("learning_rate", "weight_decay", "max_grad_norm"):
+        for name in ("learning_rate", "weight_decay", "max_grad_norm", "save_minutes", "deadline_minutes"):
             _require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
         _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "more than 0")
         _require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "in [0, 1); 0 is off")

@@ -23,6 +23,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from .arguments import DataSource
+from .stopping import ignore_signals
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 
@@ -280,6 +281,7 @@ class TrainingLoader:
     ):
         _check_workers(num_workers)
         options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
+        options["worker_init_fn"] = ignore_signals
         self.stream_states: list[dict[str, Any] | None] = stream_states or [None] * max(1, num_workers)
         self.is_stream = isinstance(data, datasets.IterableDataset)
         if isinstance(data, datasets.IterableDataset):

@@ -118,7 +118,7 @@ def main(
 
     Returns:
         `int`: 0 when the run is complete, 1 when it failed, 2 when what was given cannot be used: words, file, data,
-        folder.
+        folder; 75 when a signal or `deadline_minutes` ended it, and the same command goes on.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if not words or words[0] in ("-h", "--help"):
@@ -127,7 +127,13 @@ def main(
     try:
         arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
         _run((make_task or build_task)(arguments), arguments)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        if "hf_ext.training.stopping" in sys.modules:
+            from .stopping import EXIT_CODE, RunStopped
+
+            if isinstance(stopped, RunStopped):
+                sys.stderr.write(f"{stopped}\n" if str(stopped) else "")
+                return EXIT_CODE
         return _fail(InterruptedError("interrupted; the same command continues from the last saved state."))
     except Exception as error:
         return _fail(error)

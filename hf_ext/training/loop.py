@@ -39,6 +39,7 @@ from .state import (
     load_state,
     save_state,
 )
+from .stopping import Stopping
 from .task import Task
 
 
@@ -57,6 +58,7 @@ def train(task: Task, arguments: TrainingArguments) -> dict[str, float]:
         ValueError: If arguments, data and an existing run do not fit each other.
         FloatingPointError: If the loss is no longer finite.
         OSError: If the disk is full or a data file vanished.
+        RunStopped: After a signal or `deadline_minutes`, once the state is saved; a `KeyboardInterrupt`.
     """
     run = _Training(task, arguments)
     run.resume()
@@ -76,6 +78,7 @@ class _Training:
     #   log        every logging_steps: one row, which is also where a loss that is not finite ends the run
     #   evaluate   every eval_steps, with the averaged weights; the best ones become best/
     #   save       every save_steps: snapshot/, then, last of all, the resume state
+    #   stop       a signal or the clock asks for a state now, and mostly for the end (`stopping`)
     # No step reads a random state that an earlier one left. So a run that is continued from a state goes on as the run
     # that was never interrupted: only weights, optimizer, schedule, average and progress have to be saved.
 
@@ -201,13 +204,15 @@ class _Training:
         self.model.train()
         window, norm, clock = torch.zeros((), device=self.accelerator.device), None, time.monotonic()
         window_start, window_samples = progress.step, progress.samples
-        with self._bar() as bar:
+        stopping = Stopping(self.accelerator, arguments.save_minutes, arguments.deadline_minutes)
+        with self._bar() as bar, stopping:
             batches = iter(self.loader)
             while progress.step < arguments.max_steps:
                 loss, norm = self._step(batches)
                 window += loss
                 bar.update(self._batch_size)
-                if not self._due(arguments.logging_steps, arguments.eval_steps, arguments.save_steps):
+                asked = stopping.ask()
+                if not (asked or self._due(arguments.logging_steps, arguments.eval_steps, arguments.save_steps)):
                     continue
                 mean = self._mean_loss(window, progress.step - window_start)
                 elapsed, clock = time.monotonic() - clock, time.monotonic()
@@ -217,7 +222,9 @@ class _Training:
                 bar.set_postfix(loss=f"{mean:.4g}", samples_per_second=f"{speed:.3g}")
                 window.zero_()
                 window_start, window_samples = progress.step, progress.samples
-                self._checkpoint()
+                if self._checkpoint(save=bool(asked)):
+                    stopping.restart_clock()
+                stopping.end(asked, progress.step, arguments.max_steps)
                 clock = time.monotonic()
         self.accelerator.end_training()
 
@@ -283,25 +290,27 @@ class _Training:
             row = {"step": self.progress.step, "samples": self.progress.samples, **values}
             self.folder.add_metrics(row)
 
-    def _checkpoint(self) -> None:
-        """Evaluation, resume state and snapshots where they are due."""
+    def _checkpoint(self, save: bool) -> bool:
+        """Evaluation, resume state and snapshots where they are due, or asked for; whether a state was saved."""
         arguments, improved = self.arguments, False
-        if not self._due(arguments.eval_steps, arguments.save_steps):
-            return
+        save = save or self._due(arguments.save_steps)
+        if not (save or self._due(arguments.eval_steps)):
+            return False
         check_weights(self.model, self.accelerator, self.folder, self.progress.step)
         if self.eval_data is not None and self._due(arguments.eval_steps):
             improved = self._evaluate()
-        if not (improved or self._due(arguments.save_steps)):
-            return
+        if not (improved or save):
+            return False
         if improved:
             self._write_snapshot(self.folder.best)
-        if self._due(arguments.save_steps):
+        if save:
             self._write_snapshot(self.folder.snapshot)
         # Last: a state says that everything of its step is on disk.
         save_state(self.accelerator, self.folder, self.progress.step, self.loader.stream_states)
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
             plot_curves(self.folder)
+        return True
 
     def _evaluate(self) -> bool:
         """Evaluates the weights that are published; whether they are the best so far."""

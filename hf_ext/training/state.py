@@ -20,6 +20,7 @@ from .arguments import TrainingArguments
 
 # What may differ between the two halves of an interrupted run: nothing here changes a weight.
 FREE_TO_CHANGE = {"output_dir", "logging_steps", "eval_steps", "save_steps", "save_total_limit", "report_to"}
+FREE_TO_CHANGE |= {"save_minutes", "deadline_minutes"}
 
 
 @dataclass

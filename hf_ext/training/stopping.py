@@ -1,0 +1,105 @@
+"""When a run saves and ends before its last step: signals, and minutes of the clock."""
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+# A laboratory's scheduler, a terminal that closes, Ctrl-C; SLURM's `--signal=USR1@120`. Windows has the first two.
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
+# What a process ends with that was stopped and has saved: "try again" in the list of BSD.
+EXIT_CODE = 75
+# What processes tell each other; a larger number outweighs a smaller one, and a signal is its number more than these.
+_GO_ON, _SAVE, _DEADLINE = 0, 1, 2
+
+
+class RunStopped(KeyboardInterrupt):
+    """A run ended before its last step, and goes on with the same command. The message is empty but in one process."""
+
+
+def ignore_signals(worker: int = 0) -> None:
+    """In a loader process: the training process alone decides when to end."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class Stopping:
+    """
+    Whether to save or to end, asked after every step; all processes get the same answer after the same step.
+
+    A signal may reach one process only, and clocks differ. So each process starts a reduction of what it knows, which
+    runs while the next step is computed, and reads the one that it started a step before: nobody waits, and the
+    answer is one step old. Within the context a signal is only noted; a second Ctrl-C interrupts at once.
+    """
+
+    def __init__(self, accelerator: Accelerator, save_minutes: float, deadline_minutes: float):
+        self.accelerator = accelerator
+        self.save_minutes = save_minutes
+        self.deadline_minutes = deadline_minutes
+        self.began = self.saved = time.monotonic()
+        self._noted = _GO_ON
+        self._asked: tuple[torch.Tensor, Any] | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stopping":
+        # Python delivers signals to the main thread, and lets no other one handle them.
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._noted > _DEADLINE:
+            raise KeyboardInterrupt
+        self._noted = number + _DEADLINE
+
+    def _known_here(self) -> int:
+        minutes = (time.monotonic() - self.began) / 60
+        if self._noted == _GO_ON and self.deadline_minutes and minutes >= self.deadline_minutes:
+            return _DEADLINE
+        if self._noted == _GO_ON and self.save_minutes and time.monotonic() - self.saved >= 60 * self.save_minutes:
+            return _SAVE
+        return self._noted
+
+    def ask(self) -> int:
+        """What all processes do after this step: 0 go on, 1 save, more: save and end."""
+        if self.accelerator.num_processes == 1:
+            return self._known_here()
+        answer = _GO_ON
+        if self._asked is not None:
+            told, reduction = self._asked
+            reduction.wait()
+            answer = int(told)
+        told = torch.tensor(self._known_here(), device=self.accelerator.device)
+        self._asked = told, torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, async_op=True)
+        return answer
+
+    def restart_clock(self) -> None:
+        """Counts `save_minutes` from now."""
+        self.saved = time.monotonic()
+
+    def end(self, answer: int, step: int, max_steps: int) -> None:
+        """
+        Ends the run if the answer says so; its state has been saved.
+
+        Raises:
+            RunStopped: With what ended the run, in the main process; the others say nothing.
+        """
+        if answer <= _SAVE or step >= max_steps:
+            return
+        if self._asked is not None:
+            self._asked[1].wait()
+        why = f"deadline_minutes: {self.deadline_minutes:g} are over"
+        if answer > _DEADLINE:
+            why = signal.Signals(answer - _DEADLINE).name
+        saved = f"{why}: step {step} of {max_steps} is saved, and the same command goes on from it."
+        raise RunStopped(saved if self.accelerator.is_main_process else "")

@@ -1,0 +1,177 @@
+"""Signals and the clock: a state within a step, in all processes; the run goes on as if nothing had happened."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hf_ext.training import train
+from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped
+from tests.process_state import forget_accelerate
+
+from .launching import ROOT, environment
+from .stoppable import main
+from .tiny import TinyTask, contents, make_arguments
+
+STEPS = 60
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.training.stoppable"])
+
+
+def start(folder: Path, examples: Path, processes: int, **changes) -> list:
+    """Processes that train; a run that was stopped goes on."""
+    port = 0
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    changes = {"max_steps": STEPS, **changes}
+    started = [
+        PROCESSES.Process(target=main, args=(str(folder), str(examples), changes, rank, port))
+        for rank in range(processes)
+    ]
+    for process in started:
+        process.start()
+    return started
+
+
+def steps_done(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    rows = file.read_text().splitlines() if file.exists() else []
+    return json.loads(rows[-1])["step"] if rows and rows[-1].endswith("}") else 0
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return sorted(int(path.name.partition("-")[2]) for path in (folder / "state").glob("step-*[0-9]"))
+
+
+def outcome(folder: Path) -> dict:
+    """What a run leaves but its rows, of which a stop adds one, and earlier states."""
+    last = f"state/step-{STEPS}/"
+    found = {name: value for name, value in contents(folder).items() if not name.startswith(("metrics", "samples"))}
+    return {name: value for name, value in found.items() if not name.startswith("state/") or name.startswith(last)}
+
+
+def stop_at_a_random_moment(started: list, folder: Path, number: int, rng: random.Random) -> int:
+    """Signals one process after its run has taken a step; the step after which it was sent."""
+    before, end = steps_done(folder), time.monotonic() + 120
+    while steps_done(folder) == before and started[0].is_alive():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    time.sleep(rng.random() * 0.05)
+    known = steps_done(folder)
+    process = rng.choice(started)
+    if process.is_alive():
+        os.kill(process.pid, number)
+    return known
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: signal.Signals(number).name)
+def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, monkeypatch, number, processes):
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    whole, stopped, rng = tmp_path / "whole", tmp_path / "stopped", random.Random(int(number))
+    for process in start(whole, examples, processes):
+        process.join(300)
+        assert process.exitcode == 0
+    stops = 0
+    for _ in range(3):
+        started = start(stopped, examples, processes)
+        known = stop_at_a_random_moment(started, stopped, number, rng)
+        for process in started:
+            process.join(300)
+        codes = {process.exitcode for process in started}
+        if codes == {0}:
+            break
+        assert codes == {EXIT_CODE}
+        stops += 1
+        # Every step that was known to be done is in the state.
+        assert saved_steps(stopped)[-1] >= known
+        assert saved_steps(stopped)[-1] == steps_done(stopped)
+    for process in start(stopped, examples, processes):
+        process.join(300)
+        assert process.exitcode == 0
+    assert stops and outcome(stopped) == outcome(whole)
+
+
+def test_the_clock_ends_a_run_and_saves_between(tmp_path, examples):
+    def arguments(**changes):
+        forget_accelerate()
+        data = {"train": {"path": str(examples)}}
+        return make_arguments(tmp_path / "run", data, max_steps=4, save_steps=100, save_total_limit=9, **changes)
+
+    with pytest.raises(RunStopped, match="deadline_minutes: 1e-09 are over: step 1 of 4 is saved"):
+        train(TinyTask(), arguments(deadline_minutes=1e-9))
+    assert saved_steps(tmp_path / "run") == [1]
+    train(TinyTask(), arguments(save_minutes=1e-9))
+    assert saved_steps(tmp_path / "run") == [1, 2, 3, 4]
+
+
+def test_signals_are_left_as_they_were(tmp_path, examples):
+    before = [signal.getsignal(number) for number in SIGNALS]
+    forget_accelerate()
+    train(TinyTask(), make_arguments(tmp_path / "run", {"train": {"path": str(examples)}}, max_steps=1))
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
+def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, monkeypatch):
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    (commands / "srun").write_text('#!/bin/bash\nSLURM_PROCID=0 SLURM_LOCALID=0 "${@:2}"\n')
+    (commands / "scontrol").write_text(
+        f'#!/bin/bash\necho "$@" >> {tmp_path}/said\n[ $1 = requeue ] || echo localhost\n'
+    )
+    for name in ("python", "srun", "scontrol"):
+        (commands / name).chmod(0o755)
+    (tmp_path / "data.jsonl").write_text('{"text": "ab", "label": 0}\n{"text": "cd", "label": 1}\n')
+    run = tmp_path / "run.yaml"
+    run.write_text(
+        "method: mrconv-text\noutput_dir: out\nmax_steps: 3\nreport_to: none\nper_device_train_batch_size: 2\n"
+        "data: {train: {path: data.jsonl}}\ntask: {max_length: 16, num_labels: 2}\n"
+        "model: {hidden_size: 8, num_hidden_layers: 1}\n"
+    )
+    given = environment(
+        PATH=f"{commands}:{os.environ['PATH']}", SLURM_NTASKS="1", SLURM_JOB_NODELIST="node", SLURM_JOB_ID="7"
+    )
+
+    def job(*flags: str) -> subprocess.CompletedProcess:
+        words = ["bash", str(ROOT / "examples/accelerate/slurm.sh"), str(run), *flags]
+        return subprocess.run(words, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=280)
+
+    stopped = job("--deadline_minutes=1e-9")
+    assert stopped.returncode == EXIT_CODE, stopped.stderr
+    assert "step 2 of 3 is saved, and the same command goes on" in stopped.stderr or "step 1 of 3" in stopped.stderr
+    assert (tmp_path / "said").read_text().splitlines()[-1] == "requeue 7"
+    assert job().returncode == 0
+    assert saved_steps(tmp_path / "out")[-1] == 3
+    assert (tmp_path / "said").read_text().count("requeue") == 1
+
+
+@pytest.mark.slow
+def test_loader_processes_leave_the_decision_to_the_training(tmp_path, examples, monkeypatch):
+    """A terminal and a scheduler signal all processes of a group."""
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    (process,) = start(tmp_path / "run", examples, 1, num_workers=2)
+    # Both have given a batch.
+    while steps_done(tmp_path / "run") < 3:
+        time.sleep(0.001)
+    family = psutil.Process(process.pid)
+    loaders = family.children()
+    assert loaders
+    for member in (*loaders, family):
+        member.send_signal(signal.SIGTERM)
+    process.join(300)
+    assert process.exitcode == EXIT_CODE
