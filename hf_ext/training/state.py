@@ -5,15 +5,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from diffusers.training_utils import EMAModel
 from safetensors import SafetensorError
+from torch import Tensor
 
 from ..files import read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
 from .arguments import TrainingArguments
@@ -46,42 +46,60 @@ class Progress:
 class WeightAverage:
     """Exponential moving average of a model's parameters and saved floating-point buffers."""
 
-    # diffusers' EMAModel reaches the decay from below, as (1 + t) / (10 + t); it averages what requires gradients and
-    # copies the rest. Statistics such as those of BatchNorm belong to the averaged weights, so they are averaged over
-    # the same horizon: they are handed over as aliases, which share the memory of the buffers and claim a gradient
-    # without the model knowing. Integer buffers are copied.
+    # The decay is reached from below, as (1 + t) / (10 + t), so that the first weights are soon forgotten. Statistics
+    # such as those of BatchNorm belong to the averaged weights: they are averaged over the same horizon. Frozen
+    # parameters and integer buffers are copied. One kernel goes over all tensors: a loop over them costs more than the
+    # optimizer's step.
 
     def __init__(self, model: torch.nn.Module, decay: float):
+        self.decay = decay
+        self.steps = 0
         saved = model.state_dict(keep_vars=True)
-        buffers = [buffer for name, buffer in model.named_buffers() if name in saved]
-        aliases = [buffer.detach().requires_grad_(buffer.is_floating_point()) for buffer in buffers]
-        self.tensors = cast(list[torch.nn.Parameter], [*model.parameters(), *aliases])
-        self.average = EMAModel(self.tensors, decay=decay)
+        self.tensors = [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in saved)]
+        self.averages = [tensor.detach().clone() for tensor in self.tensors]
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        copied = {id(tensor) for tensor in self.tensors if not tensor.is_floating_point()} | set(map(id, frozen))
+        self._moving = self._pick(lambda tensor: id(tensor) not in copied)
+        self._copied = self._pick(lambda tensor: id(tensor) in copied)
 
+    def _pick(self, choose: Callable[[Tensor], bool]) -> tuple[list[Tensor], list[Tensor]]:
+        """Averages, and the tensors that they follow."""
+        chosen = [pair for pair in zip(self.averages, self.tensors, strict=True) if choose(pair[1])]
+        return [average for average, _ in chosen], [tensor for _, tensor in chosen]
+
+    @torch.no_grad()
     def step(self) -> None:
         """Takes the current weights into the average."""
-        self.average.step(self.tensors)
+        decay = min((1 + self.steps) / (10 + self.steps), self.decay) if self.steps else 0.0
+        self.steps += 1
+        averages, tensors = self._moving
+        torch._foreach_lerp_(averages, tensors, 1 - decay)
+        if self._copied[0]:
+            torch._foreach_copy_(*self._copied)
 
     @contextlib.contextmanager
     def apply(self) -> Iterator[None]:
         """Puts the averaged weights into the model for the duration of a `with` block."""
-        self.average.store(self.tensors)
-        self.average.copy_to(self.tensors)
+        kept = [tensor.detach().clone() for tensor in self.tensors]
+        self._fill_model(self.averages)
         try:
             yield
         finally:
-            self.average.restore(self.tensors)
+            self._fill_model(kept)
+
+    @torch.no_grad()
+    def _fill_model(self, values: list[Tensor]) -> None:
+        torch._foreach_copy_(self.tensors, values)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the average."""
-        return self.average.state_dict()
+        return {"shadow_params": self.averages, "optimization_step": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores [`~WeightAverage.state_dict`]."""
-        self.average.load_state_dict(state)
-        self.average.shadow_params = [
-            shadow.to(tensor.device) for shadow, tensor in zip(self.average.shadow_params, self.tensors, strict=True)
-        ]
+        self.steps = state["optimization_step"]
+        for average, saved in zip(self.averages, state["shadow_params"], strict=True):
+            average.copy_(saved)
 
 
 class RunFolder:
