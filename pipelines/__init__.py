@@ -1,6 +1,7 @@
 """Diffusers pipelines of hf-ext; importing this package registers their names with diffusers.
 
-After `import hf_ext.pipelines`, `DiffusionPipeline.from_pretrained` loads our pipelines without `trust_remote_code`.
+After `import hf_ext.pipelines`, `DiffusionPipeline.from_pretrained` and the `AutoPipelineFor...` classes load our
+pipelines without `trust_remote_code`.
 """
 
 from types import ModuleType
@@ -8,6 +9,7 @@ from typing import Any
 
 import diffusers
 from diffusers import DiffusionPipeline
+from diffusers.pipelines import auto_pipeline
 
 from . import disentangled_dit
 from .disentangled_dit import DisentangledDiTPipeline
@@ -35,11 +37,14 @@ def _home(value: Any) -> tuple[str | None, str | None]:
 # What diffusers looks up when it loads a folder or a repository: the pipeline's class, and the room of its component.
 _register(diffusers.pipelines, "disentangled_dit", disentangled_dit)
 _register(diffusers, "DisentangledDiTPipeline", DisentangledDiTPipeline)
+# What `AutoPipelineFor...` look up: one class makes pictures of nothing, of a picture, and of a masked picture.
+for _task in ("TEXT2IMAGE", "IMAGE2IMAGE", "INPAINT"):
+    getattr(auto_pipeline, f"AUTO_{_task}_PIPELINES_MAPPING")["disentangled-dit"] = DisentangledDiTPipeline
 
 
-def _prefer_installed() -> None:
+def _prefer_installed(place: Any) -> None:
     """
-    Lets `DiffusionPipeline.from_pretrained` load our pipelines by the installed class.
+    Lets `from_pretrained` of a class of diffusers load our pipelines by the installed class.
 
     `model_index.json` names file and class, `["pipeline", "DisentangledDiTPipeline"]`. That is the form in which
     diffusers finds the code in a repository by `trust_remote_code=True` alone, and with which it never looks among its
@@ -47,7 +52,6 @@ def _prefer_installed() -> None:
     needed, and code that came along is not run. The tests load both ways, which is how we see it if diffusers comes to
     read the file elsewhere.
     """
-    place: Any = DiffusionPipeline
     if "_dict_from_json_file" in vars(place):
         # this package was reloaded
         return
@@ -63,4 +67,6 @@ def _prefer_installed() -> None:
     place._dict_from_json_file = classmethod(read_index)
 
 
-_prefer_installed()
+for _place in ("Text2Image", "Image2Image", "Inpainting"):
+    _prefer_installed(getattr(auto_pipeline, f"AutoPipelineFor{_place}"))
+_prefer_installed(DiffusionPipeline)

@@ -32,7 +32,7 @@ def folder_of(package: str) -> Path:
 def files_of(package: str) -> set[str]:
     """Paths in the wheel that a package must have."""
     folder = folder_of(package)
-    names = [path.name for path in folder.glob("*.py")]
+    names = [path.name for pattern in ("*.py", "*.pyi") for path in folder.glob(pattern)]
     if package == "hf_ext.model_cards":
         released = [path for path in (folder / "released").rglob("*") if path.is_file()]
         names += [path.relative_to(folder).as_posix() for path in (*folder.glob("*.md"), *released)]

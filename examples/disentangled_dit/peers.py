@@ -30,8 +30,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 
 from hf_ext.files import read_json
-from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTSamplingMixin
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, main
 from hf_ext.training.arguments import build
@@ -39,7 +38,7 @@ from hf_ext.training.arguments import build
 SINUSOIDS = 256
 
 
-class Peer(DisentangledDiTSamplingMixin, ModelMixin, ConfigMixin, CacheMixin):
+class Peer(ModelMixin, ConfigMixin, CacheMixin):
     """
     A network of diffusers behind the interface of [`DisentangledDiTTransformer2DModel`], so that the same task trains
     it and the same pipeline samples from it.
@@ -57,6 +56,7 @@ class Peer(DisentangledDiTSamplingMixin, ModelMixin, ConfigMixin, CacheMixin):
         num_train_timesteps (`int`): Of the schedule.
     """
 
+    CONTROL_SIZES = DisentangledDiTTransformer2DModel.CONTROL_SIZES
     # Controls for which there is a place.
     known: ClassVar[tuple[str, ...]] = ()
     # What the width must be divisible by: the embedding of positions needs 4.
@@ -83,10 +83,8 @@ class Peer(DisentangledDiTSamplingMixin, ModelMixin, ConfigMixin, CacheMixin):
             raise ValueError(f"peers make square images of classes; got size {sample_size}, {joint_attention_dim=}.")
         # What the pipeline asks a network for.
         self.register_to_config(
-            out_channels=in_channels,
             conditioning="attention",
             control_alpha=dict.fromkeys(self.known, 0.0),
-            control_cutoff=0.0,
         )
         self.side, self.width = sides.pop(), num_attention_heads * attention_head_dim
         self.network = self.make_network()

@@ -45,9 +45,12 @@ def classify(error: BaseException) -> click.ClickException | None:
         return error
     if isinstance(error, OSError):
         return Unusable(message(error)) if _blames_the_path(error) else Failed(message(error))
-    # Of ours it says what to install; one of Python's, with the name of a module, is a bug.
-    if isinstance(error, ImportError) and error.name is None:
-        return Failed(message(error))
+    if isinstance(error, ImportError):
+        from hf_ext.extras import explain_missing
+
+        # Ours have no name and say what to install; one of Python's is a bug, if no extra brings the module.
+        install = explain_missing(error.name)
+        return Failed(install or message(error)) if install or error.name is None else None
     if isinstance(error, FloatingPointError | MemoryError):
         return Failed(message(error))
     if isinstance(error, ValueError | TypeError):

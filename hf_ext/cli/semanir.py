@@ -255,9 +255,10 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
       hf-ext semanir explain runs/denoise/snapshot photo.png neighbours.png
       hf-ext semanir explain org/name photo.png neighbours.png --at 120,80 --stage 2 --top-k 16,64,256
     """
+    import numpy as np
+
     from hf_ext.plots.attention import explain as draw
-    from hf_ext.restoration.files import read_image, write_image
-    from hf_ext.restoration.run import as_picture
+    from hf_ext.restoration.files import Picture, read_image, write_image
 
     if at is not None and len(at) != 2:
         raise click.BadParameter("give column and row, such as 120,80.", param_hint="--at")
@@ -265,4 +266,4 @@ def explain(source: str, image: Path, out: Path, at: list[int] | None, stage: in
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="OUT.png")
     pixels = read_image(image).pixels
     drawing = draw(load_model(source, None, None), pixels, None if at is None else (at[0], at[1]), stage, top_k)
-    click.echo(write_image(out, as_picture(drawing), overwrite=True))
+    click.echo(write_image(out, Picture(np.asarray(drawing)), overwrite=True))

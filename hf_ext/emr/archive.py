@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, cast
 
+from ..extras import import_extra
 from ..files import whole_file, whole_folder
 
 _LEVELS = (1, 19)
@@ -38,7 +39,7 @@ def pack(folder: str | Path, archive: str | Path, *, level: int = 3, overwrite: 
     Names, order, owners and times in the archive do not depend on the machine: the same folder gives the same
     bytes. A file that is a link, as in the cache of the Hub, is stored as what it points to.
     """
-    zstandard = _zstandard()
+    zstandard = import_extra("zstandard")
     folder, archive = Path(folder), Path(archive)
     if not (folder / "emr.json").is_file():
         raise ValueError(f"{folder}: no emr.json in it, so it is no artifact of a merge; give the folder of one")
@@ -79,7 +80,7 @@ def unpack(
     Only regular files with names inside the folder are taken: an archive with links, devices, absolute paths or
     `..` is refused, and nothing of it is left.
     """
-    zstandard = _zstandard()
+    zstandard = import_extra("zstandard")
     archive, out = Path(archive), Path(out)
     if not archive.is_file():
         raise ValueError(f"{archive}: {'no regular file' if archive.exists() else 'no such file'}; give an archive")
@@ -96,14 +97,6 @@ def unpack(
         if not (folder / "emr.json").is_file():
             raise ValueError(f"{archive}: no emr.json in it, so it is no artifact of a merge, or it was cut off")
     return out
-
-
-def _zstandard() -> ModuleType:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ImportError("archives need the package zstandard: pip install 'hf-ext[archive]'") from error
-    return zstandard
 
 
 def _entries(folder: Path) -> list[tarfile.TarInfo]:

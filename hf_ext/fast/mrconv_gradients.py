@@ -263,14 +263,7 @@ def _parseval_square(signal: Signal, kernel: Tensor, wing: Tensor | None, total:
 
 
 class SumGradients:
-    """
-    Gradients of [`branch_sums`] for one chunk of channels.
-
-    Args:
-        signal (`Signal`): The input.
-        kernels, wings: The branches.
-        g_total, g_square (`torch.Tensor` of shape `(N, channels)`): Gradients of the sums.
-    """
+    """Gradients of [`branch_sums`] for one chunk of channels."""
 
     def __init__(
         self,
@@ -457,15 +450,7 @@ class Chunk(NamedTuple):
 
 
 class BatchNormLayer(NamedTuple):
-    """
-    What a layer is but for its tensors.
-
-    Args:
-        n (`int`): FFT size.
-        eps (`float`): Added to the variance.
-        group (`torch.distributed.ProcessGroup`, *optional*): Processes that share the statistics.
-        start, stop (`torch.LongTensor` of shape `(batch,)`, *optional*): The valid positions.
-    """
+    """What a layer is but for its tensors."""
 
     n: int
     eps: float
@@ -649,5 +634,3 @@ def _scale_gradient(lags: Tensor, kernels: list[Tensor], wings: Wings) -> Tensor
 
 
 FAST.update(long_conv=LongConv.apply, batch_norm_conv=normalized_conv)
-
-__all__ = ["BatchNormLayer", "LongConv", "normalized_conv"]

@@ -105,5 +105,3 @@ def kept_kernel(layer: MRConvLayer) -> MergedKernel:
 
 
 FAST["kept_kernel"] = kept_kernel
-
-__all__ = ["KernelSource", "kept_kernel"]

@@ -22,7 +22,7 @@ _SMALLEST_HEAD = 16
 
 
 @cache
-def _compiled() -> Callable[..., torch.Tensor]:
+def compiled() -> Callable[..., torch.Tensor]:
     # A kernel for each number of heads and each head size, so more than torch keeps by default; above, an error.
     # Its stub does not know the limit.
     compiling: Any = torch.compile
@@ -37,7 +37,7 @@ def _places(dictionary: Dictionary, device: torch.device) -> torch.Tensor:
     return (rows + torch.arange(width, device=device)).flatten()
 
 
-def _score_change(table: torch.Tensor, dictionary: Dictionary) -> Callable[..., torch.Tensor]:
+def score_change(table: torch.Tensor, dictionary: Dictionary) -> Callable[..., torch.Tensor]:
     """The logit of a pair from its cosine part, as flex_attention wants it: a function of scalars."""
     # Geometry in tensors and not in numbers: one compiled kernel serves every window.
     keys = _places(dictionary, table.device)
@@ -60,23 +60,9 @@ def flex_attention_(
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
 
-    On a GPU one fused kernel, compiled at the first call, with gradients of queries, keys, values and table.
-    On a CPU torch's plain form, which computes all logits, for checking: without gradients and not inside
-    a compiled model, neither of which torch can do there.
-
-    Args:
-        query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`):
-            Scaled queries, keys and values of one dtype.
-        table (`torch.Tensor` of shape `(heads, (2 * window_size - 1) ** 2)`): Position bias of each offset.
-        dictionary ([`~ops_semanir.Dictionary`]): Which keys each token attends to, at least one.
-
-    Returns:
-        `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`.
-
-    Raises:
-        ValueError: If the tensors are neither on a CPU nor on a CUDA GPU; if, on a CPU, they need a gradient or the
-            model is compiled.
-        TypeError: If the dtypes differ, or are not among float32, float16, bfloat16 and, on a CPU, float64.
+    On a GPU one fused kernel, compiled at the first call, with gradients of queries, keys, values and table. On a CPU
+    torch's plain form, which computes all logits, for checking: without gradients and not inside a compiled model,
+    neither of which torch can do there.
     """
     device, dtype, head_dim = query.device, query.dtype, query.shape[-1]
     if device.type not in ("cpu", "cuda"):
@@ -93,17 +79,14 @@ def flex_attention_(
     if device.type == "cpu" and compiling:
         # Inductor's kernel for the CPU cannot read a table or bits that the same graph computes.
         raise ValueError("flex_attention does not work in a compiled model on a CPU; choose 'sdpa' or 'eager'.")
-    change = _score_change(table.to(torch.promote_types(dtype, torch.float32)), dictionary)
+    change = score_change(table.to(torch.promote_types(dtype, torch.float32)), dictionary)
     if device.type == "cuda":
         padding = (0, max(0, _SMALLEST_HEAD - head_dim))
         query, key, value = (F.pad(x, padding) for x in (query, key, value))
-        attend: Any = flex_attention if compiling else _compiled()
+        attend: Any = flex_attention if compiling else compiled()
         attended: torch.Tensor = attend(query, key, value, change, scale=1.0)
         return attended[..., :head_dim]
     with warnings.catch_warnings():
         # It warns that it computes all logits; here that is the intention.
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         return flex_attention(query, key, value, change, scale=1.0)
-
-
-__all__ = ["flex_attention_"]

@@ -174,18 +174,7 @@ def _share(kernel: Callable[..., None], items: int, *arguments: Any) -> None:
 
 
 def select_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, include_self: bool) -> torch.Tensor:
-    """
-    Bits of the `top_k` highest scores of each row; of equal ones the first.
-
-    Args:
-        scores (`torch.Tensor` of shape `(W, N, N)`): Similarities, float32 on the CPU.
-        regions (`torch.ByteTensor` of shape `(windows of an image, N)`, *optional*): See [`ops_semanir.key_regions`].
-        top_k (`int`): Keys per token.
-        include_self (`bool`): Whether the diagonal comes first.
-
-    Returns:
-        `torch.ByteTensor` of shape `(W, N, ceil(N / 8))`: As in [`ops_semanir.Dictionary`].
-    """
+    """Bits of the `top_k` highest scores of each row; of equal ones the first."""
     windows, tokens = scores.shape[:2]
     bits = torch.empty(windows, tokens, -(-tokens // 8), dtype=torch.uint8)
     numbers = np.empty((0, tokens), np.uint8) if regions is None else regions.numpy()
@@ -224,12 +213,7 @@ def attend(
     width: int,
     window_size: int,
 ) -> torch.Tensor:
-    """
-    Attention to the chosen keys, without gradient: see [`semanir_operators.native_attention`].
-
-    Returns:
-        `torch.Tensor` of shape `(W, N, heads, head_dim)`: Attended values.
-    """
+    """Attention to the chosen keys, without gradient: see [`semanir_operators.native_attention`]."""
     windows, heads, tokens, dim = query.shape
     given = _given(query, key, value, temperature, table, bits)
     keys = tokens if bits is None else int(np.unpackbits(given[-1][:, 0], axis=-1).sum(-1).max())
@@ -252,15 +236,7 @@ def attend_gradients(
     width: int,
     window_size: int,
 ) -> tuple[torch.Tensor, ...]:
-    """
-    Gradients of [`attend`].
-
-    Args:
-        gradient (`torch.Tensor` of shape `(W, N, heads, head_dim)`): That of the result. The others are its inputs.
-
-    Returns:
-        `tuple[torch.Tensor, ...]`: Of query, key and value, each `(W, N, heads, head_dim)`, of temperature and table.
-    """
+    """Gradients of query, key and value [W, N, heads, d], temperature and table, from that of [`attend`]."""
     windows, heads, tokens, dim = query.shape
     parts = (0,) * -(-dim // LANES)
     slopes = [torch.empty(windows, tokens, heads, dim) for _ in range(3)]
@@ -271,6 +247,3 @@ def attend_gradients(
     arrays = [slope.numpy() for slope in slopes]
     _share(kernel, windows * heads, *given, _array(gradient.transpose(1, 2)), width, window_size, parts, *arrays)
     return *slopes[:3], slopes[3].sum(0), slopes[4].sum(0).flip(-1)
-
-
-__all__ = ["attend", "attend_gradients", "select_keys"]

@@ -1,8 +1,21 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Gradients of SemanIR's key-semantic attention on the CPU, for numba to compile: logits are computed again.
+"""Gradients of SemanIR's key-semantic attention on the CPU, for numba to compile. Needs numba.
 
-With P the weights, s their sums before the division and G = dO / s: dV = (sP)^T G, dS = sP (G V^T - D / s) with
-D = rowsum(P dP), dQ = dS K, dK = dS^T Q. A few queries at a time: nothing of N x N is stored. Needs numba.
+Forward: with unit vectors q' = q / |q| and k' = k / |k|, logits S = tau q' k'^T + B for the chosen keys, weights
+P = E / s with E = exp(S - max) and s its row sums, O = P V. Nothing of N x N is kept, so E and s are computed again
+here, for 12 queries at a time, and each tile is used up before the next. What follows from dO, by the chain rule:
+
+    dV = P^T dO = E^T G           with G = dO / s: rows of V and of G are divided once, not rows of E
+    dP = dO V^T                   so that dP / s = G V^T
+    dS = P (dP - D)               derivative of softmax, D = rowsum(P dP)
+       = E (G V^T - D / s)        and D / s = rowsum(E (G V^T)) / s: `_logit_gradients`
+    dB = dS                       added up at the offset of each pair, in the turned table
+    d(tau q') = dS k'             dk' = dS^T (tau q')
+    dq = (du - (du . q') q') / |q| with du = tau d(tau q'), as a unit vector can only turn, and dtau = d(tau q') . q':
+                                  `_unscale`
+
+Each pair of window and head sums by itself and in one order, so that the number of threads changes no bit. How we
+know: tests/semanir/test_kernels_semanir.py compares all five gradients with autograd over loops in float64.
 """
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs

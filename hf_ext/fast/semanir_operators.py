@@ -273,5 +273,3 @@ STEPS |= {
     "choose_keys": _choose_keys,
     "choose_attention": _choose_fastest,
 }
-
-__all__ = ["native_attention", "native_kernels_work"]

@@ -34,6 +34,3 @@ def check_sizes(
             f"`dictionary.window` is {dictionary.window}; it must hold {tokens} tokens, with sides of at most "
             f"{dictionary.window_size}."
         )
-
-
-__all__ = ["check_sizes"]

@@ -239,5 +239,3 @@ def _find_runner(model: SemanIRModel, maps: torch.Tensor, output_hidden_states: 
 
 
 SemanIRModel.find_runner = staticmethod(_find_runner)
-
-__all__ = ["Strips", "memory_of_call"]

@@ -267,20 +267,6 @@ def triton_attention(
     Forward and backward, with products in the dtype of the inputs and sums in float32. float32 products have full
     precision unless `torch.set_float32_matmul_precision` allows less. Checked in Triton's interpreter
     (`TRITON_INTERPRET=1`, which also takes tensors of the CPU) and compiled for sm_80 and sm_90.
-
-    Args:
-        query, key, value (`torch.Tensor` of shape `(W, heads, N, head_dim)`):
-            Scaled queries, keys and values, of one dtype: float32, float16 or bfloat16. `head_dim` is at most 128.
-        table (`torch.Tensor` of shape `(heads, (2 * window_size - 1) ** 2)`): Position bias of each offset.
-        dictionary ([`ops_semanir.Dictionary`]): Which keys each token attends to.
-
-    Returns:
-        `torch.Tensor` of shape `(W, heads, N, head_dim)`: Attended values, in the dtype of `value`; zero for a token
-        without keys.
-
-    Raises:
-        ValueError: If the tensors are not on one GPU, sizes do not fit each other, or `head_dim` is above 128.
-        TypeError: If the dtypes differ or are not supported.
     """
     _check(query, key, value)
     check_sizes(dictionary, query, key, value, None, table)
@@ -289,6 +275,3 @@ def triton_attention(
     if dictionary.bits is not None:
         dictionary = dictionary._replace(bits=dictionary.bits.contiguous())
     return _Attention.apply(query, key, value, table.float().contiguous(), dictionary)
-
-
-__all__ = ["triton_attention"]

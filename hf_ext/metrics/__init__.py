@@ -42,14 +42,10 @@ def metric_path(name: str) -> str:
     Path of a metric's script, for `evaluate.load(metric_path("psnr"))`.
 
     Args:
-        name (`str`):
-            `"clip_score"`, `"feature_distance"`, `"fid"`, `"kid"`, `"psnr"`, `"psnr_b"` or `"ssim"`.
+        name (`str`): `"clip_score"`, `"feature_distance"`, `"fid"`, `"kid"`, `"psnr"`, `"psnr_b"` or `"ssim"`.
 
     Returns:
         `str`: Absolute path of the Python file.
-
-    Raises:
-        ValueError: If there is no metric of that name.
     """
     names = ("clip_score", "feature_distance", "fid", "kid", "psnr", "psnr_b", "ssim")
     if name not in names:

@@ -34,9 +34,6 @@ def clip_score(image_embeddings: np.ndarray, text_embeddings: np.ndarray) -> np.
 
     Returns:
         `numpy.ndarray` of shape `[pairs]`, float64: From 0 to 100.
-
-    Raises:
-        ValueError: If shapes differ, or an embedding is zero or not finite.
     """
     pair = [np.asarray(values, dtype=np.float64) for values in (image_embeddings, text_embeddings)]
     if pair[0].ndim != 2 or pair[0].shape != pair[1].shape:
@@ -89,16 +86,7 @@ class CLIPScore(evaluate.Metric):
 
     @torch.no_grad()
     def embed(self, images: Sequence[Any], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """
-        Projected embeddings of images and texts.
-
-        Args:
-            images (sequence of `PIL.Image.Image`): The images.
-            texts (sequence of `str`): The texts.
-
-        Returns:
-            `tuple[numpy.ndarray, numpy.ndarray]`: `[images, dimensions]` and `[texts, dimensions]`.
-        """
+        """Projected embeddings of images and texts."""
         pixels = self.processor(images=[image.convert("RGB") for image in images], return_tensors="pt")
         tokens = self.processor(text=list(texts), return_tensors="pt", padding=True, truncation=True)
         device = self.model.device

@@ -29,10 +29,6 @@ def content_drift(
         `dict[str, float]`: `pixel_distance`, root mean square difference of the images of a pair (0 to 1);
         `content_distance`, the same of their slow parts; `detail_distance`, of the rest; and with `predictions`
         `agreement`, the share of pairs in which the classifier sees the same class.
-
-    Raises:
-        TypeError: If the images are of another type.
-        ValueError: If there are fewer than two settings, or shapes do not fit.
     """
     values = as_unit_images(images)
     if values.ndim != 5 or len(values) < 2:

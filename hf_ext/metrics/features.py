@@ -31,22 +31,7 @@ Args:
 
 
 def as_rgb(images: Sequence[Any] | np.ndarray, name: str = "images") -> list[np.ndarray]:
-    """
-    Images of one form.
-
-    Args:
-        images (sequence of `PIL.Image.Image` or `numpy.ndarray`):
-            PIL images of mode RGB or L, or uint8 arrays `[height, width]` or `[height, width, 1 or 3]`; also one array
-            with a leading axis.
-        name (`str`, *optional*): What to call them in messages.
-
-    Returns:
-        `list[numpy.ndarray]`: uint8 arrays `[height, width, 3]`.
-
-    Raises:
-        TypeError: If an image is neither.
-        ValueError: If there are none, or one has another mode or shape.
-    """
+    """Images of one form."""
     result = []
     for index, image in enumerate(images):
         if isinstance(image, Image.Image):
@@ -85,9 +70,6 @@ class ClassifierFeatures:
         source (`str`): Folder or `org/name[@revision]` of a model with its image processor.
         device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
         batch_size (`int`, *optional*, defaults to 64): Images at once.
-
-    Raises:
-        ValueError: If the model has no pooled features.
     """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
@@ -106,20 +88,7 @@ class ClassifierFeatures:
 
     @torch.no_grad()
     def classify(self, images: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """
-        Features and classes of images.
-
-        Args:
-            images (sequence of `PIL.Image.Image` or `numpy.ndarray`): See [`as_rgb`].
-
-        Returns:
-            `tuple[numpy.ndarray, numpy.ndarray]`: Features `[images, dimensions]`, float32, and the most probable
-            class of each image `[images]`, int64.
-
-        Raises:
-            TypeError: If an image is of another type.
-            ValueError: If the classifier pools nothing.
-        """
+        """Features and classes of images."""
         features, classes = [], []
         for batch in _batches(as_rgb(images), self.batch_size):
             inputs = self.processor(batch, return_tensors="pt").to(self.model.device)
@@ -131,15 +100,7 @@ class ClassifierFeatures:
         return torch.cat(features).numpy(), torch.cat(classes).numpy()
 
     def __call__(self, images: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """
-        Features of images.
-
-        Args:
-            images (sequence of `PIL.Image.Image` or `numpy.ndarray`): See [`as_rgb`].
-
-        Returns:
-            `numpy.ndarray` of shape `[images, dimensions]`, float32.
-        """
+        """Features of images."""
         return self.classify(images)[0]
 
 
@@ -156,9 +117,6 @@ class InceptionFeatures:
         source (`str`): Path of the file, or `org/name/file.pt[@revision]` on the Hub.
         device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
         batch_size (`int`, *optional*, defaults to 64): Images at once, of one size.
-
-    Raises:
-        ValueError: If `source` names no file.
     """
 
     def __init__(self, source: str, device: str = "cpu", batch_size: int = 64):
@@ -181,19 +139,7 @@ class InceptionFeatures:
 
     @torch.no_grad()
     def __call__(self, images: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """
-        Features of images.
-
-        Args:
-            images (sequence of `PIL.Image.Image` or `numpy.ndarray`): See [`as_rgb`].
-
-        Returns:
-            `numpy.ndarray` of shape `[images, 2048]`, float32.
-
-        Raises:
-            TypeError: If an image is of another type.
-            ValueError: If images have different sizes, or the network returns something else.
-        """
+        """Features of images."""
         features = []
         for batch in _batches(as_rgb(images), self.batch_size):
             if len({image.shape for image in batch}) != 1:
@@ -214,11 +160,6 @@ class FeatureMetric(evaluate.Metric, ABC):
     A metric that compares features of two sets of images, which may differ in number. Features are what it stores, so
     that images can come batch by batch. It is abstract, which is also how `evaluate.load` tells it from the metric in
     the script that imports it.
-
-    Args:
-        network (`str`): The network, see the metric.
-        device (`str`, *optional*, defaults to `"cpu"`): Where it runs.
-        batch_size (`int`, *optional*, defaults to 64): Images at once.
     """
 
     # One sentence for `evaluate`, and how the network is loaded; each metric sets its own.

@@ -14,20 +14,7 @@ import numpy as np
 
 
 def as_features(features: Any, name: str) -> np.ndarray:
-    """
-    Checks feature vectors.
-
-    Args:
-        features (`numpy.ndarray` of shape `[samples, dimensions]`): The vectors, of any floating type.
-        name (`str`): What to call them in messages.
-
-    Returns:
-        `numpy.ndarray` of shape `[samples, dimensions]`, float64: The vectors.
-
-    Raises:
-        TypeError: If they are not a floating numpy array.
-        ValueError: If the shape is another one, or a value is not finite.
-    """
+    """Checks feature vectors."""
     if not isinstance(features, np.ndarray) or not np.issubdtype(features.dtype, np.floating):
         what = f"an array of {features.dtype}" if isinstance(features, np.ndarray) else type(features).__name__
         raise TypeError(f"{name} must be a numpy array of floating values [samples, dimensions], got {what}")
@@ -66,33 +53,14 @@ class FeatureStatistics:
 
     @classmethod
     def of(cls, features: np.ndarray) -> "FeatureStatistics":
-        """
-        Statistics of vectors that are all at hand.
-
-        Args:
-            features (`numpy.ndarray` of shape `[samples, dimensions]`): At least two vectors.
-
-        Returns:
-            [`FeatureStatistics`]: Their mean and covariance.
-        """
+        """Statistics of vectors that are all at hand."""
         running = RunningStatistics()
         running.update(features)
         return running.result()
 
     @classmethod
     def load(cls, path: str | Path) -> "FeatureStatistics":
-        """
-        Reads an `.npz` file.
-
-        Args:
-            path (`str` or `Path`): A file with arrays `mu` and `sigma`, as is usual for reference statistics.
-
-        Returns:
-            [`FeatureStatistics`]: Its content.
-
-        Raises:
-            ValueError: If the file holds something else.
-        """
+        """Reads an `.npz` file."""
         with np.load(path, allow_pickle=False) as content:
             if not {"mu", "sigma"} <= set(content.files):
                 raise ValueError(f"{path} must hold arrays 'mu' and 'sigma', it holds {sorted(content.files)}")
@@ -100,12 +68,7 @@ class FeatureStatistics:
             return cls(content["mu"].astype(np.float64), content["sigma"].astype(np.float64), count)
 
     def save(self, path: str | Path) -> None:
-        """
-        Writes what [`~FeatureStatistics.load`] reads.
-
-        Args:
-            path (`str` or `Path`): The file, which ends in `.npz`.
-        """
+        """Writes what [`~FeatureStatistics.load`] reads."""
         known: dict[str, Any] = {} if self.count is None else {"count": np.int64(self.count)}
         handle, temporary = tempfile.mkstemp(suffix=".npz", dir=Path(path).parent)
         try:
@@ -130,27 +93,14 @@ class RunningStatistics:
         self.scatter = np.zeros((0, 0))
 
     def update(self, features: np.ndarray) -> None:
-        """
-        Adds vectors.
-
-        Args:
-            features (`numpy.ndarray` of shape `[samples, dimensions]`): As many dimensions as before.
-
-        Raises:
-            ValueError: If the vectors have another number of dimensions, or values that are not finite.
-        """
+        """Adds vectors."""
         values = as_features(features, "features")
         mean = values.mean(0)
         centred = values - mean
         self._add(len(values), mean, centred.T @ centred)
 
     def merge(self, other: "RunningStatistics") -> None:
-        """
-        Adds what another instance has seen, for instance another process's.
-
-        Args:
-            other ([`RunningStatistics`]): The other.
-        """
+        """Adds what another instance has seen, for instance another process's."""
         if other.count:
             self._add(other.count, other.mean, other.scatter)
 
@@ -167,15 +117,7 @@ class RunningStatistics:
         self.count = total
 
     def result(self) -> FeatureStatistics:
-        """
-        The statistics so far.
-
-        Returns:
-            [`FeatureStatistics`]: Mean and unbiased covariance.
-
-        Raises:
-            ValueError: If fewer than two vectors were added.
-        """
+        """The statistics so far."""
         if self.count < 2:
             raise ValueError(f"a covariance needs at least 2 feature vectors, got {self.count}")
         return FeatureStatistics(self.mean.copy(), self.scatter / (self.count - 1), self.count)
@@ -201,10 +143,6 @@ def frechet_distance(
 
     Returns:
         `float`: The distance, at least 0.
-
-    Raises:
-        TypeError: If one is of another type.
-        ValueError: If their dimensions differ, or a covariance is none.
     """
     means, roots = zip(*(_mean_and_root(item) for item in (first, second)), strict=True)
     sizes = [len(mean) for mean in means]

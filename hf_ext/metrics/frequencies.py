@@ -6,21 +6,7 @@ import numpy as np
 
 
 def as_unit_images(images: np.ndarray, name: str = "images") -> np.ndarray:
-    """
-    Images with values from 0 to 1.
-
-    Args:
-        images (`numpy.ndarray` of shape `[..., height, width, channels]`):
-            uint8, or floating values from 0 to 1.
-        name (`str`, *optional*): What to call them in messages.
-
-    Returns:
-        `numpy.ndarray` of the same shape, float64.
-
-    Raises:
-        TypeError: If they are neither.
-        ValueError: If there are too few axes, or values outside 0 to 1.
-    """
+    """Images with values from 0 to 1."""
     if not isinstance(images, np.ndarray) or not (
         images.dtype == np.uint8 or np.issubdtype(images.dtype, np.floating)
     ):
@@ -54,15 +40,11 @@ def split_frequencies(images: np.ndarray, cutoff: float) -> tuple[np.ndarray, np
 
     Args:
         images (`numpy.ndarray` of shape `[..., height, width, channels]`, floating): The images.
-        cutoff (`float`):
-            Highest frequency of the slow part, in cycles per pixel, over 0 and at most 0.5: distance from the origin
-            of the frequency plane.
+        cutoff (`float`): Highest frequency of the slow part, in cycles per pixel, over 0 and at most 0.5: distance
+            from the origin of the frequency plane.
 
     Returns:
         `tuple[numpy.ndarray, numpy.ndarray]` of the images' shape: Slow and fast part; their sum is the images.
-
-    Raises:
-        ValueError: If `cutoff` is outside its range.
     """
     if not 0 < cutoff <= 0.5:
         raise ValueError(f"cutoff must be over 0 and at most 0.5 cycles per pixel, got {cutoff}")
@@ -80,8 +62,7 @@ def high_frequency_energy(images: np.ndarray, cutoff: float = 0.25) -> np.ndarra
     Mean square of the part of each image that [`split_frequencies`] calls fast: how much fine detail it has.
 
     Args:
-        images (`numpy.ndarray` of shape `[..., height, width, channels]`, uint8, or floating from 0 to 1):
-            The images.
+        images (`numpy.ndarray` of shape `[..., height, width, channels]`, uint8, or floating from 0 to 1): The images.
         cutoff (`float`, *optional*, defaults to 0.25):
             In cycles per pixel. What an image enlarged twice can hold lies at 0.25 and below.
 

@@ -38,25 +38,7 @@ Example:
 
 
 def to_uint8_values(image: np.ndarray, data_range: float | None, name: str) -> np.ndarray:
-    """
-    Clips and rounds an image to the 256 levels that a stored picture has.
-
-    Args:
-        image (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
-            The image.
-        data_range (`float`, *optional*):
-            The value that means white: required for floating images (1.0 or 255.0, for instance), not given or 255
-            for uint8 images.
-        name (`str`):
-            What to call the image in messages.
-
-    Returns:
-        `numpy.ndarray` of shape `[height, width, channels]`, float64: Whole numbers from 0 to 255.
-
-    Raises:
-        TypeError: If the image is not an array of uint8 or floating values.
-        ValueError: If its shape, its values or `data_range` make no sense.
-    """
+    """Clips and rounds an image to 256 levels; `data_range` is what means white, uint8 images need none."""
     if not isinstance(image, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(image).__name__}: convert it with numpy.asarray")
     if image.ndim not in (2, 3) or image.size == 0:
@@ -81,15 +63,8 @@ def to_uint8_values(image: np.ndarray, data_range: float | None, name: str) -> n
 
 def luma(image: np.ndarray) -> np.ndarray:
     """
-    The luma of an RGB image by ITU-R BT.601 in its 8-bit range of 16 to 235, not rounded:
-    `Y = 16 + 65.481 R + 128.553 G + 24.966 B` with R, G and B from 0 to 1.
-
-    Args:
-        image (`numpy.ndarray` of shape `[height, width, 3]`):
-            Red, green and blue, from 0 to 255.
-
-    Returns:
-        `numpy.ndarray` of shape `[height, width, 1]`: The luma.
+    The luma of an RGB image by ITU-R BT.601 in its 8-bit range of 16 to 235, not rounded: `Y = 16 + 65.481 R + 128.553
+    G + 24.966 B` with R, G and B from 0 to 1.
     """
     return 16.0 + (image @ np.array([[65.481], [128.553], [24.966]])) / 255.0
 
@@ -97,28 +72,7 @@ def luma(image: np.ndarray) -> np.ndarray:
 def prepare_pair(
     prediction: np.ndarray, reference: np.ndarray, *, channel: Channel, border: int, data_range: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Checks two images and brings them into the form in which they are compared.
-
-    Args:
-        prediction (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
-            The restored image; values outside `[0, data_range]` are clipped, as storing the picture would do.
-        reference (`numpy.ndarray` of the same shape):
-            The clean image; values outside `[0, data_range]` are refused, because they mean a wrong `data_range`.
-        channel (`str`):
-            `"rgb"`: three channels; `"y"`: the luma of an RGB image; `"gray"`: a single-channel image.
-        border (`int`):
-            Pixels to leave out on each side.
-        data_range (`float`, *optional*):
-            The value that means white, for floating images.
-
-    Returns:
-        `tuple` of two `numpy.ndarray` of shape `[height, width, channels]`, float64: The compared values, 0 to 255.
-
-    Raises:
-        TypeError: If an image is not an array of uint8 or floating values, or `border` is not a whole number.
-        ValueError: If shapes, values, channel or border do not fit.
-    """
+    """Checks two images; their values from 0 to 255 as they are compared: float64 [height, width, channels]."""
     if channel not in get_args(Channel):
         raise ValueError(f"channel must be one of {', '.join(get_args(Channel))}, got {channel!r}")
     if isinstance(border, bool) or not isinstance(border, (int, np.integer)):
@@ -154,16 +108,6 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
     """
     Refuses what `evaluate` would turn into other pixels without a word: arrays of other types than uint8 are cast
     (65535 becomes 255, 256 becomes 0), palette indices would be taken for grey levels.
-
-    Args:
-        images (sequence of `PIL.Image.Image` or `numpy.ndarray`, *optional*):
-            What was given to `add_batch`.
-        name (`str`):
-            What to call it in messages.
-
-    Raises:
-        TypeError: If an entry is neither a PIL image nor a uint8 array.
-        ValueError: If a PIL image is not of mode RGB or L, or an array not of shape [height, width(, 3)].
     """
     for index, image in enumerate(images if images is not None else ()):
         if isinstance(image, Image.Image):

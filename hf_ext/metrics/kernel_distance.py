@@ -36,10 +36,6 @@ def kernel_distance(first: np.ndarray, second: np.ndarray) -> float:
 
     Returns:
         `float`: The estimate.
-
-    Raises:
-        TypeError: If one is no floating array.
-        ValueError: If shapes do not fit, or a value is not finite.
     """
     pair = _check(first, second)
     counts = [len(values) for values in pair]
@@ -64,10 +60,6 @@ def kernel_distance_of_subsets(
 
     Returns:
         `tuple[float, float]`: Mean over the subsets, and their standard deviation (not that of the mean).
-
-    Raises:
-        TypeError: If one is no floating array.
-        ValueError: If shapes do not fit, or there are fewer samples than a subset needs.
     """
     pair = _check(first, second)
     if not 2 <= subset_size <= min(len(values) for values in pair):

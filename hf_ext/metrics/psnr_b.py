@@ -29,21 +29,15 @@ def psnr_b(
         prediction (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
             The restored image, whose blocks start at its upper left corner; values outside `[0, data_range]` are
             clipped. At least 9x9.
-        reference (`numpy.ndarray` of the same shape):
-            The clean image.
+        reference (`numpy.ndarray` of the same shape): The clean image.
         channel (`str`):
             `"rgb"`: three channels; `"y"`: the luma of an RGB image (ITU-R BT.601); `"gray"`: a single-channel image.
         border (`int`, *optional*, defaults to 0):
             Pixels to leave out on each side: a multiple of 8, since the grid of blocks must stay.
-        data_range (`float`, *optional*):
-            The value that means white; required for floating images.
+        data_range (`float`, *optional*): The value that means white; required for floating images.
 
     Returns:
         `float`: Decibels; infinite where both images are equal and without blocking.
-
-    Raises:
-        TypeError: If an image is not a numpy array of uint8 or floating values.
-        ValueError: If shapes, values, channel or border do not fit, or less than 9x9 pixels remain.
     """
     first, second = prepare_pair(prediction, reference, channel=channel, border=border, data_range=data_range)
     if border % BLOCK:

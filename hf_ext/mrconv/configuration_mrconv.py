@@ -23,21 +23,7 @@ BRANCH_NORMS = ("batch", "layer", "kernel", "none")
 
 
 def branch_lengths(kernel_size: int, length: int, num_branches: int | None = None) -> list[tuple[int, int]]:
-    """
-    Resolutions of a layer: l_i = l_0 2^i for i = 0 ... ceil(log2(L / l_0)), the last one cropped to L.
-
-    Args:
-        kernel_size (`int`): Length l_0 of the shortest kernel, in samples.
-        length (`int`): Length L of the longest kernel, in samples.
-        num_branches (`int`, *optional*):
-            How many resolutions to keep, from the longest down; all when not given. 1 is a single resolution.
-
-    Returns:
-        `list[tuple[int, int]]`: Dilation 2^i and length l_i of each branch, shortest first.
-
-    Raises:
-        ValueError: If there are fewer resolutions than asked for, or a size is not positive.
-    """
+    """Resolutions of a layer: l_i = l_0 2^i for i = 0 ... ceil(log2(L / l_0)), the last one cropped to L."""
     if kernel_size < 1 or length < 1:
         raise ValueError(f"Kernel size {kernel_size} and length {length}: both must be at least 1.")
     last = (-(-length // kernel_size) - 1).bit_length()  # ceil(log2(L / l_0)), exactly
@@ -52,19 +38,7 @@ def branch_lengths(kernel_size: int, length: int, num_branches: int | None = Non
 
 
 def changed_lengths(branches: list[tuple[int, int]], rate_factor: float) -> list[int]:
-    """
-    Lengths of the kernels where there are `rate_factor` times fewer samples per second.
-
-    Args:
-        branches (`list[tuple[int, int]]`): As [`branch_lengths`] returns them.
-        rate_factor (`float`): 2.0 where the sampling rate is halved.
-
-    Returns:
-        `list[int]`: l_i / rate_factor.
-
-    Raises:
-        ValueError: If one of them is not a whole number of samples.
-    """
+    """Lengths of the kernels where there are `rate_factor` times fewer samples per second."""
     lengths = [length / rate_factor for _, length in branches]
     if any(length < 1 or not length.is_integer() for length in lengths):
         raise ValueError(
@@ -84,15 +58,13 @@ class MRConvConfig(PreTrainedConfig):
     """
     Configuration of the MRConv models.
 
+    What is not allowed raises `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
+
     Args:
-        vocab_size (`int`, *optional*):
-            Number of tokens. None: the input is continuous, `input_values`.
-        input_size (`int`, *optional*, defaults to 1):
-            Channels of a continuous input; not used with tokens.
-        hidden_size (`int`, *optional*, defaults to 256):
-            Channels D of every layer.
-        num_hidden_layers (`int`, *optional*, defaults to 6):
-            Number of blocks.
+        vocab_size (`int`, *optional*): Number of tokens. None: the input is continuous, `input_values`.
+        input_size (`int`, *optional*, defaults to 1): Channels of a continuous input; not used with tokens.
+        hidden_size (`int`, *optional*, defaults to 256): Channels D of every layer.
+        num_hidden_layers (`int`, *optional*, defaults to 6): Number of blocks.
         kernel_type (`str`, *optional*, defaults to `"fourier"`):
             How the kernel of a branch is made: `"dilated"` (eq. 8), `"fourier"` (eq. 9), `"sparse"` (eq. 10), the
             scaled sum `"fourier_sparse"` (eq. 3), or `"implicit"`, an MLP of the position: the paper's ablation
@@ -104,44 +76,34 @@ class MRConvConfig(PreTrainedConfig):
         num_branches (`int`, *optional*):
             Resolutions to keep, from the longest down; 1 + ceil(log2(max_position_embeddings / kernel_size)) when not
             given. 1 is a single resolution, one kernel of length `max_position_embeddings`.
-        num_modes (`int`, *optional*):
-            Complex Fourier modes m of each branch, the constant included; kernel_size // 2 + 1 when not given (our
-            choice, the paper's is not known).
+        num_modes (`int`, *optional*): Complex Fourier modes m of each branch, the constant included; kernel_size // 2
+            + 1 when not given (our choice, the paper's is not known).
         bidirectional (`bool`, *optional*, defaults to `False`):
             Whether outputs depend on later inputs too, by a second kernel per branch. Such models do not generate.
         branch_norm (`str`, *optional*, defaults to `"batch"`):
             Normalisation of a branch: `"batch"` (paper), `"layer"` over the channels (ablation: slow, cannot be
             merged), `"kernel"` divides each kernel by its norm and needs no statistics, or `"none"`.
-        norm (`str`, *optional*, defaults to `"batch"`):
-            Normalisation of a block: `"batch"` or `"layer"`.
+        norm (`str`, *optional*, defaults to `"batch"`): Normalisation of a block: `"batch"` or `"layer"`.
         prenorm (`bool`, *optional*, defaults to `True`):
             Whether a block normalises its input, and the model its last output, instead of each block its output.
         dropout (`float`, *optional*, defaults to 0.0):
             Probability of dropping a value between activation and pointwise layer.
         tied_dropout (`bool`, *optional*, defaults to `True`):
             Whether dropout drops whole channels of a sample, at every position.
-        norm_eps (`float`, *optional*, defaults to 1e-5):
-            Added to every variance.
-        norm_momentum (`float`, *optional*, defaults to 0.1):
-            Share of a new batch in the running statistics.
+        norm_eps (`float`, *optional*, defaults to 1e-5): Added to every variance.
+        norm_momentum (`float`, *optional*, defaults to 0.1): Share of a new batch in the running statistics.
         sync_batch_norm (`bool`, *optional*, defaults to `False`):
             Whether batch statistics are taken over all processes in training.
-        sampling_rate (`int`, *optional*):
-            Samples per second of the input, where that has a meaning.
+        sampling_rate (`int`, *optional*): Samples per second of the input, where that has a meaning.
         rate_factor (`float`, *optional*, defaults to 1.0):
             How many times fewer samples per second there are than at training; set by `change_rate`.
         reparameterized (`bool`, *optional*, defaults to `False`):
             Whether each layer is merged into one kernel and one bias; set by `reparameterize`.
-        pad_token_id, eos_token_id (`int`, *optional*):
-            Special tokens; `bos_token_id` may be given too.
+        pad_token_id, eos_token_id (`int`, *optional*): Special tokens; `bos_token_id` may be given too.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`):
             Whether the language model's output layer is its embedding.
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the normal that initialises embeddings.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: If a value is not allowed, as in every configuration of
-            transformers. It is no `ValueError`; it names the field, what was got and what is allowed.
     """
 
     model_type = "mrconv"
@@ -228,6 +190,3 @@ class MRConvConfig(PreTrainedConfig):
                 "`reparameterized` is True and `branch_norm` 'layer'; layer normalisation depends on each input and "
                 "cannot be merged. Use 'batch', 'kernel' or 'none'."
             )
-
-
-__all__ = ["AUTO_MAP", "BRANCH_NORMS", "KERNEL_TYPES", "MRConvConfig", "branch_lengths", "changed_lengths"]

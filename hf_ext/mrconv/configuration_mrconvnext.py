@@ -31,34 +31,28 @@ class MRConvNextConfig(PreTrainedConfig):
     Configuration of [`MRConvNextModel`] and [`MRConvNextForImageClassification`]. The default is the T model for
     ImageNet without stochastic depth; `PRESETS` holds T, S and B: `MRConvNextConfig(**PRESETS["base"])`.
 
+    What is not allowed raises `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
+
     Args:
         image_size (`int` or `list[int]`, *optional*, defaults to 224):
             Side, or height and width, in pixels of the images that the kernels are made for: a kernel is as long as
             the flattened map of its stage. Other images are allowed; see [`MRConvNextModel`].
-        num_channels (`int`, *optional*, defaults to 3):
-            Channels of the image.
-        patch_size (`int`, *optional*, defaults to 4):
-            Side and stride of the stem's convolution, in pixels.
+        num_channels (`int`, *optional*, defaults to 3): Channels of the image.
+        patch_size (`int`, *optional*, defaults to 4): Side and stride of the stem's convolution, in pixels.
         hidden_sizes (`list[int]`, *optional*, defaults to `(96, 192, 384, 768)`):
             Width of each stage. From stage to stage height and width are halved.
-        depths (`list[int]`, *optional*, defaults to `(3, 3, 9, 3)`):
-            Layers of each stage.
+        depths (`list[int]`, *optional*, defaults to `(3, 3, 9, 3)`): Layers of each stage.
         kernel_type (`str`, *optional*, defaults to `"fourier"`):
             Kernel of the branches: `"dilated"`, `"fourier"`, `"sparse"`, `"fourier_sparse"` or `"implicit"`.
         kernel_size (`int`, *optional*, defaults to 16):
             Length l_0 of the shortest branch; each next one is twice as long, up to the map's length.
-        num_modes (`int`, *optional*):
-            Modes m of a Fourier kernel; `kernel_size // 2 + 1` when not given.
-        branch_norm (`str`, *optional*, defaults to `"batch"`):
-            Normalisation of the branches, as in [`MRConvConfig`].
-        norm_eps (`float`, *optional*, defaults to 1e-5):
-            Added to the variance in the normalisation of the branches.
-        norm_momentum (`float`, *optional*, defaults to 0.1):
-            Share of a new batch in the branches' running statistics.
+        num_modes (`int`, *optional*): Modes m of a Fourier kernel; `kernel_size // 2 + 1` when not given.
+        branch_norm (`str`, *optional*, defaults to `"batch"`): Normalisation of the branches, as in [`MRConvConfig`].
+        norm_eps (`float`, *optional*, defaults to 1e-5): Added to the variance in the normalisation of the branches.
+        norm_momentum (`float`, *optional*, defaults to 0.1): Share of a new batch in the branches' running statistics.
         sync_batch_norm (`bool`, *optional*, defaults to `False`):
             Whether the branches' statistics are those of the batches of all processes together.
-        layer_norm_eps (`float`, *optional*, defaults to 1e-6):
-            Added to the variance in every LayerNorm.
+        layer_norm_eps (`float`, *optional*, defaults to 1e-6): Added to the variance in every LayerNorm.
         layer_scale_init_value (`float`, *optional*, defaults to 1e-6):
             First value of the factor of each channel of a layer's branch.
         drop_path_rate (`float`, *optional*, defaults to 0.0):
@@ -67,10 +61,6 @@ class MRConvNextConfig(PreTrainedConfig):
             Standard deviation of the truncated normal that initialises linear layers and 2-D convolutions.
         reparameterized (`bool`, *optional*, defaults to `False`):
             Whether the branches are merged; `model.reparameterize()` sets it.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: If a value is not allowed, as in every configuration of
-            transformers. It is no `ValueError`; it names the field, what was got and what is allowed.
     """
 
     model_type = "mrconvnext"
@@ -112,28 +102,11 @@ class MRConvNextConfig(PreTrainedConfig):
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else tuple(self.image_size)
 
     def stage_map(self, stage: int, height: int, width: int) -> tuple[int, int]:
-        """
-        Height and width of the map that the layers of a stage see; rests at the bottom and right are left out.
-
-        Args:
-            stage (`int`): Number of the stage, from 0.
-            height, width (`int`): Of the image, in pixels.
-
-        Returns:
-            `tuple[int, int]`: Height and width, 0 where the image is too small for the stage.
-        """
+        """Height and width of the map that the layers of a stage see; rests at the bottom and right are left out."""
         return height // self.patch_size >> stage, width // self.patch_size >> stage
 
     def stage_config(self, stage: int) -> MRConvConfig:
-        """
-        Configuration of the convolutions of a stage: two-sided, as long as its flattened map.
-
-        Args:
-            stage (`int`): Number of the stage, from 0.
-
-        Returns:
-            [`MRConvConfig`]: What [`MRConvLayer`] is made of.
-        """
+        """Configuration of the convolutions of a stage: two-sided, as long as its flattened map."""
         height, width = self.stage_map(stage, *self._image_sides())
         return MRConvConfig(
             hidden_size=self.hidden_sizes[stage],
@@ -179,6 +152,3 @@ class MRConvNextConfig(PreTrainedConfig):
             )
         for stage in range(len(self.depths)):
             self.stage_config(stage)
-
-
-__all__ = ["PRESETS", "MRConvNextConfig"]

@@ -71,21 +71,15 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
     as the paper's evaluation at half the rate does: give it `audio[::2]` and a feature extractor of that rate.
 
     Args:
-        feature_size (`int`, *optional*, defaults to 1):
-            Values of each sample: always 1, mono.
+        feature_size (`int`, *optional*, defaults to 1): Values of each sample: always 1, mono.
         sampling_rate (`int`, *optional*, defaults to 16000):
             Samples per second, in hertz, that the model was trained with.
         padding_value (`float`, *optional*, defaults to 0.0):
             Value of the padding; the mask keeps it out of every result.
-        padding_side (`str`, *optional*, defaults to `"right"`):
-            `"right"` or `"left"`.
-        return_attention_mask (`bool`, *optional*, defaults to `True`):
-            Whether to return the mask.
+        padding_side (`str`, *optional*, defaults to `"right"`): `"right"` or `"left"`.
+        return_attention_mask (`bool`, *optional*, defaults to `True`): Whether to return the mask.
         do_normalize (`bool`, *optional*, defaults to `True`):
             Whether each recording, after truncation, is brought to zero mean and unit variance over its samples.
-
-    Raises:
-        ValueError: If `feature_size` is not 1, `sampling_rate` is below 1, or `padding_side` is neither side.
     """
 
     model_input_names = ["input_values", "attention_mask"]
@@ -137,28 +131,18 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
                 taken as they are, int16 and int32 are scaled to [-1, 1].
             padding (`bool`, `str` or [`~utils.PaddingStrategy`], *optional*, defaults to `False`):
                 `True` or `"longest"`, `"max_length"`, or none.
-            max_length (`int`, *optional*):
-                Samples to cut or pad to; rounded up to `pad_to_multiple_of`.
+            max_length (`int`, *optional*): Samples to cut or pad to; rounded up to `pad_to_multiple_of`.
             truncation (`bool`, *optional*, defaults to `False`):
                 Whether to cut what is longer than `max_length` samples.
-            pad_to_multiple_of (`int`, *optional*):
-                Pad to a multiple of this many samples.
-            return_attention_mask (`bool`, *optional*):
-                Whether to return the mask; as configured when not given.
-            return_tensors (`str`, *optional*):
-                `"pt"` or `"np"`.
-            sampling_rate (`int`):
-                Samples per second of `raw_speech`; it must be that of the feature extractor.
+            pad_to_multiple_of (`int`, *optional*): Pad to a multiple of this many samples.
+            return_attention_mask (`bool`, *optional*): Whether to return the mask; as configured when not given.
+            return_tensors (`str`, *optional*): `"pt"` or `"np"`.
+            sampling_rate (`int`): Samples per second of `raw_speech`; it must be that of the feature extractor.
             kwargs: Ignored, as in every feature extractor of transformers.
 
         Returns:
             [`BatchFeature`]: `input_values` of shape `(batch_size, samples)`, float32, and `attention_mask` of the
             same shape, 1 for samples and 0 for padding.
-
-        Raises:
-            ValueError: If the rate is missing or another than the model's; the audio is empty, not mono, or holds NaN
-                or infinity; or the lengths differ where tensors are asked for without padding.
-            TypeError: If the audio is of another type.
         """
         if sampling_rate != self.sampling_rate:
             got = "not given" if sampling_rate is None else f"{sampling_rate} Hz"
@@ -183,18 +167,7 @@ class MRConvFeatureExtractor(SequenceFeatureExtractor):
 
     @staticmethod
     def normalize(recording: np.ndarray) -> np.ndarray:
-        """
-        (x - mean(x)) / sqrt(var(x) + 1e-7), computed in float64.
-
-        Args:
-            recording (`np.ndarray` of shape `(samples,)`): The waveform.
-
-        Returns:
-            `np.ndarray` of the same shape, float32.
-        """
+        """(x - mean(x)) / sqrt(var(x) + 1e-7), computed in float64."""
         precise = recording.astype(np.float64)
         normalized = (precise - precise.mean()) / np.sqrt(precise.var() + _VARIANCE_EPSILON)
         return normalized.astype(np.float32)
-
-
-__all__ = ["MRConvFeatureExtractor"]

@@ -43,21 +43,18 @@ class MRConvNextImageProcessor(PilBackend):
     lost. An orientation that a PIL image notes in its EXIF data is not applied: `PIL.ImageOps.exif_transpose` does.
 
     Args:
-        do_convert_rgb (`bool`, *optional*, defaults to `True`):
-            Whether to convert images to RGB; transparent ones are laid over white. Where it is `False` and
-            `image_mean` has one value, PIL images are converted to grey.
+        do_convert_rgb (`bool`, *optional*, defaults to `True`): Whether to convert images to RGB; transparent ones are
+            laid over white. Where it is `False` and `image_mean` has one value, PIL images are converted to grey.
         do_resize (`bool`, *optional*, defaults to `True`):
             Whether to resize and cut out the centre. Without it, images of a batch must have one size.
         size (`dict[str, int]`, *optional*, defaults to `{"shortest_edge": 224}`):
             Side of the square that comes out, in pixels: the `image_size` of the model.
         crop_pct (`float`, *optional*, defaults to 0.875):
             Share of the shorter side that is kept, above 0 and at most 1.
-        resample (`PILImageResampling`, *optional*, defaults to bicubic):
-            Filter of the resizing.
+        resample (`PILImageResampling`, *optional*, defaults to bicubic): Filter of the resizing.
         do_rescale (`bool`, *optional*, defaults to `True`):
             Whether to multiply by `rescale_factor`. Set it to `False` for float images that are in [0, 1] already.
-        rescale_factor (`float`, *optional*, defaults to 1 / 255):
-            Factor that brings the values to [0, 1].
+        rescale_factor (`float`, *optional*, defaults to 1 / 255): Factor that brings the values to [0, 1].
         do_normalize (`bool`, *optional*, defaults to `True`):
             Whether to subtract `image_mean` and divide by `image_std`.
         image_mean, image_std (`list[float]`, *optional*, default to those of ImageNet):
@@ -93,11 +90,6 @@ class MRConvNextImageProcessor(PilBackend):
 
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, float32.
-
-        Raises:
-            ValueError: If there is no image; `size` has no positive `shortest_edge`; `crop_pct` is not in (0, 1];
-                sizes differ and `do_resize` is off; a PIL image has more than 8 bits a channel; or whole numbers
-                exceed 1 after rescaling.
         """
         if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")
@@ -170,6 +162,3 @@ class MRConvNextImageProcessor(PilBackend):
         # The base class would round these to 256 levels.
         channels = [Image.fromarray(channel.astype(np.float32)).resize((width, height), resample) for channel in image]
         return self.center_crop(np.stack([np.asarray(channel) for channel in channels]), square)
-
-
-__all__ = ["MRConvNextImageProcessor"]

@@ -394,22 +394,3 @@ def whole_parameters(module: nn.Module) -> Iterator[None]:
     finally:
         for part, name, value in parts:
             part._parameters[name] = value
-
-
-__all__ = [
-    "KEPT_FFT",
-    "KERNELS",
-    "TILE",
-    "MRConvDilatedKernel",
-    "MRConvFourierKernel",
-    "MRConvFourierSparseKernel",
-    "MRConvImplicitKernel",
-    "MRConvKernel",
-    "MRConvSparseKernel",
-    "MergedKernel",
-    "StreamingKernel",
-    "keeps_state",
-    "precise",
-    "register_conversion",
-    "whole_parameters",
-]

@@ -71,6 +71,10 @@ def takes_batch_statistics(norm: nn.Module) -> bool:
 class MRConvPreciseBuffers(nn.Module):
     """A module whose floating-point buffers stay in float32 at least, whatever the parameters are cast to."""
 
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    momentum: float
+
     def register_precise_buffer(self, name: str, value: torch.Tensor) -> None:
         """Register a buffer that is saved; models are built under the default dtype of their parameters."""
         self.register_buffer(name, precise(value))
@@ -83,6 +87,20 @@ class MRConvPreciseBuffers(nn.Module):
             if value is not None and old is not None and value.is_floating_point() and precise(value) is not value:
                 self._buffers[name] = old.to(value.device)
         return self
+
+    def register_statistics(self, *shape: int) -> None:
+        """Scale and shift, and the running statistics that belong to them."""
+        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+        self.register_precise_buffer("running_mean", torch.zeros(shape))
+        self.register_precise_buffer("running_var", torch.ones(shape))
+
+    @torch.no_grad()
+    def update(self, mean: torch.Tensor, var: torch.Tensor, count: torch.Tensor) -> None:
+        """Take the statistics of a batch into the running ones, the variance without bias."""
+        if not recomputing():
+            unbiased = var * (count / (count - 1).clamp_min(1))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
 
 
 # From alpha, scale, shift and eps to outputs, and mean, variance and number of positions of the batch.
@@ -97,16 +115,10 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
     accelerate that stands in its place has no other entrance.
     """
 
-    running_mean: torch.Tensor
-    running_var: torch.Tensor
-
     def __init__(self, num_branches: int, channels: int, eps: float, momentum: float):
         super().__init__()
         self.eps, self.momentum = eps, momentum
-        self.weight = nn.Parameter(torch.ones(num_branches, channels))
-        self.bias = nn.Parameter(torch.zeros(num_branches, channels))
-        self.register_precise_buffer("running_mean", torch.zeros(num_branches, channels))
-        self.register_precise_buffer("running_var", torch.ones(num_branches, channels))
+        self.register_statistics(num_branches, channels)
 
     def fold(self, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Factor alpha s and shift alpha t of each branch, where BN(c) = s c + t with the running statistics."""
@@ -125,15 +137,6 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
         output, mean, var, count = convolve(precise(alpha), precise(self.weight), precise(self.bias), self.eps)
         self.update(mean, var, count)
         return output
-
-    @torch.no_grad()
-    def update(self, mean: torch.Tensor, var: torch.Tensor, count: torch.Tensor) -> None:
-        """Take the statistics of a batch into the running ones, the variance without bias."""
-        if recomputing():
-            return
-        unbiased = var * (count / (count - 1).clamp_min(1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
 
 
 class MRConvBranchLayerNorm(nn.Module):
@@ -154,16 +157,10 @@ class MRConvBranchLayerNorm(nn.Module):
 class MRConvBatchNorm(MRConvPreciseBuffers):
     """Batch normalisation of hidden states (B, L, D) over the valid positions, of all processes if `synchronized`."""
 
-    running_mean: torch.Tensor
-    running_var: torch.Tensor
-
     def __init__(self, channels: int, eps: float, momentum: float, synchronized: bool):
         super().__init__()
         self.eps, self.momentum, self.synchronized = eps, momentum, synchronized
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-        self.register_precise_buffer("running_mean", torch.zeros(channels))
-        self.register_precise_buffer("running_var", torch.ones(channels))
+        self.register_statistics(channels)
 
     def forward(self, hidden: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
         """Normalise; statistics are taken where `valid`, of shape `(B, L)`, is True."""
@@ -196,11 +193,7 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
             squares = (whole - total.square() / count.clamp_min(1)).clamp_min(0).to(rows.dtype)
             mean, count = (total / count.clamp_min(1)).to(rows.dtype), count.to(rows.dtype)
         var = squares / count.clamp_min(1)
-        if not recomputing():
-            with torch.no_grad():
-                unbiased = squares / (count - 1).clamp_min(1)
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        self.update(mean, var, count)
         return mean, var
 
 
@@ -222,13 +215,8 @@ class MRConvLayer(MRConvPreciseBuffers):
     """
     The convolution layer: y = sum_i alpha_i BN_i(k_i * u) in training (eqs. 4-6), k * u + b in evaluation (eq. 7).
 
-    Training takes the statistics of the batch, and moves the running ones, where scale and shift of the branches'
-    normalisation are trained. Where they are frozen, as below an adapter, training is computed as evaluation is.
-
-    Args:
-        config ([`MRConvConfig`]): Its `hidden_size` is the number of channels, its `max_position_embeddings` the
-            length of the longest kernel.
-        layer_index (`int`, *optional*, defaults to 0): Place of the layer in the model, for its cache.
+    Where scale and shift of the branches' normalisation are frozen, as below an adapter, training is computed as
+    evaluation is: see the top of this file.
     """
 
     merged_kernel: torch.Tensor
@@ -277,14 +265,8 @@ class MRConvLayer(MRConvPreciseBuffers):
         cache: Any | None = None,
     ) -> torch.Tensor:
         """
-        Args:
-            u (`torch.Tensor` of shape `(batch, channels, length)`): Input; what lies outside [start, stop) is ignored.
-            start, stop (`torch.LongTensor` of shape `(batch,)`, *optional*): First valid position of each sample, and
-                the first after the last; all positions are valid when not given.
-            cache ([`~streaming_mrconv.MRConvCache`], *optional*): What came before, when `u` continues a sequence.
-
-        Returns:
-            `torch.Tensor` of the shape of `u`: Output; of no meaning outside [start, stop).
+        Convolve u [batch, channels, length]. Of each sample the positions [start, stop) are valid, all where these are
+        None: what lies outside is ignored, and has outputs of no meaning. `cache` holds what came before.
         """
         if start is not None and stop is not None:
             positions = torch.arange(u.shape[-1], device=u.device)
@@ -296,8 +278,10 @@ class MRConvLayer(MRConvPreciseBuffers):
         # By the configuration: a wrapper of peft may stand in the place of `self.norm`.
         if not self.reparameterized and self.config.branch_norm == "layer":
             return self._forward_layer_norm(u)
-        if self.training:
-            output = self._forward_in_training(u, start, stop)
+        if self.training and self.reparameterized:
+            logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
+        elif self.training and self.config.branch_norm == "batch":
+            output = self._batch_normed(u, start, stop)
             if output is not None:
                 return output
         return self._merged_forward(u)
@@ -342,20 +326,13 @@ class MRConvLayer(MRConvPreciseBuffers):
             whole = [torch.cat(branch, dim=-1) for branch in zip(*wings, strict=True)]
             return torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
 
-    def _forward_in_training(
-        self, u: torch.Tensor, start: torch.Tensor | None, stop: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """The output with the statistics of the batch; None where these are not to be taken."""
-        if self.reparameterized:
-            logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
-            return None
-        return self._batch_normed(u, start, stop) if self.config.branch_norm == "batch" else None
-
     # Compilers cannot trace its backward pass, and there is nothing in it to fuse: the graph breaks here once.
     @torch.compiler.disable
     def _batch_normed(
         self, u: torch.Tensor, start: torch.Tensor | None, stop: torch.Tensor | None
     ) -> torch.Tensor | None:
+        """The output with the statistics of the batch; None where the norm does not take them."""
+
         def convolve(alpha: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
             kernels, ahead = self.branch_kernels()
             group = statistics_group(self.config.sync_batch_norm)
@@ -547,9 +524,6 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `list[str]`: Names as in `named_parameters`.
-
-        Raises:
-            ValueError: If the model is merged and its kernels are no parameters any more.
         """
         if self.config.reparameterized:
             raise ValueError(
@@ -570,9 +544,6 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself.
-
-        Raises:
-            ValueError: If branches are layer-normalised, or weights are offloaded.
         """
         for layer in self.convolutions():
             layer.reparameterize()
@@ -590,9 +561,6 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself. The choice is not saved.
-
-        Raises:
-            ValueError: If the model is not merged.
         """
         if not self.config.reparameterized:
             raise ValueError(
@@ -618,9 +586,6 @@ class MRConvPreTrainedModel(PreTrainedModel):
 
         Returns:
             `MRConvPreTrainedModel`: The model itself.
-
-        Raises:
-            ValueError: If the model is merged, or a length or the sampling rate is not divisible by the factor.
         """
         config = self.config
         if config.reparameterized:
@@ -648,16 +613,3 @@ class MRConvPreTrainedModel(PreTrainedModel):
                 "loss, which Fourier kernels do not have below the new Nyquist frequency."
             )
         return self
-
-
-__all__ = [
-    "MRConvBatchNorm",
-    "MRConvBlock",
-    "MRConvBranchLayerNorm",
-    "MRConvBranchNorm",
-    "MRConvLayer",
-    "MRConvPreTrainedModel",
-    "make_norm",
-    "statistics_group",
-    "takes_batch_statistics",
-]

@@ -88,12 +88,7 @@ def masked_mean(hidden: torch.Tensor, valid: torch.Tensor | None) -> torch.Tenso
 
 
 class MRConvModel(MRConvPreTrainedModel):
-    """
-    MRConv without a head: tokens or a continuous input in, hidden states out.
-
-    Args:
-        config ([`MRConvConfig`]): The model configuration.
-    """
+    """MRConv without a head: tokens or a continuous input in, hidden states out."""
 
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
@@ -140,11 +135,6 @@ class MRConvModel(MRConvPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,
             hidden_size)`; with `output_hidden_states=True` the embedded input and the output of each block.
-
-        Raises:
-            ValueError: If not exactly one input is given, or its shape does not fit the model, or the mask has holes,
-                or the input is longer than `config.longest_input` without a state.
-            TypeError: If `input_values` holds integers.
         """
         for name, reason in _REFUSED.items():
             if kwargs.get(name) is not None:
@@ -213,12 +203,7 @@ class MRConvModel(MRConvPreTrainedModel):
 
 
 class MRConvForSequenceClassification(MRConvPreTrainedModel):
-    """
-    MRConv with a linear classifier on the mean of the last hidden state, for tokens or a continuous input.
-
-    Args:
-        config ([`MRConvConfig`]): The model configuration; `num_labels` says how many classes.
-    """
+    """MRConv with a linear classifier on the mean of the last hidden state, for tokens or a continuous input."""
 
     # The loss is a mean over the batch: Trainer has to divide by the steps that it accumulates.
     accepts_loss_kwargs = False
@@ -251,9 +236,6 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states` when asked for.
 
-        Raises:
-            ValueError, TypeError: If an input does not fit, as in [`MRConvModel`].
-
         Example:
 
         ```python
@@ -274,12 +256,7 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
 
 
 class MRConvForAudioClassification(MRConvForSequenceClassification):
-    """
-    MRConv on raw waveforms, with a linear classifier on the mean of the last hidden state.
-
-    Args:
-        config ([`MRConvConfig`]): The model configuration, without vocabulary and with `input_size` 1.
-    """
+    """MRConv on raw waveforms, with a linear classifier on the mean of the last hidden state."""
 
     main_input_name = "input_values"
     input_modalities = ["audio"]
@@ -304,9 +281,6 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
         Returns:
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states` when asked for.
-
-        Raises:
-            ValueError, TypeError: If an input does not fit, as in [`MRConvModel`].
         """
         return super().forward(attention_mask=attention_mask, input_values=input_values, labels=labels, **kwargs)
 
@@ -314,9 +288,6 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
 class MRConvForImageClassification(MRConvForSequenceClassification):
     """
     [`MRConvForSequenceClassification`] that takes images as image processors make them; the weights are the same.
-
-    Args:
-        config ([`MRConvConfig`]): The model configuration, without vocabulary; `input_size` is the number of channels.
     """
 
     main_input_name = "pixel_values"
@@ -347,10 +318,6 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
         Returns:
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states` when asked for.
-
-        Raises:
-            ValueError, TypeError: If both inputs are given, the images have another shape, or an input does not fit
-                as in [`MRConvModel`].
         """
         if pixel_values is not None:
             if input_values is not None or pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.input_size:
@@ -386,9 +353,6 @@ def _join(
 class MRConvForRetrieval(MRConvPreTrainedModel):
     """
     MRConv that compares two documents: one encoder for both, a head on [a, b, a - b, a * b] of their means a and b.
-
-    Args:
-        config ([`MRConvConfig`]): The model configuration, with a vocabulary; `num_labels` says how many classes.
     """
 
     accepts_loss_kwargs = False
@@ -429,9 +393,6 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states`, of both documents one after the other, when asked for.
-
-        Raises:
-            ValueError: If a document is missing or the two batches do not belong together, and as in [`MRConvModel`].
         """
         first = self.model.embed(input_ids, inputs_embeds)
         second = self.model.embed(input_ids_2, inputs_embeds_2)
@@ -470,13 +431,6 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
     `generate` keeps an [`~hf_ext.mrconv.streaming_mrconv.MRConvCache`] under `past_key_values`: results are those of
     the full forward pass, and nothing is computed twice. Batches are padded on the left. Generation may go on beyond
     `config.longest_input`; a token then depends on that many positions before it in each layer.
-
-    Args:
-        config ([`MRConvConfig`]):
-            The model configuration, with `vocab_size` and `bidirectional=False`.
-
-    Raises:
-        ValueError: If the configuration is bidirectional or has no vocabulary.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
@@ -510,9 +464,8 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         Args:
             input_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 Tokens; those after the cached ones when there is a cache.
-            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*):
-                1 at valid positions, one run in each row. With a cache it covers the cached positions too, and
-                padding is on the left.
+            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 at valid positions, one run
+                in each row. With a cache it covers the cached positions too, and padding is on the left.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 Embedded tokens, instead of `input_ids`.
             past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
@@ -528,11 +481,6 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
             vocab_size)`; `loss` when labels are given; `past_key_values` when there is a cache; `hidden_states` when
             asked for.
-
-        Raises:
-            ValueError: If a cache is used in training mode, or padding follows a valid position in a cached sequence,
-                and as in [`MRConvModel`].
-            TypeError: If the cache is not an `MRConvCache`.
 
         Example:
 
@@ -567,9 +515,6 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
 
         transformers makes the model n blocks deep for as long as it drafts, by `config.num_hidden_layers`, and leaves
         it so where drafting ends with an error or is interrupted. Here the depth is always given back.
-
-        Raises:
-            ValueError: If `assistant_early_exit` is not between 1 and the number of blocks.
         """
         depth = self.config.num_hidden_layers
         given = kwargs.get("generation_config") or self.generation_config

@@ -129,9 +129,6 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
     the bottom and right. A kernel is as long as the flattened map of its stage at `config.image_size`: on a smaller
     map it is cropped, on a larger one it is zero beyond. Lags count along the rows, so at another *width* a lag that
     meant "one row up" means another place; best results are to be expected at the width trained with.
-
-    Args:
-        config ([`MRConvNextConfig`]): The model configuration.
     """
 
     def __init__(self, config: MRConvNextConfig):
@@ -164,10 +161,6 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
             `(batch_size, hidden_sizes[-1], map_height, map_width)`; `pooler_output` of shape `(batch_size,
             hidden_sizes[-1])`, its normalised mean; with `output_hidden_states=True` the input of the first stage and
             the output of each, as maps.
-
-        Raises:
-            ValueError: If `pixel_values` is not a batch of images with the configured channels, or too small.
-            TypeError: If `pixel_values` holds integers.
         """
         config = self.config
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or pixel_values.shape[0] < 1:
@@ -192,12 +185,7 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
 
 
 class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
-    """
-    MRConvNeXt with a linear classifier on the normalised mean of the last map.
-
-    Args:
-        config ([`MRConvNextConfig`]): The model configuration; `num_labels` says how many classes.
-    """
+    """MRConvNeXt with a linear classifier on the normalised mean of the last map."""
 
     # The loss is a mean over the batch: Trainer has to divide by the steps that it accumulates.
     accepts_loss_kwargs = False
@@ -224,9 +212,6 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
             [`~transformers.modeling_outputs.ImageClassifierOutputWithNoAttention`]: `logits` of shape `(batch_size,
             num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
 
-        Raises:
-            ValueError: If `pixel_values` has the wrong shape.
-
         Example:
 
         ```python
@@ -243,6 +228,3 @@ class MRConvNextForImageClassification(MRConvNextPreTrainedModel):
         logits = self.classifier(outputs.pooler_output)
         loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
         return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-__all__ = ["MRConvNextForImageClassification", "MRConvNextModel", "MRConvNextPreTrainedModel"]

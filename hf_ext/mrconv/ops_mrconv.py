@@ -288,16 +288,3 @@ def _batch_norm_branches(
     shift = (alpha * bias).sum(0)
     y = sum((one[:, None] * branch for one, branch in zip(scale, centred, strict=True)), shift[:, None])
     return y.to(u.dtype), mean.detach(), var.detach(), count.detach()
-
-
-__all__ = [
-    "batch_norm_conv",
-    "convolution_size",
-    "dilated_kernel",
-    "fft_size",
-    "fourier_kernel",
-    "kernel_spectrum",
-    "long_conv",
-    "merge_kernels",
-    "sparse_kernel",
-]

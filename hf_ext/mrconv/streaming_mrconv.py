@@ -23,11 +23,8 @@ inside a tile. Against one FFT of the whole prompt that takes 1.0 to 2.5 times a
 positions), and leaves the state behind. How we know: tests/mrconv/test_streaming_mrconv.py compares streams of every
 kernel length and chunking with the convolution of the whole input in float64, and generation with and without a cache.
 
-Fourier kernels have a recurrence too (sliding DFT: a complex number for each mode of each branch, updated by each
-position). It is left out, as it is nowhere faster: 33 us a position against 31 for batch 1 and kernels of 1,024, 41
-against 31 for 16,384, 423 against 110 for batch 8 (256 channels, 9 modes, float32, one CPU thread, processor's time);
-it drifts, needs the same memory for past inputs, and serves one type of kernel only. What it would have is an even
-cost: here the position that completes a tile waits for its FFT.
+Fourier kernels have a recurrence too, a sliding DFT. It is left out: it was measured nowhere faster (33 us a position
+against 31, 423 against 110 for batch 8), it drifts, and it serves one type of kernel only.
 """
 
 from collections.abc import Callable
@@ -279,8 +276,7 @@ class MRConvCache(Cache):
     `max_position_embeddings`: a position depends on that many positions before it.
 
     Args:
-        config ([`MRConvConfig`]):
-            Configuration of the model, for the number of its layers.
+        config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
 
     Example:
 

@@ -19,15 +19,7 @@ _LARGEST = 768
 
 
 def show_colours(pixels: np.ndarray) -> np.ndarray:
-    """
-    Pixels as a screen shows them.
-
-    Args:
-        pixels (`np.ndarray` of shape `(height, width, 1 to 4)`): Whole numbers.
-
-    Returns:
-        `np.ndarray` of shape `(height, width, 3)`: uint8 RGB; what is transparent is white.
-    """
+    """Pixels as a screen shows them."""
     unit = to_unit(pixels)
     if unit.shape[-1] % 2 == 0:
         alpha = unit[..., -1:]
@@ -37,15 +29,7 @@ def show_colours(pixels: np.ndarray) -> np.ndarray:
 
 
 def write_line(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, size: int = 16) -> None:
-    """
-    Write a line of text that ends where the panel does.
-
-    Args:
-        draw (`PIL.ImageDraw.ImageDraw`): The sheet.
-        place (`tuple[float, float]`): Left and top.
-        text (`str`): The line.
-        size (`int`, *optional*, defaults to 16): Of its letters in pixels.
-    """
+    """Write a line of text that ends where the panel does."""
     font = ImageFont.load_default(size)
     while len(text) > 4 and draw.textlength(text, font) > PANEL:
         text = text[:-4] + "..."
@@ -53,21 +37,16 @@ def write_line(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str,
 
 
 class Neighbours(NamedTuple):
-    """
-    The keys of one token.
+    """The keys of one token."""
 
-    Args:
-        window (`tuple[int, int, int, int]`): Top, left, bottom, right of its window in pixels.
-        patch (`tuple[int, int]`): Its place in the window, in tokens.
-        keys (`dict[int, np.ndarray]`): For each k, which tokens of the window it attends to; bool, the window's shape.
-        similarity (`np.ndarray`): Of every token of the window to it.
-        cell (`int`): Pixels of a token's side.
-    """
-
+    # Top, left, bottom, right in pixels.
     window: tuple[int, int, int, int]
+    # Place in the window, in tokens.
     patch: tuple[int, int]
+    # For each k, which tokens of the window it attends to.
     keys: dict[int, np.ndarray]
     similarity: np.ndarray
+    # Pixels of a token's side.
     cell: int
 
 
@@ -79,19 +58,6 @@ def find_neighbours(
 
     Where the stage attends in two partitions, that one is taken in which the token lies nearer to the middle of its
     window.
-
-    Args:
-        model ([`SemanIRForImageRestoration`]): The model.
-        image (`np.ndarray` of shape `(height, width, num_channels)`): Floats in [0, 1].
-        at (`tuple[int, int]`): Column and row of the pixel.
-        stage (`int`): Which stage, counted from 1 in the order in which they run.
-        top_k (`list[int]`): Numbers of keys.
-
-    Returns:
-        [`Neighbours`]: In pixels of the image.
-
-    Raises:
-        ValueError: If there is no such pixel or stage, or a k is below 1.
     """
     stages = [module for module in model.modules() if isinstance(module, SemanIRStage)]
     if not 1 <= stage <= len(stages):
@@ -173,21 +139,8 @@ def explain(
     """
     Draw the key-semantic neighbours of a patch on the picture, for several k.
 
-    The picture with the patch's window; the window's tokens by similarity to the patch; and for each k the window
-    with the chosen keys bright and outlined. Of a large picture the network sees 768 x 768 pixels around the patch.
-
-    Args:
-        model ([`SemanIRForImageRestoration`]): The model.
-        pixels (`np.ndarray` of shape `(height, width, 1 to 4)`): The picture, whole numbers.
-        at (`tuple[int, int]`, *optional*): Column and row of the patch; the middle of the picture if not given.
-        stage (`int`, *optional*, defaults to 1): Which stage, counted from 1 in the order in which they run.
-        top_k (`list[int]`, *optional*): Numbers of keys; 1/16, 1/8, 1/4 and 1/2 of a window if not given.
-
-    Returns:
-        `PIL.Image.Image`: The drawing.
-
-    Raises:
-        ValueError: If there is no such pixel or stage, a k is below 1, or the model takes neither grey nor RGB.
+    The picture with the patch's window; the window's tokens by similarity to the patch; and for each k the window with
+    the chosen keys bright and outlined. Of a large picture the network sees 768 x 768 pixels around the patch.
     """
     config = model.config
     if config.num_channels not in (1, 3):
@@ -296,18 +249,3 @@ def _framed(panel: Image.Image, found: Neighbours, keys: np.ndarray) -> Image.Im
         (column * broad - 1, row * tall - 1, (column + 1) * broad, (row + 1) * tall), outline=PATCH, width=3
     )
     return panel
-
-
-__all__ = [
-    "GAP",
-    "PANEL",
-    "PAPER",
-    "PATCH",
-    "TITLE",
-    "WINDOW",
-    "Neighbours",
-    "explain",
-    "find_neighbours",
-    "show_colours",
-    "write_line",
-]

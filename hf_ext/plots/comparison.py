@@ -13,32 +13,17 @@ _CROP = 80
 
 
 class Crop(NamedTuple):
-    """
-    A part of a picture before and after.
-
-    Args:
-        title (`str`): Why this part.
-        box (`tuple[float, ...]`): Left, top, right, bottom as parts of the picture's sides.
-        before (`np.ndarray`): Of the input; uint8 RGB.
-        after (`np.ndarray`): Of the restored picture; uint8 RGB.
-    """
+    """A part of a picture before and after."""
 
     title: str
+    # Left, top, right, bottom as parts of the sides.
     box: tuple[float, ...]
     before: np.ndarray
     after: np.ndarray
 
 
 class Comparison(NamedTuple):
-    """
-    A picture on the sheet of comparisons.
-
-    Args:
-        title (`str`): What the picture is.
-        before (`np.ndarray`): The whole input, small; uint8 RGB.
-        after (`np.ndarray`): The whole restored picture, small.
-        crops (`list[Crop]`): The middle, and what changed most.
-    """
+    """A picture on the sheet of comparisons."""
 
     title: str
     before: np.ndarray
@@ -50,14 +35,6 @@ def compare_pictures(title: str, before: np.ndarray, after: np.ndarray) -> Compa
     """
     A picture before and after: the whole, its middle, which nobody chose by looking at the result, and the part that
     changed most, which is the worst or the best of it and says nothing of the rest.
-
-    Args:
-        title (`str`): What the picture is.
-        before (`np.ndarray` of shape `(height, width, channels)`): The input, whole numbers.
-        after (`np.ndarray` of shape `(height * scale, width * scale, channels)`): The restored picture.
-
-    Returns:
-        [`Comparison`]: With crops about 80 restored pixels wide.
     """
     scale = after.shape[0] // before.shape[0]
     height, width = before.shape[:2]
@@ -90,12 +67,6 @@ def comparison_sheet(comparisons: list[Comparison]) -> Image.Image:
     """
     Pictures before (left) and after (right): the whole with the places of the crops, and each crop enlarged without
     smoothing.
-
-    Args:
-        comparisons (`list[Comparison]`): From [`compare_pictures`].
-
-    Returns:
-        `PIL.Image.Image`: Three panels to a row, two rows for each picture: before and after.
     """
     step, row = PANEL + GAP, PANEL + GAP + TITLE
     sheet = Image.new("RGB", (3 * step + GAP, 2 * len(comparisons) * row + GAP), PAPER)
@@ -118,6 +89,3 @@ def comparison_sheet(comparisons: list[Comparison]) -> Image.Image:
                 ]
                 draw.rectangle(corners, outline=colour, width=2)
     return sheet
-
-
-__all__ = ["Comparison", "Crop", "compare_pictures", "comparison_sheet"]

@@ -7,12 +7,7 @@ from hf_ext.training.state import RunFolder
 
 
 def plot_curves(run: RunFolder) -> None:
-    """
-    Draws `curves.png` from `metrics.jsonl`: the training loss, and one panel for each evaluation metric.
-
-    Args:
-        run ([`RunFolder`]): The run.
-    """
+    """Draws `curves.png` from `metrics.jsonl`: the training loss, and one panel for each evaluation metric."""
     # Imported here: matplotlib takes half a second, and only the main process draws.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

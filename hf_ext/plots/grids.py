@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from hf_ext.files import whole_file
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
-from hf_ext.pipelines.disentangled_dit.scheduling_disentangled_dit import rehearse_schedule
+from hf_ext.pipelines.disentangled_dit.scheduling import rehearse_schedule
 
 # Pixels between the pictures, and of a picture at least, so that small ones can be seen.
 GAP, LEAST = 2, 64
@@ -18,16 +18,7 @@ PIXELS = 2 * 512 * 512
 
 
 def draw_grid(rows: list[list[Image.Image]], names: list[str]) -> Image.Image:
-    """
-    Draws rows of pictures with their names.
-
-    Args:
-        rows (`list[list[PIL.Image.Image]]`): Pictures of one size; equally many in each row.
-        names (`list[str]`): What the rows show.
-
-    Returns:
-        `PIL.Image.Image`: RGB. Small pictures are enlarged, pixel by pixel.
-    """
+    """Draws rows of pictures with their names."""
     width, height = rows[0][0].size
     factor = max(1, -(-LEAST // max(width, height)))
     width, height = factor * width, factor * height
@@ -65,22 +56,6 @@ def sample_rows(
 
     They are drawn in batches, and in smaller ones where memory is short. Each picture has noise of its own, so the
     batches do not change it (but for the last bits of sums).
-
-    Args:
-        pipeline ([`DisentangledDiTPipeline`]): Makes them.
-        conditions (`list[int]` or `list[str]`): A class, or a text, for each row.
-        columns (`int`): Samples of each.
-        seed (`int`): Another seed, other noise.
-        batch_size (`int`, *optional*): Pictures that are drawn at once; as many as have half a million pixels if not
-            given.
-        options: Further arguments of the pipeline, the same for all pictures.
-
-    Returns:
-        `list[list[PIL.Image.Image]]`: A row for each condition.
-
-    Raises:
-        ValueError: The scheduler cannot make the steps.
-        RuntimeError: Memory is short for a single picture; the error is torch's.
     """
     rehearse_schedule(
         pipeline.scheduler, pipeline.transformer.config.in_channels, options.get("num_inference_steps", 50)
@@ -88,7 +63,7 @@ def sample_rows(
     key = "prompt" if pipeline.transformer.config.num_classes is None else "class_labels"
     wanted = [(condition, column) for condition in conditions for column in range(columns)]
     if batch_size is None:
-        height, width = pipeline._check_size(options.get("height"), options.get("width"), None)
+        height, width = pipeline.image_size(options.get("height"), options.get("width"))
         batch_size = max(1, PIXELS // (height * width))
     pictures: list[Image.Image] = []
 
@@ -108,16 +83,7 @@ def sample_rows(
 
 
 def write_picture(picture: Image.Image, path: Path) -> Path:
-    """
-    Writes a PNG that is whole or absent.
-
-    Args:
-        picture (`PIL.Image.Image`): The picture.
-        path (`Path`): Where to; the folder is made.
-
-    Returns:
-        `Path`: The file.
-    """
+    """Writes a PNG that is whole or absent."""
     with whole_file(path) as file:
         picture.save(file, format="png")
     return path

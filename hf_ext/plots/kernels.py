@@ -18,18 +18,7 @@ _MOST_LAYERS = 6
 
 
 def load_model(source: str) -> MRConvPreTrainedModel:
-    """
-    Loads a checkpoint in the class that it was saved from.
-
-    Args:
-        source (`str`): Folder, or `org/name@revision`.
-
-    Returns:
-        [`MRConvPreTrainedModel`]: The model.
-
-    Raises:
-        ValueError: If it is no MRConv model.
-    """
+    """Loads a checkpoint in the class that it was saved from."""
     name, revision = split_revision(source)
     config = AutoConfig.from_pretrained(name, revision=revision)
     architecture = (config.architectures or [""])[0]
@@ -43,19 +32,7 @@ def load_model(source: str) -> MRConvPreTrainedModel:
 
 
 def branch_weights(model: MRConvPreTrainedModel) -> np.ndarray:
-    """
-    How much each resolution counts in each layer: ‖alpha‖² / D, the mean of alpha² over the D channels.
-
-    Args:
-        model ([`MRConvPreTrainedModel`]): A model that is not merged.
-
-    Returns:
-        `numpy.ndarray` of shape `(layers, branches)`: From the first layer down, shortest kernel first; NaN where a
-        layer has fewer branches than the others.
-
-    Raises:
-        ValueError: If the model is merged.
-    """
+    """How much each resolution counts in each layer: ‖alpha‖² / D, the mean of alpha² over the D channels."""
     if model.config.reparameterized:
         raise ValueError(
             "the model is merged, its branches are gone: plot a checkpoint from before `reparameterize()`."
@@ -71,17 +48,6 @@ def plot_kernels(model: MRConvPreTrainedModel, path: str | Path, channel: int = 
     """
     Draws a PNG: ‖alpha‖² / D of each layer and resolution, and of up to six layers one channel's kernels, as each
     branch contributes to the layer (alpha_i s_i k_i), with their sum, the merged kernel.
-
-    Args:
-        model ([`MRConvPreTrainedModel`]): A model that is not merged, its branches not layer-normalised.
-        path (`str` or `Path`): The picture; it appears when it is complete.
-        channel (`int`, defaults to 0): Which channel's kernels to draw.
-
-    Returns:
-        `Path`: The picture.
-
-    Raises:
-        ValueError: If the model has no kernels to merge, or not that channel.
     """
     # Imported here: matplotlib takes half a second.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -149,20 +115,7 @@ def _draw_layer(axes: Any, layer: Any, index: int, channel: int) -> None:
 def contributions(
     layer: Any, channel: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
-    """
-    One channel's kernels as they add up in a layer.
-
-    Args:
-        layer ([`MRConvLayer`]): Of a model that is not merged.
-        channel (`int`): The channel.
-
-    Returns:
-        `tuple`: For each branch its lags and values alpha_i s_i k_i, and the same of the merged kernel. Lags below 0
-        are those of a kernel that looks ahead.
-
-    Raises:
-        ValueError: If branches are layer-normalised.
-    """
+    """Lags and values alpha_i s_i k_i of one channel's kernels, and of their sum; lags below 0 look ahead."""
     merged, ahead, _ = layer.merged()
     kernels, backward = layer.branch_kernels()
     scale = layer.alpha.detach()
@@ -188,16 +141,7 @@ def _two_sided(kernel: torch.Tensor, ahead: torch.Tensor | None) -> tuple[np.nda
 
 
 def draw_confusion(confusion: np.ndarray, names: list[str]) -> Image.Image:
-    """
-    Draws how often each class was taken for each.
-
-    Args:
-        confusion (`numpy.ndarray` of shape `(classes, classes)`): Examples, by true and predicted class.
-        names (`list[str]`): Names of the classes; numbers where it is empty.
-
-    Returns:
-        `PIL.Image.Image`: The matrix; up to 20 classes with their numbers of examples.
-    """
+    """Draws how often each class was taken for each."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -41,14 +41,7 @@ class MissingLibraryError(UnreadableError):
 
 
 class CameraPicture(NamedTuple):
-    """
-    What a camera's file holds.
-
-    Args:
-        pixels (`np.ndarray` of shape `(height, width, channels)`): uint8 or uint16, upright.
-        exif (`PIL.Image.Exif`, *optional*): Its tags; the orientation among them is applied already.
-        icc_profile (`bytes`, *optional*): The colour profile.
-    """
+    """What a camera's file holds; the pixels stand upright, and the orientation among the tags is applied already."""
 
     pixels: np.ndarray
     exif: Image.Exif | None
@@ -56,28 +49,12 @@ class CameraPicture(NamedTuple):
 
 
 def is_heif(head: bytes) -> bool:
-    """
-    Whether a file is HEIC or another HEIF.
-
-    Args:
-        head (`bytes`): Its first 12 bytes.
-
-    Returns:
-        `bool`: Whether it says so.
-    """
+    """Whether a file is HEIC or another HEIF."""
     return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
 
 
 def is_raw(image: Image.Image) -> bool:
-    """
-    Whether what Pillow takes for a TIFF is a camera's RAW file, and the picture a thumbnail.
-
-    Args:
-        image (`PIL.Image.Image`): The opened file.
-
-    Returns:
-        `bool`: Whether it is a DNG, or its first picture is a small one of another below it.
-    """
+    """Whether what Pillow takes for a TIFF is a camera's RAW file, and the picture a thumbnail."""
     if not isinstance(image, TiffImageFile):
         return False
     tags = image.tag_v2
@@ -86,20 +63,7 @@ def is_raw(image: Image.Image) -> bool:
 
 
 def read_heif(source: Source, check: Callable[[int, int], None]) -> CameraPicture:
-    """
-    The main picture of a HEIF file, with 16 bits where it has more than 8.
-
-    Args:
-        source (`str`, `Path` or `bytes`): The file, or what is in it.
-        check (`Callable[[int, int], None]`): Called with width and height before anything is decoded.
-
-    Returns:
-        [`CameraPicture`]: Upright.
-
-    Raises:
-        MissingLibraryError: If pillow-heif is not installed.
-        UnreadableError: If the file is broken.
-    """
+    """The main picture of a HEIF file, with 16 bits where it has more than 8."""
     try:
         import pillow_heif
     except ImportError as error:
@@ -117,17 +81,6 @@ def read_heif(source: Source, check: Callable[[int, int], None]) -> CameraPictur
 def read_raw(source: Source, check: Callable[[int, int], None]) -> CameraPicture:
     """
     A camera's RAW file, developed to sRGB of 16 bits with the camera's white balance and LibRaw's own brightness.
-
-    Args:
-        source (`str`, `Path` or `bytes`): The file, or what is in it.
-        check (`Callable[[int, int], None]`): Called with width and height before anything is decoded.
-
-    Returns:
-        [`CameraPicture`]: Upright; with the tags of formats that are built like TIFF (DNG, NEF, CR2, ARW and more).
-
-    Raises:
-        MissingLibraryError: If rawpy is not installed.
-        UnreadableError: If LibRaw cannot read the file.
     """
     try:
         import rawpy
@@ -147,15 +100,7 @@ def read_raw(source: Source, check: Callable[[int, int], None]) -> CameraPicture
 
 
 def seekable(source: Source) -> Any:
-    """
-    A picture file as libraries take it.
-
-    Args:
-        source (`str`, `Path` or `bytes`): The file, or what is in it.
-
-    Returns:
-        `str` or `BytesIO`: Its path, or an open file.
-    """
+    """A picture file as libraries take it."""
     return io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source)
 
 
@@ -175,17 +120,3 @@ def _exif_of(data: bytes | None) -> Image.Exif | None:
     except (SyntaxError, ValueError, OSError, EOFError, KeyError, TypeError, IndexError, struct.error):
         return None
     return exif if len(exif) else None
-
-
-__all__ = [
-    "EXTRA",
-    "RAW_ENDINGS",
-    "CameraPicture",
-    "MissingLibraryError",
-    "UnreadableError",
-    "is_heif",
-    "is_raw",
-    "read_heif",
-    "read_raw",
-    "seekable",
-]

@@ -27,21 +27,7 @@ _BITS, _PHOTOMETRIC, _ORIENTATION, _PLANAR, _EXTRA_SAMPLES = 258, 262, 274, 284,
 
 
 def read_deep(image: ImageFile.ImageFile, source: Source, page: int) -> np.ndarray | None:
-    """
-    All 16 bits of a picture in colour.
-
-    Args:
-        image (`PIL.Image.Image`): The opened file, not decoded yet.
-        source (`str`, `Path` or `bytes`): The file, or what is in it.
-        page (`int`): Which page the image is at, counted from 0.
-
-    Returns:
-        `np.ndarray` of shape `(height, width, 3 or 4)`: uint16, upright; `None` for a picture that has not several
-        channels of 16 bits, or of which they cannot be read, which is said.
-
-    Raises:
-        UnreadableError: If Pillow would read something else, and tifffile cannot read it or is not installed.
-    """
+    """All 16 bits of a picture in colour."""
     if isinstance(image, TiffImageFile) and _has_deep_planes(image):
         return _upright_planes(image, source, page)
     kind = _DEEP.fullmatch(_raw_mode(image))
@@ -121,6 +107,3 @@ def _upright_planes(image: TiffImageFile, source: Source, page: int) -> np.ndarr
     pixels = pixels.swapaxes(0, 1) if orientation >= 5 else pixels
     rows, columns = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}.get(orientation, (1, 1))
     return np.ascontiguousarray(pixels[::rows, ::columns])
-
-
-__all__ = ["read_deep"]

@@ -55,90 +55,43 @@ _STRIP = 2**18
 
 
 class Picture(NamedTuple):
-    """
-    A picture and what lay beside it in its file.
+    """A picture and what lay beside it in its file."""
 
-    Args:
-        pixels (`np.ndarray` of shape `(height, width, channels)`): uint8 or uint16, upright; see [`image_to_pixels`].
-        exif (`PIL.Image.Exif`): Without the orientation. What describes the picture is written, nothing else.
-        icc_profile (`bytes`, *optional*): The colour profile, if it is one of these pixels.
-        dpi (`tuple[float, float]`, *optional*): Resolution.
-    """
-
+    # uint8 or uint16, upright; see [`image_to_pixels`].
     pixels: np.ndarray
+    # Without the orientation. What describes the picture is written, nothing else.
     exif: Image.Exif | None = None
     icc_profile: bytes | None = None
     dpi: tuple[float, float] | None = None
 
 
 class Frames(NamedTuple):
-    """
-    What is in a file: one picture, the frames of an animation, or pages.
+    """What is in a file: one picture, the frames of an animation, or pages."""
 
-    Args:
-        pictures (`list[Picture]`): At least one. The frames of an animation have one size and the same channels.
-        durations (`list[float]`, *optional*): How long each frame is shown, in milliseconds; `None` for pages.
-        plays (`int`, *optional*, defaults to 1): How often an animation runs; 0 is for ever.
-        still (`bool`, *optional*, defaults to `False`): Whether the first picture of an animated PNG is none of the
-            frames, but what programs show that know no animation.
-    """
-
+    # At least one. The frames of an animation have one size and the same channels.
     pictures: list[Picture]
+    # How long each frame is shown, in milliseconds; None for pages.
     durations: list[float] | None = None
+    # How often an animation runs; 0 is for ever.
     plays: int = 1
+    # Whether the first picture of an animated PNG is none of the frames, but for programs that know no animation.
     still: bool = False
 
 
 def image_format(path: Path) -> str:
-    """
-    The format that a file's end stands for.
-
-    Args:
-        path (`Path`): The file.
-
-    Returns:
-        `str`: Pillow's name of the format.
-
-    Raises:
-        ValueError: If it is none of `FORMATS`.
-    """
+    """The format that a file's end stands for."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{path} ends with {path.suffix!r}; pictures are written as {', '.join(FORMATS)}.")
     return FORMATS[path.suffix.lower()]
 
 
 def encode_image(picture: Picture, format: str) -> bytes:
-    """
-    The bytes of a file with one picture.
-
-    Args:
-        picture ([`Picture`]): The picture.
-        format (`str`): Pillow's name of the format.
-
-    Returns:
-        `bytes`: The file. PNG and TIFF keep 16 bits; other formats have 8. JPEG and BMP lose alpha, GIF has 256
-        colours.
-
-    Raises:
-        ValueError: If the format cannot hold a picture of this size.
-    """
+    """The bytes of a file with one picture."""
     return encode_frames(Frames([picture]), format)
 
 
 def encode_frames(frames: Frames, format: str) -> bytes:
-    """
-    The bytes of a file with all frames or pages.
-
-    Args:
-        frames ([`Frames`]): One picture, an animation, or pages.
-        format (`str`): Pillow's name of the format.
-
-    Returns:
-        `bytes`: The file; see [`encode_image`]. Animations have 8 bits.
-
-    Raises:
-        ValueError: If the format cannot hold a picture of this size, or not several frames or pages.
-    """
+    """The bytes of a file with all frames or pages."""
     first, count = frames.pictures[0], len(frames.pictures)
     if count > 1 and frames.durations is None and format != "TIFF":
         raise ValueError(f"{format} cannot hold {count} pages. Write them as .tif, or give each as a file of its own.")
@@ -209,16 +162,7 @@ def _animation_options(frames: Frames, format: str) -> dict[str, Any]:
 
 
 def descriptive_tags(picture: Picture) -> Image.Exif | None:
-    """
-    The tags of a picture that may be written into another file.
-
-    Args:
-        picture ([`Picture`]): The picture; what its EXIF data say of its size is set right.
-
-    Returns:
-        `PIL.Image.Exif`: New, with the tags that describe the picture; `None` if there is none, or if they are damaged
-        so that they cannot be written, which is said.
-    """
+    """The tags of a picture that may be written into another file."""
     if picture.exif is None:
         return None
     kept = Image.Exif()
@@ -342,6 +286,3 @@ def _deep_png(picture: Picture) -> bytes:
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in chunks
     )
-
-
-__all__ = ["FORMATS", "Frames", "Picture", "descriptive_tags", "encode_frames", "encode_image", "image_format"]

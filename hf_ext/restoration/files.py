@@ -66,32 +66,12 @@ def read_image(source: Source, max_megapixels: float = 200.0) -> Picture:
     Returns:
         [`Picture`]: 16 bits for PNG and TIFF in grey, RGB and RGBA, for HEIC of more than 8, and for RAW. Of 16 bits
         in other files and kinds, Pillow gives 8, which is said for PNG and TIFF. CMYK, LAB and the like become RGB.
-
-    Raises:
-        ValueError: If it is no picture, is broken or cut off, is larger than allowed, holds several frames or pages,
-            or needs a library that is not installed.
-        OSError: If the file cannot be read.
     """
     return _read(source, max_megapixels, several=False).pictures[0]
 
 
 def read_frames(source: Source, max_megapixels: float = 200.0) -> Frames:
-    """
-    Read all frames of an animation or pages of a document.
-
-    Args:
-        source (`str`, `Path` or `bytes`): A file, or what is in it. Of layers and of a phone's several pictures in one
-            file, only the picture that programs show is taken.
-        max_megapixels (`float`, *optional*, defaults to 200): Files with more in all frames together are refused
-            before they are decoded.
-
-    Returns:
-        [`Frames`]: As [`read_image`] has them; frames that show a part are complete.
-
-    Raises:
-        ValueError: As [`read_image`], but for several frames.
-        OSError: If the file cannot be read.
-    """
+    """Read all frames of an animation or pages of a document."""
     return _read(source, max_megapixels, several=True)
 
 
@@ -244,31 +224,12 @@ def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, 
 
     Returns:
         `Path`: The file; see [`encode_image`] for what each format keeps.
-
-    Raises:
-        FileExistsError: If the file exists and may not be replaced.
-        ValueError: If the format is unknown, or cannot hold the picture.
     """
     return write_frames(path, Frames([picture]), overwrite=overwrite, format=format)
 
 
 def write_frames(path: str | Path, frames: Frames, *, overwrite: bool = False, format: str | None = None) -> Path:
-    """
-    Write all frames or pages; the file appears when it is whole. As [`write_image`], which writes one.
-
-    Args:
-        path (`str` or `Path`): The file. Its end says the format; see `FORMATS`.
-        frames ([`Frames`]): One picture, an animation (GIF, PNG, WebP) or pages (TIFF).
-        overwrite (`bool`, *optional*, defaults to `False`): Whether a file of that name may be replaced.
-        format (`str`, *optional*): Pillow's name of the format, where the file's end does not say it.
-
-    Returns:
-        `Path`: The file.
-
-    Raises:
-        FileExistsError: If the file exists and may not be replaced.
-        ValueError: If the format is unknown, or cannot hold them.
-    """
+    """Write all frames or pages; the file appears when it is whole. As [`write_image`], which writes one."""
     path = Path(path)
     data = encode_frames(frames, format or image_format(path))
     if path.exists() and not overwrite:

@@ -23,33 +23,20 @@ HEIF_ENDINGS = frozenset((".heic", ".heif", ".hif"))
 
 
 class Job(NamedTuple):
-    """
-    One picture to restore.
-
-    Args:
-        name (`str`): What messages call it.
-        source (`Path` or `bytes`): The file, or what is in it.
-        out (`Path`, *optional*): Where the restored picture goes; `None` for standard output.
-        ending (`str`): How the result's name ends, which says its format.
-    """
+    """One picture to restore: its name in messages, the file or what is in it, and where the result goes."""
 
     name: str
     source: Path | bytes
+    # None for standard output, where the ending alone says the format.
     out: Path | None
     ending: str
 
 
 class Plan(NamedTuple):
-    """
-    What is to be done, and what cannot be.
-
-    Args:
-        jobs (`list[Job]`): In the order of the inputs, folders and patterns sorted.
-        refused (`dict[str, str]`): Inputs that cannot have a result, and why; each says the input's name.
-        skipped (`dict[str, str]`): Files of folders and patterns that need a library which is not installed.
-    """
+    """What is to be done, and what cannot be."""
 
     jobs: list[Job]
+    # Inputs that cannot have a result, and files of folders that need a library which is not installed: why, by name.
     refused: dict[str, str]
     skipped: dict[str, str]
 
@@ -70,26 +57,12 @@ def plan_jobs(
     reserved: Path | None = None,
 ) -> Plan:
     """
-    Find the pictures and say where each goes.
+    Find the pictures and say where each goes: below `out`, or to standard output, which takes one.
 
-    Args:
-        inputs (`list[str]`): Files; folders, searched with all below them, whose relative paths are kept; patterns
-            such as `photos/**/*.png`; `-` for a picture on standard input; `@FILE` for a file of names, one a line,
-            and `@-` for such a list on standard input.
-        out (`Path`, *optional*): Folder of the results; `None` for standard output, which takes one picture.
-        ending (`str`, *optional*): Ending of the results, such as `".png"`; that of the input if not given, or `.png`
-            where none can be written with that, or none without loss: a still GIF.
-        name (`str`, *optional*, defaults to `"{stem}"`): Name of a result without its ending. `{stem}` stands for the
-            input's name without its ending, `{ext}` for that ending without the dot.
-        reserved (`Path`, *optional*): A file that no result may have.
-
-    Returns:
-        [`Plan`]: What remains if an input is refused: because its result would have the name of another or of an
-        input, or would replace it, or because it needs a library that is not installed.
-
-    Raises:
-        ValueError: If an input does not exist or holds no picture, the template is wrong, or there are several
-            pictures for standard output.
+    An input is a file; a folder, searched with all below it, whose relative paths are kept; a pattern such as
+    `photos/**/*.png`; `-` for standard input; `@FILE` or `@-` for a list of names, one a line. A result ends as its
+    input unless `ending` is given, or `.png` where nothing can be written so without loss: a still GIF. In `name`,
+    `{stem}` and `{ext}` are the input's. No result may be `reserved`. An input that is refused stops no other one.
     """
     check_template(name)
     found = [picture for given in inputs for picture in _pictures(given, out)]
@@ -115,15 +88,7 @@ def plan_jobs(
 
 
 def check_template(name: str) -> None:
-    """
-    Refuse a template of names that says nothing of the picture, or that is no name.
-
-    Args:
-        name (`str`): See [`plan_jobs`].
-
-    Raises:
-        ValueError: If it is wrong.
-    """
+    """Refuse a template of names that says nothing of the picture, or that is no name."""
     wrong = f"{name!r} is no template of names such as '{{stem}}_restored' or '{{stem}}-{{ext}}'"
     try:
         made = name.format(stem="a", ext="b")
@@ -176,15 +141,7 @@ def _without_clashes(
 
 
 def missing_library(path: Path) -> str | None:
-    """
-    What a file needs that is not installed.
-
-    Args:
-        path (`Path`): The file; its end says what it is.
-
-    Returns:
-        `str`: What to install; `None` if nothing is missing.
-    """
+    """What a file needs that is not installed."""
     kind = path.suffix.lower()
     for endings, module, package in ((HEIF_ENDINGS, "pillow_heif", "pillow-heif"), (RAW_ENDINGS, "rawpy", "rawpy")):
         if kind in endings and not _is_installed(module):
@@ -255,29 +212,12 @@ def _ending_of(source: Path | bytes, relative: Path) -> str:
 
 
 def is_done(job: Job, overwrite: bool) -> bool:
-    """
-    Whether nothing is left to do for a picture.
-
-    Args:
-        job ([`Job`]): The job.
-        overwrite (`bool`): Whether results that exist are made anew.
-
-    Returns:
-        `bool`: Whether its result is there and stays.
-    """
+    """Whether nothing is left to do for a picture."""
     return job.out is not None and job.out.exists() and not overwrite
 
 
 def check_places(jobs: list[Job]) -> None:
-    """
-    Find out before any work whether the results can be written. Nothing is left behind, and no folder is made.
-
-    Args:
-        jobs (`list[Job]`): What is to be done.
-
-    Raises:
-        OSError: If a folder of results is none, or cannot be written to.
-    """
+    """Find out before any work whether the results can be written. Nothing is left behind, and no folder is made."""
     for folder in sorted({job.out.parent for job in jobs if job.out is not None}):
         # The first that exists: what is below it will be made in it.
         place = next((parent for parent in (folder, *folder.parents) if os.path.lexists(parent)), Path())
@@ -291,15 +231,7 @@ def check_places(jobs: list[Job]) -> None:
 
 
 def megapixels_of(job: Job) -> float:
-    """
-    Size of a picture as its header says.
-
-    Args:
-        job ([`Job`]): The job.
-
-    Returns:
-        `float`: Megapixels of one frame; 0 where Pillow cannot read the header.
-    """
+    """Size of a picture as its header says."""
     try:
         with Image.open(io.BytesIO(job.source) if isinstance(job.source, bytes) else job.source) as image:
             return image.width * image.height / 1e6

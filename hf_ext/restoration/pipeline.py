@@ -18,18 +18,6 @@ class ImageRestorationPipeline(PlainPipeline):
 
     Each picture is restored by itself at its own size, so `batch_size` changes nothing. Grey stays grey, alpha is
     kept, pictures stand upright.
-
-    Example:
-
-    ```python
-    >>> from transformers import pipeline
-
-    >>> import hf_ext  # registers the task
-
-    >>> restore = pipeline("image-restoration", model="org/name")
-    >>> restore("noisy.png").save("restored.png")
-    >>> restored = restore(["a.png", "b.jpg"], tile="auto", self_ensemble=True)
-    ```
     """
 
     _options = (("max_megapixels",), ("tile", "self_ensemble", "top_k"), ("output_type",))
@@ -51,10 +39,6 @@ class ImageRestorationPipeline(PlainPipeline):
 
         Returns:
             `PIL.Image.Image` or `np.ndarray`: The restored picture; a list for a list.
-
-        Raises:
-            ValueError: If an input is no picture, is broken, or does not fit the model.
-            TypeError: If an input is of another type.
         """
         return super().__call__(inputs, **kwargs)
 
@@ -66,12 +50,11 @@ class ImageRestorationPipeline(PlainPipeline):
         return read_image(path, max_megapixels).pixels
 
     def _forward(self, model_inputs: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
-        from .tiles import restore_image, restore_pixels
+        from .tiles import restore_image
 
-        pixels = model_inputs["pixels"]
-        if np.issubdtype(pixels.dtype, np.integer):
-            return {"pixels": restore_pixels(self.model, pixels, **options)}
-        return {"pixels": from_unit(restore_image(self.model, pixels, **options))}
+        restored = restore_image(self.model, model_inputs["pixels"], **options)
+        # Floats come out as a picture too.
+        return {"pixels": from_unit(restored) if np.issubdtype(restored.dtype, np.floating) else restored}
 
 
 PIPELINE_REGISTRY.register_pipeline(
@@ -80,5 +63,3 @@ PIPELINE_REGISTRY.register_pipeline(
 # By this mark transformers would save this file beside the weights. What travels is the plain pipeline, which the
 # model itself saves and names in `config.json`.
 del ImageRestorationPipeline._registered_impl  # type: ignore[attr-defined]
-
-__all__ = ["ImageRestorationPipeline"]

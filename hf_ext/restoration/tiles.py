@@ -7,8 +7,8 @@ works on is moved to its device.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from contextlib import contextmanager, nullcontext
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ def restore_image(
     progress: Progress | None = None,
 ) -> np.ndarray:
     """
-    Restore one image of any size.
+    Restore one image of any size and kind: the one way of the command, the pipeline and the evaluation in training.
 
     The whole image is restored at once by default: the model bounds its temporary memory by itself (`memory_budget`)
     and the result is exact. Tiles need less memory still. They lie on the grid of the attention windows and
@@ -48,10 +48,11 @@ def restore_image(
     Args:
         model ([`SemanIRForImageRestoration`]): The model, on any device, in any precision. Where half precision
             overflows, the part in question is restored again in float32, with a warning.
-        image (`np.ndarray` of shape `(height, width, channels)`): Floats in [0, 1]; noise may exceed that. 1 channel
-            is grey, 2 are grey and alpha, 3 are RGB, 4 are RGBA, or what a model of four channels takes. A colour
-            model restores a grey image as a colour image that is grey, a grey model restores each colour by itself.
-            For a model that demosaicks, 1 channel is an RGGB Bayer mosaic and 4 channels are such a mosaic packed.
+        image (`np.ndarray` of shape `(height, width, channels)`): Floats in [0, 1]; noise may exceed that. Or whole
+            numbers, uint8 or uint16, which come back as such, with the same channels. 1 channel is grey, 2 are grey
+            and alpha, 3 are RGB, 4 are RGBA, or what a model of four channels takes. A colour model restores a grey
+            image as a colour image that is grey, a grey model restores each colour by itself. For a model that
+            demosaicks, 1 channel is an RGGB Bayer mosaic; 4 channels of floats are such a mosaic packed.
         tile (`int` or `str`, *optional*): Side of a tile in pixels of the image, a multiple of
             `config.descriptor.multiple_of` that is at least twice the overlap; or `"auto"`: tiles only if the whole
             image would need more than half of the free memory, and smaller ones where they do not fit.
@@ -62,70 +63,46 @@ def restore_image(
             there are to do; each of the eight passes of a self-ensemble counts an eighth.
 
     Returns:
-        `np.ndarray` of shape `(height * scale, width * scale, channels)`, float32, not clipped. Alpha is carried
-        through, resized bicubically where the model enlarges.
-
-    Raises:
-        TypeError: If the image is no array of floats.
-        ValueError: If it has another shape, values that are infinite or no number, or channels that the model cannot
-            restore; if `tile` is not allowed; or if the model itself gives values that are no number.
+        `np.ndarray` of shape `(height * scale, width * scale, channels)`: For floats float32, not clipped; else of the
+        dtype of the image. Alpha is carried through, resized bicubically where the model enlarges.
     """
-    _check_image(image)
-    image = image.astype(np.float32, copy=False)
-    config = model.config
-    channels, taken = image.shape[-1], config.num_channels
-    work = _Work(model, tile, self_ensemble, top_k, progress, image.shape[0] * image.shape[1])
-    if config.demosaicks and channels == 1:
-        height, width = image.shape[:2]
-        return work.restore(_packed(image), share=4)[:height, :width]
-    if channels == taken:
-        return work.restore(image)
-    # An odd one out is alpha.
-    colours = image if channels % 2 else image[..., :-1]
-    if config.demosaicks or (colours.shape[-1], taken) not in ((1, 1), (1, 3), (3, 1), (3, 3)):
-        wanted = "a mosaic of 1 channel, or packed to 4" if config.demosaicks else f"{taken} channels"
-        raise ValueError(f"the image has {channels} channels; this model takes {wanted}.")
-    if colours.shape[-1] == taken:
-        restored = work.restore(colours)
-    elif taken == 3:
-        restored = work.restore(np.repeat(colours, 3, axis=-1))
-    else:
-        work.passes *= 3
-        restored = np.concatenate([work.restore(colours[..., [channel]]) for channel in range(3)], axis=-1)
-    return match_picture(restored, image)
-
-
-def restore_pixels(model: SemanIRForImageRestoration, pixels: np.ndarray, **options: Any) -> np.ndarray:
-    """
-    Restore a picture of whole numbers.
-
-    Args:
-        model ([`SemanIRForImageRestoration`]): The model.
-        pixels (`np.ndarray` of shape `(height, width, channels)`): uint8 or uint16; 1 channel is grey, 2 are grey and
-            alpha, 3 are RGB, 4 are RGBA. For a model that demosaicks, 1 channel: the mosaic.
-        options: Options of [`restore_image`].
-
-    Returns:
-        `np.ndarray`: The restored picture with the same channels (RGB for a mosaic) and dtype.
-
-    Raises:
-        ValueError: If the picture does not fit the model; see [`restore_image`].
-    """
-    if model.config.demosaicks and pixels.shape[-1] != 1:
+    whole_numbers = isinstance(image, np.ndarray) and image.dtype in (np.uint8, np.uint16)
+    _check_image(image, whole_numbers)
+    config, channels, taken = model.config, image.shape[-1], model.config.num_channels
+    if whole_numbers and config.demosaicks and channels != 1:
         raise ValueError(
-            f"the picture has {pixels.shape[-1]} channels; this model makes colours of a Bayer mosaic (RGGB), which "
+            f"the picture has {channels} channels; this model makes colours of a Bayer mosaic (RGGB), which "
             "has 1 channel."
         )
-    return from_unit(restore_image(model, to_unit(pixels), **options), pixels.dtype)
+    given, image = image.dtype, to_unit(image) if whole_numbers else image.astype(np.float32, copy=False)
+    work = _Work(model, tile, self_ensemble, top_k, progress, image.shape[0] * image.shape[1])
+    # An odd one out is alpha.
+    colours = image if channels % 2 or channels == taken else image[..., :-1]
+    if config.demosaicks and channels == 1:
+        restored = work.restore(_packed(image), share=4)[: image.shape[0], : image.shape[1]]
+    elif colours.shape[-1] == taken:
+        restored = work.restore(colours)
+    elif not config.demosaicks and (colours.shape[-1], taken) == (1, 3):
+        restored = work.restore(np.repeat(colours, 3, axis=-1))
+    elif not config.demosaicks and (colours.shape[-1], taken) == (3, 1):
+        work.passes *= 3
+        restored = np.concatenate([work.restore(colours[..., [channel]]) for channel in range(3)], axis=-1)
+    else:
+        wanted = "a mosaic of 1 channel, or packed to 4" if config.demosaicks else f"{taken} channels"
+        raise ValueError(f"the image has {channels} channels; this model takes {wanted}.")
+    restored = restored if channels == taken or config.demosaicks else match_picture(restored, image)
+    return from_unit(restored, given) if whole_numbers else restored
 
 
-def _check_image(image: np.ndarray) -> None:
-    if not isinstance(image, np.ndarray) or not np.issubdtype(image.dtype, np.floating):
+def _check_image(image: np.ndarray, whole_numbers: bool) -> None:
+    if not whole_numbers and not (isinstance(image, np.ndarray) and np.issubdtype(image.dtype, np.floating)):
         got = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
-        raise TypeError(f"`image` is {got}; give an array of floats in [0, 1], for instance pixels / 255.")
+        raise TypeError(
+            f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1], for instance pixels / 255."
+        )
     if image.ndim != 3 or not image.size:
         raise ValueError(f"`image` has shape {image.shape}; expected (height, width, channels), each at least 1.")
-    if not np.isfinite(image).all():
+    if not whole_numbers and not np.isfinite(image).all():
         raise ValueError("`image` has values that are infinite or no number (NaN); they cannot be restored.")
 
 
@@ -147,14 +124,7 @@ def _turned_back(image: np.ndarray, number: int) -> np.ndarray:
 
 
 class Span(NamedTuple):
-    """
-    One tile along one axis.
-
-    Args:
-        start (`int`): First pixel.
-        stop (`int`): One past the last.
-        weights (`np.ndarray` of shape `((stop - start) * scale,)`): How much each restored pixel counts.
-    """
+    """One tile along one axis: its pixels, and how much each restored pixel counts, [(stop - start) * scale]."""
 
     start: int
     stop: int
@@ -162,22 +132,10 @@ class Span(NamedTuple):
 
 
 def tile_spans(length: int, tile: int, overlap: int, scale: int = 1) -> list[Span]:
-    """
-    Cut an axis into overlapping tiles whose weights add up to 1 everywhere.
-
-    Over the middle half of an overlap, m pixels, a tile's weights rise as sin^2(pi (i + 1/2) / 2m), a raised cosine,
-    and its neighbour's fall as cos^2 of the same. Nearer to a tile's border, where it lacks its surroundings, they are
-    0.
-
-    Args:
-        length (`int`): Pixels of the axis.
-        tile (`int`): Pixels of a tile; the last one is shorter.
-        overlap (`int`): Pixels that neighbours share, at most half of `tile`.
-        scale (`int`, *optional*, defaults to 1): Restored pixels per pixel.
-
-    Returns:
-        `list[Span]`: At least one.
-    """
+    """Cut an axis into tiles that share `overlap` pixels, and whose weights add up to 1 everywhere."""
+    # Over the middle half of an overlap, m pixels, a tile's weights rise as sin^2(pi (i + 1/2) / 2m), a raised cosine,
+    # and its neighbour's fall as cos^2 of the same, so that both add up to 1. Nearer to a tile's border, where it
+    # lacks its surroundings, they are 0.
     count = max(1, math.ceil((length - overlap) / (tile - overlap)))
     shared = overlap * scale
     unused = shared // 4
@@ -231,15 +189,10 @@ class _Work:
         self.passes = self.turns
         self.done = 0.0
         self.precise = False
-        self._check_tile()
-
-    def _check_tile(self) -> None:
         step, overlap = self.descriptor.multiple_of, self.overlap
-        if self.tile is None or self.tile == "auto":
-            return
-        if not isinstance(self.tile, int) or self.tile % step or self.tile < 2 * overlap:
+        if tile not in (None, "auto") and (not isinstance(tile, int) or tile % step or tile < 2 * overlap):
             raise ValueError(
-                f"`tile` is {self.tile!r}; give a multiple of {step} (this model's windows) from {2 * overlap} up, "
+                f"`tile` is {tile!r}; give a multiple of {step} (this model's windows) from {2 * overlap} up, "
                 "'auto', or None for the whole image."
             )
 
@@ -249,22 +202,20 @@ class _Work:
         while True:
             done = self.done
             try:
-                return self._ensemble(image, side, share)
+                turns = (
+                    _turned_back(self._tiled(_turned(image, number), side, share), number)
+                    for number in range(self.turns)
+                )
+                total = next(turns)
+                for restored in turns:
+                    total = total + restored
+                return total / np.float32(self.turns) if self.turns > 1 else total
             except torch.OutOfMemoryError:
                 smaller = self._tile_below(side or max(image.shape[:2]))
                 if self.tile != "auto" or smaller == side:
                     raise
                 logger.warning(f"Memory of {self.model.device} is full: going on with tiles of {smaller} pixels.")
                 side, self.done = smaller, done
-
-    def _ensemble(self, image: np.ndarray, side: int | None, share: int) -> np.ndarray:
-        """The mean over the flips and turns, each turned back."""
-        total: np.ndarray | None = None
-        for number in range(self.turns):
-            restored = _turned_back(self._tiled(_turned(image, number), side, share), number)
-            total = restored if total is None else total + restored
-        assert total is not None
-        return total / np.float32(self.turns) if self.turns > 1 else total
 
     def _tiled(self, image: np.ndarray, side: int | None, share: int) -> np.ndarray:
         """One pass, in tiles of that side or whole."""
@@ -287,37 +238,26 @@ class _Work:
         return result
 
     def _run(self, image: np.ndarray, counted: int) -> np.ndarray:
-        """One call of the model."""
+        """One call of the model, in float32 from the first one on that overflowed in half precision."""
         pixel_values = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None].to(self.model.device)
-        if self.precise:
-            with _in_float32(self.model):
-                restored = self._call(pixel_values)
-        else:
-            restored = self._call(pixel_values)
-            if not np.isfinite(restored).all() and self._is_half():
-                logger.warning(
-                    f"{self.model.dtype} overflowed: restoring again in float32. bfloat16 does not overflow."
+        while True:
+            with torch.no_grad(), _in_float32(self.model) if self.precise else nullcontext():
+                output = self.model(pixel_values=pixel_values, top_k=self.top_k).reconstruction
+            restored: np.ndarray = output[0].float().permute(1, 2, 0).contiguous().cpu().numpy()
+            if np.isfinite(restored).all():
+                break
+            half = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
+            if self.precise or not half:
+                raise ValueError(
+                    "the model returned values that are infinite or no number (NaN) in float32 too; its weights are "
+                    "damaged or were not trained."
                 )
-                self.precise = True
-                return self._run(image, counted)
-        if not np.isfinite(restored).all():
-            raise ValueError(
-                "the model returned values that are infinite or no number (NaN) in float32 too; its weights are "
-                "damaged or were not trained."
-            )
+            logger.warning(f"{self.model.dtype} overflowed: restoring again in float32. bfloat16 does not overflow.")
+            self.precise = True
         self.done += counted / self.passes
         if self.progress is not None:
             self.progress(min(self.pixels, round(self.done)), self.pixels)
         return restored
-
-    def _is_half(self) -> bool:
-        return self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.model.device.type)
-
-    def _call(self, pixel_values: torch.Tensor) -> np.ndarray:
-        with torch.no_grad():
-            restored = self.model(pixel_values=pixel_values, top_k=self.top_k).reconstruction
-        result: np.ndarray = restored[0].float().permute(1, 2, 0).contiguous().cpu().numpy()
-        return result
 
     def _automatic_tile(self, image: np.ndarray) -> int | None:
         """The largest tile that needs at most half of the free memory; None if the whole image does."""
@@ -348,6 +288,3 @@ def _free_memory(device: torch.device) -> int:
     """Bytes that a device can still give."""
     memory = get_max_memory()
     return int(memory[device.type if device.type in memory else device.index or 0])
-
-
-__all__ = ["restore_image", "restore_pixels"]

@@ -82,28 +82,26 @@ class SemanIRConfig(PreTrainedConfig):
     Configuration of [`SemanIRModel`] and [`SemanIRForImageRestoration`]. The default is the columnar S model of the
     paper without upscaling; `PRESETS` holds the named layouts: `SemanIRConfig(**PRESETS["u-shaped"])`.
 
+    What is not allowed raises `huggingface_hub.errors.StrictDataclassError`, which is no `ValueError`.
+
     Args:
         num_channels (`int`, *optional*, defaults to 3):
             Channels of the input image: 3 for RGB, 1 for grey. With 4, `num_channels_out=3` and `scale=2` the input is
             an RGGB Bayer mosaic packed as (red, green, green, blue) at half its resolution: demosaicking.
-        num_channels_out (`int`, *optional*):
-            Channels of the restored image; as many as the input has when not given.
+        num_channels_out (`int`, *optional*): Channels of the restored image; as many as the input has when not given.
         architecture (`str`, *optional*, defaults to `"columnar"`):
             `"columnar"` keeps one resolution and width (super-resolution in the paper); `"u-shaped"` halves the
             resolution and doubles the width at each level (every other task).
-        embed_dim (`int`, *optional*, defaults to 180):
-            Width C of the stages; of the first level in the U.
+        embed_dim (`int`, *optional*, defaults to 180): Width C of the stages; of the first level in the U.
         depths (`list[int]`, *optional*, defaults to six stages of 6):
             Layers of each stage (columnar), or of each level on the way down, mirrored on the way up (U-shaped).
         num_heads (`list[int]`, *optional*, defaults to 6 in each stage):
             Attention heads of each stage (columnar) or level (U-shaped); each divides the width of its level.
-        refinement_depth (`int`, *optional*, defaults to 0):
-            Layers of the final stage of the U, at full resolution.
+        refinement_depth (`int`, *optional*, defaults to 0): Layers of the final stage of the U, at full resolution.
         downsampling (`str`, *optional*, defaults to `"strided"`):
             How the U halves the resolution: `"strided"` convolution, or convolution and pixel `"unshuffle"`.
-        reduce_top_skip (`bool`, *optional*, defaults to `True`):
-            Whether the U reduces its last, full-resolution concatenation to `embed_dim`. If not, the stages after it
-            are `2 * embed_dim` wide.
+        reduce_top_skip (`bool`, *optional*, defaults to `True`): Whether the U reduces its last, full-resolution
+            concatenation to `embed_dim`. If not, the stages after it are `2 * embed_dim` wide.
         mlp_ratio (`float`, *optional*, defaults to 2.0):
             Width of the MLP hidden layer as a multiple of the stage's width.
         window_size (`int`, *optional*, defaults to 32):
@@ -114,13 +112,11 @@ class SemanIRConfig(PreTrainedConfig):
             Values from which training draws one k per optimizer step. Empty: training uses `top_k`.
         similarity (`str`, *optional*, defaults to `"dot"`):
             Similarity that selects the keys: `"dot"` (paper) or `"cosine"`.
-        include_self (`bool`, *optional*, defaults to `True`):
-            Whether every token is one of its own k keys.
+        include_self (`bool`, *optional*, defaults to `True`): Whether every token is one of its own k keys.
         shift_policy (`str`, *optional*, defaults to `"layer"`):
             Which windows are shifted by half: `"none"`, every second `"stage"` (one dictionary a stage), or every
             second `"layer"` (two dictionaries a stage, as there are two partitions).
-        scale (`int`, *optional*, defaults to 1):
-            Upscaling factor: 1, 2, 3 or 4.
+        scale (`int`, *optional*, defaults to 1): Upscaling factor: 1, 2, 3 or 4.
         upsampler (`str`, *optional*, defaults to `"pixelshuffle"`):
             Head for `scale` above 1: `"pixelshuffle"` (64 channels, steps of 2 or 3) or one `"direct"` step.
         image_mean (`list[float]`, *optional*):
@@ -129,10 +125,6 @@ class SemanIRConfig(PreTrainedConfig):
             Loss of [`SemanIRForImageRestoration`] when labels are given: `"l1"` or `"charbonnier"` (epsilon 1e-3).
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the truncated normal that initialises linear layers.
-
-    Raises:
-        huggingface_hub.errors.StrictDataclassError: If a value is not allowed, as in every configuration of
-            transformers. It is no `ValueError`; it names the field, what was got and what is allowed.
     """
 
     model_type = "semanir"
@@ -269,6 +261,3 @@ class SemanIRConfig(PreTrainedConfig):
                 f"`image_mean` needs as many output as input channels, got {self.num_channels_out} and "
                 f"{self.num_channels}; leave it out."
             )
-
-
-__all__ = ["PRESETS", "SemanIRConfig", "SemanIRDescriptor"]

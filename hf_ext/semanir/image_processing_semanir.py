@@ -128,8 +128,7 @@ class SemanIRImageProcessor(PilBackend):
             Factor that brings the values to [0, 1]. The default is 1 / 65535 for uint16.
         do_pad (`bool`, *optional*, defaults to `True`):
             Whether to pad images of several sizes to the largest, and all to `size_divisor`.
-        size_divisor (`int`, *optional*):
-            Pad height and width to multiples of this.
+        size_divisor (`int`, *optional*): Pad height and width to multiples of this.
     """
 
     valid_kwargs = SemanIRImageProcessorKwargs
@@ -155,10 +154,6 @@ class SemanIRImageProcessor(PilBackend):
 
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
-
-        Raises:
-            ValueError: If there is no image; sizes differ and `do_pad` is off; a PIL image has 32 bits a channel;
-                whole numbers exceed 1 after rescaling; or a value is infinite or no number.
         """
         if isinstance(images, (list, tuple)) and not images:
             raise ValueError("`images` is empty; give at least one image.")
@@ -235,19 +230,14 @@ class SemanIRImageProcessor(PilBackend):
             target_sizes (`list[tuple[int, int]]` or `torch.Tensor` of shape `(batch_size, 2)`, *optional*):
                 Height and width of each restored image without padding: those of the input image times the model's
                 scale. What lies below and to the right is cut off; nothing is resized. `images` makes it needless.
-            output_type (`str`, *optional*, defaults to `"pil"`):
-                `"pil"`, or `"np"` for arrays of shape `(height, width, channels)`, or `(height, width)` for one
-                channel; uint8, or uint16 where `images` has 16 bits.
+            output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
+                width, channels)`, or `(height, width)` for one channel; uint8, or uint16 where `images` has 16 bits.
             images (`ImageInput`, *optional*):
                 What the processor was given. The restored images have their size times the model's scale, their alpha
                 channel (resized bicubically where the model enlarges), their 16 bits, and are grey where they are.
 
         Returns:
             `list[PIL.Image.Image]` or `list[np.ndarray]`: One image for each of the batch.
-
-        Raises:
-            ValueError: If `outputs` holds no image, the target sizes or images do not fit, `output_type` is neither,
-                or Pillow cannot hold the image: 16 bits in several channels.
         """
         if output_type not in ("pil", "np"):
             raise ValueError(f"`output_type` is {output_type!r}; allowed: 'pil', 'np'.")
@@ -311,6 +301,3 @@ class SemanIRImageProcessor(PilBackend):
                 "the input's height and width times the scale of the model."
             )
         return sizes
-
-
-__all__ = ["SemanIRImageProcessor"]

@@ -377,12 +377,7 @@ def _cut(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 
 class SemanIRModel(SemanIRPreTrainedModel):
-    """
-    SemanIR without a reconstruction head: image in, features of the body out.
-
-    Args:
-        config ([`SemanIRConfig`]): The model configuration.
-    """
+    """SemanIR without a reconstruction head: image in, features of the body out."""
 
     image_mean: torch.Tensor
     # What computes a call whose temporary tensors exceed `memory_budget`, part by part with the same result: asked
@@ -431,18 +426,13 @@ class SemanIRModel(SemanIRPreTrainedModel):
         Args:
             pixel_values (`torch.Tensor` of shape `(batch_size, num_channels, height, width)`):
                 Images in [0, 1], of any size from 1 x 1. Padded at the bottom and right to whole windows.
-            top_k (`int`, *optional*):
-                Keys per token, at least 1; `config.top_k` when not given. From the tokens of a window on, dense.
-                Outside the range that `config.train_top_k` says was trained, a warning is logged.
+            top_k (`int`, *optional*): Keys per token, at least 1; `config.top_k` when not given. From the tokens of a
+                window on, dense. Outside the range that `config.train_top_k` says was trained, a warning is logged.
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, dim,
             padded_height, padded_width)`; with `output_hidden_states=True` the input of the first stage and the
             output of each, as feature maps.
-
-        Raises:
-            ValueError: If `pixel_values` is not a batch of images with the configured channels, or `top_k` is below 1.
-            TypeError: If `pixel_values` holds integers.
         """
         config = self.config
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not pixel_values.numel():
@@ -479,9 +469,6 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
     than `window_size * 2 ** (levels - 1)`, given an example of at least two such images and `dynamic_shapes` of
     `{"pixel_values": {0: Dim("batch", min=1), 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}}`. A smaller image has other windows,
     hence another graph: export it at its own size, or mirror it until it is large enough and cut off the result.
-
-    Args:
-        config ([`SemanIRConfig`]): The model configuration.
     """
 
     def __init__(self, config: SemanIRConfig):
@@ -542,15 +529,11 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
                 Degraded images in [0, 1], of any size from 1 x 1.
             labels (`torch.Tensor`, *optional*):
                 Clean images in [0, 1], of shape `(batch_size, num_channels_out, height * scale, width * scale)`.
-            top_k (`int`, *optional*):
-                Keys per token, at least 1; `config.top_k` when not given.
+            top_k (`int`, *optional*): Keys per token, at least 1; `config.top_k` when not given.
 
         Returns:
             [`~transformers.modeling_outputs.ImageSuperResolutionOutput`]: `reconstruction` of the shape of `labels`,
             not clipped; `loss` when labels are given; `hidden_states` when asked for.
-
-        Raises:
-            ValueError: If an input has the wrong shape, or `top_k` is below 1.
 
         Example:
 
@@ -579,6 +562,3 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
         return ImageSuperResolutionOutput(
             loss=loss, reconstruction=reconstruction, hidden_states=outputs.hidden_states
         )
-
-
-__all__ = ["SemanIRForImageRestoration", "SemanIRModel", "SemanIRPreTrainedModel"]

@@ -360,22 +360,3 @@ def _windows_of_calls(windows: int, logits: int, device: torch.device) -> list[s
 
 ATTENTION |= {"eager": UnitAttention(_attend_eagerly), "sdpa": UnitAttention(_attend_by_sdpa)}
 STEPS |= {"cut": _cut, "join": _join, "choose_keys": _choose_keys, "choose_attention": _choose_attention}
-
-__all__ = [
-    "ATTENTION",
-    "STEPS",
-    "Dictionary",
-    "Pair",
-    "UnitAttention",
-    "UnknownAttentionError",
-    "build_dictionary",
-    "key_regions",
-    "key_semantic_attention",
-    "merge_windows",
-    "pack_keys",
-    "partition_windows",
-    "relative_coordinates",
-    "relative_offsets",
-    "semantic_keys",
-    "unpack_keys",
-]

@@ -24,15 +24,6 @@ class ImageRestorationPipeline(Pipeline):
     Each picture is restored by itself at its own size, so `batch_size` changes nothing. Grey stays grey, alpha is
     kept, pictures stand upright. Where hf_ext is imported, `pipeline` takes a subclass of this that restores in tiles
     too, averages over turns, and reads 16 bits in colour, HEIC and RAW files.
-
-    Example:
-
-    ```python
-    >>> from transformers import pipeline
-
-    >>> restore = pipeline("image-restoration", model="org/name", trust_remote_code=True)
-    >>> restore("noisy.png").save("restored.png")
-    ```
     """
 
     model: SemanIRForImageRestoration
@@ -140,6 +131,3 @@ class ImageRestorationPipeline(Pipeline):
         if pixels.dtype == np.uint16 and pixels.shape[-1] > 1:
             pixels = np.rint(pixels / np.float32(257)).astype(np.uint8)
         return pixels_to_image(pixels)
-
-
-__all__ = ["ImageRestorationPipeline"]

@@ -24,10 +24,9 @@ class Degradation:
     One degradation of a task.
 
     Args:
-        kind (`str`):
-            `"gaussian_noise"`, neither clipped nor rounded; `"jpeg"`, the whole image compressed (colour 4:2:0);
-            `"bicubic"`, shrunk by the model's scale as MATLAB does and rounded to 8 bits; `"mosaic"`, a packed RGGB
-            Bayer mosaic; `"paired"`, images that come as `lq`/`hq` pairs.
+        kind (`str`): `"gaussian_noise"`, neither clipped nor rounded; `"jpeg"`, the whole image compressed (colour
+            4:2:0); `"bicubic"`, shrunk by the model's scale as MATLAB does and rounded to 8 bits; `"mosaic"`, a packed
+            RGGB Bayer mosaic; `"paired"`, images that come as `lq`/`hq` pairs.
         sigma (`float` or `[low, high]`, *optional*):
             Standard deviation of the noise in 8-bit levels; of a range it is drawn evenly for each sample (blind).
         quality (`int` or `[low, high]`, *optional*): JPEG quality, 1 to 100; of a range it is drawn evenly.
@@ -86,15 +85,7 @@ class Degradation:
         return {name: value for name, value in values.items() if value is not None}
 
     def drawn(self, generator: np.random.Generator) -> "Degradation":
-        """
-        The degradation of one sample.
-
-        Args:
-            generator (`numpy.random.Generator`): Draws a value of each range; is left alone where there is none.
-
-        Returns:
-            [`Degradation`]: Without ranges.
-        """
+        """The degradation of one sample."""
         if isinstance(self.sigma, list):
             return replace(self, sigma=float(generator.uniform(*self.sigma)))
         if isinstance(self.quality, list):
@@ -103,34 +94,14 @@ class Degradation:
         return self
 
     def whole(self, images: list[np.ndarray], scale: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """
-        Degrades a whole image.
-
-        Args:
-            images (`list[numpy.ndarray]`): The clean image, `[height, width, channels]` of uint8; for `paired` both.
-            scale (`int`): That of the model. Rows and columns beyond a multiple of it are cut off.
-            generator (`numpy.random.Generator`): Draws noise, and a value of each range.
-
-        Returns:
-            `list[numpy.ndarray]`: Degraded and clean image, float32 in [0, 1].
-        """
+        """Degrades a whole image."""
         clean = images[-1]
         clean = clean[: clean.shape[0] // scale * scale, : clean.shape[1] // scale * scale]
         degraded = images[0] if self.kind == "paired" else self.drawn(generator).of(clean, scale, generator)
         return [unit_range(degraded), unit_range(clean)]
 
     def of(self, clean: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
-        """
-        The degraded form of a clean image; of a drawn degradation that is not `paired`.
-
-        Args:
-            clean (`numpy.ndarray` of shape `[height, width, channels]`, uint8): Sides are multiples of the scale.
-            scale (`int`): That of the model.
-            generator (`numpy.random.Generator`): Draws noise.
-
-        Returns:
-            `numpy.ndarray`: uint8, or float32 with white at 1.
-        """
+        """The degraded form of a clean image; of a drawn degradation that is not `paired`."""
         if self.kind == "gaussian_noise":
             assert isinstance(self.sigma, (int, float))
             return gaussian_noise(clean, self.sigma, generator)
@@ -145,15 +116,6 @@ class Degradation:
         """
         A random patch, flipped and turned. JPEG and bicubic patches are those of the whole degraded image, yet only
         their surroundings are computed: what lies farther away has no influence.
-
-        Args:
-            images (`list[numpy.ndarray]`): The clean image, `[height, width, channels]` of uint8; for `paired` both.
-            scale (`int`): That of the model.
-            size (`int`): Side of the degraded patch; that of the clean one is `scale * size`.
-            generator (`numpy.random.Generator`): Draws everything.
-
-        Returns:
-            `list[numpy.ndarray]`: Degraded and clean patch, float32 in [0, 1].
         """
         chosen = self.drawn(generator)
         clean = _enlarged(images[-1], size * scale)
@@ -183,19 +145,7 @@ class Degradation:
 
 
 def read_degradations(value: Any, where: str) -> list[Degradation]:
-    """
-    Reads one degradation or a list.
-
-    Args:
-        value (`dict` or `list[dict]`): Fields of [`Degradation`].
-        where (`str`): The section's name, for the messages.
-
-    Returns:
-        `list[Degradation]`: At least one, no two of one name.
-
-    Raises:
-        ValueError: If a key or value is not allowed, or a degradation is repeated.
-    """
+    """Reads one degradation or a list."""
     if isinstance(value, list):
         degradations = [build(Degradation, item, f"{where}[{index}]") for index, item in enumerate(value)]
     else:

@@ -19,21 +19,8 @@ def matlab_bicubic(image: np.ndarray, scale: float) -> np.ndarray:
     Resizes an image as MATLAB's `imresize(image, scale, "bicubic")` does, which super-resolution numbers rest on.
 
     Output pixel `x` (from 0) lies at `u = (x + 1/2) / scale - 1/2` of the input and is the sum over input pixels `i`
-    of `h(u - i)`, normalised. `h` is the cubic kernel of Keys with `a = -1/2`; where the image shrinks, it is
-    `scale h(scale t)`, so wide that nothing aliases. Beyond its edge the image is mirrored, the edge pixel doubled.
-
-    Args:
-        image (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
-            The image.
-        scale (`float`): Factor of both sides: 2 or 4 enlarges, 1/2 or 1/3 shrinks; any positive number.
-
-    Returns:
-        `numpy.ndarray` of shape `[ceil(height * scale), ceil(width * scale), ...]`: Of the same type. uint8 is rounded
-        and clipped, as MATLAB does; floating values overshoot at edges.
-
-    Raises:
-        TypeError: If the image is not an array of uint8 or floating values.
-        ValueError: If the image has no pixels or another number of axes, or the scale is not positive.
+    of `h(u - i)`, normalised. `h` is the cubic kernel of Keys with `a = -1/2`; where the image shrinks, it is `scale
+    h(scale t)`, so wide that nothing aliases. Beyond its edge the image is mirrored, the edge pixel doubled.
     """
     _check(image)
     if not (math.isfinite(scale) and scale > 0):
@@ -75,22 +62,7 @@ def _cubic(distance: np.ndarray) -> np.ndarray:
 
 
 def gaussian_noise(image: np.ndarray, sigma: float, generator: np.random.Generator) -> np.ndarray:
-    """
-    Adds white Gaussian noise, independent for each channel. The result is neither clipped nor rounded.
-
-    Args:
-        image (`numpy.ndarray` of shape `[height, width]` or `[height, width, channels]`, uint8 or floating):
-            The clean image.
-        sigma (`float`): Standard deviation in 8-bit levels.
-        generator (`numpy.random.Generator`): Draws the noise.
-
-    Returns:
-        `numpy.ndarray` of the same shape, float32: White at 1.
-
-    Raises:
-        TypeError: If the image is not an array of uint8 or floating values.
-        ValueError: If sigma is negative.
-    """
+    """Adds white Gaussian noise, independent for each channel. The result is neither clipped nor rounded."""
     if not (math.isfinite(sigma) and sigma >= 0):
         raise ValueError(f"sigma must be 0 or more, in 8-bit levels; got {sigma}.")
     clean = unit_range(image)
@@ -101,17 +73,6 @@ def jpeg(image: np.ndarray, quality: int) -> np.ndarray:
     """
     Compresses an image as JPEG and decodes it again, with Pillow's libjpeg. Colour is stored with half the chroma
     resolution in both directions (4:2:0), as the published colour numbers have it; grey has no chroma.
-
-    Args:
-        image (`numpy.ndarray` of shape `[height, width, 1]` or `[height, width, 3]`, uint8): The clean image.
-        quality (`int`): 1 (worst) to 100, on libjpeg's scale, which is MATLAB's.
-
-    Returns:
-        `numpy.ndarray` of the same shape, uint8.
-
-    Raises:
-        TypeError: If the image is not an array of uint8.
-        ValueError: If its shape or the quality is not allowed.
     """
     _check(image)
     if image.dtype != np.uint8:
@@ -128,19 +89,9 @@ def jpeg(image: np.ndarray, quality: int) -> np.ndarray:
 
 def matlab_luma(image: np.ndarray) -> np.ndarray:
     """
-    Y of a colour image as MATLAB's `rgb2ycbcr` makes it of 8 bits, which published numbers of grey JPEG rest on:
-    `16 + (65.481 R + 128.553 G + 24.966 B) / 255`, rounded, from 16 (black) to 235 (white). Computed in whole numbers:
-    the coefficients are 0.219 times 299, 587 and 114, and 0.219 / 255 is 73 / 85000. Halves are rounded up.
-
-    Args:
-        image (`numpy.ndarray` of shape `[height, width, 3]`, uint8): RGB.
-
-    Returns:
-        `numpy.ndarray` of shape `[height, width, 1]`, uint8.
-
-    Raises:
-        TypeError: If the image is not an array of uint8.
-        ValueError: If it is no RGB image.
+    Y of a colour image as MATLAB's `rgb2ycbcr` makes it of 8 bits, which published numbers of grey JPEG rest on: `16 +
+    (65.481 R + 128.553 G + 24.966 B) / 255`, rounded, from 16 (black) to 235 (white). Computed in whole numbers: the
+    coefficients are 0.219 times 299, 587 and 114, and 0.219 / 255 is 73 / 85000. Halves are rounded up.
     """
     _check(image)
     if image.dtype != np.uint8:
@@ -152,20 +103,7 @@ def matlab_luma(image: np.ndarray) -> np.ndarray:
 
 
 def mosaic(image: np.ndarray) -> np.ndarray:
-    """
-    What a sensor behind an RGGB Bayer filter sees: of each pixel one colour, packed into four channels.
-
-    Args:
-        image (`numpy.ndarray` of shape `[height, width, 3]`): RGB, both sides even.
-
-    Returns:
-        `numpy.ndarray` of shape `[height / 2, width / 2, 4]`: Red, green of the red rows, green of the blue rows, and
-        blue, of the same type.
-
-    Raises:
-        TypeError: If the image is not an array of uint8 or floating values.
-        ValueError: If it is no RGB image, or a side is odd.
-    """
+    """What a sensor behind an RGGB Bayer filter sees: of each pixel one colour, packed to [h / 2, w / 2, 4]."""
     _check(image)
     if image.ndim != 3 or image.shape[2] != 3 or image.shape[0] % 2 or image.shape[1] % 2:
         raise ValueError(
@@ -176,19 +114,7 @@ def mosaic(image: np.ndarray) -> np.ndarray:
 
 
 def unpack_mosaic(packed: np.ndarray) -> np.ndarray:
-    """
-    The inverse of [`mosaic`] where there is one: an RGB image that is black where nothing was measured.
-
-    Args:
-        packed (`numpy.ndarray` of shape `[height, width, 4]`): What [`mosaic`] returned.
-
-    Returns:
-        `numpy.ndarray` of shape `[2 * height, 2 * width, 3]`, of the same type.
-
-    Raises:
-        TypeError: If `packed` is not an array of uint8 or floating values.
-        ValueError: If it has no four channels.
-    """
+    """The inverse of [`mosaic`] where there is one: an RGB image that is black where nothing was measured."""
     _check(packed)
     if packed.ndim != 3 or packed.shape[2] != 4:
         raise ValueError(f"packed must have the shape [height, width, 4], got {packed.shape}.")
@@ -199,19 +125,7 @@ def unpack_mosaic(packed: np.ndarray) -> np.ndarray:
 
 
 def unit_range(image: np.ndarray) -> np.ndarray:
-    """
-    An image as float32 with white at 1.
-
-    Args:
-        image (`numpy.ndarray`): uint8, or floating with white at 1 already.
-
-    Returns:
-        `numpy.ndarray` of the same shape, float32.
-
-    Raises:
-        TypeError: If the image is not an array of uint8 or floating values.
-        ValueError: If the image has no pixels, or neither two nor three axes.
-    """
+    """An image as float32 with white at 1."""
     _check(image)
     return image.astype(np.float32) / 255 if image.dtype == np.uint8 else image.astype(np.float32)
 

@@ -32,7 +32,6 @@ from hf_ext.training.task import Task
 from .diffusion_data import Crops, Size, cut_view
 from .diffusion_latents import load_autoencoder, read_row, to_pixels
 from .diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
-from .diffusion_saving import save_pipeline
 from .diffusion_texts import Captions
 from .diffusion_transfer import Transfer, open_pipeline, read_model_section, settings_of, transfer
 
@@ -144,21 +143,7 @@ class DisentangledDiTTask(Task):
         return groups if groups.any() else None
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> ModelMixin:
-        """
-        Builds the network of the `model` section: a preset, a checkpoint's configuration or the defaults, changed.
-
-        Args:
-            config (`dict[str, Any]`): Options of [`DisentangledDiTTransformer2DModel`], and `preset`. What data,
-                autoencoder and text encoder decide need not be given.
-            init_from (`str`, *optional*): Folder or `org/name[@revision]` of a pipeline. Where its size is another,
-                positions, schedule and crops follow `task.transfer`.
-
-        Returns:
-            [`DisentangledDiTTransformer2DModel`]: The network.
-
-        Raises:
-            ValueError: If a key or value is not allowed, or the checkpoint does not fit the task.
-        """
+        """Builds the network of the `model` section: a preset, a checkpoint's configuration or the defaults."""
         settings, changes = read_model_section(self.model_class, config, init_from)
         settings |= self._shape(changes)
         changes.pop("sample_size", None)
@@ -185,7 +170,7 @@ class DisentangledDiTTask(Task):
         shape: dict[str, Any] = {"sample_size": list(self.size), "in_channels": 3}
         autoencoder = None if shape.keys() <= changes.keys() else self.autoencoder()
         if autoencoder is not None:
-            factor = DisentangledDiTPipeline._scale_factor(autoencoder)
+            factor = DisentangledDiTPipeline.scale_factor_of(autoencoder)
             if any(side % factor for side in self.size):
                 raise ValueError(f"image_size is {self.image_size}; the autoencoder needs multiples of {factor}.")
             sides = [side // factor for side in self.size]
@@ -208,8 +193,6 @@ class DisentangledDiTTask(Task):
         return {"num_classes": count, "joint_attention_dim": None}
 
     def _check_model(self) -> None:
-        if self.config.get("out_channels") not in (None, self.config["in_channels"]):
-            raise ValueError("a learned variance is not trained here: leave model.out_channels out.")
         if bool(self.mask_ratio) != bool(self.config.get("num_decoder_layers")):
             raise ValueError(
                 f"task.mask_ratio is {self.mask_ratio} and model.num_decoder_layers "
@@ -356,15 +339,7 @@ class DisentangledDiTTask(Task):
         return {"loss": float(np.mean([row["loss"] for row in rows]))}
 
     def pipeline(self, model: torch.nn.Module) -> DisentangledDiTPipeline:
-        """
-        The pipeline of a network, with everything that the task brings, on the network's device.
-
-        Args:
-            model (`torch.nn.Module`): The network, or the network with a peft adapter.
-
-        Returns:
-            [`DisentangledDiTPipeline`]: It shares the network's weights.
-        """
+        """The pipeline of a network, or of one with an adapter, on its device; it shares the weights."""
         captions = None if self.text_encoder is None else self.captions()
         base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
         device = next(base.parameters()).device
@@ -393,8 +368,22 @@ class DisentangledDiTTask(Task):
         return draw_grid(sample_rows(pipeline, conditions, self.samples_per_class, 0, **options), names)
 
     def save_model(self, model: torch.nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
-        """The whole pipeline, or the adapter."""
-        save_pipeline(self.pipeline(model), model, state_dict, folder)
+        """The whole pipeline; of an adapter its weights only, for peft and for `load_lora_weights`."""
+        pipeline = self.pipeline(model)
+        if isinstance(model, peft.PeftModel):
+            # There is no vocabulary that may have grown.
+            model.save_pretrained(str(folder), state_dict=state_dict, save_embedding_layers=False)
+            layers = peft.get_peft_model_state_dict(model, state_dict=state_dict, save_embedding_layers=False)
+            unwrapped = {name.removeprefix("base_model.model."): value for name, value in layers.items()}
+            pipeline.save_lora_weights(folder, transformer_lora_layers=unwrapped)
+            return
+        kind: Any = type(model)
+        with torch.device("meta"):
+            # No weights of its own: those of the state, which may have been gathered from several processes.
+            copy: ModelMixin = kind.from_config(model.config)
+        copy.load_state_dict(state_dict, assign=True)
+        pipeline.transformer = copy
+        pipeline.save_pretrained(folder)
 
     def describe(self) -> dict[str, Any]:
         """What a loss depends on."""

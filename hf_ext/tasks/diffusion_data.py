@@ -49,44 +49,28 @@ class Crops:
 
 @dataclass(frozen=True)
 class View:
-    """
-    A picture as the model sees it, and what was done to it.
+    """A picture as the model sees it, and what was done to it: sizes and places in pixels."""
 
-    Attributes:
-        pixels (`numpy.ndarray` of shape `[height, width, channels]`): uint8.
-        original_size (`tuple[int, int]`): Height and width of the picture before anything was done, in pixels.
-        crop (`tuple[int, int]`): Top and left of the part in the resized (and then mirrored) picture, in pixels.
-        flip (`bool`): Whether left and right are mirrored.
-    """
-
+    # uint8 [height, width, channels].
     pixels: np.ndarray
     original_size: Size
+    # Top and left of the part in the resized, and then mirrored, picture.
     crop: Size
     flip: bool
 
     @property
     def target_size(self) -> Size:
-        """Height and width of the part, in pixels."""
+        """Height and width of the part."""
         return self.pixels.shape[0], self.pixels.shape[1]
 
     @property
     def controls(self) -> dict[str, np.ndarray]:
-        """The model's controls; see [`controls`]."""
+        """The model's controls."""
         return controls(self.original_size, self.crop, self.target_size, self.flip)
 
 
 def controls(original_size: Size, crop: Size, target_size: Size, flip: bool) -> dict[str, np.ndarray]:
-    """
-    The scalars of each control condition.
-
-    Args:
-        original_size, crop, target_size (`tuple[int, int]`): Height and width, or top and left, in pixels.
-        flip (`bool`): Whether left and right are mirrored.
-
-    Returns:
-        `dict[str, numpy.ndarray]`: float32 arrays of 2 or 1 values; `aspect_ratio` is log(width / height) of the
-        original.
-    """
+    """The scalars of each control condition, float32; `aspect_ratio` is log(width / height) of the original."""
     values: dict[str, tuple[float, ...]] = {
         "original_size": original_size,
         "crop": crop,
@@ -100,25 +84,7 @@ def controls(original_size: Size, crop: Size, target_size: Size, flip: bool) -> 
 def cut_view(
     image: Image.Image, size: Size, channels: int, crops: Crops, generator: np.random.Generator | None
 ) -> View:
-    """
-    Cuts a picture to a size, at random or, without a generator, from its middle and unmirrored.
-
-    With W' the width of the resized picture and W that of the part, a part at `left` of a picture that is mirrored is
-    recorded at W' − (left + W): where it lies in the mirrored picture.
-
-    Args:
-        image (`PIL.Image.Image`): The picture.
-        size (`tuple[int, int]`): Height and width of the part.
-        channels (`int`): 3 for RGB, 1 for grey.
-        crops ([`Crops`]): How to cut.
-        generator (`numpy.random.Generator`, *optional*): Draws place and mirroring.
-
-    Returns:
-        [`View`]: The part and its description.
-
-    Raises:
-        ValueError: If the picture has more than 8 bits a channel.
-    """
+    """Cuts a picture to a size, at random or, without a generator, from its middle and unmirrored."""
     if image.mode[0] in "IF":
         raise ValueError(f"a picture has PIL mode {image.mode!r}, more than 8 bits a channel: convert it to 8 bits.")
     original = (image.height, image.width)
@@ -137,6 +103,7 @@ def cut_view(
         resized = resized.resize((frame[1], frame[0]), Image.Resampling.BICUBIC)
     pixels = np.asarray(resized).reshape(*frame, channels)[top : top + size[0], left : left + size[1]]
     if flip:
+        # Of widths W' (the resized picture) and W (the part): in the mirrored one it lies at W' - (left + W).
         pixels, left = pixels[:, ::-1], frame[1] - (left + size[1])
     return View(pixels, original, (top, left), flip)
 
@@ -150,20 +117,7 @@ def _frame(original: Size, size: Size, local_size: int | None) -> Size:
 
 
 def bucket_sizes(side: int, step: int, max_ratio: float) -> list[Size]:
-    """
-    Sizes of about the same area for pictures of different aspect ratios.
-
-    Args:
-        side (`int`): Of the square with the largest area, in pixels; a multiple of `step`.
-        step (`int`): Heights and widths are multiples of it.
-        max_ratio (`float`): Largest ratio of the sides, at least 1.
-
-    Returns:
-        `list[tuple[int, int]]`: Heights and widths, from the tallest to the widest.
-
-    Raises:
-        ValueError: If `side` is no multiple of `step`, or `max_ratio` is below 1.
-    """
+    """Sizes of about the same area, of multiples of `step`, from the tallest to the widest."""
     if side < step or side % step or max_ratio < 1:
         raise ValueError(
             f"buckets need a side that is a multiple of {step} pixels and a ratio of at least 1; got {side} and "
@@ -184,15 +138,6 @@ def _holds(large: Size, small: Size) -> bool:
 
 
 def nearest_bucket(original: Size, buckets: list[Size]) -> Size:
-    """
-    The bucket whose aspect ratio is nearest to a picture's.
-
-    Args:
-        original (`tuple[int, int]`): Height and width of the picture.
-        buckets (`list[tuple[int, int]]`): Heights and widths to choose from.
-
-    Returns:
-        `tuple[int, int]`: The one with the least difference of log(width / height).
-    """
+    """The bucket whose log(width / height) is nearest to a picture's."""
     wanted = math.log(original[1] / original[0])
     return min(buckets, key=lambda size: abs(math.log(size[1] / size[0]) - wanted))

@@ -20,18 +20,7 @@ COLUMNS = ("latent", "latent_shape", "original_size", "crop", "target_size", "fl
 
 
 def load_autoencoder(source: str) -> ModelMixin:
-    """
-    Loads a diffusers autoencoder to be used, not trained.
-
-    Args:
-        source (`str`): Folder or `org/name[@revision]` of an autoencoder, or of a pipeline that has one.
-
-    Returns:
-        `ModelMixin`: The autoencoder, frozen.
-
-    Raises:
-        ValueError: If the model has no `encode`.
-    """
+    """A frozen autoencoder of diffusers, from its own folder or repository or that of a pipeline."""
     name, revision = split_revision(source)
     try:
         model = AutoModel.from_pretrained(name, revision=revision)
@@ -45,31 +34,14 @@ def load_autoencoder(source: str) -> ModelMixin:
 
 
 def to_pixels(views: list[View]) -> Tensor:
-    """
-    Pictures of one size as the network sees them.
-
-    Args:
-        views (`list[View]`): Parts of pictures.
-
-    Returns:
-        `torch.Tensor` of shape `(batch, channels, height, width)`: In [-1, 1].
-    """
+    """Pictures of one size as the network sees them: [batch, channels, height, width] in [-1, 1]."""
     # In NumPy, whose operations on small arrays cost a fraction of torch's.
     stacked = np.stack([view.pixels.transpose(2, 0, 1) for view in views])
     return torch.from_numpy(stacked / np.float32(127.5) - 1)
 
 
 def write_row(latent: Tensor, view: View) -> dict[str, Any]:
-    """
-    The columns of a latent.
-
-    Args:
-        latent (`torch.Tensor` of shape `(channels, height, width)`): From [`DisentangledDiTPipeline.encode_image`].
-        view ([`View`]): The part of the picture.
-
-    Returns:
-        `dict[str, Any]`: A value for each of `COLUMNS`.
-    """
+    """The columns of a latent [channels, height, width]: a value for each of `COLUMNS`."""
     return {
         "latent": latent.cpu().to(torch.float16).contiguous().numpy().tobytes(),
         "latent_shape": list(latent.shape),
@@ -81,18 +53,7 @@ def write_row(latent: Tensor, view: View) -> dict[str, Any]:
 
 
 def read_row(row: dict[str, Any]) -> tuple[Tensor, dict[str, np.ndarray]]:
-    """
-    The latent of a row, and its controls.
-
-    Args:
-        row (`dict[str, Any]`): With the columns of [`write_row`].
-
-    Returns:
-        `tuple[torch.Tensor, dict[str, numpy.ndarray]]`: float32 `(channels, height, width)`, and each control.
-
-    Raises:
-        ValueError: If a column is missing, or the bytes do not fill the shape.
-    """
+    """The latent of a row, float32 [channels, height, width], and each control."""
     missing = [name for name in COLUMNS if name not in row]
     if missing:
         raise ValueError(f"latents without the column(s) {missing}: write them with `hf-ext dit precompute`.")

@@ -22,20 +22,7 @@ _DIFFUSION = {
 
 
 def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -> SchedulerMixin:
-    """
-    The noise schedule of an objective, as a sampler that is saved with the model.
-
-    Args:
-        objective (`str`): `"epsilon"` or `"v_prediction"` (DDIM), or `"flow"` (Euler).
-        changes (`dict[str, Any]`): Settings of that scheduler; those of latent diffusion where not given.
-        clip_sample (`bool`): Whether samples are known to lie in [-1, 1], as pixels do.
-
-    Returns:
-        `SchedulerMixin`: The scheduler.
-
-    Raises:
-        ValueError: If a setting is none of the scheduler's, the objective is unknown, or does not fit the schedule.
-    """
+    """The noise schedule of an objective, as a sampler that is saved with the model; `changes` are its options."""
     if objective not in OBJECTIVES:
         raise ValueError(f"objective is {objective!r}; allowed: {', '.join(OBJECTIVES)}.")
     if objective == "flow":
@@ -60,20 +47,10 @@ def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -
 
 
 def check_signal(scheduler: SchedulerMixin, source: str) -> None:
-    """
-    Refuses a schedule that ends in noise alone for a network that predicts the noise.
-
-    There the input is the answer, and no picture follows from it: x0 = (x - sqrt(1 - a) e) / sqrt(a) with a = 0.
-
-    Args:
-        scheduler (`SchedulerMixin`): The noise schedule.
-        source (`str`): Where it comes from, for the message.
-
-    Raises:
-        ValueError: If it has zero-terminal SNR and predicts `"epsilon"`.
-    """
+    """Refuses a schedule that ends in noise alone for a network that predicts the noise."""
     # Any: of a scheduler diffusers' types know neither its configuration nor its numbers.
     schedule: Any = scheduler
+    # There the input is the answer, and no picture follows: x0 = (x - sqrt(1 - a) e) / sqrt(a) with a = 0.
     if objective_of(scheduler) == "epsilon" and not schedule.alphas_cumprod.all():
         raise ValueError(
             f"{source} ends in noise alone (zero-terminal SNR, rescale_betas_zero_snr); with objective epsilon "
@@ -82,15 +59,7 @@ def check_signal(scheduler: SchedulerMixin, source: str) -> None:
 
 
 def objective_of(scheduler: SchedulerMixin) -> str:
-    """
-    The objective that a scheduler was made for.
-
-    Args:
-        scheduler (`SchedulerMixin`): Of a saved pipeline.
-
-    Returns:
-        `str`: One of `OBJECTIVES`.
-    """
+    """The one of `OBJECTIVES` that a saved pipeline's scheduler was made for."""
     schedule: Any = scheduler
     # Schedulers that are for flow matching only do not say it.
     prediction: str = schedule.config.get("prediction_type", "flow_prediction")
@@ -98,20 +67,11 @@ def objective_of(scheduler: SchedulerMixin) -> str:
 
 
 def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, places: Tensor) -> tuple[Tensor, ...]:
-    """
-    Adds noise. With t = floor(u T):
+    """Noisy samples [B, C, H, W], the timesteps [B] that the network is given, and what it is to predict.
+
+    With t = floor(u T) for places u [B] in [0, 1), and e standard normal noise:
         diffusion  x_t = sqrt(a_t) x + sqrt(1 - a_t) e,  target e or v = sqrt(a_t) e - sqrt(1 - a_t) x
         flow       s = k u / (1 + (k - 1) u),  x_s = (1 - s) x + s e,  target e - x,  t = s T,  k the schedule's shift
-
-    Args:
-        scheduler (`SchedulerMixin`): The noise schedule.
-        clean (`torch.Tensor` of shape `(batch, channels, height, width)`): Images or latents.
-        noise (`torch.Tensor` of the same shape): Standard normal.
-        places (`torch.Tensor` of shape `(batch,)`): u, in [0, 1).
-
-    Returns:
-        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: The noisy samples, the timesteps of shape `(batch,)` that
-        the network is given, and what it is to predict.
     """
     # Any: of a scheduler diffusers' types know neither its configuration nor its methods.
     schedule: Any = scheduler
@@ -122,7 +82,7 @@ def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, place
         share = sigma[:, None, None, None]
         return (1 - share) * clean + share * noise, sigma * count, noise - clean
     timesteps = (places * count).long()
-    # Not add_noise: a checkpoint may have any sampler, and that of those in terms of sigma leaves images unscaled.
+    # `scheduler.add_noise` is not used: sigma-based samplers (Euler, Heun) do not scale the image.
     schedule.alphas_cumprod = schedule.alphas_cumprod.to(clean.device)
     kept = schedule.alphas_cumprod[timesteps].to(clean.dtype)[:, None, None, None]
     signal, rest = kept.sqrt(), (1 - kept).sqrt()
@@ -133,16 +93,6 @@ def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, place
 
 
 def random_keep_indices(batch: int, tokens: int, mask_ratio: float, device: torch.device) -> Tensor:
-    """
-    Which image tokens the encoder sees in masked-latent training.
-
-    Args:
-        batch, tokens (`int`): Samples, and tokens of each.
-        mask_ratio (`float`): Share of the tokens that are hidden.
-        device (`torch.device`): Where.
-
-    Returns:
-        `torch.Tensor` of shape `(batch, kept)`, int64: Numbers of tokens, rising in each row.
-    """
+    """Numbers of the image tokens that the encoder sees in masked training, [B, kept], rising in each row."""
     kept = max(1, round((1 - mask_ratio) * tokens))
     return torch.rand(batch, tokens, device=device).argsort(1)[:, :kept].sort(1).values

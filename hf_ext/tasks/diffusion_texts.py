@@ -11,16 +11,7 @@ from hf_ext.training.models import pipeline_index, split_revision
 
 
 class Captions:
-    """
-    A tokenizer and a frozen text encoder, whose padding is filled as section "noisy replicate padding" of the pipeline
-    says.
-
-    Args:
-        source (`str`): Folder or `org/name[@revision]` of the encoder and its tokenizer, or of a pipeline with both.
-        max_length (`int`): Tokens of every caption; longer ones are cut.
-        padding (`str`): A mode of [`DisentangledDiTPipeline.pad_text`].
-        noise (`float`): Its noise.
-    """
+    """A tokenizer and a frozen text encoder, whose padding the pipeline's `pad_text` fills."""
 
     def __init__(self, source: str, max_length: int, padding: str, noise: float):
         name, revision = split_revision(source)
@@ -37,15 +28,7 @@ class Captions:
         self._null: dict[str, Tensor] | None = None
 
     def tokens(self, caption: str) -> dict[str, Tensor]:
-        """
-        The tokens of a caption, padded on the right.
-
-        Args:
-            caption (`str`): The text.
-
-        Returns:
-            `dict[str, torch.Tensor]`: `input_ids` and `attention_mask`, each of shape `(max_length,)`.
-        """
+        """`input_ids` and `attention_mask` [max_length] of a caption, padded on the right, cut where it is longer."""
         found = self.tokenizer(
             caption,
             max_length=self.max_length,
@@ -57,27 +40,13 @@ class Captions:
         return {name: found[name][0] for name in ("input_ids", "attention_mask")}
 
     def null_tokens(self) -> dict[str, Tensor]:
-        """
-        The tokens of no text, which stand for a caption that was dropped.
-
-        Returns:
-            `dict[str, torch.Tensor]`: As [`~Captions.tokens`].
-        """
+        """The tokens of no text, which stand for a caption that was dropped."""
         if self._null is None:
             self._null = self.tokens("")
         return self._null
 
     def drop(self, batch: dict[str, Any], dropped: Tensor) -> dict[str, Tensor]:
-        """
-        Replaces captions by no text.
-
-        Args:
-            batch (`dict[str, Any]`): With `input_ids` and `attention_mask` of shape `(batch, max_length)`.
-            dropped (`torch.Tensor` of shape `(batch,)`): Which, bool.
-
-        Returns:
-            `dict[str, torch.Tensor]`: The two.
-        """
+        """Replaces the captions of a batch where `dropped` [B] says so."""
         null = {name: value.to(dropped.device) for name, value in self.null_tokens().items()}
         return {name: torch.where(dropped[:, None], null[name], batch[name]) for name in null}
 
@@ -85,17 +54,7 @@ class Captions:
     def encode(
         self, tokens: dict[str, Tensor], generator: torch.Generator | list[torch.Generator] | None = None
     ) -> Tensor:
-        """
-        What the network attends to.
-
-        Args:
-            tokens (`dict[str, torch.Tensor]`): `input_ids` and `attention_mask` of shape `(batch, max_length)`.
-            generator (`torch.Generator` or a list of one for each caption, *optional*): Draws the padding's noise;
-                fresh noise without it.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, max_length, width)`.
-        """
+        """What the network attends to, [B, max_length, width]; fresh noise in the padding without a generator."""
         mask = tokens["attention_mask"]
         if self.encoder.device != mask.device:
             self.encoder.to(mask.device)

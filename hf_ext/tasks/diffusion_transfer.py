@@ -18,7 +18,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.dataclasses import strict
 
 from hf_ext.files import read_json
-from hf_ext.pipelines.disentangled_dit.scheduling_disentangled_dit import rescale_noise_schedule
+from hf_ext.pipelines.disentangled_dit.scheduling import rescale_noise_schedule
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from hf_ext.settings import build
 from hf_ext.training.models import pipeline_index, split_revision
@@ -51,16 +51,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """
-    A saved pipeline from which a training starts.
-
-    Attributes:
-        folder (`Path`): Where its transformer's weights and configuration are.
-        config (`dict[str, Any]`): That configuration.
-        scheduler (`SchedulerMixin`): Its noise schedule.
-        id2label (`dict[int, str]` or `None`): Names of its classes.
-        source (`str`): What it was called.
-    """
+    """A saved pipeline from which a training starts: its transformer's folder and configuration, its schedule."""
 
     folder: Path
     config: dict[str, Any]
@@ -70,18 +61,7 @@ class Checkpoint:
 
 
 def open_pipeline(source: str) -> Checkpoint:
-    """
-    Opens a saved pipeline for its transformer, its schedule and its classes.
-
-    Args:
-        source (`str`): Folder or `org/name[@revision]`.
-
-    Returns:
-        [`Checkpoint`]: The pipeline.
-
-    Raises:
-        ValueError: If there is no pipeline, or its schedule ends in noise alone that it predicts.
-    """
+    """Opens a saved pipeline, a folder or `org/name[@revision]`, for transformer, schedule and classes."""
     if pipeline_index(source) is None:
         raise ValueError(
             f"{source} is no diffusers pipeline (no model_index.json): give the snapshot of a run, or a pipeline."
@@ -112,20 +92,7 @@ def _scheduler(folder: Path, index: dict[str, Any]) -> SchedulerMixin:
 def read_model_section(
     kind: Callable[..., Any], section: dict[str, Any], init_from: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """
-    Splits the `model` section of a run.
-
-    Args:
-        kind (`Callable`): The network's class.
-        section (`dict[str, Any]`): Its options, and `preset`.
-        init_from (`str`, *optional*): Where the weights come from.
-
-    Returns:
-        `tuple[dict[str, Any], dict[str, Any]]`: Options of the preset, and those that were given.
-
-    Raises:
-        ValueError: If a key is unknown, or the preset.
-    """
+    """Options of the preset that the `model` section of a run names, and those that it gives itself."""
     changes = dict(section)
     preset = changes.pop("preset", None)
     presets = DisentangledDiTTransformer2DModel.PRESETS
@@ -144,16 +111,7 @@ def read_model_section(
 
 
 def settings_of(kind: Callable[..., Any], config: dict[str, Any]) -> dict[str, Any]:
-    """
-    What of a saved configuration a network is built with.
-
-    Args:
-        kind (`Callable`): The network's class.
-        config (`dict[str, Any]`): The configuration.
-
-    Returns:
-        `dict[str, Any]`: Its options.
-    """
+    """What of a saved configuration a network is built with."""
     allowed = _options(kind)
     return {name: value for name, value in config.items() if name in allowed}
 
@@ -166,19 +124,7 @@ def _options(kind: Callable[..., Any]) -> set[str]:
 def transfer(
     checkpoint: Checkpoint, sample_size: Size, how: Transfer, crops: Crops
 ) -> tuple[dict[str, Any], SchedulerMixin, Crops]:
-    """
-    What a training from a checkpoint starts with.
-
-    Args:
-        checkpoint ([`Checkpoint`]): From [`open_pipeline`].
-        sample_size (`tuple[int, int]`): Height and width of the images or latents now.
-        how ([`Transfer`]): What changes with the size.
-        crops ([`Crops`]): The task's own.
-
-    Returns:
-        `tuple[dict[str, Any], SchedulerMixin, Crops]`: Configuration of the transformer, noise schedule, crops. All
-        as before where the size is the checkpoint's.
-    """
+    """Configuration of the transformer, noise schedule and crops that a training from a checkpoint starts with."""
     before = _pair(checkpoint.config["sample_size"])
     config = {**checkpoint.config, "sample_size": list(sample_size)}
     if before == sample_size:

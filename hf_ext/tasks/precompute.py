@@ -108,7 +108,7 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
     _check_settings(partial / SETTINGS, settings, len(data))
     autoencoder: Any = load_autoencoder(settings.vae)
     autoencoder.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    _check_sizes(settings, DisentangledDiTPipeline._scale_factor(autoencoder))
+    _check_sizes(settings, DisentangledDiTPipeline.scale_factor_of(autoencoder))
     work = _Work(settings, data, autoencoder)
     remove_leftovers(partial)
     missing = [shard for shard in range(work.shards) if not (partial / work.name(shard)).exists()]

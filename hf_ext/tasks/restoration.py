@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from hf_ext.metrics.psnr import psnr
 from hf_ext.metrics.psnr_b import psnr_b
 from hf_ext.metrics.ssim import ssim
+from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig
 from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
@@ -45,9 +46,8 @@ class SemanIRTask(Task):
         eval_degradation (`dict` or `list[dict]`, *optional*):
             What evaluation measures, each by itself; `degradation` when not given. Of a range one value is drawn for
             each image, so models for a range are better evaluated at fixed values.
-        patch_size (`int`, defaults to 64):
-            Side of the training patches as the model is given them; clean ones are `scale` times as large. Smaller
-            images are reflected.
+        patch_size (`int`, defaults to 64): Side of the training patches as the model is given them; clean ones are
+            `scale` times as large. Smaller images are reflected.
         top_k (`int`, *optional*): Keys per token in evaluation; those of the model's configuration when not given.
         image_column (`str`, defaults to `"image"`): Column of the clean images. Pairs have the columns `lq` and `hq`.
         gray_from (`"luma"` or `"matlab_y"`, defaults to `"luma"`):
@@ -115,16 +115,6 @@ class SemanIRTask(Task):
     def build_model(self, config: dict[str, Any], init_from: str | None) -> SemanIRForImageRestoration:
         """
         Builds the model of the `model` section: a preset, a checkpoint's configuration, or the defaults, with changes.
-
-        Args:
-            config (`dict[str, Any]`): Fields of [`SemanIRConfig`], and `preset`, a key of `PRESETS`.
-            init_from (`str`, *optional*): Folder or `org/name@revision` of the initial weights.
-
-        Returns:
-            [`SemanIRForImageRestoration`]: The model.
-
-        Raises:
-            ValueError: If a key or value is not allowed.
         """
         changes = dict(config)
         preset = changes.pop("preset", None)
@@ -223,7 +213,7 @@ class SemanIRTask(Task):
             row = {}
             for degradation in self.evaluated:
                 degraded, clean = self.degraded_example(example, index, degradation)
-                restored = self.restore(model, degraded, self.top_k)
+                restored = self.restore(model, degraded)
                 for name in self._names(degradation, None):
                     options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
                     score = METRICS[name](restored, clean, channel=self._channel, data_range=1.0, **options)
@@ -245,39 +235,16 @@ class SemanIRTask(Task):
     def degraded_example(
         self, example: dict[str, Any], index: int, degradation: Degradation | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """
-        The evaluation pair of an example.
-
-        Args:
-            example (`dict`): With the task's image columns.
-            index (`int`): Its place in the data, which decides the noise.
-            degradation ([`Degradation`], *optional*): One of the task's; the first of its evaluation when not given.
-
-        Returns:
-            `tuple[numpy.ndarray, numpy.ndarray]`: Degraded and clean image, `[height, width, channels]` in [0, 1].
-        """
+        """The evaluation pair of an example."""
         chosen = degradation or self.evaluated[0]
         generator = np.random.default_rng((5, index))
         degraded, clean = self._in_colour(chosen.whole(self._images(example, chosen), self.config.scale, generator))
         return degraded, clean
 
-    @staticmethod
-    def restore(model: torch.nn.Module, degraded: np.ndarray, top_k: int | None = None) -> np.ndarray:
-        """
-        Restores one image.
-
-        Args:
-            model (`torch.nn.Module`): The restoration model.
-            degraded (`numpy.ndarray` of shape `[height, width, channels]`): In [0, 1].
-            top_k (`int`, *optional*): Keys per token; those of the model's configuration when not given.
-
-        Returns:
-            `numpy.ndarray`: The restored image, `scale` times as large, not clipped.
-        """
-        device = next(model.parameters()).device
-        with torch.no_grad(), _without_compiling():
-            restored = model(pixel_values=_tensor(degraded)[None].to(device), top_k=top_k).reconstruction
-        return restored[0].float().permute(1, 2, 0).cpu().numpy()
+    def restore(self, model: Any, degraded: np.ndarray, top_k: int | None = None) -> np.ndarray:
+        """The restored image, as [`~hf_ext.restoration.tiles.restore_image`] gives it, whole; not compiled."""
+        with _without_compiling():
+            return restore_image(model, degraded, top_k=top_k or self.top_k)
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
         """Rows of degraded (enlarged, where the model enlarges), restored and clean middle parts."""
@@ -286,7 +253,7 @@ class SemanIRTask(Task):
             place = index % len(examples)
             pair = self.degraded_example(examples[place], place, self.evaluated[index % len(self.evaluated)])
             degraded, clean = _middles(*pair, self.config.scale)
-            panels = [self._shown(degraded), self.restore(model, degraded, self.top_k), clean]
+            panels = [self._shown(degraded), self.restore(model, degraded), clean]
             rows.append(np.concatenate([np.clip(panel, 0, 1) for panel in panels], axis=1))
         width = max(row.shape[1] for row in rows)
         sheet = np.concatenate([np.pad(row, ((0, 4), (0, width - row.shape[1]), (0, 0))) for row in rows])

@@ -21,6 +21,7 @@ from accelerate.utils import DistributedType, ProjectConfiguration, broadcast, s
 from tqdm import tqdm
 from transformers import get_scheduler
 
+from hf_ext.extras import check_installed
 from hf_ext.plots.curves import plot_curves
 
 from ..files import whole_folder, write_json
@@ -84,6 +85,7 @@ class _Training:
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self.folder = RunFolder(arguments.output_dir)
+        check_installed(*["tensorboard"] * (arguments.report_to == "tensorboard"), "matplotlib")
         check_tracker(arguments.report_to)
         self.accelerator = Accelerator(
             mixed_precision=arguments.mixed_precision,

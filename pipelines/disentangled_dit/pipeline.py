@@ -13,14 +13,16 @@ import difflib
 import hashlib
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from diffusers import (
-    DDPMScheduler,
     DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
@@ -42,8 +44,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     Pictures of a class or a text by a Disentangled DiT (arXiv 2411.03177), in latents or pixels.
 
     The model says which: `num_classes` makes it a class model, `joint_attention_dim` a text model. Without `vae` its
-    values are pixels in [-1, 1], grey where it has one channel. Every part may be left out: with `text_encoder` and
-    `tokenizer` alone it encodes texts, and makes pictures of them once it is loaded without these.
+    values are pixels in [-1, 1], grey where it has one channel. Every part may be left out: text encoder and tokenizer
+    encode texts alone, and the others make pictures of them later.
 
     Args:
         transformer ([`DisentangledDiTTransformer2DModel`]): The network.
@@ -60,9 +62,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         prediction_type (`str`, *optional*): `"epsilon"`, `"v_prediction"`, `"sample"` or `"flow_prediction"`: what the
             network predicts. Defaults to what the scheduler says, and is saved: schedulers that read the output as
             something else are refused.
-
-    Raises:
-        ValueError: `text_padding` is none of the modes, or the scheduler does not fit.
     """
 
     # Any: of these diffusers' types know a dictionary without attributes, and None.
@@ -71,12 +70,34 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     _optional_components = ["vae", "text_encoder", "tokenizer"]
     _callback_tensor_inputs = ["latents", "noise_pred", "prompt_embeds"]
 
+    _FLOW_MATCH = (FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler)
     _PADDINGS = ("zeros", "replicate", "noisy_replicate")
     _OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+    # What a caller gives for each control, how many numbers that is, and the largest; crop and flip may be 0.
+    _CONTROLS = {
+        "original_size": ("(height, width) in pixels", 2, 1e9),
+        "crop": ("(top, left) in pixels", 2, 1e9),
+        "target_size": ("(height, width) in pixels", 2, 1e9),
+        "flip": ("True or False", 1, 1),
+        "aspect_ratio": ("width over height", 1, 1e9),
+    }
+    # Rows of adaLN numbers that are computed ahead: 100 MB for the largest preset in bfloat16.
+    TABLE_ROWS = 128
     # Where diffusers looks for a component's code, in a repository and among its own pipelines.
     _COMPONENT = ["disentangled_dit", "DisentangledDiTTransformer2DModel"]
     # Read now: a later version of this file would take the place of the one that this class was made from.
     _CODE = Path(__file__).read_text(encoding="utf-8")
+
+    @dataclass
+    class Conditions:
+        """The different inputs of adaLN, S of them: most pictures and branches of the guidance share theirs."""
+
+        # Numbers of each control [S, numbers]; False where they are dropped [S]; for each branch the input of every
+        # picture; classes [S] of the baseline that has them in adaLN.
+        controls: dict[str, Tensor]
+        mask: Tensor
+        rows: dict[str, list[int]]
+        class_labels: Tensor | None = None
 
     def __init__(
         self,
@@ -110,11 +131,13 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         self.labels = {name.strip(): int(number) for number, text in (names or {}).items() for name in text.split(",")}
         # sizes are checked here, not rounded there
         self.image_processor = VaeImageProcessor(vae_scale_factor=1)
+        binary = {"do_normalize": False, "do_binarize": True, "do_convert_grayscale": True}
+        self.mask_processor = VaeImageProcessor(vae_scale_factor=1, **binary)
 
     @property
     def vae_scale_factor(self) -> int:
         """How many pixels a latent of the present `vae` is wide; 1 without one."""
-        return 1 if self.vae is None else self._scale_factor(self.vae)
+        return 1 if self.vae is None else self.scale_factor_of(self.vae)
 
     @property
     def guidance_scale(self) -> float:
@@ -128,7 +151,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     @property
     def do_classifier_free_guidance(self) -> bool:
-        """Whether the next step needs the null branch."""
+        """Whether the next step has the null branch."""
         return self._guidance_scale > 1
 
     @property
@@ -150,32 +173,19 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
     def get_label_ids(self, label: str | list[str]) -> list[int]:
         """
-        Numbers of classes.
+        Numbers of classes, for `class_labels` of a call.
 
         Args:
             label (`str` or `list[str]`): One name of `id2label`, or several.
-
-        Returns:
-            `list[int]`: For `class_labels` of a call.
-
-        Raises:
-            ValueError: There is no such name; the message lists similar ones.
         """
-        numbers = []
-        for name in [label] if isinstance(label, str) else list(label):
-            if not self.labels:
-                raise ValueError(
-                    f"The label {name!r} is a name, and this pipeline knows none; give the number of the class, or "
-                    "make the pipeline with id2label."
-                )
+        names = [label] if isinstance(label, str) else list(label)
+        for name in names:
             if name not in self.labels:
                 similar = difflib.get_close_matches(str(name), self.labels, n=5, cutoff=0.4) or list(self.labels)[:5]
-                raise ValueError(
-                    f"There is no class {name!r}; of the {len(self.labels)} names, similar or first are: "
-                    f"{', '.join(similar)}."
-                )
-            numbers.append(self.labels[name])
-        return numbers
+                known = f"of the {len(self.labels)} names, similar or first are: {', '.join(similar)}."
+                none = "this pipeline knows none; give the number of the class, or make the pipeline with id2label."
+                raise ValueError(f"There is no class {name!r}; {known if self.labels else none}")
+        return [self.labels[name] for name in names]
 
     def encode_prompt(
         self,
@@ -188,14 +198,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         negative_prompt_embeds: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """
-        Tokens of texts as the transformer attends to them: encoded, then padded by `text_padding`.
-
-        The noise of the padding is seeded by the text itself: the same text gives the same tokens, whatever else is in
-        the batch and whatever the seed of the pictures, so they can be kept and given to a call. Neither transformer
-        nor scheduler is needed.
+        Tokens of texts as the transformer attends to them: encoded, then padded by `text_padding`. The noise of the
+        padding is seeded by the text, so the same text gives the same tokens whatever else is in the batch.
 
         Args:
-            prompt (`str` or `list[str]`): The texts; `""` is the null text, and `None` none (of a class model).
+            prompt (`str` or `list[str]`): The texts; `""` is the null text.
             device (`torch.device`, *optional*): Defaults to the device that the pipeline runs on.
             num_images_per_prompt (`int`, defaults to 1): Times that each row is repeated; a call repeats them itself.
             do_classifier_free_guidance (`bool`, defaults to `True`): Whether the negative tokens are wanted.
@@ -234,15 +241,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         texts = [texts] if isinstance(texts, str) else list(texts)
         if not texts:
             raise ValueError("There are no texts in an empty list; give at least one.")
-        padding = {"padding": "max_length", "padding_side": "right", "max_length": self.config.max_text_length}
-        tokens = self.tokenizer(texts, truncation=True, return_tensors="pt", **padding)
+        options = {"padding": "max_length", "padding_side": "right", "max_length": self.config.max_text_length}
+        tokens = self.tokenizer(texts, truncation=True, return_tensors="pt", **options)
         tokens = tokens.to(device or self._execution_device)
         states = self.text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
         # 63 bits: a torch seed is a signed number
         seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        mode, noise = self.config.text_padding, self.config.text_padding_noise
-        return self.pad_text(states, tokens.attention_mask.sum(dim=1), mode, noise, generators)
+        padding = (self.config.text_padding, self.config.text_padding_noise)
+        return self.pad_text(states, tokens.attention_mask.sum(dim=1), *padding, generators)
 
     @staticmethod
     def pad_text(
@@ -254,23 +261,18 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     ) -> Tensor:
         """
         Fills what follows a text with what needs no mask: with n real tokens of T,
-
             out_i = tokens_(i mod n) + noise sqrt(ceil(T / n) - 1) std(tokens) eps,   eps ~ N(0, 1), for i >= n.
 
         Args:
             tokens (`torch.Tensor` of shape `(texts, T, width)`): What the encoder gave.
             lengths (`torch.Tensor` of shape `(texts,)`): Real tokens of each text, special ones included. A text
                 without any keeps the encoder's first token.
-            mode (`str`): `"zeros"`; `"replicate"`: copies of the real tokens; `"noisy_replicate"`: copies with noise,
-                in proportion to the standard deviation of each number over the real tokens.
-            noise (`float`): Its strength.
+            mode (`str`): `"zeros"`; `"replicate"`, copies of the real tokens; or `"noisy_replicate"`.
+            noise (`float`): Strength of the noise.
             generator (`torch.Generator` or a list of one for each text, *optional*): Source of the noise.
 
         Returns:
             `torch.Tensor`: Of the shape and type of `tokens`; the real tokens are as they were.
-
-        Raises:
-            ValueError: `mode` is none of the three.
         """
         total = tokens.shape[1]
         place = torch.arange(total, device=tokens.device)
@@ -294,8 +296,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     # Pictures and latents
 
     @staticmethod
-    def _scale_factor(vae: ModelMixin) -> int:
-        """How many pixels a latent is wide."""
+    def scale_factor_of(vae: ModelMixin) -> int:
+        """How many pixels a latent of an autoencoder is wide."""
         if (ratio := getattr(vae, "spatial_compression_ratio", None)) is not None:
             return int(ratio)
         for name in ("block_out_channels", "down_block_out_channels", "encoder_block_out_channels"):
@@ -309,15 +311,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     @classmethod
     def encode_image(cls, vae: ModelMixin, image: Tensor) -> Tensor:
         """
-        Latents of pictures, shifted and scaled as the transformer takes them; the mode where they are a distribution.
+        Latents of pictures, float32, shifted and scaled as the transformer takes them; the mode of a distribution.
 
         Args:
             vae (`ModelMixin`): Any autoencoder of diffusers for pictures.
-            image (`torch.Tensor` of shape `(images, channels, height, width)`): Values in [-1, 1], on the device that
-                the autoencoder runs on.
-
-        Returns:
-            `torch.Tensor` of shape `(images, latent_channels, height / factor, width / factor)`, float32.
+            image (`torch.Tensor` of shape `(images, channels, height, width)`): Values in [-1, 1], on its device.
         """
         with cls._upcast(vae):
             encoded = vae.encode(image.to(vae.dtype), return_dict=False)[0]
@@ -328,15 +326,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     @classmethod
     def decode_latents(cls, vae: ModelMixin, latents: Tensor) -> Tensor:
         """
-        Pictures of latents; the inverse of [`~DisentangledDiTPipeline.encode_image`], as far as the autoencoder goes.
+        Pictures of latents, about [-1, 1], float32; what [`~DisentangledDiTPipeline.encode_image`] inverts.
 
         Args:
             vae (`ModelMixin`): Any autoencoder of diffusers for pictures.
-            latents (`torch.Tensor` of shape `(images, latent_channels, height, width)`): On the device that the
-                autoencoder runs on.
-
-        Returns:
-            `torch.Tensor` of shape `(images, channels, factor * height, factor * width)`, about [-1, 1], float32.
+            latents (`torch.Tensor` of shape `(images, latent_channels, height, width)`): On its device.
         """
         shift, scale = cls._latent_statistics(vae, latents)
         with cls._upcast(vae):
@@ -363,8 +357,8 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         if vae.dtype != dtype:
             vae.to(dtype)
 
-    def _prepare_image(self, image: PipelineImageInput | Tensor, size: tuple[int, int], count: int) -> Tensor:
-        """Clean latents [count, channels, height, width] to start from, of pictures or latents, one or `count`."""
+    def prepare_image_latents(self, image: PipelineImageInput | Tensor, count: int, height: int, width: int) -> Tensor:
+        """Clean latents [count, channels, ., .] to start from, of pictures or latents, one or `count`."""
         channels, factor, device = self.transformer.config.in_channels, self.vae_scale_factor, self._execution_device
         colours = channels if self.vae is None else self.vae.config.get("in_channels", 3)
         if isinstance(image, Tensor) and image.shape[1] == channels != colours:
@@ -372,100 +366,137 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         else:
             kinds = {"do_convert_rgb": colours == 3, "do_convert_grayscale": colours == 1}
             self.image_processor.register_to_config(**kinds)
-            pixels = self.image_processor.preprocess(image, height=size[0], width=size[1]).to(device, torch.float32)
+            pixels = self.image_processor.preprocess(image, height=height, width=width).to(device, torch.float32)
             latents = pixels if self.vae is None else self.encode_image(self.vae, pixels)
-        shape = (channels, size[0] // factor, size[1] // factor)
-        if tuple(latents.shape[1:]) != shape or count % latents.shape[0] != 0:
-            raise ValueError(
-                f"image gives latents of shape {tuple(latents.shape)}; of shape {shape} are needed, for one of the "
-                f"{count} pictures or for each of them."
-            )
-        return latents.repeat_interleave(count // latents.shape[0], dim=0)
+        return self._for_each(latents, "image", (count, channels, height // factor, width // factor))
 
-    def _prepare_latents(
-        self,
-        count: int,
-        size: tuple[int, int],
-        generator: torch.Generator | list[torch.Generator] | None,
-        latents: Tensor | None,
-        image: Tensor | None,
-        timesteps: Tensor,
-    ) -> Tensor:
-        """What sampling starts from, float32: noise as strong as the scheduler wants it, or a noisy image."""
+    def prepare_mask(self, mask_image: PipelineImageInput | Tensor, count: int, height: int, width: int) -> Tensor:
+        """True for latents [count, 1, ., .] that are made anew: those of which any pixel is white."""
+        factor = self.vae_scale_factor
+        mask = self.mask_processor.preprocess(mask_image, height=height, width=width).to(self._execution_device)
+        mask = F.max_pool2d(mask.float(), factor) > 0.5
+        return self._for_each(mask, "mask_image", (count, 1, height // factor, width // factor))
+
+    @staticmethod
+    def _for_each(latents: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Latents of one picture, or of each, for all of them."""
+        if latents.shape[1:] != shape[1:] or shape[0] % len(latents) != 0:
+            raise ValueError(
+                f"{name} gives latents of shape {tuple(latents.shape)}; of shape {shape[1:]} are needed, for one of "
+                f"the {shape[0]} pictures or for each of them."
+            )
+        return latents.repeat_interleave(shape[0] // len(latents), dim=0)
+
+    def prepare_latents(self, count: int, height: int, width: int, generator: Any, latents: Tensor | None) -> Tensor:
+        """Standard normal noise [count, channels, ., .], float32."""
         device, factor = self._execution_device, self.vae_scale_factor
-        shape = (count, self.transformer.config.in_channels, size[0] // factor, size[1] // factor)
+        shape = (count, self.transformer.config.in_channels, height // factor, width // factor)
         if isinstance(generator, list) and len(generator) != count:
             raise ValueError(f"generator has {len(generator)} entries for {count} pictures; give one, or as many.")
         if latents is None:
             latents = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
         if tuple(latents.shape) != shape:
             raise ValueError(f"latents have the shape {tuple(latents.shape)}; {shape} is needed.")
-        noise = latents.to(device, torch.float32)
+        return latents.to(device, torch.float32)
+
+    def add_noise(self, image: Tensor | None, noise: Tensor, timestep: Tensor) -> Tensor:
+        """Latents as the scheduler has them at a timestep; noise as strong as it wants it where there is no image."""
         if image is None:
             # flow matching starts from the noise as it is
             return noise * getattr(self.scheduler, "init_noise_sigma", 1.0)
-        if self._is_flow_match(self.scheduler):
-            return self.scheduler.scale_noise(image, timesteps[:1], noise)
-        return self.scheduler.add_noise(image, noise, timesteps[:1])
+        if isinstance(self.scheduler, self._FLOW_MATCH):
+            return self.scheduler.scale_noise(image, timestep, noise)
+        return self.scheduler.add_noise(image, noise, timestep)
 
-    def _start(self, num_inference_steps: int, strength: float | None) -> tuple[Tensor, int]:
+    def retrieve_timesteps(
+        self, num_inference_steps: int, timesteps: Any, sigmas: Any, strength: float | None
+    ) -> tuple[Tensor, int]:
         """Timesteps that are left, and how many steps of the schedule they are; a strength leaves the first out."""
-        scheduler, steps, begin = self.scheduler, num_inference_steps, 0
-        scheduler.set_timesteps(num_inference_steps, device=self._execution_device)
+        scheduler, device, begin = self.scheduler, self._execution_device, 0
+        num_inference_steps = self._count("num_inference_steps", num_inference_steps)
+        schedules = {"timesteps": timesteps, "sigmas": sigmas}
+        given = {name: list(value) for name, value in schedules.items() if value is not None}
+        if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
+            raise ValueError(f"{type(scheduler).__name__} does not take {' and '.join(given)}; leave one or both out.")
+        total = len(*given.values()) if given else num_inference_steps
+        scheduler.set_timesteps(**(given or {"num_inference_steps": total}), device=device)
+        steps = total if strength is None else min(int(total * strength), total)
         if strength is not None:
-            steps = min(int(num_inference_steps * strength), num_inference_steps)
             if steps < 1 or strength > 1:
-                raise ValueError(
-                    f"strength is {strength} for {num_inference_steps} steps; it must be at most 1, and leave one of "
-                    "them."
-                )
-            begin = (num_inference_steps - steps) * scheduler.order
+                raise ValueError(f"strength is {strength} for {total} steps; it must be at most 1, and leave a step.")
+            begin = (total - steps) * scheduler.order
             if hasattr(scheduler, "set_begin_index"):
                 scheduler.set_begin_index(begin)
-        timesteps, kept = scheduler.timesteps[begin:], getattr(scheduler, "alphas_cumprod", None)
+        left, kept = scheduler.timesteps[begin:], getattr(scheduler, "alphas_cumprod", None)
         # x0 = (x - sqrt(1 - a) e) / sqrt(a) has no value where a, the kept part of the picture, is 0
-        blind = kept is not None and not kept[timesteps.long().to(kept.device)].all()
+        blind = kept is not None and not kept[left.long().to(kept.device)].all()
         if blind and self.config.prediction_type == "epsilon":
             raise ValueError(
                 f"{type(scheduler).__name__} starts from noise alone (zero-terminal SNR), of which predicted noise "
                 "makes no picture; set rescale_betas_zero_snr=False, or timestep_spacing='leading'."
             )
-        return timesteps, steps
+        return left, steps
+
+    def prepare_extra_step_kwargs(self, generator: Any, eta: float) -> dict[str, Any]:
+        """What the scheduler's step takes of these; where it clips the picture, its noise has to follow."""
+        accepted = inspect.signature(self.scheduler.step).parameters
+        clips = any(self.scheduler.config.get(name, False) for name in ("clip_sample", "thresholding"))
+        if eta != 0 and "eta" not in accepted:
+            raise ValueError(f"eta={eta} means nothing to {type(self.scheduler).__name__}; leave it at 0 or use DDIM.")
+        offered = {"eta": eta, "generator": generator, "use_clipped_model_output": clips}
+        return {name: value for name, value in offered.items() if name in accepted}
 
     # Schedulers
 
-    @staticmethod
-    def _is_flow_match(scheduler: SchedulerMixin) -> bool:
-        return isinstance(scheduler, FlowMatchEulerDiscreteScheduler | FlowMatchHeunDiscreteScheduler)
+    def _check_scheduler(self) -> None:
+        """Refuses a scheduler with which the network's output would be read as something else."""
+        scheduler: Any = self.scheduler
+        if scheduler is None:
+            return
+        flow_match, get = isinstance(scheduler, self._FLOW_MATCH), scheduler.config.get
+        found = "flow_prediction" if flow_match else self._check_family(scheduler)
+        if self.config.prediction_type is None:
+            self.register_to_config(prediction_type=found)
+        wanted = self.config.prediction_type
+        problems = {
+            f"reads the network's output as {found}, and this network predicts {wanted}; use a scheduler with "
+            f"prediction_type={wanted!r}": found != wanted,
+            "has use_dynamic_shifting=True, which needs a shift for every call; set it to False, and `shift` for the "
+            "size of the pictures": flow_match and get("use_dynamic_shifting"),
+            f"has variance_type={get('variance_type')!r}, and the network predicts no variance; make it with "
+            "variance_type='fixed_small'": str(get("variance_type")).startswith("learned"),
+        }
+        if self.transformer is not None:
+            count, steps = get("num_train_timesteps"), self.transformer.config.num_train_timesteps
+            problems[
+                f"has {count} training timesteps, and the network {steps}; make it with num_train_timesteps={steps}"
+            ] = count != steps
+        self._refuse(scheduler, problems)
 
     @classmethod
-    def _prediction_of(cls, scheduler: Any) -> str:
-        """What a scheduler reads the network's output as."""
-        if cls._is_flow_match(scheduler):
-            return "flow_prediction"
+    def _check_family(cls, scheduler: Any) -> str:
+        """What a scheduler of the DDPM family reads the network's output as; others are refused."""
         step, options = (inspect.signature(part).parameters for part in (scheduler.step, type(scheduler).__init__))
         needed = {name for name, option in step.items() if option.default is option.empty}
         # IPNDM takes betas, and has a schedule of its own all the same
         known = "trained_betas" in options and hasattr(scheduler, "alphas_cumprod")
         times, get = getattr(scheduler, "timesteps", None), scheduler.config.get
         prediction, flow = str(get("prediction_type", "epsilon")), bool(get("use_flow_sigmas"))
-        cls._refuse(
-            scheduler,
-            {
-                "is neither of the DDPM family (DDIM, DPM++, UniPC, Euler ...) nor FlowMatchEulerDiscreteScheduler or "
-                "FlowMatchHeunDiscreteScheduler; use one of these": (
-                    not known or not needed <= {"model_output", "timestep", "sample"}
-                ),
-                "goes from pictures to noise; use the one that it is the inverse of": (
-                    times is not None and len(times) > 1 and bool(times[0] < times[-1])
-                ),
-                f"has prediction_type={prediction!r} and use_flow_sigmas={flow}; 'flow_prediction' needs True, all "
-                "others False": flow != (prediction == "flow_prediction"),
-                "has timestep_type='continuous', numbers that the network has not seen; make it with 'discrete'": (
-                    get("timestep_type") == "continuous"
-                ),
-            },
-        )
+        problems = {
+            "is neither of the DDPM family (DDIM, DPM++, UniPC, Euler ...) nor FlowMatchEulerDiscreteScheduler or "
+            "FlowMatchHeunDiscreteScheduler; use one of these": (
+                not known or not needed <= {"model_output", "timestep", "sample"}
+            ),
+            "goes from pictures to noise; use the one that it is the inverse of": (
+                times is not None and len(times) > 1 and bool(times[0] < times[-1])
+            ),
+            f"has prediction_type={prediction!r} and use_flow_sigmas={flow}; 'flow_prediction' needs True, all others "
+            "False": flow != (prediction == "flow_prediction"),
+            "has timestep_type='continuous', numbers that the network has not seen; make it with 'discrete'": (
+                get("timestep_type") == "continuous"
+            ),
+        }
+        cls._refuse(scheduler, problems)
         return prediction
 
     @staticmethod
@@ -473,36 +504,6 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         for problem, found in problems.items():
             if found:
                 raise ValueError(f"{type(scheduler).__name__} {problem}.")
-
-    def _check_scheduler(self) -> None:
-        """Refuses a scheduler with which the network's output would be read as something else."""
-        if self.scheduler is None:
-            return
-        config, found = self.scheduler.config, self._prediction_of(self.scheduler)
-        if self.config.prediction_type is None:
-            self.register_to_config(prediction_type=found)
-        wanted = self.config.prediction_type
-        other = ", or FlowMatchEulerDiscreteScheduler" if "flow" in wanted else ""
-        problems = {
-            f"reads the network's output as {found}, and this network predicts {wanted}; use a scheduler with "
-            f"prediction_type={wanted!r}{other}": found != wanted,
-            "has use_dynamic_shifting=True, which needs a shift for every call; set it to False, and `shift` for the "
-            "size of the pictures": self._is_flow_match(self.scheduler) and config.get("use_dynamic_shifting"),
-        }
-        if self.transformer is not None:
-            network, ddpm = self.transformer.config, isinstance(self.scheduler, DDPMScheduler)
-            steps, variance = network.num_train_timesteps, config.get("variance_type")
-            learned = str(variance).startswith("learned")
-            problems |= {
-                f"has {config.num_train_timesteps} training timesteps, and the network {steps}; make it with "
-                f"num_train_timesteps={steps}": config.num_train_timesteps != steps,
-                f"has variance_type={variance!r}; only DDPMScheduler takes a learned variance here, and only of a "
-                "network with twice as many output channels. Make it with variance_type="
-                + ("'fixed_small'" if ddpm else "None"): (
-                    learned and not (ddpm and network.out_channels == 2 * network.in_channels)
-                ),
-            }
-        self._refuse(self.scheduler, problems)
 
     # Conditions
 
@@ -513,74 +514,16 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             return value.tolist()
         return [cls._plain(item) for item in value] if isinstance(value, list | tuple) else value
 
-    def _count(self, name: str, value: Any) -> int:
-        """A number of steps or pictures."""
-        number = self._plain(value)
+    @classmethod
+    def _count(cls, name: str, value: Any) -> int:
+        """A number of steps, pictures or pixels."""
+        number = cls._plain(value)
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{name} is {value!r}; a whole number of at least 1 is needed.")
         return number
 
-    def _check_labels(self, labels: Any, name: str) -> list[int]:
-        """Numbers of classes from numbers, names, a tensor of numbers, or a list."""
-        classes = self.transformer.config.num_classes
-        labels, numbers = self._plain(labels), []
-        if labels == []:
-            raise ValueError(f"{name} is an empty list; give at least one class.")
-        for label in labels if isinstance(labels, list) else [labels]:
-            number = self.get_label_ids(label)[0] if isinstance(label, str) else label
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= classes:
-                raise ValueError(
-                    f"{name} has {label!r}; allowed are whole numbers from 0 to {classes - 1}, {classes} for no "
-                    "class, and names of id2label."
-                )
-            numbers.append(number)
-        return numbers
-
-    def _encode_classes(self, labels: Any, negative: Any) -> list[int]:
-        """Labels of the null branch, then of the others."""
-        if labels is None:
-            raise ValueError("This is a class model: give class_labels, numbers or names of classes.")
-        given = self._check_labels(labels, "class_labels")
-        null = self.transformer.config.num_classes if negative is None else negative
-        null = self._check_labels(null, "negative_class_labels")
-        if len(null) not in (1, len(given)):
-            raise ValueError(f"{len(null)} negative_class_labels for {len(given)} class_labels; give one, or as many.")
-        return [*null * (len(given) // len(null)), *given]
-
-    def _encode_conditions(
-        self, classes: tuple[Any, ...], texts: tuple[Any, ...], images: int
-    ) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Context of the null branch, then of the others [2 B or B, L, width]; for each picture both labels, or 0."""
-        is_class_model = self.transformer.config.num_classes is not None
-        self._has_negative = any(item is not None for item in (classes[1], texts[1], texts[3]))
-        if any(value is not None for value in (texts if is_class_model else classes)):
-            kind, use = ("class", "class_labels, no prompt") if is_class_model else ("text", "prompt, no class_labels")
-            raise ValueError(f"This is a {kind} model: give {use}.")
-        options = {"attention_kwargs": self._attention_kwargs, "return_conditioning": True}
-        if is_class_model:
-            labels = self._encode_classes(*classes)
-            numbers = torch.tensor(labels, device=self._execution_device)
-            context, _ = self.transformer(class_labels=numbers, **options)
-            pairs = list(zip(labels[: len(labels) // 2], labels[len(labels) // 2 :], strict=True))
-        else:
-            prompt, negative_prompt, *embeds = texts
-            if (prompt is None) == (embeds[0] is None):
-                raise ValueError("This is a text model: give prompt or prompt_embeds, not both, and no class_labels.")
-            given: Any  # one of both is there
-            given, negative = self.encode_prompt(prompt, None, 1, self._may_guide, negative_prompt, *embeds)
-            tokens = given if negative is None else torch.cat([negative.to(given), given])
-            if tokens.shape[-1] != (width := self.transformer.config.joint_attention_dim):
-                raise ValueError(
-                    f"The tokens of the texts have {tokens.shape[-1]} numbers, and the transformer takes {width} "
-                    "(joint_attention_dim); use the text encoder that it was trained with."
-                )
-            tokens = tokens.to(self._execution_device, self.transformer.dtype)
-            context, _ = self.transformer(encoder_hidden_states=tokens, **options)
-            pairs = [(0, 0)] * len(given)
-        return context.repeat_interleave(images, dim=0), [pair for pair in pairs for _ in range(images)]
-
-    def _check_size(self, height: int | None, width: int | None, latents: Tensor | None) -> tuple[int, int]:
-        """Height and width of the pictures in pixels."""
+    def image_size(self, height: Any = None, width: Any = None, latents: Tensor | None = None) -> tuple[int, int]:
+        """Height and width of the pictures in pixels: as given, or those of `latents` or of the model."""
         factor, patch = self.vae_scale_factor, self.transformer.config.patch_size
         usual = self.transformer.config.sample_size if latents is None else latents.shape[-2:]
         usual = (usual, usual) if isinstance(usual, int) else usual
@@ -594,16 +537,127 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 )
         return size
 
-    # Guidance
+    def _check_labels(self, labels: Any, name: str) -> list[int]:
+        """Numbers of classes from numbers, names, a tensor of numbers, or a list."""
+        classes, labels = self.transformer.config.num_classes, self._plain(labels)
+        if labels == []:
+            raise ValueError(f"{name} is an empty list; give at least one class.")
+        labels = labels if isinstance(labels, list) else [labels]
+        numbers = [self.get_label_ids(label)[0] if isinstance(label, str) else label for label in labels]
+        for number in numbers:
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= classes:
+                raise ValueError(
+                    f"{name} has {number!r}; allowed are whole numbers from 0 to {classes - 1}, {classes} for no "
+                    "class, and names of id2label."
+                )
+        return numbers
 
-    def _branches(self, idle: bool) -> dict[str, float]:
-        """Weights of the branches that this step needs; `idle`: the controls add nothing at this timestep."""
+    def _encode_conditions(
+        self, classes: tuple[Any, ...], texts: tuple[Any, ...], guided: bool, images: int
+    ) -> tuple[Tensor, list[tuple[int, int]]]:
+        """Context of the null branch, then of the others [2 B or B, L, D]; for each picture both labels, or 0."""
+        inputs: dict[str, Tensor]
+        if (null := self.transformer.config.num_classes) is not None:
+            given = self._check_labels(classes[0], "class_labels")
+            negative = self._check_labels(null if classes[1] is None else classes[1], "negative_class_labels")
+            if len(negative) not in (1, len(given)):
+                found = f"{len(negative)} negative_class_labels for {len(given)} class_labels"
+                raise ValueError(f"{found}; give one, or as many.")
+            negative = negative * (len(given) // len(negative))
+            inputs = {"class_labels": torch.tensor([*negative, *given], device=self._execution_device)}
+            labels = list(zip(negative, given, strict=True))
+        else:
+            prompt, negative_prompt, *embeds = texts
+            tokens: Any  # check_inputs saw one of both
+            tokens, others = self.encode_prompt(prompt, None, 1, guided, negative_prompt, *embeds)
+            labels = [(0, 0)] * len(tokens)
+            tokens = tokens if others is None else torch.cat([others.to(tokens), tokens])
+            if tokens.shape[-1] != (width := self.transformer.config.joint_attention_dim):
+                raise ValueError(
+                    f"The tokens of the texts have {tokens.shape[-1]} numbers, and the transformer takes {width} "
+                    "(joint_attention_dim); use the text encoder that it was trained with."
+                )
+            inputs = {"encoder_hidden_states": tokens.to(self._execution_device, self.transformer.dtype)}
+        context, _ = self.transformer(**inputs, attention_kwargs=self._attention_kwargs, return_conditioning=True)
+        return context.repeat_interleave(images, dim=0), [pair for pair in labels for _ in range(images)]
+
+    def _read_control(self, name: str, value: Any, count: int, images: int) -> list[tuple[float, ...]]:
+        """The numbers of a control for each of `count` pictures, of which `images` follow each other as a group."""
+        words, size, most = self._CONTROLS[name]
+        value = self._plain(value)
+        # a list of numbers is one value where the control is a pair, and several where it is a number
+        several = isinstance(value, list) and (size == 1 or any(isinstance(item, list) for item in value))
+        each = value if several else [value]
+        if len(each) not in (1, count // images, count):
+            raise ValueError(f"{name} has {len(each)} values for {count} pictures; give one, or a list of as many.")
+        zero, read = name in ("crop", "flip"), []
+        for given in each:
+            item = given if isinstance(given, list) else [given]
+            fits = (isinstance(part, int | float) and (0 < part <= most or (zero and part == 0)) for part in item)
+            if len(item) != size or not all(fits):
+                raise ValueError(f"{name} has {given!r}; needed is {words}, or a list with one for each picture.")
+            read.append(tuple(map(float, item)))
+        return [item for item in read for _ in range(count // len(read))]
+
+    def prepare_conditions(
+        self, controls: dict[str, Any], size: tuple[int, int], labels: list[tuple[int, int]], images: int
+    ) -> Conditions:
+        """The inputs of adaLN for pictures with these controls, `None` for those of a whole, unmirrored picture."""
+        config, count, device = self.transformer.config, len(labels), self._execution_device
+        given = {name: value for name, value in controls.items() if value is not None}
+        if unknown := sorted(given.keys() - config.control_alpha.keys()):
+            known = ", ".join(config.control_alpha) or "none"
+            raise ValueError(f"The model has no control {unknown[0]}; it was trained with {known}.")
+        given = {"original_size": size, "crop": (0, 0), "target_size": size, "flip": 0} | given
+        values = {name: self._read_control(name, value, count, images) for name, value in given.items()}
+        ratios = values.get("aspect_ratio") or [(width / height,) for height, width in values["original_size"]]
+        values["aspect_ratio"] = [(math.log(ratio),) for (ratio,) in ratios]
+        full = [tuple(values[name][index] for name in config.control_alpha) for index in range(count)]
+        # a class is no part of a state, except in the baseline that adds it to adaLN
+        negative, positive = zip(*(labels if config.conditioning == "adaln" else [(0, 0)] * count), strict=True)
+        dropped: list[Any] = [None] * count
+        branches = {"null": (dropped, negative), "uncontrolled": (dropped, positive), "full": (full, positive)}
+        states: dict[Any, int] = {}
+        rows = {
+            branch: [
+                states.setdefault((given or None, label), len(states)) for given, label in zip(*both, strict=True)
+            ]
+            for branch, both in branches.items()
+        }
+        # where they are dropped any numbers will do
+        numbers = [given or full[0] for given, _ in states]
+        tensors = {
+            name: torch.tensor([given[place] for given in numbers], device=device)
+            for place, name in enumerate(config.control_alpha)
+        }
+        mask = torch.tensor([given is not None for given, _ in states], device=device)
+        classes = torch.tensor([label for _, label in states], device=device)
+        return self.Conditions(tensors, mask, rows, classes if config.conditioning == "adaln" else None)
+
+    def modulations(self, timesteps: Tensor, conditions: Conditions) -> Iterator[Tensor]:
+        """For each timestep the adaLN numbers of all conditions, [S, numbers]: they depend on no latents."""
+        count, labels = len(conditions.mask), conditions.class_labels
+        for block in timesteps.split(max(1, self.TABLE_ROWS // count)):
+            _, table = self.transformer(
+                timestep=block.repeat_interleave(count),
+                class_labels=None if labels is None else labels.repeat(len(block)),
+                controls={name: value.repeat(len(block), 1) for name, value in conditions.controls.items()},
+                control_mask=conditions.mask.repeat(len(block)),
+                attention_kwargs=self._attention_kwargs,
+                return_conditioning=True,
+            )
+            yield from table.unflatten(0, (len(block), count))
+
+    def guidance_weights(self, before: dict[str, float]) -> dict[str, float]:
+        """Weights of the branches of the next step; the conditional one is last, as diffusers' callbacks expect."""
         config = self.transformer.config
         scale = max(self._guidance_scale, 1.0)
-        control = 1.0 if idle or not config.control_alpha else self._control_guidance_scale
-        # in the batch the conditional branch comes last, as diffusers' callbacks expect
+        control = self._control_guidance_scale if config.control_alpha else 1.0
         weights = {"null": 1 - scale, "uncontrolled": scale * (1 - control), "full": scale * control}
         weights = {name: weight for name, weight in weights.items() if weight != 0}
+        if weights.keys() != before.keys():
+            # a cache may keep a row for each branch that there was
+            self.transformer._reset_stateful_cache()
         if "null" in weights and config.condition_dropout == 0 and not self._has_negative:
             raise ValueError(
                 f"guidance_scale={self._guidance_scale} needs a network that was trained with condition_dropout, and "
@@ -616,90 +670,28 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             )
         return weights
 
-    def _predict(
-        self,
-        latents: Tensor,
-        timestep: Tensor,
-        weights: dict[str, float],
-        table: Tensor,
-        rows: dict[str, list[int]],
-        context: Tensor,
-    ) -> Tensor:
-        """The guided output of the network for [B, ...] latents; a learned variance is the conditional branch's."""
-        count = latents.shape[0]
+    @staticmethod
+    def _gather_branches(
+        context: Tensor, table: Tensor, weights: dict[str, float], rows: dict[str, list[int]]
+    ) -> dict[str, Tensor]:
+        """Context and adaLN numbers of the branches, one after the other; one row of numbers where all are equal."""
+        count = len(rows["full"])
         if context.shape[0] not in (count, 2 * count) or ("null" in weights and context.shape[0] == count):
             raise ValueError(
                 f"The context has {context.shape[0]} rows for {count} pictures; {2 * count} are needed with guidance, "
                 f"{count} without. If a callback made it shorter, it must also set _guidance_scale to 1."
             )
-        negative, given = context[:count], context[-count:]
-        inputs = latents
-        if not self._is_flow_match(self.scheduler):
-            inputs = self.scheduler.scale_model_input(latents, timestep)
-        chosen = [index for branch in weights for index in rows[branch]]
+        chosen = [row for branch in weights for row in rows[branch]]
         # one row for all is not only smaller: the transformer has a faster way for it
-        modulation = torch.stack([table[index] for index in (chosen if len(set(chosen)) > 1 else chosen[:1])])
-        with self.transformer.cache_context("-".join(weights)):
-            output = self.transformer(
-                hidden_states=inputs.to(self.transformer.dtype).repeat(len(weights), 1, 1, 1),
-                context=torch.cat([negative if branch == "null" else given for branch in weights]),
-                modulation=modulation,
-                attention_kwargs=self._attention_kwargs,
-                return_dict=False,
-            )[0]
-        parts = output.to(latents.dtype).unflatten(0, (len(weights), count)).unbind(0)
-        channels = latents.shape[1]
-        guided = sum(weight * part[:, :channels] for weight, part in zip(weights.values(), parts, strict=True))
-        if str(self.scheduler.config.get("variance_type")).startswith("learned"):
-            guided = torch.cat([guided, parts[-1][:, channels:]], dim=1)
-        return guided
+        numbers = [table[row] for row in (chosen if len(set(chosen)) > 1 else chosen[:1])]
+        tokens = [context[:count] if branch == "null" else context[-count:] for branch in weights]
+        return {"context": torch.cat(tokens), "modulation": torch.stack(numbers)}
 
-    def _denoise(
-        self,
-        latents: Tensor,
-        timesteps: Tensor,
-        steps: int,
-        prompt_embeds: Tensor,
-        states: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, list[int]]],
-        step_options: dict[str, Any],
-        callback: Callable[..., dict[str, Any]] | PipelineCallback | MultiPipelineCallbacks | None,
-        callback_inputs: list[str] | tuple[str, ...],
-    ) -> Tensor:
-        """All steps of the scheduler, on the latents of the pictures alone."""
-        self._num_timesteps = len(timesteps)
-        order = self.scheduler.order
-        weights: dict[str, float] = {}
-        with self.progress_bar(total=steps) as progress:
-            tables = self.transformer.modulation_tables(timesteps, *states, self._attention_kwargs)
-            for index, (table, idle) in enumerate(tables):
-                if self._interrupt:
-                    break
-                self._current_timestep = timestep = timesteps[index]
-                before, weights = weights, self._branches(idle)
-                if before.keys() != weights.keys():
-                    # a cache may keep a row for each branch that there was
-                    self.transformer._reset_stateful_cache()
-                noise_pred = self._predict(latents, timestep, weights, table, states[-1], prompt_embeds)
-                latents = self.scheduler.step(noise_pred, timestep, latents, return_dict=False, **step_options)[0]
-                if callback is not None:
-                    tensors = {"latents": latents, "noise_pred": noise_pred, "prompt_embeds": prompt_embeds}
-                    changed = callback(self, index, timestep, {name: tensors[name] for name in callback_inputs})
-                    latents = changed.get("latents", latents)
-                    prompt_embeds = changed.get("prompt_embeds", prompt_embeds)
-                # some schedulers take several timesteps for a step, or a few more at the start
-                left = len(timesteps) - 1 - index
-                if left == 0 or (left < steps * order and (index + 1) % order == 0):
-                    progress.update()
-        return latents
-
-    def _step_options(self, eta: float, generator: Any) -> dict[str, Any]:
-        """What the scheduler's step takes of these; where it clips the picture, its noise has to follow."""
-        accepted = inspect.signature(self.scheduler.step).parameters
-        clips = any(self.scheduler.config.get(name, False) for name in ("clip_sample", "thresholding"))
-        if eta != 0 and "eta" not in accepted:
-            raise ValueError(f"eta={eta} means nothing to {type(self.scheduler).__name__}; leave it at 0 or use DDIM.")
-        offered = {"eta": eta, "generator": generator, "use_clipped_model_output": clips}
-        return {name: value for name, value in offered.items() if name in accepted}
+    def _scale_model_input(self, latents: Tensor, timestep: Tensor) -> Tensor:
+        """As the network takes them."""
+        if not isinstance(self.scheduler, self._FLOW_MATCH):
+            latents = self.scheduler.scale_model_input(latents, timestep)
+        return latents.to(self.transformer.dtype)
 
     @torch.no_grad()
     def __call__(
@@ -711,9 +703,10 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         height: int | None = None,
         width: int | None = None,
         num_inference_steps: int = 50,
+        timesteps: list[int] | None = None,
+        sigmas: list[float] | None = None,
         guidance_scale: float = 4.0,
         control_guidance_scale: float = 1.0,
-        guidance_null_control: bool = False,
         original_size: tuple[int, int] | list[tuple[int, int]] | None = None,
         crop: tuple[int, int] | list[tuple[int, int]] | None = None,
         target_size: tuple[int, int] | list[tuple[int, int]] | None = None,
@@ -721,6 +714,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         aspect_ratio: float | list[float] | None = None,
         num_images_per_prompt: int = 1,
         image: PipelineImageInput | None = None,
+        mask_image: PipelineImageInput | None = None,
         strength: float = 0.8,
         eta: float = 0.0,
         generator: torch.Generator | list[torch.Generator] | None = None,
@@ -740,23 +734,25 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             class_labels (`int`, `str`, list, array or tensor, *optional*): Classes of a class model, by number or
                 name; its `num_classes` is no class.
             prompt (`str` or `list[str]`, *optional*): Texts, of a text model.
-            negative_class_labels, negative_prompt (*optional*): What guidance leads away from, one or one for each; no
-                class or the empty text if not given.
+            negative_class_labels, negative_prompt (*optional*): What guidance leads away from; no class, or no text.
             height, width (`int`, *optional*): Size in pixels; that of `latents` or of the model if not given.
             num_inference_steps (`int`, defaults to 50): Steps of the scheduler.
+            timesteps (`list[int]`, *optional*), sigmas (`list[float]`, *optional*): The scheduler's `set_timesteps`
+                gets these instead, where it takes them.
             guidance_scale (`float`, defaults to 4.0): Strength lambda of the class or text; 1 or less is off.
             control_guidance_scale (`float`, defaults to 1.0): Strength beta of the controls; 0 leaves them out, and
                 other values than 0 and 1 cost a third pass through the network in each step.
-            guidance_null_control (`bool`, defaults to `False`): Keep the controls in the null branch.
-            original_size, target_size (`tuple[int, int]` or a list, *optional*): Height and width in pixels of the
-                picture before it was resized and cut, and after. Default to the size of the pictures. A list of
-                controls has one value for each picture.
+            original_size, target_size (`tuple[int, int]` or a list, *optional*): Height and width in pixels before
+                resizing and cutting, and after; the size of the pictures if not given. A list of controls has one
+                value for each picture.
             crop (`tuple[int, int]` or a list, *optional*): Top and left of the part, in pixels. Defaults to (0, 0).
             flip (`bool` or a list, *optional*): Whether left and right are exchanged. Defaults to False.
             aspect_ratio (`float` or a list, *optional*): Width over height. Defaults to that of `original_size`.
             num_images_per_prompt (`int`, defaults to 1): Pictures of each class or text.
             image (picture, `np.ndarray`, `torch.Tensor` or a list, *optional*): Start from noisy versions of these,
                 resized to `height` and `width`; a tensor may hold latents.
+            mask_image (picture, `np.ndarray`, `torch.Tensor` or a list, *optional*): White where `image` is made
+                anew (inpainting); black parts stay as they are.
             strength (`float`, defaults to 0.8): How far from `image` to start, in (0, 1]; 1 is noise alone.
             eta (`float`, defaults to 0.0): Noise of DDIM.
             generator (`torch.Generator` or a list of one for each picture, *optional*): Source of all noise.
@@ -768,72 +764,100 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
             callback_on_step_end (*optional*): Called after each step with the pipeline, the step, the timestep and a
                 dictionary of the tensors named in `callback_on_step_end_tensor_inputs`: `latents`, `noise_pred`, and
-                `prompt_embeds`, the context of the null branch and then of the others. The first and the last are
-                replaced by what it returns; it may set `_guidance_scale`, `_control_guidance_scale`, `_interrupt`.
+                `prompt_embeds`, the context of the null branch and then of the others. It returns what is to be
+                replaced, and may set `_guidance_scale`, `_control_guidance_scale`, `_interrupt`.
 
         Returns:
             [`~diffusers.ImagePipelineOutput`], or a tuple with its `images`.
-
-        Raises:
-            ValueError: An input that the model or the scheduler has no use for; the message says what to do.
         """
         if isinstance(callback_on_step_end, PipelineCallback | MultiPipelineCallbacks):
             callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
-        self._check_options(output_type, callback_on_step_end_tensor_inputs)
-        num_inference_steps = self._count("num_inference_steps", num_inference_steps)
+        classes = (class_labels, negative_class_labels)
+        texts = (prompt, negative_prompt, prompt_embeds, negative_prompt_embeds)
+        self.check_inputs(classes, texts, image, mask_image, output_type, callback_on_step_end_tensor_inputs)
         images_each = self._count("num_images_per_prompt", num_images_per_prompt)
         self._guidance_scale, self._control_guidance_scale = guidance_scale, control_guidance_scale
         self._attention_kwargs, self._interrupt = attention_kwargs, False
         # a callback may switch the guidance on, where there is something that encodes the null text
-        self._may_guide = guidance_scale > 1 or (callback_on_step_end is not None and self.text_encoder is not None)
-
-        texts = (prompt, negative_prompt, prompt_embeds, negative_prompt_embeds)
-        context, labels = self._encode_conditions((class_labels, negative_class_labels), texts, images_each)
-        count = len(labels)
-        size = self._check_size(height, width, latents)
+        guided = guidance_scale > 1 or (callback_on_step_end is not None and self.text_encoder is not None)
+        prompt_embeds, labels = self._encode_conditions(classes, texts, guided, images_each)
+        count, size = len(labels), self.image_size(height, width, latents)
         controls = {"original_size": original_size, "crop": crop, "target_size": target_size, "flip": flip}
-        given = {name: self._plain(value) for name, value in {**controls, "aspect_ratio": aspect_ratio}.items()}
-        values = self.transformer.read_controls(given, size, count, images_each)
-        states = self.transformer.plan_states(values, labels, guidance_null_control, self._execution_device)
-        timesteps, steps = self._start(num_inference_steps, None if image is None else strength)
-        clean = None if image is None else self._prepare_image(image, size, count)
-        latents = self._prepare_latents(count, size, generator, latents, clean, timesteps)
-        options = self._step_options(eta, generator)
-        callback = (callback_on_step_end, callback_on_step_end_tensor_inputs)
-        latents = self._denoise(latents, timesteps, steps, context, states, options, *callback)
-        images = self._finish(latents, output_type)
-        self.maybe_free_model_hooks()
-        return ImagePipelineOutput(images=images) if return_dict else (images,)
+        conditions = self.prepare_conditions({**controls, "aspect_ratio": aspect_ratio}, size, labels, images_each)
 
-    def _check_options(self, output_type: str, callback_inputs: Any) -> None:
+        part = None if image is None else strength
+        timesteps, steps = self.retrieve_timesteps(num_inference_steps, timesteps, sigmas, part)
+        clean = None if image is None else self.prepare_image_latents(image, count, *size)
+        mask = None if mask_image is None else self.prepare_mask(mask_image, count, *size)
+        noise = self.prepare_latents(count, *size, generator, latents)
+        latents = self.add_noise(clean, noise, timesteps[:1])
+        extra_step_kwargs = self.prepare_extra_step_kwargs(generator, eta)
+
+        self._num_timesteps, order = len(timesteps), self.scheduler.order
+        weights: dict[str, float] = {}
+        with self.progress_bar(total=steps) as progress_bar:
+            for i, (t, table) in enumerate(zip(timesteps, self.modulations(timesteps, conditions), strict=True)):
+                if self.interrupt:
+                    break
+                self._current_timestep = t
+                weights = self.guidance_weights(weights)
+                with self.transformer.cache_context("-".join(weights)):
+                    noise_pred = self.transformer(
+                        hidden_states=self._scale_model_input(latents, t).repeat(len(weights), 1, 1, 1),
+                        **self._gather_branches(prompt_embeds, table, weights, conditions.rows),
+                        attention_kwargs=attention_kwargs,
+                        return_dict=False,
+                    )[0]
+                parts = zip(weights.values(), noise_pred.float().chunk(len(weights)), strict=True)
+                noise_pred = sum(weight * part for weight, part in parts)
+                latents = self.scheduler.step(noise_pred, t, latents, return_dict=False, **extra_step_kwargs)[0]
+                if mask is not None:
+                    then = timesteps[i + 1 : i + 2]
+                    latents = torch.where(mask, latents, self.add_noise(clean, noise, then) if len(then) else clean)
+                if callback_on_step_end is not None:
+                    tensors = {"latents": latents, "noise_pred": noise_pred, "prompt_embeds": prompt_embeds}
+                    tensors = {name: tensors[name] for name in callback_on_step_end_tensor_inputs}
+                    changed = callback_on_step_end(self, i, t, tensors)
+                    latents = changed.get("latents", latents)
+                    prompt_embeds = changed.get("prompt_embeds", prompt_embeds)
+                # some schedulers take several timesteps for a step, or a few more at the start
+                left = len(timesteps) - 1 - i
+                if left == 0 or (left < steps * order and (i + 1) % order == 0):
+                    progress_bar.update()
+
+        if output_type != "latent":
+            images = latents if self.vae is None else self.decode_latents(self.vae, latents)
+            latents = self.image_processor.postprocess(images, output_type=output_type)
+        self.maybe_free_model_hooks()
+        return ImagePipelineOutput(images=latents) if return_dict else (latents,)
+
+    def check_inputs(
+        self, classes: Any, texts: Any, image: Any, mask_image: Any, output_type: str, tensor_inputs: Any
+    ) -> None:
+        """Raise a ValueError for parts that are missing, and inputs that the model has no use for."""
         if missing := [name for name in ("transformer", "scheduler") if getattr(self, name) is None]:
             raise ValueError(f"There is no {' and no '.join(missing)}; load the pipeline with it to make pictures.")
         self._check_scheduler()
+        if self.transformer.config.num_classes is None:
+            if (texts[0] is None) == (texts[2] is None) or any(value is not None for value in classes):
+                raise ValueError("This is a text model: give prompt or prompt_embeds, not both, and no class_labels.")
+        elif classes[0] is None or any(value is not None for value in texts):
+            raise ValueError("This is a class model: give class_labels, no prompt; numbers or names of classes.")
+        if mask_image is not None and image is None:
+            raise ValueError("mask_image says where image is made anew, and there is no image; give both.")
         if output_type not in self._OUTPUT_TYPES:
             raise ValueError(f"output_type is {output_type!r}; one of {', '.join(self._OUTPUT_TYPES)} is allowed.")
-        if unknown := sorted(set(callback_inputs) - set(self._callback_tensor_inputs)):
+        if unknown := sorted(set(tensor_inputs) - set(self._callback_tensor_inputs)):
             raise ValueError(
                 f"callback_on_step_end_tensor_inputs has {unknown}; of {self._callback_tensor_inputs} is allowed."
             )
-
-    def _finish(self, latents: Tensor, output_type: str) -> Any:
-        """Pictures of clean latents."""
-        if output_type == "latent":
-            return latents
-        images = latents if self.vae is None else self.decode_latents(self.vae, latents)
-        return self.image_processor.postprocess(images, output_type=output_type)
+        self._has_negative = any(value is not None for value in (classes[1], texts[1], texts[3]))
 
     # Saving
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> "DisentangledDiTPipeline":
-        """
-        A pipeline with the components of another, not copied.
-
-        Args:
-            pipeline (`DiffusionPipeline`): Where they come from.
-            **kwargs: Components and options to use instead, and `dtype`; by default that of `pipeline`.
-        """
+        """A pipeline with the components of another, not copied; `kwargs` are used instead of them."""
         # diffusers would compare classes, and the type of the transformer is another where it is remote code
         wanted = inspect.signature(cls.__init__).parameters
         components = {name: value for name, value in pipeline.components.items() if name in wanted}
@@ -841,16 +865,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             kwargs["dtype"] = pipeline.dtype
         return super().from_pipe(pipeline, **{**components, **kwargs})
 
-    def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        safe_serialization: bool = True,
-        variant: str | None = None,
-        max_shard_size: int | str | None = None,
-        push_to_hub: bool = False,
-        use_flashpack: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *arguments: Any, **kwargs: Any) -> None:
         """
         Saves the pipeline and the code that loads it: `pipeline.py`, and the transformer's file beside its weights.
 
@@ -859,11 +874,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
 
         Args:
             save_directory (`str` or `os.PathLike`): The folder.
-            safe_serialization, variant, max_shard_size, push_to_hub, use_flashpack, **kwargs: As in
-                [`~diffusers.DiffusionPipeline.save_pretrained`].
-
-        Raises:
-            TypeError: The transformer is of another class.
+            *arguments, **kwargs: As in [`~diffusers.DiffusionPipeline.save_pretrained`].
         """
         if not hasattr(self.transformer, "_CODE"):
             kind = type(self.transformer).__name__
@@ -875,8 +886,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
             temporary = path.with_name(f".{path.name}.tmp")
             temporary.write_text(code, encoding="utf-8")
             os.replace(temporary, path)
-        options = (safe_serialization, variant, max_shard_size, push_to_hub, use_flashpack)
-        super().save_pretrained(str(folder), *options, **kwargs)
+        super().save_pretrained(str(folder), *arguments, **kwargs)
 
     def to_json_string(self) -> str:
         """The content of `model_index.json`."""

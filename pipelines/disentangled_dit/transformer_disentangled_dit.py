@@ -9,8 +9,8 @@ class, because a second version of the file, loaded as remote code, replaces the
 Shapes: batch B, image tokens N, context tokens L, width D, heads H; latents [B, channels, height, width].
 """
 
+import contextlib
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,14 +26,6 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import apply_lora_scale
 from torch import Tensor, nn
-
-try:
-    # Private: the table in which diffusers' block caches look up what a block returns.
-    from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockRegistry
-except ImportError:
-    HAS_BLOCK_CACHES = False
-else:
-    HAS_BLOCK_CACHES = True
 
 
 class DisentangledDiTRMSNorm(nn.RMSNorm):
@@ -53,16 +45,15 @@ class DisentangledDiTAttnProcessor:
         self, attn: "DisentangledDiTAttention", hidden_states: Tensor, encoder_hidden_states: Tensor
     ) -> tuple[Tensor, Tensor]:
         tokens = hidden_states.shape[1]
-        query, key, value = attn.project(hidden_states)
-        added_query, added_key, added_value = attn.project_context(encoder_hidden_states)
-        if added_query is not None:
-            query = torch.cat([query, added_query], dim=1)
+        query, key, value = attn.project(hidden_states, attn.to_q, attn.to_k, attn.to_v)
+        query, key = attn.norm_q(query), attn.norm_k(key)
+        added_key, added_value = attn.project(encoder_hidden_states, attn.add_k_proj, attn.add_v_proj)
+        key, value = torch.cat([key, attn.norm_added_k(added_key)], dim=1), torch.cat([value, added_value], dim=1)
+        if attn.to_add_out is not None:
+            (added_query,) = attn.project(encoder_hidden_states, attn.add_q_proj)
+            query = torch.cat([query, attn.norm_added_q(added_query)], dim=1)
         attended = dispatch_attention_fn(
-            query,
-            torch.cat([key, added_key], dim=1),
-            torch.cat([value, added_value], dim=1),
-            backend=self._attention_backend,
-            parallel_config=self._parallel_config,
+            query, key, value, backend=self._attention_backend, parallel_config=self._parallel_config
         ).flatten(2)
         if attn.to_add_out is None:
             # No context tokens, and not None: caches keep tensors.
@@ -80,12 +71,11 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
     _default_processor_cls: Any = DisentangledDiTAttnProcessor
     _available_processors = [DisentangledDiTAttnProcessor]
     _norm_class = DisentangledDiTRMSNorm
+    _supports_qkv_fusion = False
 
     def __init__(self, dim: int, heads: int, context_pre_only: bool):
         super().__init__()
         self.heads = heads
-        # Read by `fuse_projections`.
-        self.use_bias = self.added_proj_bias = True
         head_dim = dim // heads
         self.to_q, self.to_k, self.to_v = (nn.Linear(dim, dim) for _ in range(3))
         # The context of the last block is only attended to: it asks nothing.
@@ -97,40 +87,18 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
         self.to_add_out = None if context_pre_only else nn.Linear(dim, dim)
         self.set_processor(self._default_processor_cls())
 
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of the image tokens, each [B, N, H, D / H]."""
-        if self.fused_projections:
-            query, key, value = self.to_qkv(hidden_states).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        else:
-            query, key, value = (
-                layer(hidden_states).unflatten(-1, (self.heads, -1)) for layer in (self.to_q, self.to_k, self.to_v)
-            )
-        return self.norm_q(query), self.norm_k(key), value
-
-    def project_context(self, hidden_states: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Query (None in the last block), key and value of the context tokens, each [B, L, H, D / H]."""
-        if self.add_q_proj is None or self.norm_added_q is None:
-            key, value = (
-                layer(hidden_states).unflatten(-1, (self.heads, -1)) for layer in (self.add_k_proj, self.add_v_proj)
-            )
-            return None, self.norm_added_k(key), value
-        if self.fused_projections:
-            query, key, value = self.to_added_qkv(hidden_states).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        else:
-            query, key, value = (
-                layer(hidden_states).unflatten(-1, (self.heads, -1))
-                for layer in (self.add_q_proj, self.add_k_proj, self.add_v_proj)
-            )
-        return self.norm_added_q(query), self.norm_added_k(key), value
+    def project(self, hidden_states: Tensor, *layers: nn.Module) -> list[Tensor]:
+        """What each layer makes of the tokens, in heads: [B, tokens, H, D / H]."""
+        return [layer(hidden_states).unflatten(-1, (self.heads, -1)) for layer in layers]
 
     def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         return self.processor(self, hidden_states, encoder_hidden_states)
 
 
 class DisentangledDiTFeedForward(FeedForward):
-    """MLP with the GELU in its tanh form, which overwrites the hidden values where no gradient needs them: on a CPU,
-    a large tensor in memory that is new to the process costs as much as the function."""
+    """MLP with the GELU in its tanh form, which overwrites the hidden values where no gradient needs them."""
 
+    # On a CPU, a large tensor in memory that is new to the process costs as much as the function.
     def __init__(self, dim: int, inner_dim: int):
         super().__init__(dim, activation_fn="gelu-approximate", inner_dim=inner_dim)
 
@@ -193,178 +161,29 @@ class DisentangledDiTBlock(nn.Module):
         return encoder_hidden_states, hidden_states
 
 
-if HAS_BLOCK_CACHES:
+# Private: the table in which diffusers' block caches look up what a block returns. They do without where it moves.
+with contextlib.suppress(ImportError):
+    from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockRegistry
+
     TransformerBlockRegistry.register(
         DisentangledDiTBlock,
         TransformerBlockMetadata(return_hidden_states_index=1, return_encoder_hidden_states_index=0),
     )
 
 
-class DisentangledDiTSamplingMixin:
-    """
-    What the pipeline asks a network for besides its output: the values of its controls, and the inputs of adaLN, which
-    depend on no latents, in tables for many timesteps at once.
-    """
-
-    # Numbers of each control: (height, width), (top, left), (height, width), 0 or 1, log(width / height).
-    CONTROL_SIZES = {"original_size": 2, "crop": 2, "target_size": 2, "flip": 1, "aspect_ratio": 1}
-    # What a caller gives for them.
-    CONTROL_WORDS = {
-        "original_size": "(height, width) in pixels",
-        "crop": "(top, left) in pixels",
-        "target_size": "(height, width) in pixels",
-        "flip": "True or False",
-        "aspect_ratio": "width over height",
-    }
-    # Rows of adaLN numbers that are computed ahead: 100 MB for the largest preset in bfloat16.
-    TABLE_ROWS = 128
-
-    # Any: a mixin does not know the network that it is a part of.
-    config: Any
-    __call__: Any
-
-    def read_controls(
-        self, given: dict[str, Any], size: tuple[int, int], count: int, images: int
-    ) -> list[tuple[tuple[float, ...], ...]]:
-        """
-        The values of the network's controls for pictures that are to be made.
-
-        Args:
-            given (`dict[str, Any]`): For each name of `CONTROL_SIZES` a value, or a list of one for each picture or
-                group; `None` for that of a whole, unmirrored picture. Python's numbers, and lists of them; the aspect
-                ratio is width / height.
-            size (`tuple[int, int]`): Height and width of the pictures in pixels.
-            count, images (`int`): Pictures, and how many follow each other as a group.
-
-        Returns:
-            `list[tuple[tuple[float, ...], ...]]`: For each picture the values of `config.control_alpha`, in its order,
-            as `forward` takes them.
-
-        Raises:
-            ValueError: A value is none of the control, or the network has no such control.
-        """
-        known = self.config.control_alpha
-        for name, value in given.items():
-            if value is not None and name not in known:
-                raise ValueError(f"The model has no control {name}; it was trained with {', '.join(known) or 'none'}.")
-        usual: dict[str, Any] = {"original_size": list(size), "crop": [0, 0], "target_size": list(size), "flip": 0}
-        usual |= {name: value for name, value in given.items() if value is not None}
-        values = {name: self._read_control(name, value, count, images) for name, value in usual.items()}
-        ratios = values.get("aspect_ratio") or [(width / height,) for height, width in values["original_size"]]
-        values["aspect_ratio"] = [(math.log(ratio),) for (ratio,) in ratios]
-        return [tuple(values[name][index] for name in known) for index in range(count)]
-
-    def _read_control(self, name: str, value: Any, count: int, images: int) -> list[tuple[float, ...]]:
-        """The values of a control for each of `count` pictures."""
-        size = self.CONTROL_SIZES[name]
-        # A list of numbers is one value where the control is a pair, and several where it is a number.
-        several = isinstance(value, list) and (size == 1 or any(isinstance(item, list) for item in value))
-        each = value if several else [value]
-        if len(each) not in (1, count // images, count):
-            raise ValueError(f"{name} has {len(each)} values for {count} pictures; give one, or a list of as many.")
-        zero, most = name in ("crop", "flip"), 1 if name == "flip" else 1e9
-        read = []
-        for given in each:
-            item = given if isinstance(given, list) else [given]
-            fits = (isinstance(part, int | float) and (0 < part <= most or (zero and part == 0)) for part in item)
-            if len(item) != size or not all(fits):
-                raise ValueError(
-                    f"{name} has {given!r}; needed is {self.CONTROL_WORDS[name]}, or a list with one for each picture."
-                )
-            read.append(tuple(map(float, item)))
-        return [item for item in read for _ in range(count // len(read))]
-
-    def plan_states(
-        self,
-        given: list[tuple[tuple[float, ...], ...]],
-        labels: list[tuple[int, int]],
-        null_control: bool,
-        device: torch.device,
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, list[int]]]:
-        """
-        The different inputs of adaLN in the branches of the guidance: most pictures and branches share them.
-
-        Args:
-            given (`list`): From `read_controls`, for each picture.
-            labels (`list[tuple[int, int]]`): For each picture the class of the null branch and that of the others.
-            null_control (`bool`): Whether the null branch keeps the controls.
-            device (`torch.device`): Where the tensors lie.
-
-        Returns:
-            `tuple[dict, dict, dict]`: Controls of the states; their other inputs of `forward`; for each branch
-            `"null"`, `"uncontrolled"`, `"full"` the state of each picture.
-        """
-        config = self.config
-        # A class is none of them, except in the baseline that adds it to adaLN.
-        negative, positive = zip(*(labels if config.conditioning == "adaln" else [(0, 0)] * len(given)), strict=True)
-        dropped, full = [None] * len(given), [values or None for values in given]
-        null = full if null_control else dropped
-        inputs = {"null": (null, negative), "uncontrolled": (dropped, positive), "full": (full, positive)}
-        found: dict[Any, int] = {}
-        rows = {
-            branch: [found.setdefault(key, len(found)) for key in zip(*columns, strict=True)]
-            for branch, columns in inputs.items()
-        }
-        values = [given[0] if key is None else key for key, _ in found]
-        controls = {
-            name: torch.tensor([value[place] for value in values], device=device)
-            for place, name in enumerate(config.control_alpha)
-        }
-        rest = {"control_mask": torch.tensor([key is not None for key, _ in found], device=device)}
-        if config.conditioning == "adaln":
-            rest["class_labels"] = torch.tensor([label for _, label in found], device=device)
-        return controls, rest, rows
-
-    def modulation_tables(
-        self,
-        timesteps: Tensor,
-        controls: dict[str, Tensor],
-        rest: dict[str, Tensor],
-        rows: dict[str, list[int]],
-        attention_kwargs: dict[str, Any] | None,
-    ) -> Iterator[tuple[Tensor, bool]]:
-        """
-        For each timestep the adaLN numbers of all states, `(states, numbers)`, and whether the controls add nothing.
-
-        Args:
-            timesteps (`torch.Tensor` of shape `(steps,)`): Of the scheduler.
-            controls, rest, rows: From `plan_states`.
-            attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
-        """
-        count = len(rest["control_mask"])
-        for block in timesteps.split(max(1, self.TABLE_ROWS // count)):
-            _, table = self(
-                timestep=block.repeat_interleave(count),
-                controls={name: value.repeat(len(block), 1) for name, value in controls.items()},
-                **{name: value.repeat(len(block)) for name, value in rest.items()},
-                attention_kwargs=attention_kwargs,
-                return_conditioning=True,
-            )
-            table = table.unflatten(0, (len(block), count))
-            idle = [False] * len(block)
-            if self.config.control_cutoff > 0:
-                idle = (table[:, rows["full"]] == table[:, rows["uncontrolled"]]).flatten(1).all(dim=1).tolist()
-            yield from zip(table, idle, strict=True)
-
-
-class DisentangledDiTTransformer2DModel(
-    DisentangledDiTSamplingMixin, ModelMixin, AttentionMixin, ConfigMixin, PeftAdapterMixin, CacheMixin
-):
+class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin, PeftAdapterMixin, CacheMixin):
     """
     Diffusion transformer whose class or text acts through attention, and whose controls fade in with the timestep
     (arXiv 2411.03177).
 
-    Of the caches of diffusers `enable_cache` takes those that leave out blocks or attention, all of them
-    approximations: `FirstBlockCacheConfig`, `MagCacheConfig`, `TaylorSeerCacheConfig`, and
-    `PyramidAttentionBroadcastConfig` with the pipeline's `current_timestep`.
+    `enable_cache` takes diffusers' caches that leave out blocks or attention, all of them approximations; for
+    `PyramidAttentionBroadcastConfig` the pipeline has a `current_timestep`.
 
     Args:
         sample_size (`int` or `list[int]`, defaults to 32): Height and width of the latents (or pixels) that the
             model is meant for; any size divisible by `patch_size` can be given.
         patch_size (`int`, defaults to 2): Side of a patch, in latent pixels.
-        in_channels (`int`, defaults to 4): Channels of the latents.
-        out_channels (`int`, *optional*): Channels of the output, `in_channels` if not given; twice as many for a
-            learned variance.
+        in_channels (`int`, defaults to 4): Channels of the latents, and of the output.
         num_layers (`int`, defaults to 28): Number of blocks.
         num_attention_heads (`int`, defaults to 16): Heads of a block.
         attention_head_dim (`int`, defaults to 72): Width of a head; the model's width D is heads times this.
@@ -376,11 +195,8 @@ class DisentangledDiTTransformer2DModel(
         conditioning (`str`, defaults to `"attention"`): `"attention"`, the paper's, or `"adaln"`, the baseline that
             adds the class to the adaLN vector and attends to the null class's token; sizes and costs are equal.
         control_alpha (`dict[str, float]`, *optional*): The controls that the model has, of `CONTROL_SIZES`, and the
-            exponent alpha of each one's weight; 0 is a constant weight. Not given: all five, 8 for the two sizes of
-            images and 0 for the others. `{}`: none.
-        control_schedule (`str`, defaults to `"power_cosine"`): gamma = ((1 + cos(pi t/T)) / 2)^alpha, or
-            `"cosine_power"`: gamma = (1 - cos(pi (1 - t/T)^alpha)) / 2.
-        control_cutoff (`float`, defaults to 0.0): Weights below it are 0.
+            exponent alpha of each one's weight ((1 + cos(pi t/T)) / 2)^alpha; 0 is a constant weight. Not given: all
+            five, 8 for the two sizes of images and 0 for the others. `{}`: none.
         pos_embed_base_size (`int` or `list[int]`, *optional*): Grid of patches of the pre-training, whose
             coordinates other grids resample; `sample_size // patch_size` if not given. It is saved.
         num_train_timesteps (`int`, defaults to 1000): T, the timestep of pure noise.
@@ -391,6 +207,9 @@ class DisentangledDiTTransformer2DModel(
             tokens have been filled in.
     """
 
+    # Numbers of each control: (height, width), (top, left), (height, width), 0 or 1, log(width / height).
+    CONTROL_SIZES = {"original_size": 2, "crop": 2, "target_size": 2, "flip": 1, "aspect_ratio": 1}
+    CONTROL_ALPHA = {"original_size": 8.0, "crop": 0.0, "target_size": 8.0, "flip": 0.0, "aspect_ratio": 0.0}
     PRESETS = {
         "tiny": {"num_layers": 4, "num_attention_heads": 4, "attention_head_dim": 16, "patch_size": 2},
         "S": {"num_layers": 12, "num_attention_heads": 6, "attention_head_dim": 64, "patch_size": 2},
@@ -398,10 +217,9 @@ class DisentangledDiTTransformer2DModel(
         "L": {"num_layers": 24, "num_attention_heads": 16, "attention_head_dim": 64, "patch_size": 2},
         "XL": {"num_layers": 28, "num_attention_heads": 16, "attention_head_dim": 72, "patch_size": 2},
     }
-    CONTROL_ALPHA = {"original_size": 8.0, "crop": 0.0, "target_size": 8.0, "flip": 0.0, "aspect_ratio": 0.0}
     CACHES = ("FirstBlockCache", "MagCache", "TaylorSeerCache", "PyramidAttentionBroadcast")
-    # Features of a scalar; sizes whose position embedding is kept.
-    SINUSOIDS, GRIDS = 256, 16
+    # Features of a scalar.
+    SINUSOIDS = 256
 
     # Any: of these diffusers' types know a dictionary without attributes, two names, and None.
     config: Any
@@ -420,7 +238,6 @@ class DisentangledDiTTransformer2DModel(
         sample_size: int | list[int] = 32,
         patch_size: int = 2,
         in_channels: int = 4,
-        out_channels: int | None = None,
         num_layers: int = 28,
         num_attention_heads: int = 16,
         attention_head_dim: int = 72,
@@ -430,8 +247,6 @@ class DisentangledDiTTransformer2DModel(
         joint_attention_dim: int | None = None,
         conditioning: str = "attention",
         control_alpha: dict[str, float] | None = None,
-        control_schedule: str = "power_cosine",
-        control_cutoff: float = 0.0,
         pos_embed_base_size: int | list[int] | None = None,
         num_train_timesteps: int = 1000,
         condition_dropout: float = 0.1,
@@ -445,10 +260,10 @@ class DisentangledDiTTransformer2DModel(
         # What was derived is saved: a later size keeps the grid of the pre-training, and a later release the weights.
         self.register_to_config(pos_embed_base_size=self._pair(pos_embed_base_size), control_alpha=control_alpha)
         self._check_config()
-        self.out_channels = in_channels if out_channels is None else out_channels
         self.inner_dim = num_attention_heads * attention_head_dim
         self.gradient_checkpointing = False
-        self._grids: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
+        self.grid = [side // patch_size for side in self._pair(sample_size)]
+        self.register_buffer("positions", self.position_embedding(*self.grid), persistent=False)
         self._make_embedders(self.inner_dim)
         self._make_blocks(self.inner_dim)
         self._initialize()
@@ -487,7 +302,7 @@ class DisentangledDiTTransformer2DModel(
         # Scales are 1 + what the layer computes: numbers 1, 4, 7, 10 of a block, 1 of the final layer.
         offset = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
         self.register_buffer("modulation_offset", offset.to(torch.get_default_dtype()), persistent=False)
-        self.proj_out = nn.Linear(dim, config.patch_size**2 * self.out_channels)
+        self.proj_out = nn.Linear(dim, config.patch_size**2 * config.in_channels)
         if config.num_decoder_layers > 0:
             self.mask_token = nn.Parameter(0.02 * torch.randn(dim))
             self.side_interpolator = self._block_class(dim, heads, ratio, context_pre_only=True)
@@ -517,14 +332,10 @@ class DisentangledDiTTransformer2DModel(
             f"num_classes and num_class_tokens are at least 1, not {config.num_classes}, {config.num_class_tokens}": (
                 config.num_class_tokens < 1 or (config.num_classes is not None and config.num_classes < 1)
             ),
-            f"control_schedule is 'power_cosine' or 'cosine_power', not {config.control_schedule!r}": (
-                config.control_schedule not in ("power_cosine", "cosine_power")
-            ),
             f"control_alpha has unknown controls {wrong}; there are {list(self.CONTROL_SIZES)}": bool(wrong),
             f"exponents of control_alpha are numbers from 0 to 1e6, not {config.control_alpha}": not all(
                 0 <= alpha <= 1e6 for alpha in config.control_alpha.values()
             ),
-            f"control_cutoff is in [0, 1), not {config.control_cutoff}": not 0 <= config.control_cutoff < 1,
             f"the dropouts are in [0, 1), not {config.condition_dropout}, {config.control_dropout}": not (
                 0 <= config.condition_dropout < 1 and 0 <= config.control_dropout < 1
             ),
@@ -554,68 +365,20 @@ class DisentangledDiTTransformer2DModel(
         for layer in zero:
             nn.init.zeros_(layer.weight)
 
-    def fuse_qkv_projections(self) -> None:
-        """
-        Compute queries, keys and values of a stream with one matrix product, for inference, until
-        `unfuse_qkv_projections`. The fused weights are copies: train, load adapters and save without them.
-
-        Raises:
-            `ValueError`: If the model has adapters, which the copies would not hold.
-        """
-        if self._hf_peft_config_loaded:
-            raise ValueError(
-                "Fused projections would leave the adapter out: fuse it (`fuse_lora`, `unload_lora`) or delete it."
-            )
-        super().fuse_qkv_projections()
-
-    def add_adapter(self, *args: Any, **kwargs: Any) -> None:
-        """As `add_adapter` of diffusers; a `ValueError` while projections are fused."""
-        self._check_unfused()
-        super().add_adapter(*args, **kwargs)
-
-    def load_lora_adapter(self, *args: Any, **kwargs: Any) -> None:
-        """As `load_lora_adapter` of diffusers; a `ValueError` while projections are fused."""
-        self._check_unfused()
-        super().load_lora_adapter(*args, **kwargs)
-
-    def _check_unfused(self) -> None:
-        if any(getattr(module, "fused_projections", False) for module in self.modules()):
-            raise ValueError("Fused projections would leave the adapter out: call `unfuse_qkv_projections` first.")
-
     def enable_cache(self, config: Any) -> None:
-        """
-        Leave out computations that are much like those of an earlier step, until `disable_cache`.
-
-        Args:
-            config: Configuration of one of diffusers' caches, of those that the class names.
-
-        Raises:
-            `ValueError`: If it is of another cache: the others are made for videos, for text that attends to nothing,
-                or for guidance branches that share no `context`.
-        """
+        """As diffusers' models, with `CACHES` alone: others are for videos, or for text that attends to nothing."""
         if (name := type(config).__name__).removesuffix("Config") not in self.CACHES:
             raise ValueError(f"{name} does not fit this model; of {', '.join(self.CACHES)} is allowed.")
         super().enable_cache(config)
 
     def control_weight(self, timestep: Tensor, alpha: float) -> Tensor:
         """
-        The weight gamma(t) of a control: 1 at the clean end t = 0, falling to 0 at t = T, so that it rises during
-        sampling. gamma = ((1 + cos(pi t/T)) / 2)^alpha, or the `control_schedule` `"cosine_power"`.
-
-        Args:
-            timestep (`torch.Tensor` of shape `(N,)`): Timesteps between 0 and `num_train_timesteps`.
-            alpha (`float`): Exponent; 0 gives 1 everywhere.
-
-        Returns:
-            `torch.Tensor` of shape `(N,)`, at least float32.
+        gamma(t) = ((1 + cos(pi t/T)) / 2)^alpha of timesteps [N]: the weight of a control, at least float32. It is 1
+        at the clean end t = 0 and 0 in pure noise t = T, so it rises during sampling.
         """
         timestep = timestep.to(torch.promote_types(timestep.dtype, torch.float32))
         tau = (timestep / self.config.num_train_timesteps).clamp(0, 1)
-        if self.config.control_schedule == "power_cosine":
-            weight = ((1 + torch.cos(math.pi * tau)) / 2) ** alpha
-        else:
-            weight = (1 - torch.cos(math.pi * (1 - tau) ** alpha)) / 2
-        return torch.where(weight < self.config.control_cutoff, 0.0, weight)
+        return ((1 + torch.cos(math.pi * tau)) / 2) ** alpha
 
     def _embed_controls(
         self, timestep: Tensor, controls: dict[str, Tensor], control_mask: Tensor | None, dtype: torch.dtype
@@ -678,44 +441,19 @@ class DisentangledDiTTransformer2DModel(
             embedding = embedding + self.class_embedder(class_labels)
         return F.silu(embedding)
 
-    def _grid(self, rows: int, columns: int, like: Tensor) -> Tensor:
-        """Position embedding [N, D] of a grid of patches, on the coordinates of the pre-training grid."""
-        base = self.config.pos_embed_base_size
-        if torch.compiler.is_compiling():
-            # What a traced program computes must not be kept.
-            return self.position_embedding(rows, columns, base, self.inner_dim).to(like)
-        key = (rows, columns, like.device, like.dtype)
-        if key not in self._grids:
-            if len(self._grids) >= self.GRIDS:
-                self._grids.clear()
-            # A tensor made in inference mode could not take part in a later training step.
-            with torch.inference_mode(False):
-                self._grids[key] = self.position_embedding(rows, columns, base, self.inner_dim).to(like)
-        return self._grids[key]
-
-    @staticmethod
-    def position_embedding(rows: int, columns: int, base: list[int], dim: int) -> Tensor:
+    def position_embedding(self, rows: int, columns: int) -> Tensor:
         """
-        Sine and cosine of the coordinates y = i base_rows / rows and x = j base_columns / columns.
-
-        Args:
-            rows, columns (`int`): The grid of patches.
-            base (`list[int]`): Rows and columns of the pre-training grid.
-            dim (`int`): Width D, divisible by 4: half of it for y, half for x, each sines then cosines.
-
-        Returns:
-            `torch.Tensor` of shape `(rows * columns, dim)`, float32.
+        Sines and cosines of y = i base_rows / rows, then of x = j base_columns / columns, [rows * columns, D],
+        float32: any grid of patches lies on the coordinates of the pre-training's, `pos_embed_base_size`.
         """
-        frequencies = 10000.0 ** (-torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
+        quarter = self.inner_dim // 4
+        frequencies = 10000.0 ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
         angles = [
-            torch.arange(count, dtype=torch.float64)[:, None] * (start / count) * frequencies
-            for count, start in zip((rows, columns), base, strict=True)
+            torch.arange(count, dtype=torch.float64)[:, None] * (base / count) * frequencies
+            for count, base in zip((rows, columns), self.config.pos_embed_base_size, strict=True)
         ]
-        vertical, horizontal = (torch.cat([angle.sin(), angle.cos()], dim=-1) for angle in angles)
-        shape = (rows, columns, dim // 2)
-        return (
-            torch.cat([vertical[:, None].expand(shape), horizontal[None].expand(shape)], dim=-1).flatten(0, 1).float()
-        )
+        vertical, horizontal = (torch.cat([angle.sin(), angle.cos()], dim=-1).float() for angle in angles)
+        return torch.cat([vertical.repeat_interleave(columns, dim=0), horizontal.repeat(rows, 1)], dim=-1)
 
     @apply_lora_scale("attention_kwargs")
     def forward(
@@ -729,6 +467,7 @@ class DisentangledDiTTransformer2DModel(
         modulation: Tensor | None = None,
         context: Tensor | None = None,
         keep_indices: Tensor | None = None,
+        controlnet_block_samples: list[Tensor] | None = None,
         return_conditioning: bool = False,
         attention_kwargs: dict[str, Any] | None = None,
         return_dict: bool = True,
@@ -749,12 +488,13 @@ class DisentangledDiTTransformer2DModel(
                 log(width / height). What is absent adds nothing.
             control_mask (`torch.Tensor` of shape `(batch_size,)`, *optional*): False for samples without controls:
                 their control vector is zero.
-            modulation (`torch.Tensor` of shape `(batch_size or 1, numbers)`, *optional*): What `return_conditioning`
-                gave, instead of timestep and controls.
-            context (`torch.Tensor` of shape `(batch_size or 1, length, width)`, *optional*): What
-                `return_conditioning` gave, instead of labels or text.
+            modulation (`torch.Tensor` of shape `(batch_size or 1, numbers)`, *optional*), context (`torch.Tensor` of
+                shape `(batch_size or 1, length, width)`, *optional*): What `return_conditioning` gave, instead of
+                timestep and controls, and of labels or text.
             keep_indices (`torch.Tensor` of shape `(batch_size, kept)`, *optional*): For masked-latent training: the
                 numbers of the image tokens that the first blocks see, no number twice in a row.
+            controlnet_block_samples (`list[torch.Tensor]` of shape `(batch_size, tokens, width)`, *optional*): A
+                ControlNet's residuals, added to the image tokens after the blocks; each serves equally many.
             return_conditioning (`bool`, defaults to `False`): Return `(context, modulation)` and compute no image;
                 what has no input is None.
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
@@ -783,7 +523,9 @@ class DisentangledDiTTransformer2DModel(
                 "`encoder_hidden_states` or `context`."
             )
         self._check_inputs(hidden_states, modulation, context, keep_indices, embedding)
-        sample = self._denoise(hidden_states, context, modulation, keep_indices, embedding)
+        sample = self._denoise(
+            hidden_states, context, modulation, keep_indices, embedding, controlnet_block_samples or []
+        )
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
     def _check_inputs(
@@ -830,11 +572,13 @@ class DisentangledDiTTransformer2DModel(
         modulation: Tensor,
         keep_indices: Tensor | None,
         embedding: Tensor | None,
+        residuals: list[Tensor],
     ) -> Tensor:
-        """The output [B, out_channels, height, width] for context [B or 1, L, D] and modulation [B or 1, numbers]."""
+        """The output [B, in_channels, height, width] for context [B or 1, L, D] and modulation [B or 1, numbers]."""
         patch = self.config.patch_size
         rows, columns = hidden_states.shape[2] // patch, hidden_states.shape[3] // patch
-        position = self._grid(rows, columns, hidden_states)
+        position = self.positions if [rows, columns] == self.grid else self.position_embedding(rows, columns)
+        position = position.to(hidden_states)
         # [B, C, rows, patch, columns, patch] -> [B, N, C * patch * patch]
         cells = hidden_states.unflatten(3, (columns, patch)).unflatten(2, (rows, patch))
         tokens = self.patch_embed(cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)) + position
@@ -851,10 +595,13 @@ class DisentangledDiTTransformer2DModel(
                 context, tokens = self._gradient_checkpointing_func(block, tokens, context, numbers)
             else:
                 context, tokens = block(hidden_states=tokens, encoder_hidden_states=context, modulation=numbers)
+            if residuals:
+                # Of 12 blocks and 4 residuals the first is of blocks 0 to 2.
+                tokens = tokens + residuals[index // math.ceil(len(blocks) / len(residuals))]
         shift, scale = last.unflatten(1, (2, 1, -1)).unbind(1)
         output = self.proj_out(self._block_class.normalize(tokens, shift, scale))
         # [B, rows, columns, C, patch, patch] -> [B, C, rows * patch, columns * patch]
-        cells = output.unflatten(1, (rows, columns)).unflatten(3, (self.out_channels, patch, patch))
+        cells = output.unflatten(1, (rows, columns)).unflatten(3, (self.config.in_channels, patch, patch))
         return cells.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
     def _fill(

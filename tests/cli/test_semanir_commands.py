@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hf_ext.restoration.files import Picture, read_image, write_image
-from hf_ext.restoration.tiles import restore_pixels
+from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext_cli.main import main
 from tests.testing import assert_same_picture
@@ -63,7 +63,7 @@ def test_a_folder_is_restored_with_its_paths(models, photos, tmp_path):
     model = SemanIRForImageRestoration.from_pretrained(models / "restore")
     for name in files(out):
         pixels = read_image(photos / name).pixels
-        assert_same_picture(read_image(out / name).pixels, restore_pixels(model, pixels))
+        assert_same_picture(read_image(out / name).pixels, restore_image(model, pixels))
 
 
 def test_results_that_exist_are_left_alone_unless_told(models, photos, tmp_path):
@@ -149,7 +149,7 @@ def test_options_reach_the_model(models, tmp_path):
     write_image(tmp_path / "a.png", Picture(make_pixels(10, 45, 3)))
     model = SemanIRForImageRestoration.from_pretrained(models / "restore")
     pixels = read_image(tmp_path / "a.png").pixels
-    plain = restore_pixels(model, pixels)
+    plain = restore_image(model, pixels)
     for name, words, options in (
         ("tile", ["--tile", "32"], {"tile": 32}),
         ("ensemble", ["--self-ensemble"], {"self_ensemble": True}),
@@ -157,7 +157,7 @@ def test_options_reach_the_model(models, tmp_path):
     ):
         run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / name, *words)
         restored = read_image(tmp_path / name / "a.png").pixels
-        assert_same_picture(restored, restore_pixels(model, pixels, **options))
+        assert_same_picture(restored, restore_image(model, pixels, **options))
         assert name == "tile" or (restored != plain).mean() > 0.02
     run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / "auto", "--tile", "auto")
     run(
@@ -216,9 +216,9 @@ def test_adapters_and_other_models(models, photos, tmp_path):
     adapted.save_pretrained(tmp_path / "adapter")
     run("restore", tmp_path / "adapter", photos / "a.png", "--out", tmp_path / "out")
     pixels = read_image(photos / "a.png").pixels
-    wanted = restore_pixels(adapted.merge_and_unload().eval(), pixels)
+    wanted = restore_image(adapted.merge_and_unload().eval(), pixels)
     assert_same_picture(read_image(tmp_path / "out" / "a.png").pixels, wanted)
-    bare = restore_pixels(SemanIRForImageRestoration.from_pretrained(models / "restore"), pixels)
+    bare = restore_image(SemanIRForImageRestoration.from_pretrained(models / "restore"), pixels)
     assert (wanted != bare).mean() > 0.02
     config = MRConvConfig(hidden_size=4, num_hidden_layers=1, kernel_size=4, max_position_embeddings=16)
     MRConvForSequenceClassification(config).save_pretrained(tmp_path / "mrconv")

@@ -9,14 +9,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
-from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTSamplingMixin
 from tests.disentangled_dit.dit_testing import generator, make_transformer
 
 LABELS = {0: "tench, Tinca tinca", 1: "goldfish", 2: "hen", 3: "ostrich", 4: "brambling"}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "green", "hen", "fish", "on", "grass"]
 
 
-class GaussianDenoiser(DisentangledDiTSamplingMixin, ModelMixin, ConfigMixin, CacheMixin):
+class GaussianDenoiser(ModelMixin, ConfigMixin, CacheMixin):
     """
     What a perfect network says about pictures whose pixels are independent, N(mean, std^2): with x = a x0 + b e and
     y = (x - a mean) / (a^2 std^2 + b^2), E[e | x] = b y and E[x0 | x] = mean + a std^2 y.
@@ -29,12 +28,11 @@ class GaussianDenoiser(DisentangledDiTSamplingMixin, ModelMixin, ConfigMixin, Ca
         std: float = 0.5,
         mean: float = 0.0,
         sample_size: int = 48,
-        out_channels: int | None = None,
     ):
         super().__init__()
         self.register_to_config(
             patch_size=1, in_channels=1, num_classes=1, joint_attention_dim=None, conditioning="attention",
-            control_alpha={}, control_cutoff=0.0, condition_dropout=0.1, control_dropout=0.1, num_train_timesteps=1000,
+            control_alpha={}, condition_dropout=0.1, control_dropout=0.1, num_train_timesteps=1000,
         )  # fmt: skip
         self.nothing = torch.nn.Parameter(torch.zeros(1))
         self.kept = DDIMScheduler().alphas_cumprod
@@ -62,9 +60,6 @@ class GaussianDenoiser(DisentangledDiTSamplingMixin, ModelMixin, ConfigMixin, Ca
             "flow_prediction": eps - image,
         }
         answer = answers[self.config.prediction]
-        if self.config.out_channels == 2:
-            # the smallest variance of learned_range
-            answer = torch.cat([answer, torch.full_like(answer, -1.0)], dim=1)
         return (answer,)
 
 
@@ -111,7 +106,7 @@ def start(pipeline: DisentangledDiTPipeline, count: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def sample_plainly(pipeline, latents, labels, controls, scale=1.0, control_scale=1.0, keep=False, steps=3, null=None):
+def sample_plainly(pipeline, latents, labels, controls, scale=1.0, control_scale=1.0, steps=3, null=None):
     """Every branch by a pass of its own with all of its inputs, at every step."""
     transformer, scheduler = pipeline.transformer, pipeline.scheduler
     count = len(latents)
@@ -130,7 +125,7 @@ def sample_plainly(pipeline, latents, labels, controls, scale=1.0, control_scale
     for timestep in scheduler.timesteps:
         sample = scheduler.scale_model_input(latents, timestep)
         full, bare = ask(sample, timestep, positive, True), ask(sample, timestep, positive, False)
-        nothing = ask(sample, timestep, negative, keep)
+        nothing = ask(sample, timestep, negative, False)
         guided = scale * (control_scale * full + (1 - control_scale) * bare) + (1 - scale) * nothing
         latents = scheduler.step(guided, timestep, latents, **options).prev_sample
     return latents

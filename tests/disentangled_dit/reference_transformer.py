@@ -72,11 +72,7 @@ def adaln_vector(
 def gamma(config: Mapping[str, Any], timestep: float, alpha: float) -> float:
     """Weight of a control: 1 at t = 0, 0 at t = T."""
     tau = timestep / config["num_train_timesteps"]
-    if config["control_schedule"] == "power_cosine":
-        weight = math.pow((1 + math.cos(math.pi * tau)) / 2, alpha)
-    else:
-        weight = (1 - math.cos(math.pi * math.pow(1 - tau, alpha))) / 2
-    return 0.0 if weight < config["control_cutoff"] else weight
+    return math.pow((1 + math.cos(math.pi * tau)) / 2, alpha)
 
 
 def sinusoid(value: Tensor, channels: int = 256) -> Tensor:

@@ -94,7 +94,7 @@ if presence == "absent":
     shutil.copytree(sources["class-local"], out / "other")
     for file, old, new in (
         ("pipeline.py", "max(self._guidance_scale, 1.0)", "max(self._guidance_scale, 9.0)"),
-        ("transformer/disentangled_dit.py", "weight < self.config.control_cutoff, 0.0", "weight < 1, 0.0"),
+        ("transformer/disentangled_dit.py", "/ 2) ** alpha", "/ 2) ** (9 + alpha)"),
     ):
         text = (out / "other" / file).read_text()
         assert old in text
@@ -208,6 +208,17 @@ def test_diffusers_finds_the_room_and_the_class():
     # this version of diffusers still records a component by the room that it is in
     found = _fetch_class_library_tuple(DisentangledDiTTransformer2DModel)
     assert found == ("disentangled_dit", "DisentangledDiTTransformer2DModel")
+
+
+@pytest.mark.parametrize("task", ["Text2Image", "Image2Image", "Inpainting"])
+def test_the_pipeline_of_a_task_is_found(task, tmp_path):
+    auto = getattr(diffusers, f"AutoPipelineFor{task}")
+    pipeline = make_text_pipeline()
+    pipeline.save_pretrained(tmp_path)
+    loaded = auto.from_pretrained(tmp_path)
+    assert type(loaded) is DisentangledDiTPipeline and loaded.config.max_text_length == 9
+    same = auto.from_pipe(pipeline)
+    assert type(same) is DisentangledDiTPipeline and same.transformer is pipeline.transformer
 
 
 def test_registering_again_changes_nothing():

@@ -144,6 +144,31 @@ def test_image_to_image_takes_pictures_of_any_size_and_latents():
         pipeline(image=torch.zeros(3, 4, 6, 10), **options)
 
 
+def test_inpainting_keeps_the_latents_of_black_pixels():
+    pipeline = make_pipeline(vae=make_vae())
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8))
+    white = np.zeros((12, 20), dtype=np.uint8)
+    # one pixel of a latent of 2 x 2 is enough
+    white[5, 7], white[8:, 16:] = 255, 255
+    options = {"class_labels": [0, 1], "strength": 1.0, "num_inference_steps": 4, "output_type": "latent"}
+    options |= {"image": picture, "generator": generator()}
+    images = pipeline(mask_image=Image.fromarray(white), **options).images
+    clean = pipeline.encode_image(pipeline.vae, pipeline.image_processor.preprocess(picture)).detach()
+    hole = torch.zeros(6, 10, dtype=torch.bool)
+    hole[2, 3] = hole[4:, 8:] = True
+    torch.testing.assert_close(images[:, :, ~hole], clean.expand(2, -1, -1, -1)[:, :, ~hole])
+    assert (images - clean)[:, :, hole].abs().min() > 1e-5
+    # a mask for each picture, as numbers
+    masks = torch.from_numpy(np.stack([white, 255 - white]) / 255.0)[:, None].float()
+    each = pipeline(mask_image=masks, **{**options, "generator": generator()}).images
+    torch.testing.assert_close(each[:1], images[:1])
+    torch.testing.assert_close(each[1:, :, 4:, 8:], clean[:, :, 4:, 8:])
+    with pytest.raises(ValueError, match="mask_image says where image is made anew, and there is no image"):
+        pipeline(class_labels=0, mask_image=masks)
+    with pytest.raises(ValueError, match="mask_image gives latents of shape"):
+        pipeline(mask_image=masks.repeat(2, 1, 1, 1)[:3], **options)
+
+
 # Text
 
 

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from diffusers import (
@@ -135,22 +136,36 @@ def test_where_ddim_clips_the_picture_its_noise_follows():
         torch.testing.assert_close(after, left**0.5 * picture + (1 - left) ** 0.5 * noise, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_a_learned_variance_goes_to_ddpm_and_nowhere_else(scale):
-    network = GaussianDenoiser(out_channels=2)
-    pipeline = quiet(DisentangledDiTPipeline(network, DDPMScheduler(variance_type="learned_range"), None, None, None))
-    options = {"class_labels": 0, "num_inference_steps": 20, "output_type": "latent", "guidance_scale": scale}
-    learned = pipeline(generator=generator(), **options).images
-    # the smallest variance of the range is what this scheduler calls small
-    pipeline.scheduler = DDPMScheduler(variance_type="fixed_small_log")
-    fixed = pipeline(generator=generator(), **options).images
-    torch.testing.assert_close(learned, fixed, rtol=1e-4, atol=1e-5)
-    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
-    assert pipeline(generator=generator(), **options).images.shape == (1, 1, 48, 48)
-    with pytest.raises(ValueError, match="variance_type='learned_range'.*Make it with variance_type=None"):
-        DisentangledDiTPipeline(network, DPMSolverMultistepScheduler(variance_type="learned_range"), None, None, None)
-    with pytest.raises(ValueError, match="Make it with variance_type='fixed_small'"):
+def test_a_learned_variance_is_refused():
+    with pytest.raises(ValueError, match="variance_type='learned', and the network predicts no variance"):
         DisentangledDiTPipeline(GaussianDenoiser(), DDPMScheduler(variance_type="learned"), None, None, None)
+
+
+def test_timesteps_and_sigmas_are_the_callers():
+    noise = torch.randn(1, 1, 48, 48, generator=generator())
+    seen = []
+
+    def draw(scheduler, prediction, **schedule):
+        pipeline = quiet(DisentangledDiTPipeline(GaussianDenoiser(prediction), scheduler, None, None, None))
+        options = {"latents": noise, "guidance_scale": 1.0, "output_type": "latent", **schedule}
+        seen.clear()
+
+        def note(pipe, step, timestep, tensors):
+            seen.append(float(timestep))
+            return {}
+
+        return pipeline(class_labels=0, callback_on_step_end=note, **options).images
+
+    flow, euler = FlowMatchEulerDiscreteScheduler(), EulerDiscreteScheduler()
+    images = draw(flow, "flow_prediction", sigmas=[1.0, 0.5, 0.1])
+    assert seen == [1000, 500, pytest.approx(100)]
+    torch.testing.assert_close(images, draw(flow, "flow_prediction", sigmas=np.array([1.0, 0.5, 0.1])))
+    draw(DDPMScheduler(clip_sample=False), "epsilon", timesteps=[900, 300])
+    assert seen == [900, 300]
+    with pytest.raises(ValueError, match="DDIMScheduler does not take timesteps; leave"):
+        draw(DDIMScheduler(), "epsilon", timesteps=[900, 300])
+    with pytest.raises(ValueError, match="EulerDiscreteScheduler does not take timesteps and sigmas"):
+        draw(euler, "epsilon", timesteps=[900, 300], sigmas=[2.0, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,27 @@ def test_every_sampler_that_adds_noise_finds_mean_and_spread(name, prediction):
     assert float(images.std()) == pytest.approx(0.5, rel=0.08)
 
 
+@pytest.mark.parametrize("name", [*SOLVERS, *NOISY, *FLOW])
+def test_every_scheduler_fills_a_mask_and_keeps_the_rest(name):
+    """Pixels are independent here: what is kept has no influence on what is made anew."""
+    prediction = "flow_prediction" if name in FLOW else "epsilon"
+    image, mask = torch.rand(1, 1, 48, 48, generator=generator(3)), torch.zeros(1, 1, 48, 48)
+    mask[..., 10:30, 20:] = 1
+    images = []
+    for more in ({"mask_image": mask}, {}):
+        pipeline = quiet(
+            DisentangledDiTPipeline(GaussianDenoiser(prediction), make_scheduler(name, prediction), *[None] * 3)
+        )
+        options = {"num_inference_steps": 10, "guidance_scale": 1.0, "output_type": "latent", "strength": 0.7}
+        call = {"class_labels": 0, "image": image, "generator": generator(1), **options, **more}
+        images.append(pipeline(**call).images)
+    filled, free = images
+    hole = mask.bool()
+    assert torch.equal(filled[~hole], 2 * image[~hole] - 1)
+    torch.testing.assert_close(filled[hole], free[hole], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(free[~hole], filled[~hole], atol=0.1)
+
+
 @pytest.mark.parametrize("steps", [4, 20])
 def test_lcm_shows_what_the_network_predicts_of_its_last_noise(steps):
     """Each step draws the predicted picture with new noise: x0 = m + g y, g = a s^2 / (a^2 s^2 + b^2)."""

@@ -16,7 +16,7 @@ from diffusers import (
 )
 
 from hf_ext.pipelines.disentangled_dit import rescale_noise_schedule
-from hf_ext.pipelines.disentangled_dit.scheduling_disentangled_dit import rehearse_schedule
+from hf_ext.pipelines.disentangled_dit.scheduling import rehearse_schedule
 
 FAMILY = [
     DDIMScheduler,

@@ -12,9 +12,9 @@ from tests.testing import assert_same_answers
 
 MODELS = {
     "class": {},
-    "class tokens": {"num_class_tokens": 3, "control_schedule": "cosine_power", "control_alpha": {"crop": 2.0}},
-    "baseline": {"conditioning": "adaln", "num_class_tokens": 2, "control_cutoff": 0.2, "out_channels": 6},
-    "text": {"num_classes": None, "joint_attention_dim": 7, "control_cutoff": 0.2},
+    "class tokens": {"num_class_tokens": 3, "control_alpha": {"crop": 2.0}},
+    "baseline": {"conditioning": "adaln", "num_class_tokens": 2},
+    "text": {"num_classes": None, "joint_attention_dim": 7},
     "one layer, no controls": {"num_layers": 1, "control_alpha": {}},
 }
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
@@ -38,13 +38,6 @@ def fast(model, **inputs) -> torch.Tensor:
 
 def plain(model, **inputs) -> torch.Tensor:
     return model(**inputs).sample
-
-
-def fused(model, **inputs) -> torch.Tensor:
-    model.fuse_qkv_projections()
-    output = model(**inputs).sample
-    model.unfuse_qkv_projections()
-    return output
 
 
 def assert_equals_reference(model, inputs: dict, path, dtype: torch.dtype) -> None:
@@ -80,16 +73,6 @@ def test_equals_reference_in_single_precision_for_one_sample_of_another_size(nam
     inputs = make_inputs(model, batch=1)
     inputs["hidden_states"] = torch.randn(1, 3, 8, 4, generator=generator(5))
     assert_equals_reference(model, inputs, plain, torch.float32)
-
-
-def test_fused_projections_equal_reference():
-    model = make_transformer().double()
-    inputs = make_inputs(model, dtype=torch.float64)
-    with torch.no_grad():
-        expected = reference.predict(dict(model.named_parameters()), model.config, **inputs)
-        torch.testing.assert_close(fused(model, **inputs), expected, atol=1e-9, rtol=1e-9)
-        torch.testing.assert_close(plain(model, **inputs), expected, atol=1e-9, rtol=1e-9)
-    assert not any("qkv" in name for name in model.state_dict())
 
 
 def test_mlp_that_overwrites_its_hidden_values_changes_no_bit_and_not_its_input():
@@ -216,15 +199,16 @@ def test_every_parameter_learns():
 
 
 def test_positions_resample_the_grid_of_the_pretraining():
-    position = DisentangledDiTTransformer2DModel.position_embedding
-    old, new = position(3, 5, [3, 5], 16).view(3, 5, 16), position(6, 10, [3, 5], 16).view(6, 10, 16)
+    position = make_transformer(pos_embed_base_size=[3, 5]).position_embedding
+    old, new = position(3, 5).view(3, 5, 16), position(6, 10).view(6, 10, 16)
     assert torch.equal(new[::2, ::2], old)
     # Not the extrapolation, which has the old grid in its corner.
     assert not torch.equal(new[:3, :5], old)
     assert old.dtype == torch.float32
     for rows, columns in ((3, 5), (6, 10), (2, 7)):
-        expected = reference.positions(rows, columns, (3, 5), 16)
-        torch.testing.assert_close(position(rows, columns, [3, 5], 16), expected, atol=1e-7, rtol=0)
+        torch.testing.assert_close(
+            position(rows, columns), reference.positions(rows, columns, (3, 5), 16), atol=1e-7, rtol=0
+        )
 
 
 def test_grid_is_saved_and_kept_at_another_size(tmp_path):
@@ -258,16 +242,12 @@ def test_loading_in_another_precision(tmp_path):
     assert (found - expected).square().mean().sqrt() < 0.05
 
 
-def test_positions_kept_in_inference_mode_serve_training():
+def test_inference_mode_leaves_nothing_behind_that_training_could_not_use():
     model = make_transformer()
     inputs = make_inputs(model)
     with torch.inference_mode():
         model(**inputs)
     model(**inputs).sample.sum().backward()
-    sizes = [(2, 2 * width) for width in range(1, 20)]
-    for height, width in sizes:
-        model(torch.randn(1, 3, height, width), 3, class_labels=torch.tensor([1]))
-        assert len(model._grids) <= model.GRIDS
 
 
 @pytest.mark.parametrize("name", ["class", "baseline"])
@@ -310,6 +290,26 @@ def test_hidden_tokens_reach_nothing_before_the_decoder():
         torch.testing.assert_close(found, model(**inputs, keep_indices=keep).sample, atol=0, rtol=0)
 
 
+def test_residuals_of_a_controlnet_are_added_after_the_blocks():
+    model = make_transformer()
+    inputs = make_inputs(model)
+    first, second = (torch.randn(2, 15, 16, generator=generator(seed)) for seed in (8, 9))
+    # Of three blocks the first two share a residual.
+    added = iter([first, first, second])
+
+    def add(block, arguments, output):
+        context, tokens = output
+        return context, tokens + next(added)
+
+    with torch.no_grad():
+        found = model(**inputs, controlnet_block_samples=[first, second]).sample
+        hooks = [block.register_forward_hook(add) for block in model.transformer_blocks]
+        assert_same_answers(found, model(**inputs).sample)
+        for hook in hooks:
+            hook.remove()
+        assert not torch.allclose(found, model(**inputs).sample, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -319,10 +319,8 @@ def test_hidden_tokens_reach_nothing_before_the_decoder():
         ({"conditioning": "adaln", "num_classes": None, "joint_attention_dim": 4}, "of classes"),
         ({"num_classes": 0}, "at least 1, not 0, 1"),
         ({"num_class_tokens": 0}, "at least 1, not 5, 0"),
-        ({"control_schedule": "linear"}, "'cosine_power', not 'linear'"),
         ({"control_alpha": {"colour": 1.0}}, r"unknown controls \['colour'\]; there are \['original_size'"),
         ({"control_alpha": {"crop": -1.0}}, "numbers from 0 to 1e6"),
-        ({"control_cutoff": 1.0}, r"in \[0, 1\), not 1.0"),
         ({"condition_dropout": 1.5}, "dropouts"),
         ({"num_attention_heads": 1, "attention_head_dim": 6}, "divisible by 4, unlike 6"),
         ({"sample_size": [6, 9]}, "divisible by patch_size 2"),

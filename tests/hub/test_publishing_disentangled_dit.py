@@ -144,7 +144,7 @@ def test_the_card_says_what_the_pipeline_takes_and_its_snippet_runs(name, tmp_pa
 
 def short(set_timesteps):
     """Two steps instead of fifty."""
-    return lambda self, steps, device=None: set_timesteps(self, 2, device)
+    return lambda self, num_inference_steps, device=None: set_timesteps(self, 2, device)
 
 
 def refuse_code(folder: Path) -> None:

@@ -10,10 +10,9 @@ import torch
 from torch.export import Dim
 from transformers import AutoModelForImageToImage
 
-from hf_ext.fast import semanir_operators
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, modeling_semanir
 from hf_ext.semanir.modeling_semanir import bilinear_demosaick
-from hf_ext.semanir.ops_semanir import unpack_keys
+from hf_ext.semanir.ops_semanir import partition_windows, unpack_keys
 from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
 
 
@@ -143,9 +142,9 @@ def test_weights_may_lie_on_disk(tmp_path):
 )
 def test_operators_of_windows_are_what_torch_takes_for_operators(size, window, shift):
     features = torch.randn(2, *size, 3, dtype=torch.float64, requires_grad=True)
-    cut, join = semanir_operators._cut_operator, semanir_operators._join_operator
+    cut, join = torch.ops.hf_ext_semanir.cut.default, torch.ops.hf_ext_semanir.join.default
     windows = cut(features, window, shift)
-    assert windows.equal(semanir_operators._cut(features, window, shift))
+    assert windows.equal(partition_windows(features, window, shift))
     assert join(windows, size, window, shift).equal(features)
     torch.library.opcheck(cut, (features, window, shift))
     torch.library.opcheck(join, (windows.detach().requires_grad_(), size, window, shift))
@@ -156,12 +155,12 @@ def test_operators_of_windows_are_what_torch_takes_for_operators(size, window, s
 def test_operators_of_the_kernels_are_what_torch_takes_for_operators(dense):
     pytest.importorskip("numba")
     tokens = torch.randn(3, 9, 6)
-    choose = semanir_operators._choose_operator
+    choose = torch.ops.hf_ext_semanir.choose_keys.default
     torch.library.opcheck(choose, (tokens, torch.zeros(3, 9, dtype=torch.uint8), 4, True, True))
     bits = None if dense else choose(tokens, None, 4, False, True)
     query, key, value = (torch.randn(3, 2, 9, 5, requires_grad=True) for _ in range(3))
     given = (query, key, value, torch.rand(2, requires_grad=True), torch.randn(2, 25, requires_grad=True), bits, 3, 3)
-    torch.library.opcheck(semanir_operators._attend_operator, given)
+    torch.library.opcheck(torch.ops.hf_ext_semanir.attend.default, given)
 
 
 # What torch's exporter itself is warned of.

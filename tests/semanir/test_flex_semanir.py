@@ -9,7 +9,7 @@ from tests.semanir.attention_testing import Case, assert_attention_agrees, make_
 
 def plain_form(query, key, value, table, dictionary):
     """What flex_attention computes, from the same function of scores: torch has no gradient of it on a CPU."""
-    change = kernels._score_change(table, dictionary)
+    change = kernels.score_change(table, dictionary)
     for dimensions in ((0, None, None, None, 0), (0, None, None, 0, None), (0, None, 0, None, None)):
         change = torch.vmap(change, in_dims=dimensions)
     change = torch.vmap(change, in_dims=(0, 0, None, None, None))
@@ -46,7 +46,7 @@ def test_fused_form_equals_the_reference():
     """The CPU's counterpart of the kernel for GPUs. Once: torch makes faulty C++ when a second case follows."""
     case = make_case((8, 8), 8, 16, 9, torch.float32)
     with torch.no_grad():
-        found = kernels._compiled()(*case[:3], kernels._score_change(case.table, case.dictionary), scale=1.0)
+        found = kernels.compiled()(*case[:3], kernels.score_change(case.table, case.dictionary), scale=1.0)
     torch.testing.assert_close(found.double(), without_gradient(case), atol=1e-5, rtol=0)
 
 

@@ -10,7 +10,6 @@ from PIL import Image
 from transformers import pipeline
 
 from hf_ext.hub.publish import push
-from hf_ext.restoration.tiles import restore_pixels
 from hf_ext.semanir import (
     ImageRestorationPipeline,
     SemanIRConfig,
@@ -40,7 +39,7 @@ def restore():
 
 def test_every_kind_of_input_and_lists_of_them(restore, tmp_path):
     Image.fromarray(COLOUR).save(tmp_path / "a.png")
-    wanted = restore_pixels(make_model(), COLOUR)
+    wanted = restore_image(make_model(), COLOUR)
     inputs = [str(tmp_path / "a.png"), tmp_path / "a.png", Image.fromarray(COLOUR), COLOUR]
     for image in inputs:
         restored = restore(image)
@@ -190,7 +189,7 @@ def test_what_a_pipeline_saved_is_pushed_and_pulled_with_and_without_hf_ext(hub,
     # where the installed package loads it, transformers would ask for trust
     assert not hasattr(SemanIRForImageRestoration.from_pretrained(tmp_path / "model").config, "custom_pipelines")
     shown = run_python(PULL, hub.url, tmp_path / "home", json.dumps(COLOUR.tolist()))
-    wanted = restore_pixels(model, COLOUR).astype(int)
+    wanted = restore_image(model, COLOUR).astype(int)
     results = json.loads(shown.splitlines()[-1])
     assert len(results) == 6
     for restored in results:
@@ -231,6 +230,6 @@ def test_hub_ids_and_folders_without_hf_ext(hub, tmp_path):
     assert ask(hub.url, "POST", "/api/models/me/model/commit/main", commit_body(files)).status == 200
     arguments = json.dumps(COLOUR.tolist()), str(tmp_path / "pipeline")
     shown = run_python(USE, hub.url, tmp_path / "home", *arguments)
-    wanted = restore_pixels(model, COLOUR)
+    wanted = restore_image(model, COLOUR)
     for restored in json.loads(shown.splitlines()[-1]):
         assert_same_picture(np.array(restored, dtype=np.uint8), wanted)

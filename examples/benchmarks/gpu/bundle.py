@@ -29,7 +29,7 @@ BRING = (
     *("transformers", "diffusers", "datasets", "evaluate", "peft", "accelerate", "huggingface_hub", "hf-xet"),
     *("pathspec", "h11", "filelock", "click"),
     *("httpx2", "httpcore2", "truststore", "anyio", "idna", "dill", "multiprocess", "xxhash", "fsspec", "regex"),
-    *("importlib_metadata", "lazy-importer", "zipp", "typing-extensions", "tokenizers"),
+    *("importlib_metadata", "lazy-importer", "lazy-loader", "zipp", "typing-extensions", "tokenizers"),
 )
 
 

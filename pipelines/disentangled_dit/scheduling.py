@@ -44,18 +44,13 @@ def rescale_noise_schedule(
     """
     Adapts the noise schedule of a model to pictures of another size.
 
-    Schedulers of the DDPM family get `trained_betas`, so that every timestep keeps its number and its meaning
-    (ab'_t = s^2 ab_t / (s'^2 + ab_t (s^2 - s'^2))); they are saved, and survive a change of scheduler by `from_config`
-    inside the family. Flow-matching schedulers get another `shift` (`flow_shift` where the scheduler calls it so).
+    Schedulers of the DDPM family get `trained_betas`, which are saved and survive `from_config` inside the family.
+    Flow-matching schedulers get another `shift` (or `flow_shift`).
 
     Args:
-        scheduler (`SchedulerMixin`):
-            With `trained_betas` (DDIM, DDPM, DPM++, UniPC, PNDM, Euler and others), or flow matching with a constant
-            shift. It is not changed.
-        from_size (`int` or `tuple[int, int]`):
-            Side, or height and width, that the schedule is for. Pixels or latents, the same in both sizes.
-        to_size (`int` or `tuple[int, int]`):
-            Side, or height and width, that it should be for.
+        scheduler (`SchedulerMixin`): Of the DDPM family, or flow matching with a constant shift. It is not changed.
+        from_size (`int` or `tuple[int, int]`): Side, or height and width, that the schedule is for, in any unit.
+        to_size (`int` or `tuple[int, int]`): Side, or height and width, that it should be for.
 
     Returns:
         `SchedulerMixin`: A new scheduler of the same class.
@@ -119,21 +114,9 @@ def _rescale_betas(betas: torch.Tensor, ratio: float) -> torch.Tensor:
 
 @torch.no_grad()
 def rehearse_schedule(scheduler: SchedulerMixin, channels: int, steps: int) -> None:
-    """
-    Goes through all steps of a scheduler with latents of one pixel.
-
-    Schedulers of diffusers take whatever their configuration says, and stumble over it when it is first used: in
-    `set_timesteps`, or in any of the steps. Here nothing comes from elsewhere, neither network nor sizes, so that
-    whatever goes wrong is of the configuration, or of a number of steps that it has no room for.
-
-    Args:
-        scheduler (`SchedulerMixin`): It is not changed.
-        channels (`int`): Of the latents.
-        steps (`int`): As a pipeline would take.
-
-    Raises:
-        ValueError: The scheduler cannot make these steps.
-    """
+    """Goes through all steps of a copy of a scheduler with latents of one pixel; a ValueError says what stopped it."""
+    # Schedulers take whatever their configuration says, and stumble when they use it: in `set_timesteps`, or in any of
+    # the steps. Here neither network nor sizes can be the reason.
     trial: Any = copy.deepcopy(scheduler)
     config, doubled = trial.config, str(trial.config.get("variance_type")).startswith("learned")
     latents = torch.ones(1, channels, 1, 1)

@@ -228,17 +228,15 @@ def test_planes_of_16_bits_need_a_library_and_are_never_misread(monkeypatch):
         read_image(file.getvalue())
 
 
-def test_other_colours_of_16_bits_are_read_with_8_and_it_is_said(monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr("hf_ext.restoration.deep.logger.warning", said.append)
+def test_other_colours_of_16_bits_are_read_with_8_and_it_is_said(caplog):
     file = io.BytesIO()
     tifffile.imwrite(file, make_pixels(9, 7, 4, dtype=np.uint16), photometric="separated")
     assert read_image(file.getvalue()).pixels.dtype == np.uint8
-    assert said == ["TIFF of 16 bits in several channels (CMYK;16L): Pillow reads the upper 8 of them."]
+    assert caplog.messages == ["TIFF of 16 bits in several channels (CMYK;16L): Pillow reads the upper 8 of them."]
     # A BMP of 16 bits has that many for all three colours.
     file = io.BytesIO(b"BM" + struct.pack("<IIIIiiHHIIiiII", 62, 0, 54, 40, 2, 1, 1, 16, 0, 8, 0, 0, 0, 0) + b"\0" * 8)
     assert read_image(file.getvalue()).pixels.shape == (1, 2, 3)
-    assert len(said) == 1
+    assert len(caplog.messages) == 1
 
 
 # Tags that say how pixels lie in the file they were read from, and one that nobody knows.
@@ -302,12 +300,10 @@ def test_a_tiff_has_strips_its_tags_and_the_orientation_of_its_xmp(tmp_path):
     assert read_image(write_image(tmp_path / "b.tif", Picture(pixels))).dpi is None
 
 
-def test_damaged_exif_data_are_left_out(tmp_path, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr("hf_ext.restoration.encoding.logger.warning", said.append)
+def test_damaged_exif_data_are_left_out(tmp_path, caplog):
     exif = Image.Exif()
     exif[306] = ({"no": "date"},)
     for ending in (".tif", ".png", ".jpg"):
         path = write_image(tmp_path / f"a{ending}", Picture(make_pixels(4, 4, 3), exif))
         assert read_image(path).pixels.shape == (4, 4, 3)
-    assert len(said) == 3 and "are damaged and were left out" in said[0]
+    assert len(caplog.messages) == 3 and "are damaged and were left out" in caplog.messages[0]

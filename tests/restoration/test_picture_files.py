@@ -70,14 +70,12 @@ def test_16_bits_of_a_png_survive(channels, orientation, tmp_path):
         assert image.size == (9, 7)
 
 
-def test_what_pillow_reads_with_8_of_16_bits(tmp_path, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr("hf_ext.restoration.deep.logger.warning", said.append)
+def test_what_pillow_reads_with_8_of_16_bits(tmp_path, caplog):
     pixels = make_pixels(7, 9, 2, dtype=np.uint16)
     path = write_image(tmp_path / "a.png", Picture(pixels))
     read = read_image(path).pixels
     assert read.dtype == np.uint8
-    assert "Pillow reads the upper 8" in said[0]
+    assert "Pillow reads the upper 8" in caplog.messages[0]
     np.testing.assert_array_equal(read[..., [0, -1]], pixels >> 8)
 
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageCms
 
 from hf_ext.restoration import jobs
 from hf_ext.restoration.files import FORMATS, Picture, read_frames, read_image, write_image
-from hf_ext.restoration.tiles import restore_pixels
+from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext_cli.main import main
 
@@ -199,7 +199,7 @@ def test_heic_is_restored_where_its_library_is(folder_of_model, model, photos, t
     pillow_heif.from_pillow(Image.fromarray(make_pixels(64, 64, 3))).save(photos / "x.heic", quality=80)
     run(folder_of_model, photos, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == ["a.png", "more/b.png", "x.png"]
-    wanted = restore_pixels(model, read_image(photos / "x.heic").pixels)
+    wanted = restore_image(model, read_image(photos / "x.heic").pixels)
     np.testing.assert_array_equal(read_image(tmp_path / "out" / "x.png").pixels, wanted)
 
 
@@ -225,7 +225,7 @@ def test_every_tiff_is_restored_to_one_that_can_be_read(folder_of_model, model, 
     assert files(tmp_path / "out") == names and len(names) == 8
     for name in names:
         picture = read_image(tmp_path / "in" / name)
-        wanted = restore_pixels(model, picture.pixels)
+        wanted = restore_image(model, picture.pixels)
         assert wanted.dtype == (np.uint16 if name == "deep.tif" else np.uint8)
         # Another program reads the same.
         np.testing.assert_array_equal(tifffile.imread(tmp_path / "out" / name), wanted, err_msg=name)
@@ -253,7 +253,7 @@ def test_every_frame_is_restored(folder_of_model, model, tmp_path):
         assert after.plays == before.plays
         assert len(after.pictures) == 3
         for first, second in zip(before.pictures, after.pictures, strict=True):
-            wanted = restore_pixels(model, first.pixels)
+            wanted = restore_image(model, first.pixels)
             difference = np.abs(second.pixels.astype(int) - wanted)
             # A GIF has 256 colours, and this WebP a loss; the others hold every pixel.
             assert difference.max() == 0 if name in ("b.png", "d.tif") else difference.mean() < 12, name

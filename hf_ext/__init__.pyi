@@ -1,0 +1,28 @@
+from .emr import EMRModel as EMRModel
+from .hub.checkpoints import open_checkpoint as open_checkpoint
+from .hub.publish import push as push, stage as stage
+from .hub.released import released as released
+from .merging import MergeConfig as MergeConfig, merge_checkpoints as merge_checkpoints
+from .mrconv import (
+    MRConvCache as MRConvCache,
+    MRConvConfig as MRConvConfig,
+    MRConvFeatureExtractor as MRConvFeatureExtractor,
+    MRConvForAudioClassification as MRConvForAudioClassification,
+    MRConvForCausalLM as MRConvForCausalLM,
+    MRConvForRetrieval as MRConvForRetrieval,
+    MRConvForSequenceClassification as MRConvForSequenceClassification,
+    MRConvModel as MRConvModel,
+    MRConvNextConfig as MRConvNextConfig,
+    MRConvNextForImageClassification as MRConvNextForImageClassification,
+    MRConvNextImageProcessor as MRConvNextImageProcessor,
+    MRConvNextModel as MRConvNextModel,
+)
+from .semanir import (
+    SemanIRConfig as SemanIRConfig,
+    SemanIRForImageRestoration as SemanIRForImageRestoration,
+    SemanIRImageProcessor as SemanIRImageProcessor,
+    SemanIRModel as SemanIRModel,
+)
+
+__all__: list[str]
+__version__: str

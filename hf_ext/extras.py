@@ -1,0 +1,47 @@
+"""What `pip install "hf-ext[...]"` brings beyond what loading and running a model needs."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+# Of each module that may be missing: the extra that brings it.
+EXTRAS = {
+    "h11": "hub",
+    "matplotlib": "plots",
+    "numba": "fast",
+    "pathspec": "hub",
+    "pillow_heif": "images",
+    "rawpy": "images",
+    "tensorboard": "train",
+    "tifffile": "images",
+    "zstandard": "archive",
+}
+
+
+def check_installed(*modules: str) -> None:
+    """
+    Looks for modules of extras before long work begins.
+
+    Args:
+        modules (`str`): Names such as `"matplotlib"`.
+
+    Raises:
+        ImportError: If one is missing, with the command that installs it.
+    """
+    for module in modules:
+        if find_spec(module) is None:
+            raise ImportError(explain_missing(module))
+
+
+def import_extra(module: str) -> ModuleType:
+    """A module of an extra, or the `ImportError` of [`check_installed`]."""
+    check_installed(module)
+    return import_module(module)
+
+
+def explain_missing(module: str | None) -> str | None:
+    """What to install where a module, or one inside of it, could not be imported; `None` if no extra brings it."""
+    package = (module or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    return f"this needs {package}, which is not installed: pip install 'hf-ext[{EXTRAS[package]}]'"

@@ -1,0 +1,63 @@
+"""Extras: what a command says where the module of one is missing, and that each extra brings what it promises."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from hf_ext.extras import EXTRAS, check_installed, explain_missing, import_extra
+from hf_ext.mrconv import MRConvConfig, MRConvModel
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# The distribution of each module whose name is another.
+DISTRIBUTIONS = {"pillow_heif": "pillow-heif"}
+WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from hf_ext_cli.main import main; main()"
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    return {Requirement(line).name for line in requirements}
+
+
+@pytest.mark.parametrize(("module", "extra"), EXTRAS.items())
+def test_the_extra_of_a_module_brings_it_and_the_plain_package_does_not(module, extra):
+    extras = PROJECT["optional-dependencies"]
+    name = DISTRIBUTIONS.get(module, module)
+    assert name in names_of(extras[extra]) and name not in names_of(PROJECT["dependencies"])
+    assert extra in {part for line in extras["all"] for part in Requirement(line).extras}
+
+
+def test_what_is_missing_is_said_with_what_installs_it(monkeypatch):
+    check_installed(*EXTRAS)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"needs matplotlib.*pip install 'hf-ext\[plots\]'"):
+        import_extra("matplotlib")
+    assert explain_missing("matplotlib.figure") and explain_missing("os") is None and explain_missing(None) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("h11", ["hub", "serve", "--root", "hub"]),
+        ("pathspec", ["hub", "serve", "--root", "hub"]),
+        ("matplotlib", ["mrconv", "plot", "model", "kernels.png"]),
+        ("tensorboard", ["train", "RUN"]),
+        ("matplotlib", ["train", "RUN"]),
+    ],
+)
+def test_a_command_without_its_extra_says_what_to_install(module, words, tmp_path):
+    run = tmp_path / "run.yaml"
+    run.write_text(
+        "method: mrconv-text\noutput_dir: out\nmax_steps: 1\ndata: {train: {path: data.jsonl}}\n"
+        "model: {hidden_size: 8, num_hidden_layers: 1}\n"
+    )
+    (tmp_path / "data.jsonl").write_text('{"text": "a", "label": 0}\n')
+    MRConvModel(MRConvConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1)).save_pretrained(tmp_path / "model")
+    words = [{"RUN": str(run)}.get(word, word) for word in words]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, module, *words], cwd=tmp_path, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert f"needs {module}, which is not installed: pip install 'hf-ext[{EXTRAS[module]}]'" in done.stderr
