@@ -88,7 +88,7 @@ def read_model_section(
             f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(presets)}, and "
             "none with init_from, which brings its own sizes."
         )
-    return dict(presets.get(preset, {})), changes
+    return ({} if preset is None else dict(presets[preset])), changes
 
 
 def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...] = ()) -> list[str]:
