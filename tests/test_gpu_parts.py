@@ -54,7 +54,7 @@ class Parts:
     """Made-up parts in a folder of results."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
-        self.folder, self.patch = folder, monkeypatch
+        self.folder = folder
         self.script = folder / "part.py"
         self.script.write_text(PART)
         self.plans: dict[str, dict[str, str]] = {}
@@ -64,13 +64,12 @@ class Parts:
     def plan(self, name: str, **cases: str) -> None:
         """What the cases of a part do from now on."""
         self.plans[name] = cases
-        self.patch.setattr(run, "PARTS", {part: [str(self.script)] for part in self.plans})
         (self.folder / f"{name}.plan").write_text(json.dumps(cases))
 
     def run(self, *words: str) -> int:
         """The exit code of `make gpu DEVICE=cpu`."""
-        self.patch.setattr(sys, "argv", ["run.py", "--device", "cpu", "--results", str(self.folder), *words])
-        return run.main()
+        parts = {part: [str(self.script)] for part in self.plans}
+        return run.main(["--device", "cpu", "--results", str(self.folder), *words], parts)
 
     def result(self, name: str) -> dict[str, Any]:
         return json.loads((self.folder / f"{name}.json").read_text())
@@ -186,9 +185,8 @@ def test_a_process_that_lost_the_device_or_died_is_replaced(parts: Parts):
 
 
 def test_without_a_device_nothing_runs(parts: Parts, monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setattr(run.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["run.py", "--results", str(parts.folder)])
-    assert run.main() == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run.main(["--results", str(parts.folder)]) == 2
     assert "make gpu DEVICE=cpu" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         parts.run("--part", "unknown")
@@ -261,13 +259,13 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def test_the_bundle_has_a_lock_and_keeps_to_its_size(faked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_bundle_has_a_lock_and_keeps_to_its_size(faked: Path, tmp_path: Path):
     folder = tmp_path / ".gpu"
     (folder / "old").mkdir(parents=True)
     # Wheels of 1 MiB, CIFAR-10 of half of one; of three MiB of photographs every second one fits.
-    monkeypatch.setattr(bundle, "LIMIT", 5 * 2**20 + 2**19)
-    taken = bundle.bundle(folder, str(faked))
-    assert taken <= bundle.LIMIT - 2**20 and not (folder / "old").exists()
+    limit = 5 * 2**20 + 2**19
+    taken = bundle.bundle(folder, str(faked), limit)
+    assert taken <= limit - 2**20 and not (folder / "old").exists()
     lock = json.loads((folder / "LOCK").read_text())
     assert lock["commit"] == HEAD["commit"] and lock["dirty"] is False
     files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
@@ -278,9 +276,8 @@ def test_the_bundle_has_a_lock_and_keeps_to_its_size(faked: Path, tmp_path: Path
     assert len([name for name in files if name.startswith("data/bsds500/train")]) == 4
     assert len([name for name in files if name.startswith("data/cifar10")]) == 2
 
-    monkeypatch.setattr(bundle, "LIMIT", 2 * 2**20)
     with pytest.raises(SystemExit, match="bring less"):
-        bundle.bundle(folder, "")
+        bundle.bundle(folder, "", 2 * 2**20)
 
 
 # What a machine for work with GPUs has: large, or in need of nothing that we could bring.
@@ -300,12 +297,11 @@ def test_what_is_brought_needs_nothing_else():
 
 
 def test_where_there_is_no_git_the_lock_names_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert run.source_state() == {"commit": "unknown", "dirty": True}
+    assert run.source_state(tmp_path) == {"commit": "unknown", "dirty": True}
     (tmp_path / ".gpu").mkdir()
     (tmp_path / ".gpu" / "LOCK").write_text(json.dumps({**HEAD, "files": {}}))
-    assert run.source_state() == HEAD
+    assert run.source_state(tmp_path) == HEAD
 
 
 @pytest.mark.slow

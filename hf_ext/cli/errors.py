@@ -4,10 +4,9 @@
 options, files, folders, names. A bug of ours keeps its traceback.
 """
 
-import contextlib
 import errno
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, cast
 
 import click
@@ -75,34 +74,27 @@ def _classify_library(error: BaseException) -> click.ClickException | None:
     return None
 
 
-@contextlib.contextmanager
-def loading(source: str) -> Iterator[None]:
-    """Goes around the loading of a model: says what cannot be loaded, instead of where a library stumbled."""
-    # What libraries raise there is of the files, which anybody may have written: weights that do not fit the
-    # configuration, a value of another kind, a class that does not exist.
-    try:
-        yield
-    except click.ClickException:
-        raise
-    except (RuntimeError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
-        if classify(error) is not None:
-            raise
-        text = str(error).strip() or "no reason is given"
-        raise Unusable(
-            f"{source} cannot be loaded ({type(error).__name__}: {text}); fetch or save it again."
-        ) from error
-
-
 Load = TypeVar("Load", bound=Callable[..., Any])
 
 
 def loads(function: Load) -> Load:
-    """Puts [`loading`] around a function whose first argument names a model."""
+    """Lets a function that loads a model say what cannot be loaded, instead of where a library stumbled."""
+    # What libraries raise there is of the files, which anybody may have written: weights that do not fit the
+    # configuration, a value of another kind, a class that does not exist.
 
     @functools.wraps(function)
     def load(source: str, *arguments: Any, **options: Any) -> Any:
-        with loading(source):
+        try:
             return function(source, *arguments, **options)
+        except click.ClickException:
+            raise
+        except (RuntimeError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
+            if classify(error) is not None:
+                raise
+            text = str(error).strip() or "no reason is given"
+            raise Unusable(
+                f"{source} cannot be loaded ({type(error).__name__}: {text}); fetch or save it again."
+            ) from error
 
     return cast(Load, load)
 

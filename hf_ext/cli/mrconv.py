@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from .errors import loading
+from .errors import loads
 from .sources import Model
 
 
@@ -76,6 +76,4 @@ def plot(source: str, out: Path, channel: int) -> None:
     """
     from hf_ext.plots.kernels import load_model, plot_kernels
 
-    with loading(source):
-        model = load_model(source)
-    click.echo(plot_kernels(model, out, channel))
+    click.echo(plot_kernels(loads(load_model)(source), out, channel))

@@ -26,14 +26,14 @@ from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from hf_ext.plots.grids import draw_grid, sample_rows
 from hf_ext.settings import build
-from hf_ext.training.models import initialize_from
+from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
 from .diffusion_data import Crops, Size, cut_view
 from .diffusion_latents import load_autoencoder, read_row, to_pixels
 from .diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
 from .diffusion_texts import Captions
-from .diffusion_transfer import Transfer, open_pipeline, read_model_section, settings_of, transfer
+from .diffusion_transfer import Transfer, open_pipeline, options_of, settings_of, transfer
 
 # The pictures that a run draws of itself show the first classes.
 _CLASSES_SHOWN = 10
@@ -144,7 +144,8 @@ class DisentangledDiTTask(Task):
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> ModelMixin:
         """Builds the network of the `model` section: a preset, a checkpoint's configuration or the defaults."""
-        settings, changes = read_model_section(self.model_class, config, init_from)
+        presets = DisentangledDiTTransformer2DModel.PRESETS
+        settings, changes = read_model_section(config, options_of(self.model_class), init_from, presets)
         settings |= self._shape(changes)
         changes.pop("sample_size", None)
         checkpoint = None if init_from is None else open_pipeline(init_from)

@@ -19,7 +19,6 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ext.files import read_json
 from hf_ext.pipelines.disentangled_dit.scheduling import rescale_noise_schedule
-from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
 from hf_ext.settings import build
 from hf_ext.training.models import pipeline_index, split_revision
 
@@ -89,34 +88,14 @@ def _scheduler(folder: Path, index: dict[str, Any]) -> SchedulerMixin:
     return scheduler
 
 
-def read_model_section(
-    kind: Callable[..., Any], section: dict[str, Any], init_from: str | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of the preset that the `model` section of a run names, and those that it gives itself."""
-    changes = dict(section)
-    preset = changes.pop("preset", None)
-    presets = DisentangledDiTTransformer2DModel.PRESETS
-    allowed = _options(kind)
-    unknown = sorted(set(changes) - allowed)
-    if unknown:
-        raise ValueError(
-            f"unknown key(s) {unknown} in section 'model'. Allowed: preset, {', '.join(sorted(allowed))}."
-        )
-    if preset is not None and (preset not in presets or init_from):
-        raise ValueError(
-            f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(presets)}, and none "
-            "with init_from, which brings its own sizes."
-        )
-    return dict(presets.get(preset, {})), changes
-
-
 def settings_of(kind: Callable[..., Any], config: dict[str, Any]) -> dict[str, Any]:
     """What of a saved configuration a network is built with."""
-    allowed = _options(kind)
+    allowed = options_of(kind)
     return {name: value for name, value in config.items() if name in allowed}
 
 
-def _options(kind: Callable[..., Any]) -> set[str]:
+def options_of(kind: Callable[..., Any]) -> set[str]:
+    """What a network can be built with by the `model` section."""
     # The schedule says how many timesteps there are.
     return set(inspect.signature(kind).parameters) - {"num_train_timesteps"}
 

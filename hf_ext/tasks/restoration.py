@@ -20,7 +20,7 @@ from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig
 from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
-from hf_ext.training.models import initialize_from, split_revision
+from hf_ext.training.models import initialize_from, read_model_section, split_revision
 from hf_ext.training.task import Task
 
 from .degradation_settings import Degradation, read_degradations
@@ -113,27 +113,14 @@ class SemanIRTask(Task):
         return self.config.scale if self.config.scale > 1 and not self.config.demosaicks else 0
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> SemanIRForImageRestoration:
-        """
-        Builds the model of the `model` section: a preset, a checkpoint's configuration, or the defaults, with changes.
-        """
-        changes = dict(config)
-        preset = changes.pop("preset", None)
+        """Builds the model of the `model` section: a preset, a checkpoint's configuration or the defaults, changed."""
         allowed = {item.name for item in fields(SemanIRConfig)} & set(SemanIRConfig.__annotations__)
-        unknown = sorted(set(changes) - allowed)
-        if unknown:
-            raise ValueError(
-                f"unknown key(s) {unknown} in section 'model'. Allowed: preset, {', '.join(sorted(allowed))}."
-            )
-        if preset is not None and (preset not in PRESETS or init_from):
-            raise ValueError(
-                f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(PRESETS)}, and "
-                "none with init_from, which brings its own sizes."
-            )
+        preset, changes = read_model_section(config, allowed, init_from, PRESETS)
         if init_from:
             name, revision = split_revision(init_from)
             self.config = SemanIRConfig.from_pretrained(name, revision=revision, **changes)
         else:
-            self.config = SemanIRConfig(**{**PRESETS.get(preset, {}), **changes})
+            self.config = SemanIRConfig(**{**preset, **changes})
         self._check_layout()
         self._warn_of_top_k()
         model = SemanIRForImageRestoration(self.config)

@@ -24,7 +24,7 @@ from hf_ext.mrconv.configuration_mrconv import MRConvConfig
 from hf_ext.mrconv.kernels_mrconv import MRConvFourierKernel
 from hf_ext.mrconv.modeling_mrconv import MRConvForSequenceClassification, MRConvPreTrainedModel
 from hf_ext.plots.kernels import draw_confusion
-from hf_ext.training.models import initialize_from, split_revision
+from hf_ext.training.models import initialize_from, read_model_section, split_revision
 from hf_ext.training.task import Task
 
 Batch = dict[str, torch.Tensor]
@@ -45,6 +45,8 @@ class MRConvTask(Task):
 
     # Replaced on an instance, other models train on the same data: examples/mrconv/peers.py.
     config_class: ClassVar[type[PreTrainedConfig]] = MRConvConfig
+    # Sizes that the `model` section may name instead of writing them out.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
     model_class: ClassVar[Callable[..., PreTrainedModel]]
     greater_is_better: ClassVar[bool] = True
 
@@ -68,16 +70,12 @@ class MRConvTask(Task):
         """Builds the model of the `model` section."""
         decided = self.model_fields()
         names = {item.name for item in fields(self.config_class)} & set(self.config_class.__annotations__)
-        unknown = sorted(set(config) - (names - set(decided)))
-        if unknown:
-            raise ValueError(
-                f"unknown key(s) {unknown} in section 'model'. Allowed: {', '.join(sorted(names - set(decided)))}; "
-                f"the section 'task' decides {', '.join(sorted(decided))}."
-            )
+        preset, changes = read_model_section(config, names - set(decided), init_from, self.presets, decided)
+        changes = {**preset, **changes}
         if init_from is None:
-            return self.model_class(self.config_class(**decided, **self.label_fields(), **config))
+            return self.model_class(self.config_class(**decided, **self.label_fields(), **changes))
         name, revision = split_revision(init_from)
-        settings = self.config_class.from_pretrained(name, revision=revision, **{**self.label_fields(), **config})
+        settings = self.config_class.from_pretrained(name, revision=revision, **{**self.label_fields(), **changes})
         different = {key: getattr(settings, key) for key, value in decided.items() if getattr(settings, key) != value}
         if different:
             raise ValueError(

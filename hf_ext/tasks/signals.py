@@ -178,6 +178,7 @@ class ImageTask(ClassificationTask):
     image_column: str = "image"
 
     config_class: ClassVar[type[PreTrainedConfig]] = MRConvNextConfig
+    presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
     model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvNextForImageClassification
     pipeline_tag: ClassVar[str] = "image-classification"
 
@@ -194,17 +195,6 @@ class ImageTask(ClassificationTask):
     def model_fields(self) -> dict[str, Any]:
         """The size of the images."""
         return {"image_size": self.image_size}
-
-    def build_model(self, config: dict[str, Any], init_from: str | None) -> PreTrainedModel:
-        """As [`MRConvTask`] does; `preset` may name the sizes `tiny`, `small` or `base`."""
-        changes = dict(config)
-        preset = changes.pop("preset", None)
-        if preset is not None and (preset not in PRESETS or init_from):
-            raise ValueError(
-                f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(PRESETS)}, and "
-                "none with init_from, which brings its own sizes."
-            )
-        return super().build_model({**PRESETS.get(preset, {}), **changes}, init_from)
 
     def encode(self, example: dict[str, Any]) -> Batch:
         """The normalised centre and the class."""

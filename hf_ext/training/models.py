@@ -1,7 +1,9 @@
 """What the loop does to a model beforehand: weights from a checkpoint, adapters, activation checkpointing."""
 
 import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import peft
@@ -64,6 +66,29 @@ def build_model(task: "Task", section: dict[str, Any], init_from: str | None) ->
     except StrictDataclassError as error:
         where = "section 'model'" if section or init_from is None else f"the configuration of {init_from}"
         raise SettingsError(f"bad value in {where}: {explain(error)}") from error
+
+
+def read_model_section(
+    section: dict[str, Any],
+    allowed: set[str],
+    init_from: str | None,
+    presets: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+    decided: Iterable[str] = (),
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of the preset that the `model` section of a run names, and those that it gives itself."""
+    changes = dict(section)
+    preset = changes.pop("preset", None) if presets else None
+    unknown = sorted(set(changes) - allowed)
+    if unknown:
+        names = ["preset"] * bool(presets) + sorted(allowed)
+        task = f"; the section 'task' decides {', '.join(sorted(decided))}" if decided else ""
+        raise ValueError(f"unknown key(s) {unknown} in section 'model'. Allowed: {', '.join(names)}{task}.")
+    if preset is not None and (preset not in presets or init_from):
+        raise ValueError(
+            f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(presets)}, and "
+            "none with init_from, which brings its own sizes."
+        )
+    return ({} if preset is None else dict(presets[preset])), changes
 
 
 def initialize_from(model: torch.nn.Module, source: str, of_data: tuple[str, ...] = ()) -> list[str]:

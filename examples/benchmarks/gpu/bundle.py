@@ -86,20 +86,20 @@ def write_lock(folder: Path) -> None:
     write_json(folder / "LOCK", content)
 
 
-def bundle(folder: Path, data: str) -> int:
+def bundle(folder: Path, data: str, limit: int = LIMIT) -> int:
     """Makes the folder anew; its bytes."""
     shutil.rmtree(folder, ignore_errors=True)
     wheels = folder / "wheels"
     wheels.mkdir(parents=True)
     build_wheel(wheels)
     download_wheels(wheels)
-    room = LIMIT - tree_bytes() - size(list(wheels.iterdir()))
+    room = limit - tree_bytes() - size(list(wheels.iterdir()))
     if data:
         copy_data(Path(data).resolve(), folder / "data", room - 2**20)
     write_lock(folder)
     taken = size([path for path in folder.rglob("*") if path.is_file()])
-    if taken > LIMIT - tree_bytes():
-        raise SystemExit(f"{folder} has {taken / 2**20:.1f} MiB; with the tree {LIMIT >> 20} are allowed: bring less.")
+    if taken > limit - tree_bytes():
+        raise SystemExit(f"{folder} has {taken / 2**20:.1f} MiB; with the tree {limit >> 20} are allowed: bring less.")
     return taken
 
 

@@ -38,18 +38,18 @@ REHEARSAL = ROOT / "scratch" / "gpu"
 SOURCES = ("hf_ext", "pipelines", "pyproject.toml", "examples/*.py")
 
 
-def source_state() -> dict[str, Any]:
+def source_state(root: Path = ROOT) -> dict[str, Any]:
     """Last commit of the code, and whether it was changed since; where there is no git, what the bundle says."""
     try:
         commit, changes = (
             subprocess.run(
-                ["git", *words, "--", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True
+                ["git", *words, "--", *SOURCES], cwd=root, capture_output=True, text=True, check=True
             ).stdout.strip()
             for words in (("log", "-1", "--format=%H"), ("status", "--porcelain"))
         )
         return {"commit": commit, "dirty": bool(changes)}
     except (OSError, subprocess.CalledProcessError):
-        lock = ROOT / ".gpu" / "LOCK"
+        lock = root / ".gpu" / "LOCK"
         if not lock.is_file():
             return {"commit": "unknown", "dirty": True}
         content = json.loads(lock.read_text(encoding="utf-8"))
@@ -86,7 +86,7 @@ def begin(path: Path, head: dict[str, Any], keeps: bool) -> dict[str, Any]:
 
 def start(name: str, words: argparse.Namespace, path: Path, limit: float, more: list[str]) -> tuple[int, str]:
     """Runs a part's process; its exit code, UNFINISHED if it was stopped, and the end of what it wrote."""
-    script, *own = PARTS[name]
+    script, *own = words.parts[name]
     command = [sys.executable, str(HERE / script), *own, "--device", words.device, "--output", str(path)]
     command += ["--limit", str(limit)] + ["--tiny"] * (words.device == "cpu") + more
     places = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
@@ -156,10 +156,10 @@ def row_cells(row: dict[str, Any]) -> list[str]:
     return [" ".join(cell.split()).replace("|", "\\|")[:300] for cell in cells]
 
 
-def table(results: Path) -> str:
+def table(results: Path, parts: dict[str, list[str]]) -> str:
     """Everything that lies in the folder, as Markdown."""
     lines = ["# What `make gpu` measured", ""]
-    for name in PARTS:
+    for name in parts:
         path = results / f"{name}.json"
         if not path.is_file():
             continue
@@ -188,18 +188,19 @@ def find_device(wanted: str) -> str | None:
     return wanted or "cuda"
 
 
-def main() -> int:
+def main(argv: list[str] | None = None, parts: dict[str, list[str]] = PARTS) -> int:
     """Runs the parts that were asked for; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", default="", help=f"some of {', '.join(PARTS)}, separated by commas; all by default")
+    parser.add_argument("--part", default="", help=f"some of {', '.join(parts)}, separated by commas; all by default")
     parser.add_argument("--device", default="", choices=("", "cpu", "cuda"))
     parser.add_argument("--results", default="", help="folder of the results")
     parser.add_argument("--limit", type=float, default=480.0, help="seconds of a part")
-    words = parser.parse_args()
-    names = [name for name in words.part.split(",") if name] or list(PARTS)
-    unknown = sorted(set(names) - set(PARTS))
+    words = parser.parse_args(argv)
+    words.parts = parts
+    names = [name for name in words.part.split(",") if name] or list(parts)
+    unknown = sorted(set(names) - set(parts))
     if unknown:
-        parser.error(f"unknown part {', '.join(unknown)}; allowed: {', '.join(PARTS)}")
+        parser.error(f"unknown part {', '.join(unknown)}; allowed: {', '.join(parts)}")
     words.device = find_device(words.device)
     if words.device is None:
         return 2
@@ -219,7 +220,7 @@ def main() -> int:
         complete = json.loads(path.read_text(encoding="utf-8"))["complete"]
         state = errors[name] or ("complete" if complete else "stopped at its limit: run it again to go on")
         print(f"{name}: {time.monotonic() - clock:.0f} s, {state}", flush=True)
-        (words.results / "README.md").write_text(table(words.results), encoding="utf-8")
+        (words.results / "README.md").write_text(table(words.results, parts), encoding="utf-8")
     print(words.results / "README.md")
     return 1 if any(errors.values()) else 0
 
