@@ -16,17 +16,10 @@ from hf_ext.training.data import TrainingLoader
 from tests.testing import assert_same_answers
 
 from .pipeline_testing import make_vae
-from .training_testing import CLASSES, MODEL, losses, make_arguments, reset, run, write_pictures
+from .training_testing import CLASSES, MODEL, losses, make_arguments, run, write_pictures
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18)]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    yield
-    reset()
 
 
 @pytest.fixture

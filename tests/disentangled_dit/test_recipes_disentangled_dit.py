@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import datasets
 import pytest
 from diffusers import DiffusionPipeline
 
@@ -19,7 +18,7 @@ from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, read_yaml
 
 from .pipeline_testing import make_text_pipeline, make_vae
-from .training_testing import CLASSES, make_arguments, reset, run, write_pictures
+from .training_testing import CLASSES, make_arguments, run, write_pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "examples" / "disentangled_dit"
@@ -35,13 +34,6 @@ SLICES = {
     "imagenet_512": ["--model={sample_size: 8, in_channels: 4, num_classes: 3}"],
     "text_to_image": ["--task.image_size=8", "--model.num_layers=2", "--model.joint_attention_dim=8"],
 }
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    yield
-    reset()
 
 
 def test_every_recipe_has_a_slice():

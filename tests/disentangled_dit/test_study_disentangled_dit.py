@@ -24,9 +24,8 @@ NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch) -> Path:
+def data(tmp_path) -> Path:
     """The data folder, with forty pictures sorted by class in each split, and two photographs."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     generator = np.random.default_rng(0)
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)})
     folder = tmp_path / "data"

@@ -2,7 +2,6 @@
 
 import json
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -25,14 +24,7 @@ from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples, objectiv
 from hf_ext.training import build_task, evaluate_checkpoint
 
 from .pipeline_testing import make_text_pipeline, make_vae
-from .training_testing import CLASSES, MODEL, contents, losses, make_arguments, reset, run, write_pictures
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    yield
-    reset()
+from .training_testing import CLASSES, MODEL, contents, losses, make_arguments, run, write_pictures
 
 
 @pytest.fixture

@@ -1,19 +1,18 @@
 """Training in two processes is training in one, on batches of twice the size."""
 
-import datasets
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.training.launching import launch_two
+from tests.training.tiny import reset
 
-from .training_testing import losses, reset, write_pictures
+from .training_testing import losses, write_pictures
 from .two_processes import STEPS, train_on
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_on_the_joined_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_two_processes_train_as_one_on_the_joined_batches(tmp_path):
     data = write_pictures(tmp_path / "pictures", count=12)
     launch_two("tests.disentangled_dit.two_processes", str(data), str(tmp_path / "two"), "3")
     first, second = ((tmp_path / f"two-{rank}-of-2").read_text() for rank in (0, 1))

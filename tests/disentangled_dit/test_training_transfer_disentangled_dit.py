@@ -15,14 +15,7 @@ from hf_ext.tasks.diffusion_noise import make_scheduler, noisy_samples
 from hf_ext.tasks.diffusion_transfer import Checkpoint, Transfer, open_pipeline, transfer
 from tests.hub_testing import run_python
 
-from .training_testing import losses, make_arguments, reset, run, write_pictures
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    yield
-    reset()
+from .training_testing import losses, make_arguments, run, write_pictures
 
 
 @pytest.fixture

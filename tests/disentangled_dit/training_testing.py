@@ -7,13 +7,12 @@ from pathlib import Path
 import datasets
 import numpy as np
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from PIL import Image
 
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
-from tests.training.tiny import digest
+from tests.training.tiny import digest, reset
 
 MODEL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 2}
 CLASSES = ["cat", "dog", "emu"]
@@ -49,12 +48,6 @@ def make_arguments(output: Path, data: Path, streaming: bool = False, **changes)
         "report_to": "none",
     }
     return build(TrainingArguments, {**values, **changes})
-
-
-def reset() -> None:
-    """Forgets what accelerate keeps for a whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def run(arguments: TrainingArguments, kind: type = DisentangledDiTTask, **options):
