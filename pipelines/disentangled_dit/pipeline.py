@@ -415,7 +415,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         scheduler, device, begin = self.scheduler, self._execution_device, 0
         num_inference_steps = self._count("num_inference_steps", num_inference_steps)
         schedules = {"timesteps": timesteps, "sigmas": sigmas}
-        given = {name: list(value) for name, value in schedules.items() if value is not None}
+        given: dict[str, Any] = {name: list(value) for name, value in schedules.items() if value is not None}
         if not given.keys() <= inspect.signature(scheduler.set_timesteps).parameters.keys() or len(given) > 1:
             raise ValueError(f"{type(scheduler).__name__} does not take {' and '.join(given)}; leave one or both out.")
         total = len(*given.values()) if given else num_inference_steps
@@ -786,17 +786,17 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         conditions = self.prepare_conditions({**controls, "aspect_ratio": aspect_ratio}, size, labels, images_each)
 
         part = None if image is None else strength
-        timesteps, steps = self.retrieve_timesteps(num_inference_steps, timesteps, sigmas, part)
-        clean = None if image is None else self.prepare_image_latents(image, count, *size)
+        times, steps = self.retrieve_timesteps(num_inference_steps, timesteps, sigmas, part)
+        clean: Any = None if image is None else self.prepare_image_latents(image, count, *size)
         mask = None if mask_image is None else self.prepare_mask(mask_image, count, *size)
         noise = self.prepare_latents(count, *size, generator, latents)
-        latents = self.add_noise(clean, noise, timesteps[:1])
+        latents = self.add_noise(clean, noise, times[:1])
         extra_step_kwargs = self.prepare_extra_step_kwargs(generator, eta)
 
-        self._num_timesteps, order = len(timesteps), self.scheduler.order
+        self._num_timesteps, order = len(times), self.scheduler.order
         weights: dict[str, float] = {}
         with self.progress_bar(total=steps) as progress_bar:
-            for i, (t, table) in enumerate(zip(timesteps, self.modulations(timesteps, conditions), strict=True)):
+            for i, (t, table) in enumerate(zip(times, self.modulations(times, conditions), strict=True)):
                 if self.interrupt:
                     break
                 self._current_timestep = t
@@ -812,7 +812,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                 noise_pred = sum(weight * part for weight, part in parts)
                 latents = self.scheduler.step(noise_pred, t, latents, return_dict=False, **extra_step_kwargs)[0]
                 if mask is not None:
-                    then = timesteps[i + 1 : i + 2]
+                    then = times[i + 1 : i + 2]
                     latents = torch.where(mask, latents, self.add_noise(clean, noise, then) if len(then) else clean)
                 if callback_on_step_end is not None:
                     tensors = {"latents": latents, "noise_pred": noise_pred, "prompt_embeds": prompt_embeds}
@@ -821,15 +821,15 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
                     latents = changed.get("latents", latents)
                     prompt_embeds = changed.get("prompt_embeds", prompt_embeds)
                 # some schedulers take several timesteps for a step, or a few more at the start
-                left = len(timesteps) - 1 - i
-                if left == 0 or (left < steps * order and (i + 1) % order == 0):
+                if i + 1 == len(times) or (len(times) - i <= steps * order and (i + 1) % order == 0):
                     progress_bar.update()
 
+        images: Any = latents
         if output_type != "latent":
-            images = latents if self.vae is None else self.decode_latents(self.vae, latents)
-            latents = self.image_processor.postprocess(images, output_type=output_type)
+            pixels = latents if self.vae is None else self.decode_latents(self.vae, latents)
+            images = self.image_processor.postprocess(pixels, output_type=output_type)
         self.maybe_free_model_hooks()
-        return ImagePipelineOutput(images=latents) if return_dict else (latents,)
+        return ImagePipelineOutput(images=images) if return_dict else (images,)
 
     def check_inputs(
         self, classes: Any, texts: Any, image: Any, mask_image: Any, output_type: str, tensor_inputs: Any

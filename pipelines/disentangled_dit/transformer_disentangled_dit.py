@@ -49,7 +49,7 @@ class DisentangledDiTAttnProcessor:
         query, key = attn.norm_q(query), attn.norm_k(key)
         added_key, added_value = attn.project(encoder_hidden_states, attn.add_k_proj, attn.add_v_proj)
         key, value = torch.cat([key, attn.norm_added_k(added_key)], dim=1), torch.cat([value, added_value], dim=1)
-        if attn.to_add_out is not None:
+        if attn.add_q_proj is not None and attn.norm_added_q is not None:
             (added_query,) = attn.project(encoder_hidden_states, attn.add_q_proj)
             query = torch.cat([query, attn.norm_added_q(added_query)], dim=1)
         attended = dispatch_attention_fn(

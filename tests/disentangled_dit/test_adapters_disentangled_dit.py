@@ -181,14 +181,14 @@ def test_repeated_blocks_compile_as_one_graph_for_all_timesteps():
     inputs = make_inputs(model)
     expected, later = predict(model), predict(model, **{**inputs, "timestep": torch.tensor([5.0, 7.0])})
     training = gradients(model)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model.compile_repeated_blocks(backend="eager", fullgraph=True)
     torch.testing.assert_close(predict(model), expected, atol=1e-6, rtol=1e-6)
     with torch.compiler.set_stance("fail_on_recompile"):
         found = predict(model, **{**inputs, "timestep": torch.tensor([5.0, 7.0])})
     torch.testing.assert_close(found, later, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(gradients(model), training, atol=1e-5, rtol=1e-5)
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_whole_model_is_exported_for_any_batch():

@@ -264,10 +264,10 @@ def test_masked_latents_are_one_graph_of_static_shapes():
     """Nothing waits for a device: neither values nor the number of kept tokens are looked up."""
     model = make_transformer(num_decoder_layers=1)
     inputs = {**make_inputs(model), "keep_indices": torch.tensor([[0, 3, 6], [8, 4, 7]])}
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(**inputs).sample, model(**inputs).sample)
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_mask_that_keeps_everything_changes_nothing():
