@@ -31,7 +31,7 @@ Args:
 
 
 def as_rgb(images: Sequence[Any] | np.ndarray, name: str = "images") -> list[np.ndarray]:
-    """Images of one form."""
+    """PIL images of mode RGB or L and uint8 arrays, [h, w(, 1 or 3)], as uint8 arrays [h, w, 3]."""
     result = []
     for index, image in enumerate(images):
         if isinstance(image, Image.Image):
@@ -88,7 +88,7 @@ class ClassifierFeatures:
 
     @torch.no_grad()
     def classify(self, images: Sequence[Any] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features and classes of images."""
+        """Features [images, dimensions] in float32, and the most probable class of each image."""
         features, classes = [], []
         for batch in _batches(as_rgb(images), self.batch_size):
             inputs = self.processor(batch, return_tensors="pt").to(self.model.device)

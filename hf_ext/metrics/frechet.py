@@ -14,7 +14,7 @@ import numpy as np
 
 
 def as_features(features: Any, name: str) -> np.ndarray:
-    """Checks feature vectors."""
+    """Checks feature vectors [samples, dimensions]; they come back in float64."""
     if not isinstance(features, np.ndarray) or not np.issubdtype(features.dtype, np.floating):
         what = f"an array of {features.dtype}" if isinstance(features, np.ndarray) else type(features).__name__
         raise TypeError(f"{name} must be a numpy array of floating values [samples, dimensions], got {what}")
@@ -60,7 +60,7 @@ class FeatureStatistics:
 
     @classmethod
     def load(cls, path: str | Path) -> "FeatureStatistics":
-        """Reads an `.npz` file."""
+        """Reads an `.npz` file with arrays `mu` and `sigma`, as is usual for reference statistics."""
         with np.load(path, allow_pickle=False) as content:
             if not {"mu", "sigma"} <= set(content.files):
                 raise ValueError(f"{path} must hold arrays 'mu' and 'sigma', it holds {sorted(content.files)}")
@@ -117,7 +117,7 @@ class RunningStatistics:
         self.count = total
 
     def result(self) -> FeatureStatistics:
-        """The statistics so far."""
+        """Mean and unbiased covariance so far, of at least two vectors."""
         if self.count < 2:
             raise ValueError(f"a covariance needs at least 2 feature vectors, got {self.count}")
         return FeatureStatistics(self.mean.copy(), self.scatter / (self.count - 1), self.count)

@@ -429,10 +429,6 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.kept = None
         return super()._apply(fn, recurse)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.kept = None
-        super()._load_from_state_dict(*args, **kwargs)
-
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.reparameterized:
@@ -504,14 +500,12 @@ class MRConvPreTrainedModel(PreTrainedModel):
                     init.zeros_(getattr(module, name))
         elif isinstance(module, (MRConvKernel, MRConvFourierSparseKernel)):
             module.reset_parameters()
-        elif isinstance(module, (MRConvBranchNorm, MRConvBatchNorm)):
+        elif isinstance(module, (MRConvBranchNorm, MRConvBatchNorm, MRConvBranchLayerNorm, nn.LayerNorm)):
             init.ones_(module.weight)
             init.zeros_(module.bias)
-            init.zeros_(module.running_mean)
-            init.ones_(module.running_var)
-        elif isinstance(module, (MRConvBranchLayerNorm, nn.LayerNorm)):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
+            if isinstance(module, MRConvPreciseBuffers):
+                init.zeros_(module.running_mean)
+                init.ones_(module.running_var)
 
     def convolutions(self) -> list[MRConvLayer]:
         """The convolution layers, first to last."""

@@ -275,12 +275,7 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
                 Waveforms as the feature extractor returns them, at `config.sampling_rate`.
             attention_mask (`torch.Tensor` of shape `(batch_size, samples)`, *optional*):
                 1 at valid samples, one run in each row.
-            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-                Classes from 0; or as `config.problem_type` says, float targets of shape `(batch_size, num_labels)`.
-
-        Returns:
-            [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
-            `loss` when labels are given; `hidden_states` when asked for.
+            labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
         """
         return super().forward(attention_mask=attention_mask, input_values=input_values, labels=labels, **kwargs)
 
@@ -312,12 +307,7 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
                 Images as the image processor returns them.
             input_values (`torch.Tensor` of shape `(batch_size, height * width, input_size)`, *optional*):
                 The same as sequences, instead of `pixel_values`.
-            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-                Classes from 0; or as `config.problem_type` says, float targets of shape `(batch_size, num_labels)`.
-
-        Returns:
-            [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
-            `loss` when labels are given; `hidden_states` when asked for.
+            labels: As in [`MRConvForSequenceClassification`], whose outputs these are too.
         """
         if pixel_values is not None:
             if input_values is not None or pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.input_size:
@@ -532,10 +522,8 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
 
     def _cache(self, cache: MRConvCache | None, use_cache: bool | None) -> MRConvCache | None:
         """The cache of this call: the one given, a new one if asked for, or none."""
-        if cache is None and not use_cache:
-            return None
         if cache is None:
-            return MRConvCache(self.config)
+            return MRConvCache(self.config) if use_cache else None
         if not isinstance(cache, MRConvCache):
             raise TypeError(
                 f"`past_key_values` is a {type(cache).__name__}; MRConv has no keys and values to cache, it needs an "

@@ -19,7 +19,7 @@ _LARGEST = 768
 
 
 def show_colours(pixels: np.ndarray) -> np.ndarray:
-    """Pixels as a screen shows them."""
+    """Pixels as a screen shows them: uint8 RGB, what is transparent is white."""
     unit = to_unit(pixels)
     if unit.shape[-1] % 2 == 0:
         alpha = unit[..., -1:]
@@ -54,10 +54,9 @@ def find_neighbours(
     model: SemanIRForImageRestoration, image: np.ndarray, at: tuple[int, int], stage: int, top_k: list[int]
 ) -> Neighbours:
     """
-    The key-semantic neighbours of a pixel's token, from the dictionary that the model builds of a stage's input.
-
-    Where the stage attends in two partitions, that one is taken in which the token lies nearer to the middle of its
-    window.
+    The key-semantic neighbours of the token at a pixel (column, row) of an image in [0, 1], from the dictionary that
+    the model builds of a stage's input. Where the stage attends in two partitions, that one is taken in which the
+    token lies nearer to the middle of its window.
     """
     stages = [module for module in model.modules() if isinstance(module, SemanIRStage)]
     if not 1 <= stage <= len(stages):

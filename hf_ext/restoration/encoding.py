@@ -85,13 +85,11 @@ def image_format(path: Path) -> str:
     return FORMATS[path.suffix.lower()]
 
 
-def encode_image(picture: Picture, format: str) -> bytes:
-    """The bytes of a file with one picture."""
-    return encode_frames(Frames([picture]), format)
-
-
 def encode_frames(frames: Frames, format: str) -> bytes:
-    """The bytes of a file with all frames or pages."""
+    """
+    The bytes of a file with all frames or pages. Still PNGs and TIFFs keep 16 bits, all else has 8. JPEG and BMP lose
+    alpha, GIF has 256 colours.
+    """
     first, count = frames.pictures[0], len(frames.pictures)
     if count > 1 and frames.durations is None and format != "TIFF":
         raise ValueError(f"{format} cannot hold {count} pages. Write them as .tif, or give each as a file of its own.")

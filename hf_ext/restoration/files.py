@@ -28,7 +28,7 @@ from .camera import (
     seekable,
 )
 from .deep import read_deep
-from .encoding import FORMATS, Frames, Picture, descriptive_tags, encode_frames, encode_image, image_format
+from .encoding import FORMATS, Frames, Picture, descriptive_tags, encode_frames, image_format
 
 Source = str | Path | bytes
 
@@ -223,7 +223,7 @@ def write_image(path: str | Path, picture: Picture, *, overwrite: bool = False, 
         format (`str`, *optional*): Pillow's name of the format, where the file's end does not say it.
 
     Returns:
-        `Path`: The file; see [`encode_image`] for what each format keeps.
+        `Path`: The file; see [`encode_frames`] for what each format keeps.
     """
     return write_frames(path, Frames([picture]), overwrite=overwrite, format=format)
 
@@ -245,7 +245,6 @@ __all__ = [
     "MissingLibraryError",
     "Picture",
     "encode_frames",
-    "encode_image",
     "image_format",
     "read_frames",
     "read_image",

@@ -85,7 +85,7 @@ class Degradation:
         return {name: value for name, value in values.items() if value is not None}
 
     def drawn(self, generator: np.random.Generator) -> "Degradation":
-        """The degradation of one sample."""
+        """The degradation of one sample: a value drawn of each range; without ranges nothing is drawn."""
         if isinstance(self.sigma, list):
             return replace(self, sigma=float(generator.uniform(*self.sigma)))
         if isinstance(self.quality, list):
@@ -94,14 +94,14 @@ class Degradation:
         return self
 
     def whole(self, images: list[np.ndarray], scale: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Degrades a whole image."""
+        """Degraded and clean image, float32 in [0, 1], of a clean one in uint8, cut to a multiple of the scale."""
         clean = images[-1]
         clean = clean[: clean.shape[0] // scale * scale, : clean.shape[1] // scale * scale]
         degraded = images[0] if self.kind == "paired" else self.drawn(generator).of(clean, scale, generator)
         return [unit_range(degraded), unit_range(clean)]
 
     def of(self, clean: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
-        """The degraded form of a clean image; of a drawn degradation that is not `paired`."""
+        """The degraded form, uint8 or float32 with white at 1, of a clean image; `self` is drawn and not `paired`."""
         if self.kind == "gaussian_noise":
             assert isinstance(self.sigma, (int, float))
             return gaussian_noise(clean, self.sigma, generator)
@@ -145,7 +145,7 @@ class Degradation:
 
 
 def read_degradations(value: Any, where: str) -> list[Degradation]:
-    """Reads one degradation or a list."""
+    """Reads one degradation or a list, no two of one name; `where` is the section's name for messages."""
     if isinstance(value, list):
         degradations = [build(Degradation, item, f"{where}[{index}]") for index, item in enumerate(value)]
     else:

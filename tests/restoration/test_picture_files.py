@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from hf_ext.restoration.files import FORMATS, Picture, encode_image, read_image, write_image
+from hf_ext.restoration.files import FORMATS, Frames, Picture, encode_frames, read_image, write_image
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
@@ -110,14 +110,14 @@ def test_a_profile_of_other_colours_is_dropped(tmp_path):
 def test_jpeg_takes_what_it_can(tmp_path):
     for channels in (1, 2, 3, 4):
         for dtype in (np.uint8, np.uint16):
-            data = encode_image(Picture(make_pixels(8, 8, channels, dtype=dtype)), "JPEG")
+            data = encode_frames(Frames([Picture(make_pixels(8, 8, channels, dtype=dtype))]), "JPEG")
             assert Image.open(io.BytesIO(data)).mode == ("L" if channels <= 2 else "RGB")
     with pytest.raises(ValueError, match="JPEG cannot hold a picture of 70000 x 1 pixels"):
-        encode_image(Picture(np.zeros((1, 70000, 3), np.uint8)), "JPEG")
+        encode_frames(Frames([Picture(np.zeros((1, 70000, 3), np.uint8))]), "JPEG")
 
 
 def broken_files() -> dict[str, tuple[bytes, str]]:
-    png, jpeg = (encode_image(Picture(make_pixels(64, 64, 3)), kind) for kind in ("PNG", "JPEG"))
+    png, jpeg = (encode_frames(Frames([Picture(make_pixels(64, 64, 3))]), kind) for kind in ("PNG", "JPEG"))
     moving = io.BytesIO()
     frames = [Image.new("L", (8, 8), shade) for shade in (0, 255)]
     frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])

@@ -114,12 +114,11 @@ def test_an_adapter_for_a_new_degradation_is_trained_and_evaluated(tmp_path):
 MIXED = [{"kind": "gaussian_noise", "sigma": 25, "weight": 3}, {"kind": "jpeg", "quality": 10}]
 
 
-class Unchanged(torch.nn.Module):
+class Unchanged(SemanIRForImageRestoration):
     """A model that gives back what it gets, and notes with how many keys."""
 
     def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
+        super().__init__(SemanIRConfig(embed_dim=8, depths=[1], num_heads=[1], window_size=4, top_k=2))
         self.top_k = []
 
     def forward(self, pixel_values, top_k):
