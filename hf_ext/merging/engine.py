@@ -87,7 +87,7 @@ def add_up(units: Sequence[Unit], sums: Iterable[np.ndarray], tensors: int, task
 
 # What of all checkpoints stays in the second-level cache while compiled code reads, merges and writes it: 8 GPT-2 took
 # 1.5 s of processor time with 0.6 to 1.3 MB, 1.65 s with 2.6 MB or more.
-_FAST_BYTES = 1 << 20
+FAST_BYTES = 1 << 20
 # Where Python reads it, a block is small enough for the caches, and large enough that threads seldom wait for the
 # interpreter's lock: 8 GPT-2 on 2 cores took 2.2 s with 1.5 MB, 1.5 s with 6 to 8 MB, 1.6 s with 24 MB.
 _CACHED_BYTES = 6 << 20
@@ -135,9 +135,9 @@ class Engine:
         # elements; fp32 is the widest type
         self.block = max(min(share // (4 * rows) // SUB_BLOCK * SUB_BLOCK, SEGMENT), SUB_BLOCK)
         span = min(memory // workers, 8 * _MASK_BYTES) // len(plan.tasks) // self.block * self.block
-        self._span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
+        self.span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
         # the step of compiled code that reads and writes the files itself
-        self._step = max(min(self.block, _FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
+        self.step = max(min(self.block, FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
         self._run_files = find_kernels("cpu").run_files if self._fused and has_positions() else None
         connections = min(workers * len(self._sources), _MAX_CONNECTIONS)
         self._pool = ThreadPoolExecutor(connections) if remote else None
@@ -187,7 +187,7 @@ class Engine:
         queue, lock, failed = iter(range(len(units))), threading.Lock(), threading.Event()
 
         def loop() -> None:
-            buffers = self._new_buffers()
+            buffers = self.new_buffers()
             while not failed.is_set():
                 with lock:
                     place = next(queue, None)
@@ -205,12 +205,12 @@ class Engine:
                 failed.set()
                 raise
 
-    def _new_buffers(self) -> _Buffers:
+    def new_buffers(self) -> _Buffers:
         size = 4 * self.block
         return _Buffers(
             torch.empty(len(self._sources), size, dtype=torch.uint8),
             torch.empty(size, dtype=torch.uint8),
-            torch.empty(len(self._plan.tasks), self._span // 8, dtype=torch.uint8),
+            torch.empty(len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
         )
 
     def _announce(self, unit: Unit) -> None:
@@ -294,15 +294,15 @@ class Engine:
         blocks.append(buffers.unified.view(row.dtype))
         masks = buffers.masks if plan.config.with_masks else None
         return all(
-            self._run_files(files, blocks, masks, range(begin, end, self._step), *sums, self._arguments["tie"])
-            for begin, end in _blocks(piece.start, piece.stop, self._span)
+            self._run_files(files, blocks, masks, range(begin, end, self.step), *sums, self._arguments["tie"])
+            for begin, end in _blocks(piece.start, piece.stop, self.span)
         )
 
     def _merge_blocks(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
         """Merges a piece by any method, from and to anywhere."""
         plan, row = self._plan, self._plan.merged[piece.index]
         whole = self._merge_whole(piece, row) if self._method.whole else None
-        for begin, end in _blocks(piece.start, piece.stop, self._span):
+        for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
                 base, tasks = self._read(row, low, high, buffers)
                 unified = buffers.unified[: (high - low) * row.dtype.itemsize].view(row.dtype)

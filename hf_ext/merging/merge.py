@@ -19,20 +19,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..files import read_json, replace_folder, sync, write_json
+from ..files import read_json, remove_leftovers, replace_folder, sync, write_json
 from ..hub.system_calls import count_cores
 from .configuration import MergeConfig, load_config
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish
-from .journal import (
-    Journal,
-    explain_full_disk,
-    forget_passes,
-    lock_partial,
-    read_passes,
-    require_free,
-    write_passes,
-)
+from .journal import Journal, explain_full_disk, forget_passes, lock_partial, read_passes, require_free, write_passes
 from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
 from .ranks import Ranks
@@ -242,6 +234,8 @@ class _Run:
             report = finish(folder, self.plan, sums, base, out=self.out)
         finally:
             closed.result()
+        # what an earlier process was writing when it was killed
+        remove_leftovers(folder)
         sync(folder)
         # without its journal the folder is never taken for an interrupted merge
         self.journal.close()
