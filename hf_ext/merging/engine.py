@@ -1,4 +1,14 @@
-"""Units of work of a merge: a segment of a tensor, or several small tensors; and the sums of all of them."""
+"""The streaming merge: units of work, read, merged and written block by block by worker threads with reused buffers.
+
+A unit is a segment of a tensor, or several small tensors. Which worker takes it, and in which blocks it is read,
+changes no bit: sums are taken per segment and added up in the order of the segments.
+
+Memory does not depend on the models: a worker has one buffer for a block of each checkpoint, of the result and of the
+masks, and every tensor goes through them. Where all lies in local files, compiled code reads, merges and writes such a
+block without the interpreter; a block is then as small as the caches ask for. Where it does not, or where another
+method than EMR's makes the weights, Python reads the block, and it is larger, as each costs a wait for the lock. Both
+ways call the same kernel, and the tests compare their results bit for bit. Only a method of whole tensors holds one.
+"""
 
 from __future__ import annotations
 

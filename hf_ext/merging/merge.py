@@ -1,6 +1,6 @@
 """Merging checkpoints: one streaming pass over all of them, into a folder that appears complete or not at all.
 
-The work is done in `.NAME.partial/` beside the result (see `places`): `result/` grows in place, `journal/` tells what
+The work is done in `.NAME.partial/` beside the result (see `journal`): `result/` grows in place, `journal/` tells what
 is finished, `merge.json` what is merged. A merge that was interrupted goes on where it stopped, with the same bits.
 """
 
@@ -52,6 +52,7 @@ def merge_checkpoints(
     endpoint: str | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    show: Callable[[Plan], None] | None = None,
 ) -> MergeResult:
     """
     Merges fine-tunes of one model into one model and a 1-bit mask for each task (EMR-Merging, arXiv 2405.17461), or by
@@ -68,6 +69,8 @@ def merge_checkpoints(
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
         overwrite (`bool`, *optional*, defaults to `False`): Replace `out` when it holds an earlier merge.
         progress (`bool`, *optional*, defaults to `True`): Whether a terminal shows how far it is.
+        show (`Callable[[Plan], None]`, *optional*):
+            Called with the plan before any weight is read; an error that it raises ends the merge.
 
     Returns:
         [`MergeResult`]: The folder and the report.
@@ -78,22 +81,6 @@ def merge_checkpoints(
             the interruption; the message says what to do.
         OSError: The disk is full; the merge can go on when there is room.
     """
-    return merge_and_show(
-        lambda plan: None, config, out, token=token, endpoint=endpoint, overwrite=overwrite, progress=progress
-    )
-
-
-def merge_and_show(
-    show: Callable[[Plan], None],
-    config: MergeConfig | Mapping[str, Any] | str | Path,
-    out: str | Path,
-    *,
-    token: str | bool | None = None,
-    endpoint: str | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-) -> MergeResult:
-    """[`merge_checkpoints`] that tells what it will do."""
     config = load_config(config)
     out = Path(os.path.abspath(Path(out).expanduser()))
     ranks = Ranks()
@@ -103,7 +90,7 @@ def merge_and_show(
             if ranks.index == 0:
                 require_free(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
-            if ranks.index == 0:
+            if ranks.index == 0 and show is not None:
                 show(plan)
             plan = resolve_plan(plan)
         run = _Run(plan, out, ranks, progress)

@@ -19,7 +19,7 @@ from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging import engine, make_plan, plan
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.engine import Engine, Piece, make_units
-from hf_ext.merging.merge import merge_and_show, merge_checkpoints
+from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan_table import Plan, plan_lines
 from hf_ext.merging.vectors import TaskVectors
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
@@ -282,10 +282,10 @@ def test_one_plan_is_shown_before_any_weight_is_read(config, tmp_path, monkeypat
         assert found.header_bytes == sum(source.bytes_read for source in (found.base, *found.tasks))
         assert not list(tmp_path.glob(".*"))
 
-    merge_and_show(show, config, tmp_path / "merged", progress=False)
+    merge_checkpoints(config, tmp_path / "merged", progress=False, show=show)
     assert len(shown) == 1 and len(opened) == 4
     with pytest.raises(RuntimeError, match="no"):
-        merge_and_show(lambda found: (_ for _ in ()).throw(RuntimeError("no")), config, tmp_path / "other")
+        merge_checkpoints(config, tmp_path / "other", show=lambda found: (_ for _ in ()).throw(RuntimeError("no")))
     assert not (tmp_path / "other").exists()
 
 
