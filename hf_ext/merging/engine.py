@@ -137,6 +137,8 @@ class Engine:
         self._method, self._arguments = plan.config.merge_method, plan.config.arguments
         # elected plainly, by the kernels that mask and sum up too
         self._fused = self._method.fused and plan.config.drop == 0
+        # one worker at a time holds a whole tensor of every checkpoint
+        self._whole = threading.Lock()
         self._workers = workers
         self._sources = plan.sources
         remote = any(source.repo_id is not None for source in self._sources)
@@ -311,7 +313,10 @@ class Engine:
     def _merge_blocks(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
         """Merges a piece by any method, from and to anywhere."""
         plan, row = self._plan, self._plan.merged[piece.index]
-        whole = self._merge_whole(piece, row) if self._method.whole else None
+        whole = None
+        if self._method.whole:
+            with self._whole:
+                whole = self._merge_whole(piece, row)
         for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
                 base, tasks = self._read(row, low, high, buffers)
