@@ -133,7 +133,7 @@ def merge(
         click.echo(yaml.safe_dump(config.to_dict(), sort_keys=False), nl=False)
         return
     target = target_folder(file, place, out, dry_run)
-    from hf_ext.merging.merge import merge_and_show
+    from hf_ext.merging.merge import merge_checkpoints
     from hf_ext.merging.plan import Plan, make_plan
     from hf_ext.merging.plan_table import plan_lines, plan_values
 
@@ -150,7 +150,7 @@ def merge(
             with make_plan(config, endpoint=endpoint) as plan:
                 show(plan)
         return
-    result = merge_and_show(show, config, target, endpoint=endpoint, overwrite=overwrite, progress=speaks)
+    result = merge_checkpoints(config, target, endpoint=endpoint, overwrite=overwrite, progress=speaks, show=show)
     if speaks and as_json:
         print_json({"path": str(result.path), "report": result.report})
     elif speaks:

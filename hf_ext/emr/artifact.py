@@ -1,4 +1,8 @@
-"""The files of an artifact, opened only where they are what the manifest says, to the hash; and the rescalers."""
+"""The files of an artifact, opened only where they are what the manifest says, to the hash: weights, masks, sums.
+
+A flipped bit in a mask is a wrong weight like any other, so `emr.json` has the hash of every file beside it, but of
+those that are written anew without it: card, report, router.
+"""
 
 from __future__ import annotations
 
@@ -120,6 +124,7 @@ def _require(fits: bool, where: str, what: str) -> None:
         raise CheckpointError(f"{where}: {what}; the artifact is damaged: fetch it again, or merge again.")
 
 
+# Sums of a task in its folder, those of all tasks at the root: scales and report follow from them without checkpoints.
 FILE = "sums.safetensors"
 
 
@@ -241,6 +246,8 @@ def _fault(path: Path, about: Mapping[str, Any]) -> str | None:
     return None
 
 
+# The root loads like any checkpoint and its answers look like answers, but they are of no task: of a restorer's merge
+# they were worse than the input. So its configuration names the tasks, by which whoever loads it can tell.
 MARK = "emr_tasks"
 
 

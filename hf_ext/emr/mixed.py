@@ -7,15 +7,16 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from .building import Place
 from .units import Leaf, NotByRows, Unit, are_close, observe, patched_forwards, plan_units
-from .weights import TaskWeights
+
+if TYPE_CHECKING:
+    from .model import EMRModel
 
 # Shapes of batches whose units are remembered.
 _MAX_PLANS = 256
@@ -30,7 +31,7 @@ class Mixer:
     How a forward pass can be divided is found out for each shape of batch, on its first two samples; see `units`.
     """
 
-    def __init__(self, emr: Switchable) -> None:
+    def __init__(self, emr: EMRModel) -> None:
         self._emr = emr
         self._model: torch.nn.Module | None = None
         self._plans: dict[Any, dict[str, Unit] | NotByRows] = {}
@@ -134,7 +135,7 @@ class Mixer:
 class _MixedForward:
     """A forward pass in which units run for each task on its rows; the model is as before when it is over."""
 
-    def __init__(self, emr: Switchable, units: Mapping[str, Unit], rows: Rows) -> None:
+    def __init__(self, emr: EMRModel, units: Mapping[str, Unit], rows: Rows) -> None:
         self._emr = emr
         self._units = units
         self._rows = rows
@@ -267,7 +268,7 @@ def _trim(output: Any, widths: Mapping[str, int], rows: Rows) -> Any:
     return output
 
 
-def _differing_tensors(emr: Switchable) -> dict[int, str]:
+def _differing_tensors(emr: EMRModel) -> dict[int, str]:
     """Name of each parameter and buffer of the model that the tasks have their own of, by `id`."""
     held = emr.model.state_dict(keep_vars=True)
     return {id(held[place.tensor]): place.tensor for place in emr.places.values()}
@@ -312,38 +313,10 @@ def _agree(together: Any, alone: list[Any]) -> bool:
 Rows = Mapping[str, torch.Tensor]
 
 
-class Switchable(Protocol):
-    """What mixed batches need of an [`EMRModel`]."""
-
-    current: str | None
-    weights: TaskWeights
-
-    @property
-    def model(self) -> Any:
-        """The model of the current task."""
-
-    @property
-    def places(self) -> Mapping[str, Place]:
-        """Where in `model` each tensor of the tasks' checkpoints is."""
-
-    @property
-    def tasks(self) -> list[str]:
-        """Names of the tasks."""
-
-    def set_task(self, task: str) -> Switchable:
-        """Give the model another task's weights."""
-
-    def fits(self, task: str) -> bool:
-        """Whether a task's weights can be put into `model` in place."""
-
-    def task(self, name: str) -> AbstractContextManager[Any]:
-        """A task that is current inside a `with` block."""
-
-
 class InTurn:
     """Runs a model on batches whose samples are of different tasks, one task after the other, under its lock."""
 
-    def __init__(self, emr: Switchable) -> None:
+    def __init__(self, emr: EMRModel) -> None:
         self._emr = emr
         self._by_sample: dict[Any, set[Any]] = {}
 

@@ -256,7 +256,7 @@ class EMRModel:
         unknown = sorted(set(examples) - set(self.tasks))
         if unknown:
             raise ValueError(f"there are examples of {unknown}; the tasks are {self.tasks}")
-        self._router = TaskRouter.fit({task: self._features(batch) for task, batch in examples.items()})
+        self._router = TaskRouter.fit({task: self.features(batch) for task, batch in examples.items()})
         if save:
             self._router.save(self.weights.folder)
         return self._router
@@ -276,7 +276,7 @@ class EMRModel:
         """
         if self._router is None:
             self._router = TaskRouter.load(self.weights.folder)
-        return self._router.predict(self._features(batch))
+        return self._router.predict(self.features(batch))
 
     def __call__(self, *arguments: Any, task_ids: Sequence[str] | None = None, **batch: Any) -> Any:
         """
@@ -309,7 +309,19 @@ class EMRModel:
                 self._turns.note_change()
             return self._mixer.run(task_ids, arguments, batch)
 
-    def _features(self, batch: Mapping[str, Any]) -> torch.Tensor:
+    def features(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """
+        Computes what the router chooses by: the base's last hidden state, averaged over tokens or places.
+
+        Args:
+            batch (`Mapping[str, Any]`): A batch as the model takes it.
+
+        Returns:
+            `torch.Tensor` of shape `(samples, features)`, on the CPU.
+
+        Raises:
+            ValueError: A library other than transformers.
+        """
         library = self.weights.manifest.library
         if library != "transformers":
             raise ValueError(

@@ -91,13 +91,7 @@ def restore_block(
 
 @torch.no_grad()
 def lora_rows(
-    base: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scaling: float,
-    start: int,
-    stop: int,
-    out: torch.Tensor,
+    base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float, start: int, stop: int, out: torch.Tensor
 ) -> None:
     """Elements `start` to `stop` of the flat base + s·B·A, in fp32 with one rounding: the sum over the rank is taken
     in order, so that how a matrix is cut changes no bit."""

@@ -1,7 +1,8 @@
 """The report of a merge: as JSON, as lines for a terminal, as a section of a model card.
 
-Its numbers are explained in `report`. Beside EMR's reconstruction error stands that of 1-bit deltas, which take
-the room of the masks and need no unified model.
+Sign conflict, L2 distance and cosine are those of appendix F of EMR-Merging (https://arxiv.org/abs/2405.17461). The
+reconstruction error is ‖τ - τ̂‖² / ‖τ‖². Beside it stands that of 1-bit deltas, sign times mean magnitude of each
+tensor (BitDelta, https://arxiv.org/abs/2402.10193), which take the room of the masks and need no unified model.
 """
 
 from __future__ import annotations

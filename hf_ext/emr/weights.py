@@ -38,7 +38,7 @@ from .ops import restore_block
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 # What an artifact has and a plain checkpoint does not.
 _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")
-_SHARD_BYTES = 5 * 10**9
+SHARD_BYTES = 5 * 10**9
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -189,7 +189,7 @@ class TaskWeights:
                 shutil.copyfile(path, partial / name)
             sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in entries.items()}
             stem = re.sub(r"-\d{5}-of-\d{5}$", "", Path(next(iter(self.manifest.unified))).stem)
-            shards = plan_shards(sizes, _SHARD_BYTES, stem)
+            shards = plan_shards(sizes, SHARD_BYTES, stem)
             for file, names in shards.items():
                 self._write(task, partial / file, {name: entries[name] for name in names})
             if len(shards) > 1:

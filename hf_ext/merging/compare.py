@@ -1,25 +1,17 @@
-"""Merges side by side, by their reports; and an artifact's tasks beside the checkpoints that they came from."""
+"""Merges side by side, by their reports."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-
-from hf_ext.emr.artifact import open_masks
 from hf_ext.emr.report import aligned_table, number_text
-from hf_ext.emr.weights import TaskWeights
 
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
-from .sources import Source, open_weights
-from .updating import source_spec
 
 REPORT = "report.json"
-# Elements that are compared at once.
-_PIECE = 1 << 20
 
 
 def read_report(source: str | Path, *, token: str | bool | None = None, endpoint: str | None = None) -> dict[str, Any]:
@@ -150,95 +142,3 @@ def comparison_lines(found: Mapping[str, Any]) -> list[str]:
     rows.append(["bytes", *(f"{merge['bytes']:,}" for merge in merges), ""])
     rows.append(["with the base", *(f"{merge['bytes_with_base']:,}" for merge in merges), ""])
     return [*aligned_table(header, rows), *(f"warning: {text}" for text in found["warnings"])]
-
-
-def compare_with_checkpoints(
-    artifact: str | Path,
-    *,
-    tasks: Sequence[str] | None = None,
-    checkpoints: Mapping[str, str] | None = None,
-    base: str | Path | None = None,
-    token: str | bool | None = None,
-    endpoint: str | None = None,
-) -> list[dict[str, Any]]:
-    """Restores tasks of an artifact and measures how far each is from its own checkpoint, tensor by tensor."""
-    weights = TaskWeights(artifact, base=base, token=token, endpoint=endpoint)
-    report = read_report(artifact, token=token, endpoint=endpoint)
-    norms = {entry["task"]: entry["norm"] for entry in report["tasks"]}
-    found = []
-    for task in weights.manifest.tasks if tasks is None else tasks:
-        # Says which tasks there are, should this be none of them.
-        entries = weights.entries(task)
-        origin = weights.manifest.tasks[task].origin
-        spec = (checkpoints or {}).get(task) or source_spec(origin, weights.folder)
-        with (
-            open_weights(task, spec, token=token, endpoint=endpoint) as source,
-            open_masks(weights.folder, weights.manifest, task) as masks,
-        ):
-            _require_same(source, task, entries)
-            measured = {name: _measure(weights, task, name, source) for name in entries}
-            masked = set(masks)
-        elements = sum(math.prod(shape) for _, shape in entries.values())
-        distance, norm = math.fsum(measured[name].distance for name in masked), norms.get(task)
-        found.append(
-            {
-                "task": task,
-                "checkpoint": spec,
-                "elements": elements,
-                "different": sum(piece.different for piece in measured.values()) / max(elements, 1),
-                "largest": max((piece.largest for piece in measured.values()), default=0.0),
-                "error": distance / norm**2 if norm else None,
-                "raw_different": [name for name in entries if name not in masked and measured[name].different],
-            }
-        )
-    return found
-
-
-class _Difference(NamedTuple):
-    """Between a restored tensor and that of the checkpoint."""
-
-    different: int
-    largest: float
-    distance: float
-
-
-def _require_same(source: Source, task: str, entries: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
-    """The checkpoint has what is restored, in the same shapes; tied names may be only in the checkpoint."""
-    for name, (_, shape) in entries.items():
-        info = source.tensors.get(name)
-        if info is None or info.shape != shape:
-            raise CheckpointError(
-                f"{source.spec} is not the checkpoint of task {task!r}: {name!r} is "
-                f"{'missing' if info is None else info.shape}, expected {shape}; pass where it is in `checkpoints`."
-            )
-
-
-def _measure(weights: TaskWeights, task: str, name: str, source: Source) -> _Difference:
-    """Compares one tensor, the original in pieces."""
-    restored = weights.restore(task, name).view(-1)
-    different, largest, distance = 0, 0.0, 0.0
-    for start in range(0, len(restored), _PIECE):
-        piece = restored[start : start + _PIECE]
-        original = torch.empty(len(piece), dtype=source.tensors[name].dtype)
-        source.read_into(name, start, start + len(piece), original)
-        difference = original.double() - piece.double()
-        different += int(difference.count_nonzero())
-        largest = max(largest, float(difference.abs().max()))
-        distance += float(difference.square().sum())
-    return _Difference(different, largest, distance)
-
-
-def checkpoint_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Restored tasks beside their checkpoints, as a table for a terminal."""
-    header = ["task", "error", "largest difference", "different elements", "different raw tensors"]
-    rows = [
-        [
-            entry["task"],
-            number_text(entry["error"]),
-            f"{entry['largest']:.3g}",
-            f"{100 * entry['different']:.1f} %",
-            str(len(entry["raw_different"])),
-        ]
-        for entry in found
-    ]
-    return aligned_table(header, rows)

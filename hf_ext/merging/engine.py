@@ -1,4 +1,14 @@
-"""Units of work of a merge: a segment of a tensor, or several small tensors; and the sums of all of them."""
+"""The streaming merge: units of work, read, merged and written block by block by worker threads with reused buffers.
+
+A unit is a segment of a tensor, or several small tensors. Which worker takes it, and in which blocks it is read,
+changes no bit: sums are taken per segment and added up in the order of the segments.
+
+Memory does not depend on the models: a worker has one buffer for a block of each checkpoint, of the result and of the
+masks, and every tensor goes through them. Where all lies in local files, compiled code reads, merges and writes such a
+block without the interpreter; a block is then as small as the caches ask for. Where it does not, or where another
+method than EMR's makes the weights, Python reads the block, and it is larger, as each costs a wait for the lock. Both
+ways call the same kernel, and the tests compare their results bit for bit. Only a method of whole tensors holds one.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +97,7 @@ def add_up(units: Sequence[Unit], sums: Iterable[np.ndarray], tensors: int, task
 
 # What of all checkpoints stays in the second-level cache while compiled code reads, merges and writes it: 8 GPT-2 took
 # 1.5 s of processor time with 0.6 to 1.3 MB, 1.65 s with 2.6 MB or more.
-_FAST_BYTES = 1 << 20
+FAST_BYTES = 1 << 20
 # Where Python reads it, a block is small enough for the caches, and large enough that threads seldom wait for the
 # interpreter's lock: 8 GPT-2 on 2 cores took 2.2 s with 1.5 MB, 1.5 s with 6 to 8 MB, 1.6 s with 24 MB.
 _CACHED_BYTES = 6 << 20
@@ -127,6 +137,8 @@ class Engine:
         self._method, self._arguments = plan.config.merge_method, plan.config.arguments
         # elected plainly, by the kernels that mask and sum up too
         self._fused = self._method.fused and plan.config.drop == 0
+        # one worker at a time holds a whole tensor of every checkpoint
+        self._whole = threading.Lock()
         self._workers = workers
         self._sources = plan.sources
         remote = any(source.repo_id is not None for source in self._sources)
@@ -135,9 +147,9 @@ class Engine:
         # elements; fp32 is the widest type
         self.block = max(min(share // (4 * rows) // SUB_BLOCK * SUB_BLOCK, SEGMENT), SUB_BLOCK)
         span = min(memory // workers, 8 * _MASK_BYTES) // len(plan.tasks) // self.block * self.block
-        self._span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
+        self.span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
         # the step of compiled code that reads and writes the files itself
-        self._step = max(min(self.block, _FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
+        self.step = max(min(self.block, FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
         self._run_files = find_kernels("cpu").run_files if self._fused and has_positions() else None
         connections = min(workers * len(self._sources), _MAX_CONNECTIONS)
         self._pool = ThreadPoolExecutor(connections) if remote else None
@@ -187,7 +199,7 @@ class Engine:
         queue, lock, failed = iter(range(len(units))), threading.Lock(), threading.Event()
 
         def loop() -> None:
-            buffers = self._new_buffers()
+            buffers = self.new_buffers()
             while not failed.is_set():
                 with lock:
                     place = next(queue, None)
@@ -205,12 +217,12 @@ class Engine:
                 failed.set()
                 raise
 
-    def _new_buffers(self) -> _Buffers:
+    def new_buffers(self) -> _Buffers:
         size = 4 * self.block
         return _Buffers(
             torch.empty(len(self._sources), size, dtype=torch.uint8),
             torch.empty(size, dtype=torch.uint8),
-            torch.empty(len(self._plan.tasks), self._span // 8, dtype=torch.uint8),
+            torch.empty(len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
         )
 
     def _announce(self, unit: Unit) -> None:
@@ -294,15 +306,18 @@ class Engine:
         blocks.append(buffers.unified.view(row.dtype))
         masks = buffers.masks if plan.config.with_masks else None
         return all(
-            self._run_files(files, blocks, masks, range(begin, end, self._step), *sums, self._arguments["tie"])
-            for begin, end in _blocks(piece.start, piece.stop, self._span)
+            self._run_files(files, blocks, masks, range(begin, end, self.step), *sums, self._arguments["tie"])
+            for begin, end in _blocks(piece.start, piece.stop, self.span)
         )
 
     def _merge_blocks(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
         """Merges a piece by any method, from and to anywhere."""
         plan, row = self._plan, self._plan.merged[piece.index]
-        whole = self._merge_whole(piece, row) if self._method.whole else None
-        for begin, end in _blocks(piece.start, piece.stop, self._span):
+        whole = None
+        if self._method.whole:
+            with self._whole:
+                whole = self._merge_whole(piece, row)
+        for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
                 base, tasks = self._read(row, low, high, buffers)
                 unified = buffers.unified[: (high - low) * row.dtype.itemsize].view(row.dtype)

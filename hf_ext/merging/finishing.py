@@ -44,14 +44,7 @@ from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Sour
 _NOT_METHOD = ("base", "tasks", "memory", "workers", "max_shard_size")
 
 
-def finish(
-    folder: Path,
-    plan: Plan,
-    sums: TensorSums,
-    base: Mapping[str, Any],
-    *,
-    out: Path,
-) -> dict[str, Any]:
+def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], *, out: Path) -> dict[str, Any]:
     """Completes the folder of a merge whose weights are written."""
     with ThreadPoolExecutor(1) as beside:
         # The weights are complete, and reading them through for their hashes needs no interpreter.
@@ -193,13 +186,7 @@ def _make_manifest(
     )
 
 
-def _task_record(
-    plan: Plan,
-    index: int,
-    origin: SourceRecord,
-    sums: np.ndarray,
-    scales: np.ndarray,
-) -> TaskRecord:
+def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray, scales: np.ndarray) -> TaskRecord:
     task, masked = plan.tasks[index], masked_rows(plan, index)
     merged = sum(row.elements for row in masked.values())
     places = {row.name: place for place, row in enumerate(plan.merged)}

@@ -1,4 +1,7 @@
-"""The journal of a merge: which units of work are finished, and their sums; a killed merge goes on from it.
+"""The folder in which a merge grows, and its journal: which units are finished, with their sums. A merge goes on.
+
+In `.NAME.partial/` beside the result lie `result/`, the `journal/`, `merge.json` (what is merged), `passes.json` (what
+the counting passes of TIES have found) and `lock`.
 
 Every process appends to a file of its own, one line for each finished unit, so that nothing is ever rewritten and a
 line that a kill cut off is recognised. Another boot of the machine means that what was not flushed may be lost: of

@@ -1,6 +1,6 @@
 """Merging checkpoints: one streaming pass over all of them, into a folder that appears complete or not at all.
 
-The work is done in `.NAME.partial/` beside the result (see `places`): `result/` grows in place, `journal/` tells what
+The work is done in `.NAME.partial/` beside the result (see `journal`): `result/` grows in place, `journal/` tells what
 is finished, `merge.json` what is merged. A merge that was interrupted goes on where it stopped, with the same bits.
 """
 
@@ -19,20 +19,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..files import read_json, replace_folder, sync, write_json
+from ..files import read_json, remove_leftovers, replace_folder, sync, write_json
 from ..hub.system_calls import count_cores
 from .configuration import MergeConfig, load_config
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish
-from .journal import (
-    Journal,
-    explain_full_disk,
-    forget_passes,
-    lock_partial,
-    read_passes,
-    require_free,
-    write_passes,
-)
+from .journal import Journal, explain_full_disk, forget_passes, lock_partial, read_passes, require_free, write_passes
 from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
 from .ranks import Ranks
@@ -60,6 +52,7 @@ def merge_checkpoints(
     endpoint: str | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    show: Callable[[Plan], None] | None = None,
 ) -> MergeResult:
     """
     Merges fine-tunes of one model into one model and a 1-bit mask for each task (EMR-Merging, arXiv 2405.17461), or by
@@ -76,6 +69,8 @@ def merge_checkpoints(
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
         overwrite (`bool`, *optional*, defaults to `False`): Replace `out` when it holds an earlier merge.
         progress (`bool`, *optional*, defaults to `True`): Whether a terminal shows how far it is.
+        show (`Callable[[Plan], None]`, *optional*):
+            Called with the plan before any weight is read; an error that it raises ends the merge.
 
     Returns:
         [`MergeResult`]: The folder and the report.
@@ -86,22 +81,6 @@ def merge_checkpoints(
             the interruption; the message says what to do.
         OSError: The disk is full; the merge can go on when there is room.
     """
-    return merge_and_show(
-        lambda plan: None, config, out, token=token, endpoint=endpoint, overwrite=overwrite, progress=progress
-    )
-
-
-def merge_and_show(
-    show: Callable[[Plan], None],
-    config: MergeConfig | Mapping[str, Any] | str | Path,
-    out: str | Path,
-    *,
-    token: str | bool | None = None,
-    endpoint: str | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-) -> MergeResult:
-    """[`merge_checkpoints`] that tells what it will do."""
     config = load_config(config)
     out = Path(os.path.abspath(Path(out).expanduser()))
     ranks = Ranks()
@@ -111,7 +90,7 @@ def merge_and_show(
             if ranks.index == 0:
                 require_free(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
-            if ranks.index == 0:
+            if ranks.index == 0 and show is not None:
                 show(plan)
             plan = resolve_plan(plan)
         run = _Run(plan, out, ranks, progress)
@@ -242,6 +221,8 @@ class _Run:
             report = finish(folder, self.plan, sums, base, out=self.out)
         finally:
             closed.result()
+        # what an earlier process was writing when it was killed
+        remove_leftovers(folder)
         sync(folder)
         # without its journal the folder is never taken for an interrupted merge
         self.journal.close()

@@ -161,10 +161,7 @@ class Plan:
 
 
 def make_plan(
-    config: MergeConfig | dict[str, Any] | str | Path,
-    *,
-    token: str | bool | None = None,
-    endpoint: str | None = None,
+    config: MergeConfig | dict[str, Any] | str | Path, *, token: str | bool | None = None, endpoint: str | None = None
 ) -> Plan:
     """
     Opens the checkpoints of a merge by their headers and decides what happens to each tensor.

@@ -27,7 +27,7 @@ from ..hub.safetensors_headers import CheckpointError
 from .configuration import MergeConfig
 from .engine import NotFiniteError
 from .finishing import rewrite_report
-from .merge import merge_and_show, merge_checkpoints
+from .merge import merge_checkpoints
 from .methods import METHODS
 from .plan import Plan, make_plan
 
@@ -84,9 +84,8 @@ def add_task(
             _require_same(manifest.tasks[opened.label].origin, opened.identity(), f"task {opened.label!r}")
 
     try:
-        merge_and_show(
-            require_same_checkpoints, config, place, token=token, endpoint=endpoint, overwrite=True, progress=False
-        )
+        options: dict[str, Any] = {"token": token, "endpoint": endpoint, "overwrite": True, "progress": False}
+        merge_checkpoints(config, place, **options, show=require_same_checkpoints)
     except NotFiniteError:
         raise
     except (CheckpointError, ValueError) as error:

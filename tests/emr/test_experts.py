@@ -84,7 +84,7 @@ def test_fused_experts_in_a_mixed_batch(family: str, tmp_path: Path):
 
 
 def test_what_cannot_be_switched_in_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(building, "_find_parts", lambda *arguments: {})
+    monkeypatch.setattr("transformers.core_model_loading.revert_weight_conversion", lambda *arguments: {})
     emr = EMRModel.from_pretrained(make_merge(tmp_path, *FAMILIES["mixtral"]), "a")
     model = emr.model
     with pytest.warns(UserWarning, match="MixtralForCausalLM are changed on loading.*every switch .* new `model`"):
@@ -99,9 +99,9 @@ def test_what_cannot_be_switched_in_place_is_told(tmp_path: Path, monkeypatch: p
 def test_a_conversion_that_moves_values_has_no_place():
     numbers = torch.arange(24)
     view = numbers.view(4, 6)
-    assert building._find_even_spacing(view[:, 1:3], numbers) == ((4, 2), (6, 1), 1)
-    assert building._find_even_spacing(view[2].clone(), numbers) == ((6,), (1,), 12)
-    assert building._find_even_spacing(view.T.contiguous(), numbers) == ((6, 4), (1, 6), 0)
-    assert building._find_even_spacing(view[torch.tensor([0, 1, 3])], numbers) is None
-    assert building._find_even_spacing(view.flip(1), numbers) is None
-    assert building._find_even_spacing(view + 3, numbers) is None
+    assert building.find_even_spacing(view[:, 1:3], numbers) == ((4, 2), (6, 1), 1)
+    assert building.find_even_spacing(view[2].clone(), numbers) == ((6,), (1,), 12)
+    assert building.find_even_spacing(view.T.contiguous(), numbers) == ((6, 4), (1, 6), 0)
+    assert building.find_even_spacing(view[torch.tensor([0, 1, 3])], numbers) is None
+    assert building.find_even_spacing(view.flip(1), numbers) is None
+    assert building.find_even_spacing(view + 3, numbers) is None

@@ -162,7 +162,7 @@ def test_an_export_is_a_plain_checkpoint(bert: Path, task: str, tmp_path: Path):
 
 
 def test_a_large_export_is_sharded(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hf_ext.emr.weights._SHARD_BYTES", 10_000)
+    monkeypatch.setattr("hf_ext.emr.weights.SHARD_BYTES", 10_000)
     emr = EMRModel.from_pretrained(gpt2, "b")
     folder = emr.export("b", tmp_path / "out")
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2

@@ -93,13 +93,13 @@ def test_samples_without_a_task_are_routed(tmp_path: Path):
     assert again.route(**both) == chosen
     # Padding is no part of the mean.
     padded = both | {"input_ids": both["input_ids"].masked_fill(both["attention_mask"] == 0, 25)}
-    torch.testing.assert_close(emr._features(padded), emr._features(both))
+    torch.testing.assert_close(emr.features(padded), emr.features(both))
     # Features are the base's.
     encoder = AutoModel.from_pretrained(base).eval()
     with torch.no_grad():
         hidden = encoder(**both).last_hidden_state
     weights = both["attention_mask"][..., None]
-    torch.testing.assert_close(emr._features(both), (hidden * weights).sum(1) / weights.sum(1))
+    torch.testing.assert_close(emr.features(both), (hidden * weights).sum(1) / weights.sum(1))
     with pytest.raises(ValueError, match=r"examples of \['c'\]"):
         emr.fit_router({"c": one})
 

@@ -175,7 +175,9 @@ def test_a_failure_at_the_very_end_is_resumed_without_reading_again(config, tmp_
         with pytest.raises(ZeroDivisionError):
             merge(config, tmp_path / "merged-out")
     assert not (tmp_path / "merged-out").exists()
+    # What a process leaves that is killed while it writes.
+    (tmp_path / ".merged-out.partial" / "result" / ".emr.json.tmp-0a0b0c0d").write_text("{")
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_merge", lambda *arguments: 1 / 0)
+        patch.setattr(Engine, "run", lambda self, units, done: units and 1 / 0)
         merge(config, tmp_path / "merged-out")
     assert_same_files(tmp_path / "merged-out", merge(config, tmp_path / "merged-expected"))

@@ -19,7 +19,7 @@ from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.merging import engine, make_plan, plan
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.engine import Engine, Piece, make_units
-from hf_ext.merging.merge import merge_and_show, merge_checkpoints
+from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan_table import Plan, plan_lines
 from hf_ext.merging.vectors import TaskVectors
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
@@ -52,19 +52,18 @@ def test_the_same_bits_for_any_number_of_workers_and_any_memory(config, tmp_path
 def test_local_files_merged_in_compiled_calls_and_block_by_block_are_the_same(config, tmp_path, monkeypatch, options):
     if arithmetic.find_kernels("cpu").run_files is None:
         pytest.skip("numba is missing")
-    done = []
+    done, kernels = [], arithmetic.find_kernels("cpu")
 
-    def called(self: Engine, *arguments) -> bool:
-        done.append(merge_files(self, *arguments))
+    def called(*arguments) -> bool:
+        done.append(kernels.run_files(*arguments))
         return done[-1]
 
-    merge_files = Engine._merge_files
-    monkeypatch.setattr(Engine, "_merge_files", called)
+    monkeypatch.setitem(arithmetic.KERNELS, "cpu", lambda: kernels._replace(run_files=called))
     # in one block and in several
-    monkeypatch.setattr(engine, "_FAST_BYTES", 4 * 5 * SUB_BLOCK)
+    monkeypatch.setattr(engine, "FAST_BYTES", 4 * 5 * SUB_BLOCK)
     first = merge(config, tmp_path / "merged-calls", **options)
     assert done and all(done)
-    monkeypatch.setattr(Engine, "_merge_files", lambda *arguments: False)
+    monkeypatch.setitem(arithmetic.KERNELS, "cpu", lambda: kernels._replace(run_files=None))
     assert_same_files(merge(config, tmp_path / "merged-blocks", **options), first)
 
 
@@ -72,9 +71,9 @@ def test_blocks_are_within_the_budget_and_whole_sub_blocks(config, tmp_path):
     with make_plan(MergeConfig.from_dict(config)) as plan:
         for workers, memory in ((1, 10**6), (2, 64 * 10**6), (7, 10**9)):
             blocks = Engine(plan, None, TaskVectors(plan.config, len(plan.tasks)), workers, memory)
-            assert blocks.block % SUB_BLOCK == 0 and blocks._span % blocks.block == 0
-            assert blocks._step % SUB_BLOCK == 0 and blocks._step <= blocks.block
-            buffers = blocks._new_buffers()
+            assert blocks.block % SUB_BLOCK == 0 and blocks.span % blocks.block == 0
+            assert blocks.step % SUB_BLOCK == 0 and blocks.step <= blocks.block
+            buffers = blocks.new_buffers()
             used = workers * sum(vars(buffers)[name].numel() for name in ("inputs", "unified", "masks"))
             # no less than one sub-block of each checkpoint
             assert used <= max(2 * memory, workers * 6 * 4 * SUB_BLOCK)
@@ -283,10 +282,10 @@ def test_one_plan_is_shown_before_any_weight_is_read(config, tmp_path, monkeypat
         assert found.header_bytes == sum(source.bytes_read for source in (found.base, *found.tasks))
         assert not list(tmp_path.glob(".*"))
 
-    merge_and_show(show, config, tmp_path / "merged", progress=False)
+    merge_checkpoints(config, tmp_path / "merged", progress=False, show=show)
     assert len(shown) == 1 and len(opened) == 4
     with pytest.raises(RuntimeError, match="no"):
-        merge_and_show(lambda found: (_ for _ in ()).throw(RuntimeError("no")), config, tmp_path / "other")
+        merge_checkpoints(config, tmp_path / "other", show=lambda found: (_ for _ in ()).throw(RuntimeError("no")))
     assert not (tmp_path / "other").exists()
 
 
