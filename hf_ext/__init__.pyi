@@ -17,6 +17,7 @@ from .mrconv import (
     MRConvNextImageProcessor as MRConvNextImageProcessor,
     MRConvNextModel as MRConvNextModel,
 )
+from .restoration.tiles import restore_image as restore_image
 from .semanir import (
     SemanIRConfig as SemanIRConfig,
     SemanIRForImageRestoration as SemanIRForImageRestoration,

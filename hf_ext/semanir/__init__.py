@@ -5,21 +5,15 @@ The files beside this one travel with every checkpoint and need nothing else of 
 richer is imported here, and registers itself with them: `hf_ext.fast` and `hf_ext.restoration.pipeline`.
 """
 
-from typing import TYPE_CHECKING
-
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageToImage
 
 import hf_ext.fast.semanir_operators
 import hf_ext.fast.semanir_strips  # noqa: F401
-from hf_ext.lazy import make_lazy
 from hf_ext.restoration.pipeline import ImageRestorationPipeline
 
 from .configuration_semanir import SemanIRConfig
 from .image_processing_semanir import SemanIRImageProcessor
 from .modeling_semanir import SemanIRForImageRestoration, SemanIRModel, SemanIRPreTrainedModel
-
-if TYPE_CHECKING:
-    from hf_ext.restoration.tiles import restore_image
 
 AutoConfig.register("semanir", SemanIRConfig)
 AutoModel.register(SemanIRConfig, SemanIRModel)
@@ -39,7 +33,4 @@ __all__ = [
     "SemanIRImageProcessor",
     "SemanIRModel",
     "SemanIRPreTrainedModel",
-    "restore_image",
 ]
-
-__getattr__, __dir__ = make_lazy(globals(), {"restore_image": "hf_ext.restoration.tiles"})

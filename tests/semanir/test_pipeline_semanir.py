@@ -9,6 +9,7 @@ from huggingface_hub import close_session
 from PIL import Image
 from transformers import pipeline
 
+from hf_ext import restore_image
 from hf_ext.hub.publish import push
 from hf_ext.semanir import (
     ImageRestorationPipeline,
@@ -16,7 +17,6 @@ from hf_ext.semanir import (
     SemanIRForImageRestoration,
     SemanIRImageProcessor,
     pipeline_semanir,
-    restore_image,
 )
 from tests.hub_testing import ask, commit_body, create_repository, run_python
 from tests.testing import assert_same_picture

@@ -26,10 +26,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hf_ext
+from hf_ext import restore_image
 from hf_ext.emr import arithmetic, ops
 from hf_ext.mrconv import MRConvForImageClassification
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
-from hf_ext.semanir import restore_image
 
 LIMITS = {"float32": 2e-3, "bfloat16": 0.15, "float16": 0.05}
 COLUMNAR = {"embed_dim": 24, "depths": [2, 2], "num_heads": [2, 2], "window_size": 8, "top_k": 16}
