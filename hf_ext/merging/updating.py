@@ -69,8 +69,8 @@ def add_task(
     _require_new(manifest, name, place)
     base = base or _base_spec(place, manifest.base)
     # An artifact of an earlier version tells of options that there are no longer, or that its method does not have.
-    own = METHODS[manifest.method["method"]].options
-    known = {*own, *(field.name for field in dataclasses.fields(MergeConfig))}
+    own = METHODS.get(str(manifest.method.get("method")))
+    known = {*(own.options if own else ()), *(field.name for field in dataclasses.fields(MergeConfig))}
     method = {key: value for key, value in manifest.method.items() if key in known}
     if method.get("merged"):
         merged = find_recorded(str(method["merged"]), place)

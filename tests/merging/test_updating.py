@@ -180,3 +180,10 @@ def test_baselines_with_masks_take_frozen_tasks(sources, tmp_path):
         upper, lower = upper + (mask * delta * common).sum().item(), lower + (mask * common * common).sum().item()
     assert Manifest.read(artifact).tasks["c"].scale == pytest.approx(upper / lower, rel=1e-12)
     assert dataclasses.asdict(Manifest.read(artifact))["method"]["elected_from"] == ["a", "b"]
+
+
+def test_a_merge_by_a_method_that_is_not_there_is_refused_in_words(sources, artifact):
+    manifest = Manifest.read(artifact)
+    dataclasses.replace(manifest, method=manifest.method | {"method": "mine"}).write(artifact)
+    with pytest.raises(ValueError, match="method must be one of 'emr', .*; got 'mine'"):
+        add_task(artifact, "c", str(sources / "c"))
