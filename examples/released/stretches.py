@@ -20,10 +20,10 @@ RELEASED = RECIPES.parents[1] / "model_cards" / "released"
 REACHED = RECIPES / "reached"
 # In this order; each entry waits for the runs that it starts from.
 QUEUE: dict[str, tuple[str, ...]] = {
-    "denoise-color": (),
-    "cifar10-16": (),
     "spoken-digits": (),
+    "cifar10-16": (),
     "cifar10": ("cifar10-16",),
+    "denoise-color": (),
     "denoise-gray": (),
     "super-resolution-x2": (),
     "jpeg-color": ("denoise-color",),
