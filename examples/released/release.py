@@ -31,6 +31,7 @@ from hf_ext.metrics.psnr import psnr
 from hf_ext.mrconv import MRConvForAudioClassification
 from hf_ext.semanir import SemanIRForImageRestoration
 from hf_ext.tasks.degradations import gaussian_noise
+from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from hf_ext.training.data import open_source, read_example
@@ -149,15 +150,11 @@ def halve(snapshot: Path, folder: Path) -> int:
     return count
 
 
-class Unchanged(torch.nn.Module):
-    """The model that gives back what it is given: its scores are those of the degraded input."""
+class LeavesItAsItIs(SemanIRTask):
+    """The task of a restorer that does nothing: its scores are those of the degraded input."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.anchor = torch.nn.Parameter(torch.zeros(()))
-
-    def forward(self, pixel_values: torch.Tensor, top_k: int | None = None) -> Any:
-        return argparse.Namespace(reconstruction=pixel_values)
+    def restore(self, model: Any, degraded: np.ndarray, top_k: int | None = None) -> np.ndarray:
+        return degraded
 
 
 def measure(name: str, folder: Path, release: Release) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -170,11 +167,14 @@ def measure(name: str, folder: Path, release: Release) -> tuple[list[dict[str, A
         arguments = build(
             TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words)}
         )
-        task, source = build_task(arguments), arguments.data_arguments.eval_source
+        source = arguments.data_arguments.eval_source
         assert source is not None
-        config = task.build_model({}, str(folder)).config
-        if arguments.method == "semanir" and config.scale == 1:
-            scores = evaluate(task, Unchanged(), open_source(source))
+        if arguments.method != "semanir":
+            continue
+        task = build(LeavesItAsItIs, arguments.task, "task")
+        model = task.build_model({}, str(folder))
+        if model.config.scale == 1:
+            scores = evaluate(task, model, open_source(source))
             inputs += [{"metric": key, "value": value, "dataset": title} for key, value in scores.items()]
     return results, inputs
 

@@ -61,8 +61,11 @@ def train(task: Task, arguments: TrainingArguments) -> dict[str, float]:
         RunStopped: After a signal or `deadline_minutes`, once the state is saved; a `KeyboardInterrupt`.
     """
     run = _Training(task, arguments)
-    run.resume()
-    run.fit()
+    try:
+        run.resume()
+        run.fit()
+    finally:
+        run.folder.lock.release()
     return run.metrics
 
 

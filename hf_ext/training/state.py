@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -122,6 +123,8 @@ class RunFolder:
         self.states = self.path / "state"
         self.snapshot = self.path / "snapshot"
         self.best = self.path / "best"
+        # The system lets go of it when the process ends, however it ends.
+        self.lock = FileLock(self.path / ".lock", timeout=0)
 
     def check(self, arguments: TrainingArguments, processes: int) -> None:
         """Refuses a folder that a run must not be written to; nothing is written."""
@@ -155,6 +158,12 @@ class RunFolder:
         """Creates the folder, or prepares an existing run of the same arguments for going on."""
         self.check(arguments, processes)
         self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.lock.acquire()
+        except Timeout as error:
+            raise ValueError(
+                f"another process trains in {self.path}: wait for it, end it, or choose another output_dir."
+            ) from error
         # First: it is what marks the folder as ours.
         write_json(self.arguments, {"arguments": asdict(arguments), "processes": processes})
         self.states.mkdir(exist_ok=True)

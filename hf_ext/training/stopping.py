@@ -48,7 +48,9 @@ class Stopping:
     def __enter__(self) -> "Stopping":
         # Python delivers signals to the main thread, and lets no other one handle them.
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+            # What `nohup` and a shell's background have switched off stays off.
+            heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+            self._handlers = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(

@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from hf_ext.training import train
+from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped
 from tests.process_state import forget_accelerate
 
@@ -117,7 +119,43 @@ def test_the_clock_ends_a_run_and_saves_between(tmp_path, examples):
     assert saved_steps(tmp_path / "run") == [1, 2, 3, 4]
 
 
-def test_signals_are_left_as_they_were(tmp_path, examples):
+def test_a_second_run_in_a_folder_is_refused(tmp_path, examples, monkeypatch):
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    (process,) = start(tmp_path / "run", examples, 1, max_steps=10_000)
+    while not steps_done(tmp_path / "run"):
+        time.sleep(0.001)
+    arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}})
+    forget_accelerate()
+    with pytest.raises(ValueError, match="another process trains in .*: wait for it, end it, or choose another"):
+        RunFolder(tmp_path / "run").prepare(replace(arguments, max_steps=10_000), 1)
+    process.kill()
+    process.join()
+    # The lock of a process that was killed is open.
+    folder = RunFolder(tmp_path / "run")
+    folder.prepare(replace(arguments, max_steps=10_000), 1)
+    folder.lock.release()
+
+
+def hang_up_in(loss):
+    def hanging_up(*given):
+        os.kill(os.getpid(), signal.SIGHUP)
+        return loss(*given)
+
+    return hanging_up
+
+
+def test_signals_are_left_as_they_were(tmp_path, examples, monkeypatch):
+    # As `nohup` does.
+    monkeypatch.setattr(TinyTask, "loss", hang_up_in(TinyTask.loss))
+    kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        forget_accelerate()
+        data = {"train": {"path": str(examples)}}
+        train(TinyTask(), make_arguments(tmp_path / "ignored", data, max_steps=2))
+    finally:
+        signal.signal(signal.SIGHUP, kept)
+    monkeypatch.undo()
     before = [signal.getsignal(number) for number in SIGNALS]
     forget_accelerate()
     train(TinyTask(), make_arguments(tmp_path / "run", {"train": {"path": str(examples)}}, max_steps=1))
