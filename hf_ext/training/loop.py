@@ -162,14 +162,20 @@ class _Training:
         self.module = self.accelerator.unwrap_model(self.model)
         self.average = WeightAverage(self.module, arguments.ema_decay) if arguments.ema_decay else None
         self.accelerator.register_for_checkpointing(self.progress, self.scheduler)
-        if self.average is not None:
+        # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
+        self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        if self.average is not None and not self.is_sharded:
             self.accelerator.register_for_checkpointing(self.average)
+
+    @property
+    def _own_average(self) -> WeightAverage | None:
+        return self.average if self.is_sharded else None
 
     def resume(self) -> None:
         """Continues from the newest complete state, if there is one."""
         steps, stream_states = self.folder.saved_steps(), None
         if steps:
-            stream_states = load_state(self.accelerator, self.folder, steps[-1])
+            stream_states = load_state(self.accelerator, self.folder, steps[-1], self._own_average)
             self._say(f"continuing {self.folder.path} from step {self.progress.step}")
         if self.accelerator.is_main_process:
             self.folder.truncate_metrics(self.progress.step)
@@ -309,7 +315,8 @@ class _Training:
         if save:
             self._write_snapshot(self.folder.snapshot)
         # Last: a state says that everything of its step is on disk.
-        save_state(self.accelerator, self.folder, self.progress.step, self.loader.stream_states)
+        states = self.loader.stream_states
+        save_state(self.accelerator, self.folder, self.progress.step, states, self._own_average)
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
             plot_curves(self.folder)
@@ -323,7 +330,8 @@ class _Training:
             for buffer in self.module.buffers():
                 broadcast(buffer)
             self.metrics = evaluate(self.task, self.module, self.eval_data, self.accelerator)
-            if self.accelerator.is_main_process:
+            # A forward pass of a sharded model is an exchange between all processes.
+            if self.accelerator.is_main_process or self.is_sharded:
                 self._draw_samples(self.eval_data)
         self._log({f"eval_{name}": value for name, value in self.metrics.items()})
         value, best = self.metrics[next(iter(self.task.metric_names))], self.progress.best_value
@@ -339,7 +347,7 @@ class _Training:
         with torch.no_grad():
             picture = self.task.sample_picture(self.module, [data[index] for index in range(min(3, len(data)))])
         self.module.train()
-        if picture is not None:
+        if picture is not None and self.accelerator.is_main_process:
             folder = self.folder.path / "samples"
             folder.mkdir(exist_ok=True)
             picture.save(folder / f"step-{self.progress.step}.png")

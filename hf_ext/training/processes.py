@@ -5,11 +5,10 @@ from collections.abc import Callable
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import DistributedType, broadcast_object_list
-from torch.distributed.tensor import DTensor
+from accelerate.utils import broadcast_object_list
 
 from .arguments import TrainingArguments
-from .state import RunFolder
+from .state import RunFolder, own_part
 
 
 def check_tracker(name: str) -> None:
@@ -26,11 +25,6 @@ def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> N
     """Refuses what this machine, or the way in which it is used, cannot do."""
     if arguments.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise ValueError("mixed_precision fp16 needs a GPU: use bf16 or 'no' on a CPU.")
-    if arguments.ema_decay and accelerator.distributed_type == DistributedType.FSDP:
-        raise ValueError(
-            "ema_decay needs the whole weights on every process, which FSDP does not keep: use DDP or DeepSpeed "
-            "ZeRO 2, or set ema_decay: 0."
-        )
 
 
 def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> None:
@@ -53,9 +47,7 @@ def check_weights(model: torch.nn.Module, accelerator: Accelerator, run: RunFold
     """Refuses to save weights that are not finite: a gradient may overflow in a step whose loss was still finite."""
     bad = torch.zeros((), device=accelerator.device)
     for parameter in model.parameters():
-        # FSDP keeps a part of each weight on each process.
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        bad += (~local.detach().isfinite()).sum()
+        bad += (~own_part(parameter).isfinite()).sum()
     if accelerator.reduce(bad) > 0:
         raise FloatingPointError(
             f"weights are no longer finite after step {step}; {run.last_good}. Lower learning_rate or max_grad_norm, "

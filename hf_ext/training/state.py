@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..files import read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
 from .arguments import TrainingArguments
@@ -50,38 +51,36 @@ class WeightAverage:
     # The decay is reached from below, as (1 + t) / (10 + t), so that the first weights are soon forgotten. Statistics
     # such as those of BatchNorm belong to the averaged weights: they are averaged over the same horizon. Frozen
     # parameters and integer buffers are copied. One kernel goes over all tensors: a loop over them costs more than the
-    # optimizer's step.
+    # optimizer's step. Of a sharded model each process averages its part of every weight, and nothing is exchanged.
 
     def __init__(self, model: torch.nn.Module, decay: float):
         self.decay = decay
         self.steps = 0
         saved = model.state_dict(keep_vars=True)
         self.tensors = [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in saved)]
-        self.averages = [tensor.detach().clone() for tensor in self.tensors]
-        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        copied = {id(tensor) for tensor in self.tensors if not tensor.is_floating_point()} | set(map(id, frozen))
-        self._moving = self._pick(lambda tensor: id(tensor) not in copied)
-        self._copied = self._pick(lambda tensor: id(tensor) in copied)
+        self.averages = [own_part(tensor).clone() for tensor in self.tensors]
+        frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
+        self._follows = [tensor.is_floating_point() and id(tensor) not in frozen for tensor in self.tensors]
 
-    def _pick(self, choose: Callable[[Tensor], bool]) -> tuple[list[Tensor], list[Tensor]]:
-        """Averages, and the tensors that they follow."""
-        chosen = [pair for pair in zip(self.averages, self.tensors, strict=True) if choose(pair[1])]
-        return [average for average, _ in chosen], [tensor for _, tensor in chosen]
+    def _pairs(self, follows: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Averages that follow their tensors, or those that copy them, and these tensors."""
+        chosen = [place for place, moves in enumerate(self._follows) if moves == follows]
+        return [self.averages[place] for place in chosen], [own_part(self.tensors[place]) for place in chosen]
 
     @torch.no_grad()
     def step(self) -> None:
         """Takes the current weights into the average."""
         decay = min((1 + self.steps) / (10 + self.steps), self.decay) if self.steps else 0.0
         self.steps += 1
-        averages, tensors = self._moving
-        torch._foreach_lerp_(averages, tensors, 1 - decay)
-        if self._copied[0]:
-            torch._foreach_copy_(*self._copied)
+        torch._foreach_lerp_(*self._pairs(True), 1 - decay)
+        copies, originals = self._pairs(False)
+        if copies:
+            torch._foreach_copy_(copies, originals)
 
     @contextlib.contextmanager
     def apply(self) -> Iterator[None]:
         """Puts the averaged weights into the model for the duration of a `with` block."""
-        kept = [tensor.detach().clone() for tensor in self.tensors]
+        kept = [own_part(tensor).clone() for tensor in self.tensors]
         self._fill_model(self.averages)
         try:
             yield
@@ -90,7 +89,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _fill_model(self, values: list[Tensor]) -> None:
-        torch._foreach_copy_(self.tensors, values)
+        torch._foreach_copy_([own_part(tensor) for tensor in self.tensors], values)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the average."""
@@ -101,6 +100,13 @@ class WeightAverage:
         self.steps = state["optimization_step"]
         for average, saved in zip(self.averages, state["shadow_params"], strict=True):
             average.copy_(saved)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a weight: all of it, or a part, where the weights are sharded."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return tensor.detach()
 
 
 class RunFolder:
@@ -249,12 +255,19 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
         ) from error
 
 
-def save_state(accelerator: Accelerator, run: RunFolder, step: int, stream_states: list[Any]) -> None:
-    """Writes the resume state of all processes: under a temporary name, renamed once it is complete and durable."""
+def save_state(
+    accelerator: Accelerator, run: RunFolder, step: int, stream_states: list[Any], average: WeightAverage | None
+) -> None:
+    """
+    Writes the resume state of all processes: under a temporary name, renamed once it is complete and durable. An
+    average is given where each process has its own part of it.
+    """
     temporary = run.states / f"step-{step}.tmp"
     with clear_write_errors(f"the state of step {step}", run):
         accelerator.save_state(str(temporary))
         write_json(temporary / f"stream-{accelerator.process_index}.json", stream_states)
+        if average is not None:
+            torch.save(average.state_dict(), temporary / f"average-{accelerator.process_index}.pt")
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             sync(temporary)
@@ -262,9 +275,11 @@ def save_state(accelerator: Accelerator, run: RunFolder, step: int, stream_state
     accelerator.wait_for_everyone()
 
 
-def load_state(accelerator: Accelerator, run: RunFolder, step: int) -> list[Any]:
+def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: WeightAverage | None) -> list[Any]:
     """Restores what [`save_state`] wrote; returns the reading states for this process's loader."""
     # States are pickles: only folders of this run are read.
     accelerator.load_state(str(run.state(step)))
+    if average is not None:
+        average.load_state_dict(torch.load(run.state(step) / f"average-{accelerator.process_index}.pt"))
     states: list[Any] = read_json(run.state(step) / f"stream-{accelerator.process_index}.json")
     return states
