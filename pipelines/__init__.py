@@ -4,17 +4,31 @@ After `import hf_ext.pipelines`, `DiffusionPipeline.from_pretrained` and the `Au
 pipelines without `trust_remote_code`.
 """
 
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import diffusers
 from diffusers import DiffusionPipeline
-from diffusers.pipelines import auto_pipeline
+from transformers.utils import logging
 
 from . import disentangled_dit
 from .disentangled_dit import DisentangledDiTPipeline
 
 __all__ = ["DisentangledDiTPipeline"]
+
+
+def _import_auto_pipeline() -> Any:
+    """All pipelines of diffusers, without what transformers says of image processors that we do not use."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        return import_module("diffusers.pipelines.auto_pipeline")
+    finally:
+        logging.set_verbosity(before)
+
+
+auto_pipeline = _import_auto_pipeline()
 
 
 def _register(place: ModuleType, name: str, value: Any) -> None:
