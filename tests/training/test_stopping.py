@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -87,14 +88,18 @@ def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, mo
         process.join(300)
         assert process.exitcode == 0
     stops = 0
-    for _ in range(3):
+    while stops < 2:
         started = start(stopped, examples, processes)
         known = stop_at_a_random_moment(started, stopped, number, rng)
         for process in started:
             process.join(300)
         codes = {process.exitcode for process in started}
         if codes == {0}:
-            break
+            if stops:
+                break
+            # A machine that is busy elsewhere signalled too late: anew, until there is something to continue.
+            shutil.rmtree(stopped)
+            continue
         assert codes == {EXIT_CODE}
         stops += 1
         # Every step that was known to be done is in the state.
@@ -103,7 +108,7 @@ def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, mo
     for process in start(stopped, examples, processes):
         process.join(300)
         assert process.exitcode == 0
-    assert stops and outcome(stopped) == outcome(whole)
+    assert outcome(stopped) == outcome(whole)
 
 
 def test_the_clock_ends_a_run_and_saves_between(tmp_path, examples):
