@@ -1,12 +1,13 @@
 """A run that tests end by signals and by the clock; it has saved when it ends with `EXIT_CODE`."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from hf_ext.training import train
-from hf_ext.training.stopping import EXIT_CODE, RunStopped
+from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped
 
 from .killable import SlowTask
 from .tiny import make_arguments
@@ -14,6 +15,9 @@ from .tiny import make_arguments
 
 def main(output: str, data: str, changes: dict[str, Any], rank: int = 0, port: int = 0) -> None:
     """Trains, alone or as one of two processes that meet at a port."""
+    # A shell's background and `nohup` hand ignored signals on to the tests.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
     if port:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

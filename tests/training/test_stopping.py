@@ -88,7 +88,7 @@ def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, mo
         process.join(300)
         assert process.exitcode == 0
     stops = 0
-    while stops < 2:
+    for _ in range(20):
         started = start(stopped, examples, processes)
         known = stop_at_a_random_moment(started, stopped, number, rng)
         for process in started:
@@ -105,6 +105,9 @@ def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, mo
         # Every step that was known to be done is in the state.
         assert saved_steps(stopped)[-1] >= known
         assert saved_steps(stopped)[-1] == steps_done(stopped)
+        if stops == 2:
+            break
+    assert stops
     for process in start(stopped, examples, processes):
         process.join(300)
         assert process.exitcode == 0
