@@ -82,14 +82,14 @@ def evaluate_checkpoint(
     """
     from hf_ext.emr.weights import task_checkpoint
 
-    from .data import open_source
-    from .evaluation import evaluate, write_results
+    from .evaluation import evaluate_sets, write_results
     from .models import adapter_base, build_model, load_adapter, pin_revision
+    from .sources import open_source
 
     mapping = apply_overrides(read_yaml(config), overrides or [])
     arguments = build(TrainingArguments, {"output_dir": "", **mapping})
-    eval_source = arguments.data_arguments.eval_source
-    if eval_source is None:
+    sources = arguments.data_arguments.eval_sources
+    if not sources:
         raise ValueError(f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER.")
     task = build_task(arguments)
     pinned = pin_revision(source)
@@ -99,9 +99,11 @@ def evaluate_checkpoint(
         model = build_model(task, {}, checkpoint if base is None else pin_revision(base))
         if base is not None:
             model = load_adapter(model, checkpoint)
-    metrics = evaluate(task, model, open_source(eval_source, "data.eval"))
+    data = {name: open_source(source, "data.eval") for name, source in sources.items()}
+    options = {"batch_size": arguments.per_device_eval_batch_size, "num_workers": arguments.data_arguments.num_workers}
+    metrics = evaluate_sets(task, model, data, **options)
     revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]
-    return write_results(output, task, metrics, eval_source, revision)
+    return write_results(output, task, metrics, sources, revision)
 
 
 def main(
@@ -126,6 +128,7 @@ def main(
         return 0 if words else 2
     try:
         arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
+        arguments.data_arguments.require_train_source()
         _run((make_task or build_task)(arguments), arguments)
     except KeyboardInterrupt as stopped:
         if "hf_ext.training.stopping" in sys.modules:
