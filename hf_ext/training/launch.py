@@ -51,10 +51,16 @@ def build_task(arguments: TrainingArguments) -> "Task":
     Raises:
         ValueError: If there is no such method, or the `task` section does not fit it.
     """
-    if arguments.method not in TASKS:
-        raise ValueError(f"unknown method {arguments.method!r}; allowed: {', '.join(sorted(TASKS))}.")
-    module, name = TASKS[arguments.method]
-    return build(getattr(importlib.import_module(module), name), arguments.task, "task")
+    return build(find_task(arguments.method), arguments.task, "task")
+
+
+def find_task(method: str) -> "type[Task]":
+    """The class of a method's task."""
+    if method not in TASKS:
+        raise ValueError(f"unknown method {method!r}; allowed: {', '.join(sorted(TASKS))}.")
+    module, name = TASKS[method]
+    found: type[Task] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def evaluate_checkpoint(
@@ -123,8 +129,13 @@ def main(
         folder; 75 when a signal or `deadline_minutes` ended it, and the same command goes on.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    if not words or words[0] in ("-h", "--help"):
+    if not words or {"-h", "--help"} & {*words}:
         sys.stdout.write(usage)
+        files = [word for word in words if word.endswith((".yaml", ".yml")) and os.path.isfile(word)]
+        if words:
+            from .reference import show_fields
+
+            sys.stdout.write("\n" + show_fields(str(read_yaml(files[0]).get("method")) if files else None))
         return 0 if words else 2
     try:
         arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))

@@ -5,8 +5,10 @@ import json
 import datasets
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from hf_ext.training.data import IndexedSamples
+from hf_ext_cli.main import main
 
 from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_images
 
@@ -112,3 +114,29 @@ def test_a_stand_in_is_of_the_same_group_and_has_the_randomness_of_its_position(
         assert found["noise"] == np.random.default_rng((3, 1, position)).random()
         left_out += [row["example"] for row in bad]
     assert set(left_out) == {"2", "9"}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_data_check_reads_everything_once_and_tells(tmp_path, broken, streaming):
+    (tmp_path / "run.yaml").write_text(
+        json.dumps(
+            {
+                "method": "semanir",
+                "data": {"train": {"path": str(broken), "streaming": streaming}, "eval": {"path": str(broken)}},
+                "task": {"patch_size": 8},
+            }
+        )
+    )
+    words = ["data", "check", "--no-progress", "--json", str(tmp_path / "run.yaml"), "--data.max_bad_examples", "0.2"]
+    result = CliRunner().invoke(main, words)
+    train, evaluation = json.loads(result.stdout)
+    assert (train["section"], train["examples"], train["allowed"]) == ("data.train", 12, 2)
+    assert [row["example"] for row in train["bad"]] == ["4", "7"]
+    assert all(name in row["file"] + row["reason"] for name, row in zip(BAD, train["bad"], strict=True))
+    # Of an evaluation nothing may be left out.
+    assert evaluation["allowed"] == 0 and len(evaluation["bad"]) == 2 and result.exit_code == 1
+    result = CliRunner().invoke(main, [*words, "--data.eval", "null"])
+    assert result.exit_code == 0 and len(json.loads(result.stdout)) == 1
+    words.remove("--json")
+    said = CliRunner().invoke(main, [*words, "--data.eval", "null"]).stdout
+    assert "12 examples of" in said and "2 cannot be used. example 4" in said
