@@ -15,6 +15,7 @@
 #
 # tests/training/test_changes.py makes each change in the middle of a run, and compares what is promised here.
 
+import json
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from importlib.metadata import version
@@ -47,14 +48,15 @@ def installed_versions(*names: str) -> dict[str, str]:
 
 
 def describe_run(arguments: TrainingArguments, processes: int, is_sharded: bool) -> dict[str, Any]:
-    """What is compared, but for the data, which has to be opened first."""
-    return {
+    """What is compared, as JSON keeps it; but for the data, which has to be opened first."""
+    about = {
         "arguments": asdict(arguments),
         "processes": processes,
         "is_sharded": is_sharded,
         "versions": installed_versions("hf-ext", "torch", "transformers", "accelerate"),
         "data": None,
     }
+    return dict(json.loads(json.dumps(about)))
 
 
 def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Changes:

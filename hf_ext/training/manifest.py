@@ -39,6 +39,8 @@ def _hash_file(path: Path) -> dict[str, Any]:
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
     """Writes what a state says of itself, with a hash of it."""
+    # As it will be read: JSON knows no tuples, and no keys but text.
+    content = json.loads(json.dumps(content))
     write_json(folder / NAME, {**content, "sha256": _hash_content(content)})
 
 
