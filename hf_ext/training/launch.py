@@ -128,6 +128,7 @@ def main(
         arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
         _run((make_task or build_task)(arguments), arguments)
     except KeyboardInterrupt as stopped:
+        # What was never imported was not raised, and importing it would take seconds before the message.
         if "hf_ext.training.stopping" in sys.modules:
             from .stopping import EXIT_CODE, RunStopped
 

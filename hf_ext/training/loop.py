@@ -250,8 +250,8 @@ class _Training:
                 loss, norm = self._step(batches)
                 window += loss
                 bar.update(self._batch_size)
-                asked = stopping.ask()
-                if not (asked or self._due(arguments.logging_steps, arguments.eval_steps, arguments.save_steps)):
+                answer = stopping.ask()
+                if not (answer or self._due(arguments.logging_steps, arguments.eval_steps, arguments.save_steps)):
                     continue
                 mean = self._mean_loss(window, progress.step - window_start)
                 elapsed, clock = time.monotonic() - clock, time.monotonic()
@@ -261,9 +261,9 @@ class _Training:
                 bar.set_postfix(loss=f"{mean:.4g}", samples_per_second=f"{speed:.3g}")
                 window.zero_()
                 window_start, window_samples = progress.step, progress.samples
-                if self._checkpoint(save=bool(asked)):
+                if self._checkpoint(save=bool(answer)):
                     stopping.restart_clock()
-                stopping.end(asked, progress.step, arguments.max_steps)
+                stopping.end(answer, progress.step, arguments.max_steps)
                 clock = time.monotonic()
         self.accelerator.end_training()
 

@@ -13,7 +13,7 @@ from hf_ext.training.manifest import read_manifest, write_manifest
 from hf_ext.training.state import RunFolder
 from tests.process_state import forget_accelerate
 
-from .launching import fork_two
+from .launching import ROOT, fork_two
 from .splitting import read_samples, split_arguments, train_until
 from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_images, write_shards
 
@@ -185,8 +185,9 @@ def compare_parts(tmp_path):
         torch.testing.assert_close(parts[name], tensor, rtol=0, atol=1e-5, msg=name)
 
 
-def test_processes_come_and_go(tmp_path, examples):
-    """One process with batches of 4, two with 2, two with 1 and two passes, one again."""
+@pytest.mark.parametrize("parts", [[(2, 5)], pytest.param([(2, 4), (1, 6)], marks=pytest.mark.slow)])
+def test_processes_come_and_go(tmp_path, examples, parts):
+    """One process with batches of 4, two with batches of 2, or of 1 in two passes, one again."""
     (tmp_path / "whole").mkdir()
     forget_accelerate()
     four = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "save_steps": 1}
@@ -195,7 +196,7 @@ def test_processes_come_and_go(tmp_path, examples):
     output = tmp_path / "parts" / "run"
     forget_accelerate()
     train_until(split_arguments(output, str(examples), {}, **four), 2)
-    for batch, step in ((2, 4), (1, 6)):
+    for batch, step in parts:
         sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 2 // batch, "save_steps": 1}
         fork_two("tests.training.splitting", str(output), str(examples), json.dumps(sizes), str(step))
         assert read_manifest(RunFolder(output).state(step))["processes"] == 2
@@ -237,3 +238,35 @@ def test_commits_of_a_hub_are_compared(examples):
     then, now = ({**known, "commits": {"org/set": commit}} for commit in ("aaa", "bbb"))
     assert compare_fingerprints(then, then) == compare_fingerprints(then, known) == []
     assert compare_fingerprints(then, now) == ["commit of org/set: aaa → bbb"]
+
+
+ON_A_HUB = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv.pop(1))
+from huggingface_hub import HfApi
+from tests.training.tiny import TinyTask, make_arguments, run, run_interrupted
+output, first, second = map(Path, sys.argv[1:])
+api = HfApi()
+api.create_repo("me/rows", repo_type="dataset")
+def upload(folder):
+    return api.upload_folder(folder_path=folder, repo_id="me/rows", repo_type="dataset", delete_patterns="*").oid
+commit = upload(first)
+source = {"path": "me/rows", "streaming": True}
+run_interrupted(make_arguments(output, {"train": source}), 5)
+moved = upload(second)
+try:
+    run(TinyTask(), make_arguments(output, {"train": source}))
+except ValueError as error:
+    assert f"commit of me/rows: {commit} → {moved}" in str(error), error
+else:
+    raise AssertionError("other data was not noticed")
+run(TinyTask(), make_arguments(output, {"train": {**source, "path": f"me/rows@{commit}"}}))
+"""
+
+
+def test_data_of_a_hub_that_moved_on_is_refused_and_its_commit_goes_on(tmp_path, shards, run_client):
+    other = write_shards(tmp_path / "other", shards=4, examples=23)
+    run(TinyTask(), make_arguments(tmp_path / "whole", {"train": {"path": str(shards), "streaming": True}}))
+    run_client(ON_A_HUB, str(ROOT), str(tmp_path / "run"), str(shards), str(other))
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")

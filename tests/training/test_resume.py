@@ -72,7 +72,7 @@ def check_two_processes(tmp_path, cases, start):
 
 
 def test_two_processes(tmp_path, examples, shards):
-    check_two_processes(tmp_path, ["map-0", "stream-2"], fork_two)
+    check_two_processes(tmp_path, ["map-0", "stream-2-damage"], fork_two)
 
 
 @pytest.mark.slow

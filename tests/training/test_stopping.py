@@ -13,13 +13,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from hf_ext.training import train
 from hf_ext.training.state import RunFolder
-from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped
+from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped, Stopping
 from tests.process_state import forget_accelerate
 
 from .launching import ROOT, environment
@@ -126,6 +128,18 @@ def test_the_clock_ends_a_run_and_saves_between(tmp_path, examples):
     assert saved_steps(tmp_path / "run") == [1]
     train(TinyTask(), arguments(save_minutes=1e-9))
     assert saved_steps(tmp_path / "run") == [1, 2, 3, 4]
+
+
+def test_two_processes_save_once_for_one_interval(monkeypatch):
+    """Answers are one step old: the question of the next step is asked before the state is saved."""
+    now = 0.0
+    monkeypatch.setattr("hf_ext.training.stopping.time.monotonic", lambda: now)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: SimpleNamespace(wait=lambda: None))
+    stopping = Stopping(SimpleNamespace(num_processes=2, device="cpu"), save_minutes=1, deadline_minutes=0)
+    answers = []
+    for now in (10.0, 61.0, 62.0, 63.0, 64.0, 123.0, 124.0, 125.0):  # noqa: B007
+        answers.append(stopping.ask())
+    assert answers == [0, 0, 1, 0, 0, 0, 1, 0]
 
 
 def test_a_second_run_in_a_folder_is_refused(tmp_path, examples, monkeypatch):
