@@ -3,8 +3,8 @@
 # A run goes on exactly only with the data it began with: order and augmentation are functions of the position of an
 # example. To hash a million pictures at every start would take longer than many runs. So it is: the number of rows,
 # the names of the columns, the commit of what comes from a Hub, and a hash of some rows, of a stream the first of some
-# shards. Rows that were removed, added or sorted anew are found for sure where the number is known; a picture that was
-# exchanged is found where it is among the rows that are hashed. Files count by their last name and their content, so
+# shards. Rows that were removed or added are found for sure where their number is known; what was sorted anew or
+# exchanged is found where it touches the rows that are hashed. Files count by their last name and their content, so
 # that data may move.
 
 import hashlib
@@ -17,9 +17,9 @@ import httpx2
 import numpy as np
 from huggingface_hub import HfApi
 
-# Rows of indexed data, and shards of a stream.
-_ROWS, _SHARDS = 64, 4
-# Of a long recording or picture its beginning and its length.
+# Rows of indexed data; of a stream shards, and the first rows of each.
+_ROWS, _SHARDS, _FIRST = 64, 8, 8
+# Of a picture, a recording or a text.
 _BYTES = 65536
 
 
@@ -32,6 +32,7 @@ def fingerprint(data: datasets.Dataset | datasets.IterableDataset, section: Any)
         digest.update(repr(_plain(row)).encode())
     return {
         "rows": None if is_stream else len(data),
+        "shards": data.num_shards if is_stream else None,
         "columns": sorted(data.column_names or []),
         "commits": {place: commit for place in find_places(section) if (commit := _commit(place)) is not None},
         "sample": digest.hexdigest(),
@@ -42,7 +43,7 @@ def compare_fingerprints(before: dict[str, Any], now: dict[str, Any]) -> list[st
     """What differs, in words; what one side does not know is equal."""
     differences = [
         f"{name}: {before[name]} → {now[name]}"
-        for name in ("rows", "columns")
+        for name in ("rows", "shards", "columns")
         if before[name] != now[name] and None not in (before[name], now[name])
     ]
     differences += [
@@ -85,23 +86,23 @@ def _rows_of_table(data: datasets.Dataset) -> Iterator[dict[str, Any]]:
 def _rows_of_stream(data: datasets.IterableDataset) -> Iterator[dict[str, Any]]:
     raw = data.decode(False) if data.features else data
     for index in np.unique(np.linspace(0, data.num_shards - 1, _SHARDS).astype(int)):
-        rows = iter(raw.shard(data.num_shards, int(index)))
-        # An empty shard has none.
-        yield next(rows, {})
+        yield from raw.shard(data.num_shards, int(index)).take(_FIRST)
 
 
 def _plain(value: Any) -> Any:
-    """A value without the folder that a file lies in; long content by its beginning and its length."""
+    """A value without the folder that a file lies in; texts and contents by their length and beginning."""
     if isinstance(value, dict) and {"path", "bytes"} == set(value):
-        name = Path(value["path"] or "").name
-        return name, _plain(value["bytes"]) if value["bytes"] is not None else _content(value["path"])
+        content = _content(value["path"]) if value["bytes"] is None else _beginning(value["bytes"])
+        return Path(value["path"] or "").name, content
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    if isinstance(value, (bytes, str)) and len(value) > _BYTES:
-        return len(value), value[:_BYTES]
-    return value
+    return _beginning(value) if isinstance(value, (bytes, str)) else value
+
+
+def _beginning(value: bytes | str) -> tuple[int, bytes | str]:
+    return len(value), value[:_BYTES]
 
 
 def _content(path: str | None) -> Any:

@@ -125,7 +125,7 @@ class _Training:
         self.train_data = open_source(sources.train_source, "data.train")
         self.eval_data = None if evaluation is None else open_source(evaluation, "data.eval")
         if accelerator.is_main_process:
-            self.folder.check_data(fingerprint(self.train_data, self.arguments.data["train"]))
+            self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
     def _prepare(self) -> None:
         if not self.accelerator.is_main_process:
@@ -349,7 +349,8 @@ class _Training:
         save_state(self.accelerator, self.folder, self.progress.step, states, self._own_average)
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
-            plot_curves(self.folder)
+            with clear_write_errors("curves.png", self.folder):
+                plot_curves(self.folder)
         return True
 
     def _evaluate(self) -> bool:

@@ -280,7 +280,13 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         text = self.metrics.read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        rows = []
+        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{self.metrics}: line {number} is no row of metrics: remove the line.") from error
+        return rows
 
 
 @contextlib.contextmanager

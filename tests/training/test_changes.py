@@ -3,11 +3,12 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_ext.training.changes import OTHER, SAME
+from hf_ext.training.changes import OTHER, SAME, describe_run
 from hf_ext.training.fingerprint import compare_fingerprints, fingerprint
 from hf_ext.training.manifest import read_manifest, write_manifest
 from hf_ext.training.state import RunFolder
@@ -203,6 +204,39 @@ def test_processes_come_and_go(tmp_path, examples, parts):
     forget_accelerate()
     train_until(split_arguments(output, str(examples), {}, **four), -1)
     compare_parts(tmp_path)
+
+
+class GroupedTask(TinyTask):
+    """Batches of examples of one group only."""
+
+    def read_data(self, data):
+        return np.arange(len(data)) % 2
+
+
+def test_the_batch_of_groups_is_refused(tmp_path, examples):
+    data, settings = {"train": {"path": str(examples)}}, {"lr_scheduler_type": "constant", "max_steps": 3}
+    run(GroupedTask(), make_arguments(tmp_path / "run", data, **settings))
+    split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    with pytest.raises(ValueError, match="do not mix examples .* per_device_train_batch_size, which must stay"):
+        run(GroupedTask(), make_arguments(tmp_path / "run", data, **settings, **split))
+
+
+def test_states_of_an_earlier_version_allow_less(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    arguments = make_arguments(tmp_path / "run", data)
+    run_interrupted(arguments, 5)
+    for state in (tmp_path / "run" / "state").iterdir():
+        (state / "manifest.json").unlink()
+        (state / "random_states_0.pkl").touch()
+    shutil.copytree(examples, tmp_path / "moved")
+    with pytest.raises(ValueError, match="which does not tell its data from other data: data.train.path must stay"):
+        run(TinyTask(), make_arguments(tmp_path / "run", {"train": {"path": str(tmp_path / "moved")}}))
+    one = make_arguments(tmp_path / "run", data, per_device_train_batch_size=1)
+    with (
+        RunFolder(tmp_path / "run") as folder,
+        pytest.raises(ValueError, match="a state of an earlier version can only"),
+    ):
+        folder.check(one, describe_run(one, 2, False))
 
 
 def test_versions_are_said(tmp_path, capsys, examples):

@@ -192,6 +192,15 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
     assert (tmp_path / "e" / "train.log").read_text() == "started"
 
 
+def test_a_damaged_row_of_metrics_is_named(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    run_interrupted(make_arguments(tmp_path / "run", data), 5)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write("no row\n")
+    with pytest.raises(ValueError, match=r"metrics.jsonl: line 4 is no row of metrics: remove the line"):
+        run(TinyTask(), make_arguments(tmp_path / "run", data))
+
+
 def test_a_cut_off_row_of_metrics_is_survived(tmp_path, examples):
     data = {"train": {"path": str(examples)}}
     run(TinyTask(), make_arguments(tmp_path / "whole", data))
