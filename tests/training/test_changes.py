@@ -287,20 +287,24 @@ def upload(folder):
     return api.upload_folder(folder_path=folder, repo_id="me/rows", repo_type="dataset", delete_patterns="*").oid
 commit = upload(first)
 source = {"path": "me/rows", "streaming": True}
-run_interrupted(make_arguments(output, {"train": source}), 5)
+def arguments(source):
+    # The loader processes are forks of one that has read from the Hub.
+    return make_arguments(output, {"train": source, "num_workers": 2})
+run_interrupted(arguments(source), 5)
 moved = upload(second)
 try:
-    run(TinyTask(), make_arguments(output, {"train": source}))
+    run(TinyTask(), arguments(source))
 except ValueError as error:
     assert f"commit of me/rows: {commit} → {moved}" in str(error), error
 else:
     raise AssertionError("other data was not noticed")
-run(TinyTask(), make_arguments(output, {"train": {**source, "path": f"me/rows@{commit}"}}))
+run(TinyTask(), arguments({**source, "path": f"me/rows@{commit}"}))
 """
 
 
 def test_data_of_a_hub_that_moved_on_is_refused_and_its_commit_goes_on(tmp_path, shards, run_client):
     other = write_shards(tmp_path / "other", shards=4, examples=23)
-    run(TinyTask(), make_arguments(tmp_path / "whole", {"train": {"path": str(shards), "streaming": True}}))
+    data = {"train": {"path": str(shards), "streaming": True}, "num_workers": 2}
+    run(TinyTask(), make_arguments(tmp_path / "whole", data))
     run_client(ON_A_HUB, str(ROOT), str(tmp_path / "run"), str(shards), str(other))
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
