@@ -1,6 +1,7 @@
 """What may change between two parts of a run: each change with what is promised of it, refusals with their words."""
 
 import json
+import random
 import shutil
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_ext.training.changes import OTHER, SAME, describe_run
+from hf_ext.training.changes import OTHER, SAME, compare_settings, describe_run
 from hf_ext.training.fingerprint import compare_fingerprints, fingerprint
 from hf_ext.training.manifest import read_manifest, write_manifest
 from hf_ext.training.state import RunFolder
@@ -221,6 +222,18 @@ def test_the_batch_of_groups_is_refused(tmp_path, examples):
         run(GroupedTask(), make_arguments(tmp_path / "run", data, **settings, **split))
 
 
+def test_states_of_sharded_weights_fit_as_many_processes_only(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    two = make_arguments(tmp_path, data, gradient_accumulation_steps=1)
+    one = make_arguments(tmp_path, data, gradient_accumulation_steps=2)
+    before = describe_run(two, 2, True)
+    compare_settings(before, describe_run(two, 2, True), tmp_path)
+    with pytest.raises(ValueError, match="a state of sharded weights can only be continued by as many processes"):
+        compare_settings(before, describe_run(one, 1, True), tmp_path)
+    with pytest.raises(ValueError, match=r"is_sharded: True → False \(states of sharded weights fit no others\)"):
+        compare_settings(before, describe_run(two, 2, False), tmp_path)
+
+
 def test_states_of_an_earlier_version_allow_less(tmp_path, examples):
     data = {"train": {"path": str(examples)}}
     arguments = make_arguments(tmp_path / "run", data)
@@ -272,6 +285,33 @@ def test_commits_of_a_hub_are_compared(examples):
     then, now = ({**known, "commits": {"org/set": commit}} for commit in ("aaa", "bbb"))
     assert compare_fingerprints(then, then) == compare_fingerprints(then, known) == []
     assert compare_fingerprints(then, now) == ["commit of org/set: aaa → bbb"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["table", "stream"])
+def test_random_parts(tmp_path, kind):
+    """Runs of several parts, between which data moves, workers come and go, intervals change and states break."""
+    rng, source = random.Random(kind), {"streaming": True} if kind == "stream" else {}
+    places = [write_shards(tmp_path / name, shards=4, examples=22) for name in ("here", "there")]
+
+    def arguments(output):
+        data = {"train": {"path": str(rng.choice(places)), **source}, "num_workers": rng.choice((0, 1, 2))}
+        if kind == "stream":
+            data["num_workers"] = rng.choice((0, 1))
+        intervals = {"logging_steps": rng.randint(1, 4), "save_steps": rng.randint(1, 2), "save_total_limit": 3}
+        return make_arguments(output, data, **intervals)
+
+    run(TinyTask(), arguments(tmp_path / "whole"))
+    for number in range(25):
+        output = tmp_path / str(number)
+        for step in sorted(rng.sample(range(1, 7), 3)):
+            run_interrupted(arguments(output), step)
+            steps = RunFolder(output).saved_steps()
+            if len(steps) > 1 and rng.random() < 0.5:
+                victim = rng.choice(sorted(RunFolder(output).state(steps[-1]).iterdir()))
+                victim.write_bytes(victim.read_bytes()[: rng.randrange(victim.stat().st_size)])
+        run(TinyTask(), arguments(output))
+        assert weights(output) == weights(tmp_path / "whole"), number
 
 
 ON_A_HUB = """
