@@ -37,7 +37,10 @@ _NOT_SHOWN = (
     "logging_steps",
     "eval_steps",
     "save_steps",
+    "save_minutes",
+    "deadline_minutes",
     "save_total_limit",
+    "allow_other_data",
     "data",
     "task",
 )

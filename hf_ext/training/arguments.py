@@ -20,6 +20,8 @@ SCHEDULES = (
     "linear",
     "polynomial",
 )
+# Those whose learning rate at a step is the same however many steps follow.
+SCHEDULES_WITHOUT_END = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
 @strict
@@ -193,8 +195,12 @@ class TrainingArguments:
         save_steps (`int`, defaults to 500): Steps between resume states; the last step is always saved.
         save_minutes (`float`, defaults to 0.0): Minutes after which a state is saved between those; 0 is off.
         deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves and ends; 0 is off.
-        save_total_limit (`int`, defaults to 2): Resume states kept, beside the best.
+        save_total_limit (`int`, defaults to 2):
+            Resume states kept, beside the best. Where the last one is damaged, a run goes on from the one before: with
+            1 there is none, for half the room.
         report_to (`str`, defaults to `"tensorboard"`): An accelerate tracker, or `"none"`.
+        allow_other_data (`bool`, defaults to `False`):
+            Go on with training data other than the run began with, which is refused otherwise.
     """
 
     method: str
@@ -225,6 +231,7 @@ class TrainingArguments:
     deadline_minutes: float = 0.0
     save_total_limit: int = 2
     report_to: str = "tensorboard"
+    allow_other_data: bool = False
 
     @property
     def data_arguments(self) -> DataArguments:
@@ -277,8 +284,8 @@ def apply_overrides(mapping: dict[str, Any], flags: list[str]) -> dict[str, Any]
             raise ValueError(
                 f"unexpected argument {word!r}: overrides are written `--field value` or `--field=value`."
             )
-        name, given, value = word[2:].partition("=")
-        if not given:
+        name, sign, value = word[2:].partition("=")
+        if not sign:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"
         *sections, key = name.replace("-", "_").split(".")
         target = result

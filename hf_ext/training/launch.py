@@ -142,6 +142,7 @@ def main(
         arguments.data_arguments.require_train_source()
         _run((make_task or build_task)(arguments), arguments)
     except KeyboardInterrupt as stopped:
+        # What was never imported was not raised, and importing it would take seconds before the message.
         if "hf_ext.training.stopping" in sys.modules:
             from .stopping import EXIT_CODE, RunStopped
 

@@ -17,7 +17,14 @@ import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, ProjectConfiguration, broadcast, send_to_device, set_seed
+from accelerate.utils import (
+    DistributedType,
+    ProjectConfiguration,
+    broadcast,
+    broadcast_object_list,
+    send_to_device,
+    set_seed,
+)
 from tqdm import tqdm
 from transformers import get_scheduler
 
@@ -27,8 +34,10 @@ from hf_ext.plots.curves import plot_curves
 from ..files import whole_folder, write_json
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
+from .changes import describe_run
 from .data import TrainingLoader
 from .evaluation import evaluate_sets, write_results
+from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
 from .processes import check_supported, check_tracker, check_weights, run_main_first
 from .provenance import provenance
@@ -40,6 +49,7 @@ from .state import (
     clear_write_errors,
     load_state,
     save_state,
+    use_plain_names,
 )
 from .stopping import Stopping
 from .task import Task
@@ -71,12 +81,10 @@ def train(
         OSError: If the disk is full or a data file vanished.
         RunStopped: After a signal or `deadline_minutes`, once the state is saved; a `KeyboardInterrupt`.
     """
-    run = _Training(task, arguments, train_dataset, eval_dataset)
-    try:
+    with RunFolder(arguments.output_dir) as folder:
+        run = _Training(task, arguments, folder, train_dataset, eval_dataset)
         run.resume()
         run.fit()
-    finally:
-        run.folder.lock.release()
     return run.metrics
 
 
@@ -100,14 +108,15 @@ class _Training:
         self,
         task: Task,
         arguments: TrainingArguments,
+        folder: RunFolder,
         train_dataset: datasets.Dataset | datasets.IterableDataset | None,
         eval_dataset: datasets.Dataset | dict[str, datasets.Dataset] | None,
     ):
         self.task = task
         self.arguments = arguments
+        self.folder = folder
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
-        self.folder = RunFolder(arguments.output_dir)
         check_installed(*["tensorboard"] * (arguments.report_to == "tensorboard"), "matplotlib")
         check_tracker(arguments.report_to)
         self.accelerator = Accelerator(
@@ -126,23 +135,35 @@ class _Training:
 
     def _open(self) -> None:
         """The run folder, looked at by the main process, and the data."""
-        if self.accelerator.is_main_process:
-            self.folder.check(self.arguments, self.accelerator.num_processes)
-        arguments = self.arguments.data_arguments
+        accelerator, sources = self.accelerator, self.arguments.data_arguments
+        if accelerator.is_main_process:
+            is_sharded = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+            about = describe_run(self.arguments, accelerator.num_processes, is_sharded)
+            self.folder.check(self.arguments, about)
         if self.train_data is None:
-            self.train_data = open_source(arguments.require_train_source(), "data.train")
+            self.train_data = open_source(sources.require_train_source(), "data.train")
         self.eval_sources = {name: describe_memory(data) for name, data in self.eval_data.items()}
         if not self.eval_data:
-            self.eval_sources = arguments.eval_sources
+            self.eval_sources = sources.eval_sources
             self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
+        if accelerator.is_main_process:
+            self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
     def _prepare(self) -> None:
-        if self.accelerator.is_main_process:
-            self.folder.prepare(self.arguments, self.accelerator.num_processes)
+        if not self.accelerator.is_main_process:
+            return
+        if self.groups is not None and self.folder.changes.new_batch_size:
+            raise ValueError(
+                f"{self.folder.path} holds a run whose batches do not mix examples of different groups, such as sizes "
+                "of pictures: the order of its examples depends on per_device_train_batch_size, which must stay."
+            )
+        self.folder.prepare()
 
     def _warn(self) -> None:
-        """What is probably not meant, but is right for a short trial."""
+        """Says what is otherwise than before, and what is probably not meant, but is right for a short trial."""
         arguments = self.arguments
+        for text in (*self.folder.warnings, *self.folder.changes.notes):
+            self._say(f"warning: {text}.")
         if arguments.warmup_steps > arguments.max_steps and arguments.lr_scheduler_type != "constant":
             peak = arguments.learning_rate * arguments.max_steps / arguments.warmup_steps
             self._say(
@@ -182,6 +203,7 @@ class _Training:
         self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
         self.module = self.accelerator.unwrap_model(self.model)
         self.average = WeightAverage(self.module, arguments.ema_decay) if arguments.ema_decay else None
+        use_plain_names(self.accelerator)
         self.accelerator.register_for_checkpointing(self.progress, self.scheduler)
         # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
         self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
@@ -193,11 +215,20 @@ class _Training:
         return self.average if self.is_sharded else None
 
     def resume(self) -> None:
-        """Continues from the newest complete state, if there is one."""
-        steps, stream_states = self.folder.saved_steps(), None
-        if steps:
-            stream_states = load_state(self.accelerator, self.folder, steps[-1], self._own_average)
+        """Continues from the state that the main process found, if there is one."""
+        start: list[Any] = [self.folder.start, self.folder.changes]
+        broadcast_object_list(start)
+        step, changes = start
+        stream_states = None
+        if step is not None:
+            stream_states = load_state(self.accelerator, self.folder, step, self._own_average)
             self._say(f"continuing {self.folder.path} from step {self.progress.step}")
+        if changes.new_data:
+            # A place in streams that are no longer read.
+            stream_states = None
+        if changes.new_evaluation:
+            # Scores on other data cannot be compared.
+            self.progress.best_step, self.progress.best_value = -1, float("nan")
         if self.accelerator.is_main_process:
             self.folder.truncate_metrics(self.progress.step)
         self.accelerator.wait_for_everyone()
@@ -245,8 +276,8 @@ class _Training:
                 loss, norm = self._step(batches)
                 window += loss
                 bar.update(self._batch_size)
-                asked = stopping.ask()
-                if not (asked or self._due(arguments.logging_steps, arguments.eval_steps, arguments.save_steps)):
+                answer = stopping.ask()
+                if not (answer or self._due(arguments.logging_steps, arguments.eval_steps, arguments.save_steps)):
                     continue
                 mean = self._mean_loss(window, progress.step - window_start)
                 elapsed, clock = time.monotonic() - clock, time.monotonic()
@@ -256,9 +287,9 @@ class _Training:
                 bar.set_postfix(loss=f"{mean:.4g}", samples_per_second=f"{speed:.3g}")
                 window.zero_()
                 window_start, window_samples = progress.step, progress.samples
-                if self._checkpoint(save=bool(asked)):
+                if self._checkpoint(save=bool(answer)):
                     stopping.restart_clock()
-                stopping.end(asked, progress.step, arguments.max_steps)
+                stopping.end(answer, progress.step, arguments.max_steps)
                 clock = time.monotonic()
         self.accelerator.end_training()
 
@@ -342,11 +373,12 @@ class _Training:
         if save:
             self._write_snapshot(self.folder.snapshot)
         # Last: a state says that everything of its step is on disk.
-        states = self.loader.stream_states
+        states = self.loader.stream_states if self.loader.is_stream else None
         save_state(self.accelerator, self.folder, self.progress.step, states, self._own_average)
         if self.accelerator.is_main_process:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
-            plot_curves(self.folder)
+            with clear_write_errors("curves.png", self.folder):
+                plot_curves(self.folder)
         return True
 
     def _evaluate(self) -> bool:

@@ -4,13 +4,13 @@ import platform
 import subprocess
 from dataclasses import asdict
 from glob import has_magic
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .arguments import TrainingArguments
+from .changes import installed_versions
 from .state import Progress
 
 
@@ -29,7 +29,7 @@ def provenance(
         "seconds": round(progress.seconds, 1),
         "steps": progress.step,
         "samples": progress.samples,
-        "versions": {name: version(name) for name in libraries},
+        "versions": installed_versions(*libraries),
     }
 
 

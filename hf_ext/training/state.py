@@ -3,26 +3,28 @@
 import contextlib
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from filelock import FileLock, Timeout
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..files import read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
+from ..hub.system_calls import sync_directory
 from .arguments import TrainingArguments
-
-# What may differ between the two halves of an interrupted run: nothing here changes a weight.
-FREE_TO_CHANGE = {"output_dir", "logging_steps", "eval_steps", "save_steps", "save_total_limit", "report_to"}
-FREE_TO_CHANGE |= {"save_minutes", "deadline_minutes"}
+from .changes import Changes, compare_data, compare_settings
+from .lock import FolderLock
+from .manifest import NAME, RANDOM_STATES, DamagedState, hash_files, read_manifest, write_manifest
 
 
 @dataclass
@@ -114,13 +116,16 @@ class RunFolder:
 
     # args.json        the arguments, written first: it marks the folder as ours
     # metrics.jsonl    a row for each log and each evaluation
-    # state/step-N/    resume states of all processes: whole, or absent
+    # state/step-N/    resume states of all processes: whole, or absent; `manifest` tells whether they still are
     # snapshot/, best/ loadable models: the last saved and the best evaluated
+    # .lock, .owner    one process trains here (`lock`)
     #
     # How a run resumes. A state is written under a temporary name, synced, and renamed when it is complete, after
     # everything else of its step: the newest state therefore never promises what is not on disk. Whatever was written
     # after it (rows of metrics, a newer snapshot) belongs to steps that are done again: rows are dropped, snapshots
-    # replaced whole. tests/training/test_kill.py kills runs at any moment and compares what they leave.
+    # replaced whole. So a run may go on from any state that is whole, and ends as if it had never stopped: one that
+    # was damaged since is set aside until the next is saved. tests/training/test_kill.py kills runs at any moment,
+    # test_damage.py damages states; both compare what the runs leave.
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -129,13 +134,37 @@ class RunFolder:
         self.states = self.path / "state"
         self.snapshot = self.path / "snapshot"
         self.best = self.path / "best"
-        # The system lets go of it when the process ends, however it ends.
-        self.lock = FileLock(self.path / ".lock", timeout=0)
+        self.lock = FolderLock(self.path)
+        # What the run is now (`changes.describe_run`), for the next state.
+        self.about: dict[str, Any] = {}
+        # Found by `check`: the step to go on from, what its state says, how that differs, and damaged states after it.
+        self.start: int | None = None
+        self.before: dict[str, Any] | None = None
+        self.changes = Changes()
+        self.damaged: list[int] = []
+        self.warnings: list[str] = []
 
-    def check(self, arguments: TrainingArguments, processes: int) -> None:
-        """Refuses a folder that a run must not be written to; nothing is written."""
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.release()
+
+    def check(self, arguments: TrainingArguments, about: dict[str, Any]) -> None:
+        """Refuses a folder that a run must not be written to, and finds the state from which one goes on."""
+        self.about = about
         if self.arguments.exists():
-            self._check_arguments(read_json(self.arguments), {"arguments": asdict(arguments), "processes": processes})
+            found = read_json(self.arguments)
+            if not isinstance(found, dict) or not found.keys() >= {"arguments", "processes"}:
+                raise ValueError(f"{self.arguments} was not written by a training: choose another output_dir.")
+            # Before anything is read that another process may be writing.
+            self.lock.acquire()
+            self._find_start()
+            if self.start is not None:
+                self.before = self.before or found
+                self.changes = compare_settings(self.before, about, self.path)
             return
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file: choose a folder as output_dir.")
@@ -160,41 +189,51 @@ class RunFolder:
                     "choose another output_dir."
                 )
 
-    def prepare(self, arguments: TrainingArguments, processes: int) -> None:
-        """Creates the folder, or prepares an existing run of the same arguments for going on."""
-        self.check(arguments, processes)
-        self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            self.lock.acquire()
-        except Timeout as error:
+    def _find_start(self) -> None:
+        """Finds the newest state that is whole; where there are states and none is, nothing begins anew by itself."""
+        for step in reversed(self.saved_steps()):
+            try:
+                self.before = read_manifest(self.state(step))
+            except DamagedState as error:
+                self.damaged.append(step)
+                self.warnings.append(f"{self.state(step)} is damaged: {error}")
+                continue
+            if self.before is None:
+                self.warnings.append(f"{self.state(step)} is of an earlier version and cannot be checked for damage")
+            self.start = step
+            return
+        if self.damaged:
             raise ValueError(
-                f"another process trains in {self.path}: wait for it, end it, or choose another output_dir."
-            ) from error
+                f"no state of {self.path} is whole ({'; '.join(self.warnings)}). Bring one back from a copy of it, or "
+                f"delete {self.states} to begin this run anew."
+            )
+
+    def check_data(self, fingerprint: dict[str, Any]) -> None:
+        """Refuses training data that is not what the run began with."""
+        self.about["data"] = fingerprint
+        if self.before is not None:
+            compare_data(self.before, self.about, self.path, self.changes)
+
+    def prepare(self) -> None:
+        """Creates the folder, or prepares the run in it for going on."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        was_ours = self.lock.is_held
+        self.lock.acquire()
+        if not was_ours and self.arguments.exists():
+            raise ValueError(
+                f"another process began a run in {self.path} at the same time: choose another output_dir."
+            )
         # First: it is what marks the folder as ours.
-        write_json(self.arguments, {"arguments": asdict(arguments), "processes": processes})
+        write_json(self.arguments, {name: self.about[name] for name in ("arguments", "processes")})
         self.states.mkdir(exist_ok=True)
         for leftover in self.states.glob("step-*.tmp"):
             shutil.rmtree(leftover)
         remove_leftovers(self.path)
         for folder in (self.snapshot, self.best):
             recover_folder(folder)
-
-    def _check_arguments(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        if not isinstance(found, dict) or not found.keys() >= wanted.keys():
-            raise ValueError(f"{self.arguments} was not written by a training: choose another output_dir.")
-        before, now = found["arguments"], wanted["arguments"]
-        changed = [
-            f"{name}: {before.get(name)!r} → {now.get(name)!r}"
-            for name in now
-            if name not in FREE_TO_CHANGE and before.get(name) != now.get(name)
-        ]
-        if found["processes"] != wanted["processes"]:
-            changed.append(f"number of processes: {found['processes']} → {wanted['processes']}")
-        if changed and self.saved_steps():
-            raise ValueError(
-                f"{self.path} holds a run with other settings ({'; '.join(changed)}). Continue it with the same "
-                "settings, or choose another output_dir."
-            )
+        for step in self.damaged:
+            shutil.rmtree(self._aside(step), ignore_errors=True)
+            os.replace(self.state(step), self._aside(step))
 
     def saved_steps(self) -> list[int]:
         """Steps of the complete resume states, ascending."""
@@ -211,8 +250,14 @@ class RunFolder:
         """Folder of one resume state."""
         return self.states / f"step-{step}"
 
+    def _aside(self, step: int) -> Path:
+        """Where a state that cannot be used waits until the run has saved another one."""
+        return self.states / f"damaged-step-{step}"
+
     def prune(self, keep_last: int, best_step: int) -> None:
         """Deletes all resume states but the last `keep_last` and the best."""
+        for folder in self.states.glob("damaged-step-*"):
+            shutil.rmtree(folder)
         for step in self.saved_steps()[:-keep_last]:
             if step != best_step:
                 doomed = self.state(step).with_suffix(".tmp")
@@ -239,7 +284,13 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         text = self.metrics.read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        rows = []
+        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{self.metrics}: line {number} is no row of metrics: remove the line.") from error
+        return rows
 
 
 @contextlib.contextmanager
@@ -260,30 +311,68 @@ def clear_write_errors(what: str, run: RunFolder) -> Iterator[None]:
 
 
 def save_state(
-    accelerator: Accelerator, run: RunFolder, step: int, stream_states: list[Any], average: WeightAverage | None
+    accelerator: Accelerator, run: RunFolder, step: int, stream_states: list[Any] | None, average: WeightAverage | None
 ) -> None:
-    """
-    Writes the resume state of all processes: under a temporary name, renamed once it is complete and durable. An
-    average is given where each process has its own part of it.
-    """
-    temporary = run.states / f"step-{step}.tmp"
+    """Writes the resume state of all processes: its manifest last, and its name after that."""
+    # `stream_states` are this process's, where it reads a stream; an average is given where each process has its own
+    # part of it.
+    temporary, rank = run.states / f"step-{step}.tmp", accelerator.process_index
     with clear_write_errors(f"the state of step {step}", run):
         accelerator.save_state(str(temporary))
-        write_json(temporary / f"stream-{accelerator.process_index}.json", stream_states)
+        (temporary / RANDOM_STATES.format(rank=rank)).unlink()
+        if stream_states is not None:
+            write_json(temporary / f"stream-{rank}.json", stream_states)
         if average is not None:
-            torch.save(average.state_dict(), temporary / f"average-{accelerator.process_index}.pt")
+            torch.save(average.state_dict(), temporary / f"average-{rank}.pt")
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            sync(temporary)
+            # Hashing takes a processor, syncing a disk: together they take little longer than the slower one.
+            with ThreadPoolExecutor(1) as pool:
+                files = pool.submit(hash_files, temporary)
+                sync(temporary)
+                write_manifest(temporary, {**run.about, "step": step, "files": files.result()})
+            sync_directory(temporary)
             os.replace(temporary, run.state(step))
+            # Its name too, before an earlier state is deleted.
+            sync_directory(run.states)
     accelerator.wait_for_everyone()
 
 
-def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: WeightAverage | None) -> list[Any]:
-    """Restores what [`save_state`] wrote; returns the reading states for this process's loader."""
-    # States are pickles: only folders of this run are read.
-    accelerator.load_state(str(run.state(step)))
+def load_state(accelerator: Accelerator, run: RunFolder, step: int, average: WeightAverage | None) -> list[Any] | None:
+    """Restores what [`save_state`] wrote; returns the reading states of this process, if it reads a stream."""
+    folder, rank = run.state(step), accelerator.process_index
+    # States are pickles: only folders of this run are read. Their files are whole, so what fails here are the classes
+    # that the state is loaded into.
+    try:
+        accelerator.load_state(str(folder))
+    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            f"{folder} cannot be loaded into this run's model and optimizer ({error}). Use the versions of libraries "
+            f"that {NAME} there names, or delete the state to go on from the one before it."
+        ) from error
+    # accelerate counts backward passes, of which a state has a whole number of steps, however many passes one has now.
+    accelerator.step = 0
     if average is not None:
-        average.load_state_dict(torch.load(run.state(step) / f"average-{accelerator.process_index}.pt"))
-    states: list[Any] = read_json(run.state(step) / f"stream-{accelerator.process_index}.json")
+        average.load_state_dict(torch.load(folder / f"average-{rank}.pt"))
+    stream = folder / f"stream-{rank}.json"
+    states: list[Any] | None = read_json(stream) if stream.is_file() else None
     return states
+
+
+def use_plain_names(accelerator: Accelerator) -> None:
+    """Lets states have the weights under the model's own names, so that those of one process fit several."""
+
+    # torch wraps the model of a process that has others beside it, and puts `module.` before the names. accelerate
+    # calls these before it writes or reads; of sharded weights it gives them nothing.
+    def before_saving(models: list[torch.nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
+        weights[:] = [accelerator.get_state_dict(model) for model in models[: len(weights)]]
+
+    def before_loading(models: list[torch.nn.Module], folder: str) -> None:
+        for place, model in enumerate(models):
+            with safe_open(Path(folder) / "model.safetensors", "pt") as file:
+                # States of an earlier version have the names of the wrapped model.
+                is_wrapped = set(file.keys()) <= model.state_dict().keys()
+            models[place] = model if is_wrapped else accelerator.unwrap_model(model)
+
+    accelerator.register_save_state_pre_hook(before_saving)
+    accelerator.register_load_state_pre_hook(before_loading)

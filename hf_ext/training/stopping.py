@@ -41,16 +41,16 @@ class Stopping:
         self.save_minutes = save_minutes
         self.deadline_minutes = deadline_minutes
         self.began = self.saved = time.monotonic()
-        self._noted = _GO_ON
-        self._asked: tuple[torch.Tensor, Any] | None = None
+        self._wish = _GO_ON
+        self._question: tuple[torch.Tensor, Any] | None = None
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Stopping":
         # Python delivers signals to the main thread, and lets no other one handle them.
         if threading.current_thread() is threading.main_thread():
             # What `nohup` and a shell's background have switched off stays off.
-            heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-            self._handlers = {number: signal.signal(number, self._note) for number in heard}
+            numbers = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+            self._handlers = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(
@@ -60,29 +60,33 @@ class Stopping:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._noted > _DEADLINE:
+        if number == signal.SIGINT and self._wish > _DEADLINE:
             raise KeyboardInterrupt
-        self._noted = number + _DEADLINE
+        self._wish = number + _DEADLINE
 
-    def _known_here(self) -> int:
-        minutes = (time.monotonic() - self.began) / 60
-        if self._noted == _GO_ON and self.deadline_minutes and minutes >= self.deadline_minutes:
+    def _wish_now(self) -> int:
+        """What this process would do, were it alone."""
+        now = time.monotonic()
+        if self._wish == _GO_ON and self.deadline_minutes and now - self.began >= 60 * self.deadline_minutes:
             return _DEADLINE
-        if self._noted == _GO_ON and self.save_minutes and time.monotonic() - self.saved >= 60 * self.save_minutes:
+        if self._wish == _GO_ON and self.save_minutes and now - self.saved >= 60 * self.save_minutes:
             return _SAVE
-        return self._noted
+        return self._wish
 
     def ask(self) -> int:
         """What all processes do after this step: 0 go on, 1 save, more: save and end."""
         if self.accelerator.num_processes == 1:
-            return self._known_here()
+            return self._wish_now()
         answer = _GO_ON
-        if self._asked is not None:
-            told, reduction = self._asked
+        if self._question is not None:
+            wish, reduction = self._question
             reduction.wait()
-            answer = int(told)
-        told = torch.tensor(self._known_here(), device=self.accelerator.device)
-        self._asked = told, torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, async_op=True)
+            answer = int(wish)
+        if answer == _SAVE:
+            # It is saved now: nobody asks for it again in the next question, which is begun before.
+            self.restart_clock()
+        wish = torch.tensor(self._wish_now(), device=self.accelerator.device)
+        self._question = wish, torch.distributed.all_reduce(wish, torch.distributed.ReduceOp.MAX, async_op=True)
         return answer
 
     def restart_clock(self) -> None:
@@ -98,8 +102,8 @@ class Stopping:
         """
         if answer <= _SAVE or step >= max_steps:
             return
-        if self._asked is not None:
-            self._asked[1].wait()
+        if self._question is not None:
+            self._question[1].wait()
         why = f"deadline_minutes: {self.deadline_minutes:g} are over"
         if answer > _DEADLINE:
             why = signal.Signals(answer - _DEADLINE).name

@@ -49,7 +49,8 @@ class Task:
     ...         tokens = torch.tensor(example["tokens"][: self.length])
     ...         return {"input_ids": tokens, "labels": tokens}
 
-    >>> train(NumbersTask(), TrainingArguments("numbers", "runs/numbers", {"train": {"path": "numbers.parquet"}}))
+    >>> data = {"train": {"path": "numbers.parquet"}}
+    >>> train(NumbersTask(), TrainingArguments("numbers", "runs/numbers", data, init_from="org/model"))
     ```
     """
 

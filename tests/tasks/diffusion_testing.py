@@ -71,10 +71,9 @@ def contents(folder: Path) -> dict[str, str]:
         found[f"metrics {number}"] = repr(row)
     for pattern in ("state/*/*.bin", "state/*/*.pkl"):
         for path in folder.glob(pattern):
-            if not path.name.startswith("random_states"):
-                state = torch.load(path, weights_only=False)
-                known = {key: value for key, value in state.items() if key != "seconds"}
-                found[str(path.relative_to(folder))] = digest(known)
+            state = torch.load(path, weights_only=False)
+            tensors = {key: value for key, value in state.items() if key != "seconds"}
+            found[str(path.relative_to(folder))] = digest(tensors)
     for pattern in ("**/*.safetensors", "snapshot/**/*.json", "snapshot/**/*.py", "samples/*.png"):
         for path in folder.glob(pattern):
             if path.name != "training.json":

@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from hf_ext.training.changes import describe_run
 from hf_ext.training.launch import main
 from hf_ext.training.state import RunFolder
 from hf_ext.training.stopping import EXIT_CODE
@@ -153,8 +154,9 @@ def test_a_continued_run_must_be_the_same_run(tmp_path, examples):
     with pytest.raises(ValueError, match=r"other settings \(learning_rate: 0.01 → 0.5"):
         run(TinyTask(), make_arguments(tmp_path / "run", data, learning_rate=0.5))
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(ValueError, match="number of processes: 1 → 2"):
-        folder.prepare(make_arguments(tmp_path / "run", data), 2)
+    arguments = make_arguments(tmp_path / "run", data)
+    with folder, pytest.raises(ValueError, match="each step had 4 examples and would have 8"):
+        folder.check(arguments, describe_run(arguments, 2, False))
     assert contents(tmp_path / "run") == before
     # What changes no weight may differ.
     run(TinyTask(), make_arguments(tmp_path / "run", data, save_total_limit=1))
@@ -190,6 +192,15 @@ def test_folders_of_others_are_left_alone(tmp_path, examples):
     assert (tmp_path / "e" / "train.log").read_text() == "started"
 
 
+def test_a_damaged_row_of_metrics_is_named(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    run_interrupted(make_arguments(tmp_path / "run", data), 5)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write("no row\n")
+    with pytest.raises(ValueError, match=r"metrics.jsonl: line 4 is no row of metrics: remove the line"):
+        run(TinyTask(), make_arguments(tmp_path / "run", data))
+
+
 def test_a_cut_off_row_of_metrics_is_survived(tmp_path, examples):
     data = {"train": {"path": str(examples)}}
     run(TinyTask(), make_arguments(tmp_path / "whole", data))
@@ -215,13 +226,9 @@ def small_files(size):
 
 def test_a_full_disk_keeps_the_last_good_state(tmp_path, capsys, examples):
     data = {"train": {"path": str(examples)}}
-    config = write_config(tmp_path, data)
+    config = write_config(tmp_path, data, lr_scheduler_type="constant")
     forget_accelerate()
     assert main([config, "--max_steps", "2"], make_task) == 0
-    # The same run with two more steps, as far as its arguments say.
-    saved = json.loads((tmp_path / "run" / "args.json").read_text())
-    saved["arguments"]["max_steps"] = 4
-    (tmp_path / "run" / "args.json").write_text(json.dumps(saved))
     with small_files(2000):
         message = fails(capsys, 1, config)
     assert message.startswith("error: cannot write") and "the last good state is step 2" in message

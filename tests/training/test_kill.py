@@ -14,11 +14,12 @@ import torch
 from hf_ext import files
 from hf_ext.files import replace_folder
 from hf_ext.training import state
+from hf_ext.training.manifest import read_manifest
 from hf_ext.training.state import RunFolder
 
 from .killable import main
 from .launching import environment
-from .tiny import TinyModel, TinyTask, contents, make_arguments, run
+from .tiny import TinyModel, TinyTask, contents, make_arguments, prepare, run
 
 STEPS = 40
 # Runs are forks of a process that has imported everything, so that they start at once.
@@ -28,11 +29,11 @@ PROCESSES.set_forkserver_preload(["tests.training.killable"])
 
 def assert_states_complete(folder: Path) -> None:
     """Every state that is there under its final name can be read."""
-    names = {"model.safetensors", "optimizer.bin", "random_states_0.pkl", "stream-0.json", "custom_checkpoint_2.pkl"}
+    names = {"model.safetensors", "optimizer.bin", "custom_checkpoint_2.pkl", "manifest.json"}
     for path in folder.glob("state/step-*[0-9]"):
         assert {file.name for file in path.iterdir()} >= names, path
         assert torch.load(path / "custom_checkpoint_0.pkl")["step"] == int(path.name.split("-")[1])
-        torch.load(path / "optimizer.bin")
+        assert read_manifest(path) is not None
 
 
 def assert_snapshots_load(folder: Path) -> None:
@@ -153,7 +154,8 @@ def test_a_snapshot_survives_a_kill_between_its_renames(tmp_path, examples, monk
         with pytest.raises(Killed):
             replace_folder(newer, output / "snapshot")
     assert len(done) == renames
-    RunFolder(output).prepare(arguments, 1)
+    with RunFolder(output) as folder:
+        prepare(folder, arguments)
     assert (output / "snapshot" / "model.safetensors").read_bytes() == expected
     TinyModel.from_pretrained(output / "snapshot")
     assert not leftovers(output)
@@ -169,7 +171,7 @@ def test_a_kill_before_anything_was_saved_leaves_a_folder_that_can_be_used(tmp_p
         with monkeypatch.context() as patch:
             owner, name = place.split(".")
             patch.setattr(state.os if owner == "os" else state.Path, name, killed)
-            with pytest.raises(Killed):
-                RunFolder(tmp_path / "run").prepare(arguments, 1)
+            with RunFolder(tmp_path / "run") as folder, pytest.raises(Killed):
+                prepare(folder, arguments)
     run(TinyTask(), arguments)
     assert RunFolder(tmp_path / "run").saved_steps() == [1]

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -12,18 +13,20 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from hf_ext.training import train
 from hf_ext.training.state import RunFolder
-from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped
+from hf_ext.training.stopping import EXIT_CODE, SIGNALS, RunStopped, Stopping
 from tests.process_state import forget_accelerate
 
 from .launching import ROOT, environment
 from .stoppable import main
-from .tiny import TinyTask, contents, make_arguments
+from .tiny import TinyTask, contents, make_arguments, prepare
 
 STEPS = 60
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -127,6 +130,18 @@ def test_the_clock_ends_a_run_and_saves_between(tmp_path, examples):
     assert saved_steps(tmp_path / "run") == [1, 2, 3, 4]
 
 
+def test_two_processes_save_once_for_one_interval(monkeypatch):
+    """Answers are one step old: the question of the next step is asked before the state is saved."""
+    now = 0.0
+    monkeypatch.setattr("hf_ext.training.stopping.time.monotonic", lambda: now)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: SimpleNamespace(wait=lambda: None))
+    stopping = Stopping(SimpleNamespace(num_processes=2, device="cpu"), save_minutes=1, deadline_minutes=0)
+    answers = []
+    for now in (10.0, 61.0, 62.0, 63.0, 64.0, 123.0, 124.0, 125.0):  # noqa: B007
+        answers.append(stopping.ask())
+    assert answers == [0, 0, 1, 0, 0, 0, 1, 0]
+
+
 def test_a_second_run_in_a_folder_is_refused(tmp_path, examples, monkeypatch):
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
@@ -135,22 +150,23 @@ def test_a_second_run_in_a_folder_is_refused(tmp_path, examples, monkeypatch):
         time.sleep(0.001)
     arguments = make_arguments(tmp_path / "run", {"train": {"path": str(examples)}})
     forget_accelerate()
-    with pytest.raises(ValueError, match="another process trains in .*: wait for it, end it, or choose another"):
-        RunFolder(tmp_path / "run").prepare(replace(arguments, max_steps=10_000), 1)
+    arguments = replace(arguments, max_steps=10_000)
+    name = rf"another process trains in .* \(process {process.pid} of {re.escape(socket.gethostname())}, since "
+    with pytest.raises(ValueError, match=name + r".*\): wait for it, end it, or choose another"):
+        prepare(RunFolder(tmp_path / "run"), arguments)
     process.kill()
     process.join()
     # The lock of a process that was killed is open.
-    folder = RunFolder(tmp_path / "run")
-    folder.prepare(replace(arguments, max_steps=10_000), 1)
-    folder.lock.release()
+    with RunFolder(tmp_path / "run") as folder:
+        prepare(folder, arguments)
 
 
 def hang_up_in(loss):
-    def hanging_up(*given):
+    def hang_up(*words):
         os.kill(os.getpid(), signal.SIGHUP)
-        return loss(*given)
+        return loss(*words)
 
-    return hanging_up
+    return hang_up
 
 
 def test_signals_are_left_as_they_were(tmp_path, examples, monkeypatch):
@@ -188,13 +204,13 @@ def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, monkeypatch):
         "data: {train: {path: data.jsonl}}\ntask: {max_length: 16, num_labels: 2}\n"
         "model: {hidden_size: 8, num_hidden_layers: 1}\n"
     )
-    given = environment(
+    variables = environment(
         PATH=f"{commands}:{os.environ['PATH']}", SLURM_NTASKS="1", SLURM_JOB_NODELIST="node", SLURM_JOB_ID="7"
     )
 
     def job(*flags: str) -> subprocess.CompletedProcess:
         words = ["bash", str(ROOT / "examples/accelerate/slurm.sh"), str(run), *flags]
-        return subprocess.run(words, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=280)
+        return subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=280)
 
     stopped = job("--deadline_minutes=1e-9")
     assert stopped.returncode == EXIT_CODE, stopped.stderr

@@ -17,7 +17,9 @@ from transformers import initialization as init
 
 from hf_ext.training import Task, TrainingArguments, build_task, train
 from hf_ext.training.arguments import build
+from hf_ext.training.changes import describe_run
 from hf_ext.training.models import initialize_from
+from hf_ext.training.state import RunFolder
 from tests.process_state import forget_accelerate
 
 SIDE = 8
@@ -187,6 +189,12 @@ def run(task: Task, arguments: TrainingArguments, *data: Any) -> dict[str, float
     return train(task, arguments, *data)
 
 
+def prepare(folder: RunFolder, arguments: TrainingArguments) -> None:
+    """What [`train`] does to a run folder before it trains."""
+    folder.check(arguments, describe_run(arguments, 1, False))
+    folder.prepare()
+
+
 def run_interrupted(arguments: TrainingArguments, step: int) -> None:
     """Runs until the middle of a step."""
     try:
@@ -205,14 +213,11 @@ def contents(folder: Path) -> dict[str, Any]:
         }
     for path in sorted([*folder.glob("state/*/*"), *folder.glob("snapshot/*"), *folder.glob("best/*")]):
         name = str(path.relative_to(folder))
-        if path.name.startswith("random_states"):
-            # Every step draws its own.
-            continue
         if path.suffix in (".bin", ".pkl"):
             state = torch.load(path, weights_only=False)
             # Seconds that the run took so far.
             found[name] = digest({key: value for key, value in state.items() if key != "seconds"})
-        elif path.name != "training.json":
+        elif path.name not in ("training.json", "manifest.json"):
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 

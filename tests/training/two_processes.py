@@ -27,13 +27,17 @@ def sources(root: Path) -> dict[str, dict[str, Any]]:
 
 def compare(root: Path, case: str, **changes: Any) -> dict[str, Any]:
     """Runs a case whole and in three pieces; what differs in the end."""
-    kind, workers = case.split("-")
+    kind, workers, *damage = case.split("-")
     data = {"train": sources(root)[kind], "eval": {"path": str(root / "examples")}, "num_workers": int(workers)}
     whole, pieces = root / f"{case}-whole", root / f"{case}-pieces"
     forget_accelerate()
     train(TinyTask(), make_arguments(whole, data, **changes))
     for step in STOPS:
         run_interrupted(make_arguments(pieces, data, **changes), step)
+        if damage and PartialState().is_main_process:
+            newest = max((pieces / "state").glob("step-?"))
+            (newest / "optimizer.bin").write_bytes(b"cut")
+        PartialState().wait_for_everyone()
     forget_accelerate()
     metrics = train(TinyTask(), make_arguments(pieces, data, **changes))
     if not PartialState().is_main_process:

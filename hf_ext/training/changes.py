@@ -1,0 +1,194 @@
+"""What may change between two parts of a run, and whether the result is still that of a run that never stopped."""
+
+# `before` is what the state says from which the run goes on, `now` what the run is asked to be: arguments, number of
+# processes, whether weights are sharded, versions, and the fingerprint of the data. Every difference gets a sentence,
+# or the run is refused with all differences that make another run of it. What is allowed:
+#
+# free        evaluates, saves, logs, or ends a part: no step reads it
+# workers     of indexed data a sample is a function of its position (`data`), whoever makes it; a stream is shared out
+#             to the workers
+# batching    processes × batch × accumulation = N: step s takes the positions s·N to (s+1)·N of the order, however
+#             they are shared out. Sums are rounded in another order, and dropout is drawn for each process and pass
+# places      of data that has the same fingerprint
+# max_steps   where the learning rate of a step does not depend on it
+# versions    said, as their kernels may round otherwise
+#
+# tests/training/test_changes.py makes each change in the middle of a run, and compares what is promised here.
+
+import json
+import math
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
+from .fingerprint import compare_fingerprints, find_places
+
+FREE = {"output_dir", "logging_steps", "eval_steps", "save_steps", "save_minutes", "deadline_minutes"}
+FREE |= {"save_total_limit", "report_to", "per_device_eval_batch_size", "data.max_bad_examples"}
+BATCHING = ("processes", "per_device_train_batch_size", "gradient_accumulation_steps")
+SAME = "the result stays equal, bit for bit"
+OTHER = "the result is no longer bit-equal"
+
+
+@dataclass
+class Changes:
+    """Sentences on what differs from the run as it was, and what the loop has to begin anew."""
+
+    notes: list[str] = field(default_factory=list)
+    new_evaluation: bool = False
+    new_data: bool = False
+    new_batch_size: bool = False
+
+
+def installed_versions(*names: str) -> dict[str, str]:
+    """Versions of libraries."""
+    return {name: version(name) for name in names}
+
+
+def describe_run(arguments: TrainingArguments, processes: int, is_sharded: bool) -> dict[str, Any]:
+    """What is compared, as JSON keeps it; but for the data, which has to be opened first."""
+    about = {
+        "arguments": asdict(arguments),
+        "processes": processes,
+        "is_sharded": is_sharded,
+        "versions": installed_versions("hf-ext", "torch", "transformers", "accelerate"),
+        "data": None,
+    }
+    return dict(json.loads(json.dumps(about)))
+
+
+def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Changes:
+    """Says what differs in arguments, processes and versions; refuses what makes another run."""
+    is_old = "versions" not in before
+    if is_old:
+        before = {**before, "is_sharded": now["is_sharded"]}
+    old, new = _flatten(before), _flatten(now)
+    different = [name for name in {**new, **old} if old.get(name) != new.get(name)]
+    verdicts = [
+        (f"{name}: {old.get(name)!r} → {new.get(name)!r}", *_judge(name, old, new))
+        for name in different
+        if name not in (*BATCHING, "allow_other_data")
+    ]
+    if set(BATCHING) & {*different}:
+        verdicts.append((_batching_text(old, new), *_judge_batching(old, new, is_old)))
+    refused = [f"{text} ({reason})" if reason else text for text, is_allowed, reason in verdicts if not is_allowed]
+    if refused:
+        raise ValueError(
+            f"{folder} holds a run with other settings ({'; '.join(refused)}). Continue it with the same settings, or "
+            "choose another output_dir."
+        )
+    versions = [
+        f"{name} {then} → {now['versions'].get(name)}: perhaps {OTHER}"
+        for name, then in before.get("versions", {}).items()
+        if then != now["versions"].get(name)
+    ]
+    return Changes(
+        notes=[f"{text}: {consequence}" for text, _, consequence in verdicts] + versions,
+        new_evaluation=any(name.startswith("data.eval") for name in different),
+        new_data=any(name.startswith("data.train.") for name in different),
+        new_batch_size="per_device_train_batch_size" in different,
+    )
+
+
+def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, changes: Changes) -> None:
+    """Adds to the changes whether the training data is what it was; refuses other data that was not allowed."""
+    old, new = (find_places(about["arguments"]["data"].get("train")) for about in (before, now))
+    if before.get("data") is None:
+        if old != new:
+            raise ValueError(
+                f"{folder} goes on from a state of an earlier version, which does not tell its data from other data: "
+                f"data.train.path must stay {', '.join(old)}."
+            )
+        return
+    differences = compare_fingerprints(before["data"], now["data"])
+    if differences and not now["arguments"]["allow_other_data"]:
+        raise ValueError(
+            f"the training data is not that with which {folder} began ({'; '.join(differences)}). Bring that data "
+            "back, or go on with what is there now: --allow_other_data; or begin anew in another output_dir, with "
+            f"--init_from {folder / 'snapshot'} from these weights."
+        )
+    if differences:
+        changes.notes.append(f"other training data ({'; '.join(differences)}): {OTHER}")
+        changes.new_data = True
+    elif old != new:
+        changes.notes.append(f"data.train.path: {', '.join(old)} → {', '.join(new)}: of equal fingerprint, {SAME}")
+
+
+def _flatten(about: dict[str, Any]) -> dict[str, Any]:
+    """Settings by dotted names, without the places of the data."""
+    # An argument that did not exist when the run began has its default.
+    defaults = {item.name: item.default for item in fields(TrainingArguments) if item.default is not MISSING}
+    settings = {**defaults, **about["arguments"], "processes": about["processes"], "is_sharded": about["is_sharded"]}
+    train = settings["data"].get("train")
+    if isinstance(train, dict):
+        settings["data"] = {**settings["data"], "train": {**train, "path": _blank_places(train.get("path"))}}
+    return _join_names(settings)
+
+
+def _join_names(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _join_names(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _blank_places(path: Any) -> Any:
+    """The path of a source, or of a list of them, without the places: their number and their weights stay."""
+    if isinstance(path, dict):
+        return {**path, "path": _blank_places(path.get("path"))}
+    return [_blank_places(part) for part in path] if isinstance(path, list) else None
+
+
+def _judge(name: str, old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, str]:
+    """Whether a setting may change, and what follows, or why not."""
+    if name in FREE:
+        return True, SAME
+    if name.startswith("data.eval"):
+        return True, f"{SAME}, but for what is the best state: that is decided anew"
+    if name == "data.num_workers":
+        if not new.get("data.train.streaming") or _workers(old) == _workers(new):
+            return True, SAME
+        return False, "a stream is shared out to the workers, whose number decides its order"
+    if name == "max_steps":
+        schedule = new["lr_scheduler_type"]
+        if schedule in SCHEDULES_WITHOUT_END:
+            return True, f"{SAME}, step by step"
+        return False, (
+            f"the schedule {schedule} depends on it: end this run as it is, or begin another one with --init_from and "
+            f"its snapshot; a run with {' or '.join(SCHEDULES_WITHOUT_END)} can be made longer"
+        )
+    if name.startswith("data.train.") and new["allow_other_data"]:
+        return True, OTHER
+    return False, "states of sharded weights fit no others" if name == "is_sharded" else ""
+
+
+def _workers(settings: dict[str, Any]) -> int:
+    """Readers of a stream: without a loader process the training process is the only one."""
+    return max(1, settings.get("data.num_workers") or 0)
+
+
+def _batching_text(old: dict[str, Any], new: dict[str, Any]) -> str:
+    before, now = (" × ".join(str(settings[name]) for name in BATCHING) for settings in (old, new))
+    return f"processes × batch × accumulation: {before} → {now}"
+
+
+def _judge_batching(old: dict[str, Any], new: dict[str, Any], is_old: bool) -> tuple[bool, str]:
+    before, now = (math.prod(settings[name] for name in BATCHING) for settings in (old, new))
+    if before != now:
+        return False, (
+            f"each step had {before} examples and would have {now}: choose per_device_train_batch_size and "
+            "gradient_accumulation_steps so that the product stays"
+        )
+    other_processes = old["processes"] != new["processes"]
+    if other_processes and (is_old or old["is_sharded"] or new["is_sharded"]):
+        kind = "of an earlier version" if is_old else "of sharded weights"
+        return False, f"a state {kind} can only be continued by as many processes"
+    other_batch = old["per_device_train_batch_size"] != new["per_device_train_batch_size"]
+    if new.get("data.train.streaming") and (other_processes or (other_batch and _workers(new) > 1)):
+        return False, "a stream is shared out to the processes and their workers, whose number decides its order"
+    return True, (
+        "every step has the same examples; sums are rounded in another order, dropout is drawn anew, and statistics "
+        f"are of other batches: {OTHER}"
+    )

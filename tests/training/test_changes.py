@@ -1,0 +1,350 @@
+"""What may change between two parts of a run: each change with what is promised of it, refusals with their words."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_ext.training.changes import OTHER, SAME, compare_settings, describe_run
+from hf_ext.training.fingerprint import compare_fingerprints, fingerprint
+from hf_ext.training.manifest import read_manifest, write_manifest
+from hf_ext.training.state import RunFolder
+from tests.process_state import forget_accelerate
+
+from .launching import ROOT, fork_two
+from .splitting import read_samples, split_arguments, train_until
+from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_images, write_shards
+
+
+def weights(folder):
+    """What a run ends with, without rows and evaluations: weights, optimizer, schedule, average."""
+    found = contents(folder)
+    names = ("model.safetensors", "optimizer.bin", "custom_checkpoint_1.pkl", "custom_checkpoint_2.pkl")
+    return {name: found[name] for name in ("snapshot/model.safetensors", *(f"state/step-7/{name}" for name in names))}
+
+
+def change(tmp_path, capsys, before, after, step=5, **settings):
+    """Continues a run with something else; what was said, and whether it ends as a run that never stopped."""
+    run(TinyTask(), make_arguments(tmp_path / "whole", before, **settings))
+    run_interrupted(make_arguments(tmp_path / "run", before, **settings), step)
+    capsys.readouterr()
+    run(TinyTask(), make_arguments(tmp_path / "run", after["data"], **{**settings, **after.get("changes", {})}))
+    return capsys.readouterr().err, weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
+def refuse(tmp_path, before, after, match, **settings):
+    run_interrupted(make_arguments(tmp_path / "run", before, **settings), 5)
+    kept = contents(tmp_path / "run")
+    with pytest.raises(ValueError, match=match):
+        run(TinyTask(), make_arguments(tmp_path / "run", after["data"], **{**settings, **after.get("changes", {})}))
+    assert contents(tmp_path / "run") == kept
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)])
+def test_workers_of_indexed_data_change_nothing(tmp_path, capsys, examples, before, after):
+    train = {"train": {"path": str(examples)}}
+    said, is_equal = change(
+        tmp_path, capsys, {**train, "num_workers": before}, {"data": {**train, "num_workers": after}}
+    )
+    assert f"data.num_workers: {before} → {after}: {SAME}" in said and is_equal
+
+
+def test_what_no_step_reads_changes_nothing(tmp_path, capsys, examples, shards):
+    train = {"train": {"path": str(examples)}}
+    before = {**train, "eval": {"path": str(examples)}}
+    changes = {"logging_steps": 1, "save_steps": 3, "eval_steps": 2, "save_total_limit": 5}
+    said, is_equal = change(
+        tmp_path, capsys, before, {"data": {**train, "eval": {"path": str(shards)}}, "changes": changes}
+    )
+    assert is_equal
+    assert all(f"{name}: " in said for name in changes)
+    assert "data.eval.path: " in said and "the best state: that is decided anew" in said
+    # Best is what was evaluated on the new data.
+    progress = torch.load(tmp_path / "run" / "state" / "step-7" / "custom_checkpoint_0.pkl")
+    assert progress["best_step"] in (6, 7)
+
+
+@pytest.mark.parametrize("kind", ["table", "stream", "buffer", "pairs", "images"])
+def test_data_may_move(tmp_path, capsys, monkeypatch, kind):
+    source, here, there = {}, tmp_path / "here" / "data", tmp_path / "there" / "data"
+    if kind == "pairs":
+        for side in ("lq", "hq"):
+            write_images(here / side, 9)
+    elif kind == "images":
+        write_images(here, 9)
+    else:
+        write_shards(here, shards=4, examples=22)
+        source = {"table": {}, "stream": {"streaming": True}, "buffer": {"streaming": True, "shuffle_buffer": 5}}[kind]
+    shutil.copytree(here, there)
+    monkeypatch.chdir(there.parent)
+    said, is_equal = change(
+        tmp_path, capsys, {"train": {"path": str(here), **source}}, {"data": {"train": {"path": "data", **source}}}
+    )
+    assert f"data.train.path: {here} → data: of equal fingerprint, {SAME}" in said and is_equal
+
+
+def rewrite(folder, kind):
+    """Other data at the same place."""
+    files = sorted(folder.iterdir())
+    if kind == "fewer":
+        files[-1].unlink()
+    elif kind == "sorted otherwise":
+        files[0].rename(folder / "kept")
+        files[-1].rename(files[0])
+        (folder / "kept").rename(files[-1])
+    else:
+        shutil.rmtree(folder)
+        write_images(folder, 9, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "difference"),
+    [
+        ("fewer", {}, r"rows: 22 → 17"),
+        ("sorted otherwise", {}, "other contents in the rows that are compared"),
+        ("sorted otherwise", {"streaming": True}, "other contents in the rows that are compared"),
+        ("pictures", {}, r"rows: 22 → 9; columns: \['pixels'\] → \['image'\]"),
+    ],
+)
+def test_other_data_is_refused_or_allowed(tmp_path, capsys, shards, kind, source, difference):
+    data = {"train": {"path": str(shards), **source}}
+    run_interrupted(make_arguments(tmp_path / "run", data), 5)
+    rewrite(shards, kind)
+    before = contents(tmp_path / "run")
+    with pytest.raises(ValueError, match=rf"is not that with which .* began \({difference}\).*--allow_other_data"):
+        run(TinyTask(), make_arguments(tmp_path / "run", data))
+    assert contents(tmp_path / "run") == before
+    capsys.readouterr()
+    run(TinyTask(), make_arguments(tmp_path / "run", data, allow_other_data=True))
+    assert OTHER in capsys.readouterr().err
+    # From here on it is the data of the run.
+    run(TinyTask(), make_arguments(tmp_path / "run", data))
+    assert OTHER not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("schedule", ["constant", "constant_with_warmup", "inverse_sqrt"])
+def test_a_run_is_made_longer(tmp_path, capsys, examples, schedule):
+    data = {"train": {"path": str(examples)}}
+    settings = {"lr_scheduler_type": schedule, "warmup_steps": 3}
+    run(TinyTask(), make_arguments(tmp_path / "whole", data, **settings))
+    run(TinyTask(), make_arguments(tmp_path / "run", data, **settings, max_steps=5))
+    run(TinyTask(), make_arguments(tmp_path / "run", data, **settings))
+    assert f"max_steps: 5 → 7: {SAME}" in capsys.readouterr().err
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_steps": 9}, r"max_steps: 7 → 9 \(the schedule cosine depends on it: .*--init_from"),
+        ({"seed": 1}, "seed: 0 → 1"),
+        ({"model": {"width": 8}, "task": {"noise": 0.1}}, "model.width: None → 8; task.noise: None → 0.1|task.noise"),
+        ({"per_device_train_batch_size": 4}, "2 → 1 × 4 × 2 .each step had 4 examples and would have 8: choose"),
+    ],
+)
+def test_another_run_is_refused(tmp_path, examples, changes, words):
+    data = {"train": {"path": str(examples)}}
+    refuse(tmp_path, data, {"data": data, "changes": changes}, words)
+
+
+def test_workers_of_a_stream_are_refused(tmp_path, shards):
+    train = {"train": {"path": str(shards), "streaming": True}}
+    words = r"data.num_workers: 2 → 0 \(a stream is shared out to the workers"
+    refuse(tmp_path, {**train, "num_workers": 2}, {"data": {**train, "num_workers": 0}}, words)
+
+
+@pytest.mark.parametrize("source", [{}, {"streaming": True}])
+def test_batches_are_split_otherwise(tmp_path, capsys, shards, source):
+    """1 × 4 × 1, 1 × 2 × 2, 1 × 1 × 4: the same samples in every step."""
+
+    def arguments(name, batch):
+        sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 4 // batch}
+        return split_arguments(tmp_path / name / "run", str(shards), source, **sizes)
+
+    forget_accelerate()
+    (tmp_path / "whole").mkdir()
+    train_until(arguments("whole", 4), -1)
+    (tmp_path / "parts").mkdir()
+    for batch, step in ((2, 2), (1, 4), (4, -1)):
+        forget_accelerate()
+        train_until(arguments("parts", batch), step)
+    said = capsys.readouterr().err
+    assert "1 × 2 × 2 → 1 × 1 × 4: every step has the same examples; " in said and OTHER in said
+    compare_parts(tmp_path)
+
+
+def compare_parts(tmp_path):
+    """The same samples in every step, and weights that differ by rounding."""
+    assert read_samples(tmp_path / "parts") == read_samples(tmp_path / "whole")
+    whole, parts = (
+        load_file(tmp_path / name / "run" / "snapshot" / "model.safetensors") for name in ("whole", "parts")
+    )
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parts[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("parts", [[(2, 5)], pytest.param([(2, 4), (1, 6)], marks=pytest.mark.slow)])
+def test_processes_come_and_go(tmp_path, examples, parts):
+    """One process with batches of 4, two with batches of 2, or of 1 in two passes, one again."""
+    (tmp_path / "whole").mkdir()
+    forget_accelerate()
+    four = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "save_steps": 1}
+    train_until(split_arguments(tmp_path / "whole" / "run", str(examples), {}, **four), -1)
+    (tmp_path / "parts").mkdir()
+    output = tmp_path / "parts" / "run"
+    forget_accelerate()
+    train_until(split_arguments(output, str(examples), {}, **four), 2)
+    for batch, step in parts:
+        sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 2 // batch, "save_steps": 1}
+        fork_two("tests.training.splitting", str(output), str(examples), json.dumps(sizes), str(step))
+        assert read_manifest(RunFolder(output).state(step))["processes"] == 2
+    forget_accelerate()
+    train_until(split_arguments(output, str(examples), {}, **four), -1)
+    compare_parts(tmp_path)
+
+
+class GroupedTask(TinyTask):
+    """Batches of examples of one group only."""
+
+    def read_data(self, data):
+        return np.arange(len(data)) % 2
+
+
+def test_the_batch_of_groups_is_refused(tmp_path, examples):
+    data, settings = {"train": {"path": str(examples)}}, {"lr_scheduler_type": "constant", "max_steps": 3}
+    run(GroupedTask(), make_arguments(tmp_path / "run", data, **settings))
+    split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    with pytest.raises(ValueError, match="do not mix examples .* per_device_train_batch_size, which must stay"):
+        run(GroupedTask(), make_arguments(tmp_path / "run", data, **settings, **split))
+
+
+def test_states_of_sharded_weights_fit_as_many_processes_only(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    two = make_arguments(tmp_path, data, gradient_accumulation_steps=1)
+    one = make_arguments(tmp_path, data, gradient_accumulation_steps=2)
+    before = describe_run(two, 2, True)
+    compare_settings(before, describe_run(two, 2, True), tmp_path)
+    with pytest.raises(ValueError, match="a state of sharded weights can only be continued by as many processes"):
+        compare_settings(before, describe_run(one, 1, True), tmp_path)
+    with pytest.raises(ValueError, match=r"is_sharded: True → False \(states of sharded weights fit no others\)"):
+        compare_settings(before, describe_run(two, 2, False), tmp_path)
+
+
+def test_states_of_an_earlier_version_allow_less(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    arguments = make_arguments(tmp_path / "run", data)
+    run_interrupted(arguments, 5)
+    for state in (tmp_path / "run" / "state").iterdir():
+        (state / "manifest.json").unlink()
+        (state / "random_states_0.pkl").touch()
+    shutil.copytree(examples, tmp_path / "moved")
+    with pytest.raises(ValueError, match="which does not tell its data from other data: data.train.path must stay"):
+        run(TinyTask(), make_arguments(tmp_path / "run", {"train": {"path": str(tmp_path / "moved")}}))
+    one = make_arguments(tmp_path / "run", data, per_device_train_batch_size=1)
+    with (
+        RunFolder(tmp_path / "run") as folder,
+        pytest.raises(ValueError, match="a state of an earlier version can only"),
+    ):
+        folder.check(one, describe_run(one, 2, False))
+
+
+def test_versions_are_said(tmp_path, capsys, examples):
+    data = {"train": {"path": str(examples)}}
+    run_interrupted(make_arguments(tmp_path / "run", data), 5)
+    state = RunFolder(tmp_path / "run").state(4)
+    manifest = read_manifest(state)
+    assert manifest["versions"]["torch"] == torch.__version__
+    write_manifest(state, {**manifest, "versions": {**manifest["versions"], "torch": "1.0"}})
+    capsys.readouterr()
+    run(TinyTask(), make_arguments(tmp_path / "run", data))
+    assert f"torch 1.0 → {torch.__version__}: perhaps {OTHER}" in capsys.readouterr().err
+
+
+def test_an_argument_that_did_not_exist_has_its_default(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    run_interrupted(make_arguments(tmp_path / "run", data), 5)
+    state = RunFolder(tmp_path / "run").state(4)
+    manifest = read_manifest(state)
+    del manifest["arguments"]["activation_checkpointing"]
+    write_manifest(state, manifest)
+    with pytest.raises(ValueError, match=r"other settings \(activation_checkpointing: False → True\)"):
+        run(TinyTask(), make_arguments(tmp_path / "run", data, activation_checkpointing=True))
+    run(TinyTask(), make_arguments(tmp_path / "run", data))
+
+
+def test_commits_of_a_hub_are_compared(examples):
+    import datasets
+
+    data = datasets.load_dataset(str(examples), split="train")
+    known = fingerprint(data, {"path": str(examples)})
+    assert known["commits"] == {} and known["rows"] == 9 and known["columns"] == ["pixels"]
+    then, now = ({**known, "commits": {"org/set": commit}} for commit in ("aaa", "bbb"))
+    assert compare_fingerprints(then, then) == compare_fingerprints(then, known) == []
+    assert compare_fingerprints(then, now) == ["commit of org/set: aaa → bbb"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["table", "stream"])
+def test_random_parts(tmp_path, kind):
+    """Runs of several parts, between which data moves, workers come and go, intervals change and states break."""
+    rng, source = random.Random(kind), {"streaming": True} if kind == "stream" else {}
+    places = [write_shards(tmp_path / name, shards=4, examples=22) for name in ("here", "there")]
+
+    def arguments(output):
+        data = {"train": {"path": str(rng.choice(places)), **source}, "num_workers": rng.choice((0, 1, 2))}
+        if kind == "stream":
+            data["num_workers"] = rng.choice((0, 1))
+        intervals = {"logging_steps": rng.randint(1, 4), "save_steps": rng.randint(1, 2), "save_total_limit": 3}
+        return make_arguments(output, data, **intervals)
+
+    run(TinyTask(), arguments(tmp_path / "whole"))
+    for number in range(25):
+        output = tmp_path / str(number)
+        for step in sorted(rng.sample(range(1, 7), 3)):
+            run_interrupted(arguments(output), step)
+            steps = RunFolder(output).saved_steps()
+            if len(steps) > 1 and rng.random() < 0.5:
+                victim = rng.choice(sorted(RunFolder(output).state(steps[-1]).iterdir()))
+                victim.write_bytes(victim.read_bytes()[: rng.randrange(victim.stat().st_size)])
+        run(TinyTask(), arguments(output))
+        assert weights(output) == weights(tmp_path / "whole"), number
+
+
+ON_A_HUB = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv.pop(1))
+from huggingface_hub import HfApi
+from tests.training.tiny import TinyTask, make_arguments, run, run_interrupted
+output, first, second = map(Path, sys.argv[1:])
+api = HfApi()
+api.create_repo("me/rows", repo_type="dataset")
+def upload(folder):
+    return api.upload_folder(folder_path=folder, repo_id="me/rows", repo_type="dataset", delete_patterns="*").oid
+commit = upload(first)
+source = {"path": "me/rows", "streaming": True}
+def arguments(source):
+    # The loader processes are forks of one that has read from the Hub.
+    return make_arguments(output, {"train": source, "num_workers": 2})
+run_interrupted(arguments(source), 5)
+moved = upload(second)
+try:
+    run(TinyTask(), arguments(source))
+except ValueError as error:
+    assert f"commit of me/rows: {commit} → {moved}" in str(error), error
+else:
+    raise AssertionError("other data was not noticed")
+run(TinyTask(), arguments({**source, "path": f"me/rows@{commit}"}))
+"""
+
+
+def test_data_of_a_hub_that_moved_on_is_refused_and_its_commit_goes_on(tmp_path, shards, run_client):
+    other = write_shards(tmp_path / "other", shards=4, examples=23)
+    data = {"train": {"path": str(shards), "streaming": True}, "num_workers": 2}
+    run(TinyTask(), make_arguments(tmp_path / "whole", data))
+    run_client(ON_A_HUB, str(ROOT), str(tmp_path / "run"), str(shards), str(other))
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")

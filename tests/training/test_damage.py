@@ -1,0 +1,129 @@
+"""Resume states that were damaged are named; the run goes on from the last whole one as if nothing had happened."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hf_ext.training.state import RunFolder
+
+from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_shards
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with data, a run that is `whole`, and one that was interrupted after its third state."""
+    root = tmp_path_factory.mktemp("runs")
+    write_shards(root / "examples", shards=2, examples=9)
+    run(TinyTask(), arguments(root, root / "whole"))
+    run_interrupted(arguments(root, root / "interrupted"), 6)
+    assert RunFolder(root / "interrupted").saved_steps() == [3, 4, 6]
+    return root
+
+
+def arguments(root: Path, output: Path):
+    data = {"train": {"path": str(root / "examples")}, "eval": {"path": str(root / "examples")}}
+    return make_arguments(output, data, save_total_limit=3)
+
+
+def flip_bit(path: Path, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def cut(path: Path, rng: random.Random) -> None:
+    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
+
+
+def remove(path: Path, rng: random.Random) -> None:
+    path.unlink()
+
+
+DAMAGES = {"flip": flip_bit, "cut": cut, "remove": remove}
+
+
+def continue_damaged(runs: Path, output: Path, steps: dict[int, str], rng: random.Random, capsys) -> str:
+    """Damages a file of states, chosen by a name or at random, continues, and compares; what was said."""
+    shutil.copytree(runs / "interrupted", output)
+    for step, words in steps.items():
+        damage, _, name = words.partition(" ")
+        names = sorted(path.name for path in (output / "state" / f"step-{step}").iterdir())
+        DAMAGES[damage](output / "state" / f"step-{step}" / (name or rng.choice(names)), rng)
+    capsys.readouterr()
+    run(TinyTask(), arguments(runs, output))
+    assert contents(output) == contents(runs / "whole")
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("flip model.safetensors", "model.safetensors changed after being saved"),
+        ("flip optimizer.bin", "optimizer.bin changed after being saved"),
+        ("flip manifest.json", "manifest.json is damaged"),
+        ("cut custom_checkpoint_2.pkl", "custom_checkpoint_2.pkl has "),
+        ("cut manifest.json", "manifest.json is damaged"),
+        ("remove model.safetensors", "model.safetensors is missing"),
+        ("remove manifest.json", "manifest.json is missing"),
+    ],
+)
+def test_the_run_goes_on_from_the_last_whole_state(runs, tmp_path, capsys, words, reason):
+    said = continue_damaged(runs, tmp_path / "run", {6: words}, random.Random(words), capsys)
+    assert f"state/step-6 is damaged: {reason}" in said
+    assert "from step 4" in said
+    # What was set aside is gone, now that there are later states.
+    assert not [*(tmp_path / "run" / "state").glob("damaged-*")]
+
+
+def test_of_two_damaged_states_both_are_named(runs, tmp_path, capsys):
+    said = continue_damaged(runs, tmp_path / "run", {6: "cut", 4: "remove"}, random.Random(0), capsys)
+    assert "step-6 is damaged" in said and "step-4 is damaged" in said and "from step 3" in said
+
+
+@pytest.mark.slow
+def test_random_damage(runs, tmp_path, capsys):
+    rng = random.Random(7)
+    for number in range(100):
+        steps = {step: rng.choice([*DAMAGES]) for step in rng.choice([(6,), (6,), (6, 4)])}
+        said = continue_damaged(runs, tmp_path / str(number), steps, rng, capsys)
+        assert all(f"step-{step} is damaged" in said for step in steps), (number, said)
+        shutil.rmtree(tmp_path / str(number))
+
+
+def test_without_a_whole_state_nothing_is_begun_anew(runs, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(runs / "interrupted", output)
+    for step in (3, 4, 6):
+        remove(output / "state" / f"step-{step}" / "optimizer.bin", random.Random(0))
+    before = {
+        path: path.read_bytes() for path in output.rglob("*") if path.is_file() and not path.name.startswith(".")
+    }
+    with pytest.raises(
+        ValueError, match=r"no state of .* is whole \(.*step-6 is damaged: optimizer.bin is missing; .*"
+    ):
+        run(TinyTask(), arguments(runs, output))
+    assert before == {path: path.read_bytes() for path in before}
+    shutil.rmtree(output / "state")
+    run(TinyTask(), arguments(runs, output))
+    assert contents(output) == contents(runs / "whole")
+
+
+def test_a_state_of_an_earlier_version_is_accepted_and_said(runs, tmp_path, capsys):
+    output = tmp_path / "run"
+    shutil.copytree(runs / "interrupted", output)
+    for step in (3, 4, 6):
+        (output / "state" / f"step-{step}" / "manifest.json").unlink()
+        (output / "state" / f"step-{step}" / "random_states_0.pkl").touch()
+    run(TinyTask(), arguments(runs, output))
+    for leftover in output.glob("state/*/random_states_0.pkl"):
+        leftover.unlink()
+    assert "step-6 is of an earlier version and cannot be checked for damage" in capsys.readouterr().err
+    assert contents(output) == contents(runs / "whole")
+
+
+def test_a_state_holds_nothing_that_is_not_read(runs):
+    names = {path.name for path in (runs / "whole" / "state" / "step-7").iterdir()}
+    checkpoints = {f"custom_checkpoint_{number}.pkl" for number in range(3)}
+    assert names == {"manifest.json", "model.safetensors", "optimizer.bin", *checkpoints}
