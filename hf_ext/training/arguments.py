@@ -1,6 +1,7 @@
 """Arguments of a training run: one dataclass, filled from a YAML file and `--field value` overrides."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +13,8 @@ from ..settings import read_yaml as read_yaml
 
 # The transformers schedules that need nothing beyond warm-up and length, and follow no metric.
 SCHEDULES = (
+    "cosine_with_min_lr",
+    "warmup_stable_decay",
     "constant",
     "constant_with_warmup",
     "cosine",
@@ -160,6 +163,39 @@ class DataArguments:
 
 @strict
 @dataclass
+class ParameterRule:
+    """
+    How some parameters are trained.
+
+    Args:
+        pattern (`str`): A regular expression; the rule is for parameters in whose name it is found.
+        learning_rate (`float`, *optional*): Their peak learning rate; the run's when not given.
+        weight_decay (`float`, *optional*): Their decay; the task's when not given.
+        freeze (`bool`, defaults to `False`): Leave them as they are.
+    """
+
+    pattern: str
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    freeze: bool = False
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """What the rule changes in a group of an optimizer."""
+        values = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def validate_pattern(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"pattern {self.pattern!r} is no regular expression: {error}.") from error
+        for name, value in self.settings.items():
+            _require(math.isfinite(value) and value >= 0, name, value, "0 or more")
+
+
+@strict
+@dataclass
 class TrainingArguments:
     """
     Everything that defines a run. YAML keys and `--field value` flags carry these names; for a key of a section the
@@ -177,13 +213,22 @@ class TrainingArguments:
             `init_from`.
         seed (`int`, defaults to 0): Decides initial weights, order, augmentation and dropout.
         max_steps (`int`, defaults to 1000): Optimizer steps.
+        num_train_epochs (`float`, *optional*): How often to see all examples, in place of `max_steps`; not of streams.
         per_device_train_batch_size (`int`, defaults to 8): Examples for each process and backward pass.
         per_device_eval_batch_size (`int`, *optional*): Examples that a process scores at once; the task's own number
             when not given.
         gradient_accumulation_steps (`int`, defaults to 1): Backward passes for each optimizer step.
-        learning_rate (`float`, defaults to 2e-4): Peak learning rate of AdamW.
-        weight_decay (`float`, defaults to 0.0): Decoupled weight decay for the parameters that the task decays.
+        optim (`str`, defaults to `"AdamW"`): A class of `torch.optim`.
+        optim_args (`dict`, *optional*): Its other arguments, for instance `{betas: [0.9, 0.95]}`.
+        learning_rate (`float`, defaults to 2e-4): Peak learning rate.
+        weight_decay (`float`, defaults to 0.0): Weight decay for the parameters that the task decays.
+        parameter_rules (`list[dict]`, *optional*):
+            Other rates and decays for some parameters, or none at all: each entry is a
+            [`~hf_ext.training.arguments.ParameterRule`], and the first whose pattern is found counts.
         lr_scheduler_type (`str`, defaults to `"cosine"`): A transformers schedule.
+        lr_scheduler_kwargs (`dict`, *optional*):
+            Its other arguments: `{min_lr_rate: 0.1}` of `cosine_with_min_lr`, `{num_decay_steps: 100}` of
+            `warmup_stable_decay`.
         warmup_steps (`int`, defaults to 0): Linear warm-up.
         max_grad_norm (`float`, defaults to 1.0): Clips the global gradient norm; 0 does not clip.
         mixed_precision (`"no"`, `"bf16"` or `"fp16"`, defaults to `"no"`): Autocast type.
@@ -192,6 +237,8 @@ class TrainingArguments:
         torch_compile (`bool`, defaults to `False`): Compile the model.
         logging_steps (`int`, defaults to 10): Steps between rows of `metrics.jsonl`.
         eval_steps (`int`, defaults to 500): Steps between evaluations; the last step is always evaluated.
+        early_stopping_patience (`int`, defaults to 0):
+            Evaluations in a row that may be no better than the best one before the run ends; 0 is off.
         save_steps (`int`, defaults to 500): Steps between resume states; the last step is always saved.
         save_minutes (`float`, defaults to 0.0): Minutes after which a state is saved between those; 0 is off.
         deadline_minutes (`float`, defaults to 0.0): Minutes after which the run saves and ends; 0 is off.
@@ -199,6 +246,8 @@ class TrainingArguments:
             Resume states kept, beside the best. Where the last one is damaged, a run goes on from the one before: with
             1 there is none, for half the room.
         report_to (`str`, defaults to `"tensorboard"`): An accelerate tracker, or `"none"`.
+        hub_model_id (`str`, *optional*): `org/name` to which each best model is pushed as it is found.
+        hub_private_repo (`bool`, defaults to `False`): Whether that repository is private.
         allow_other_data (`bool`, defaults to `False`):
             Go on with training data other than the run began with, which is refused otherwise.
     """
@@ -212,12 +261,17 @@ class TrainingArguments:
     peft: dict | None = None
     seed: int = 0
     max_steps: int = 1000
+    num_train_epochs: float | None = None
     per_device_train_batch_size: int = 8
     per_device_eval_batch_size: int | None = None
     gradient_accumulation_steps: int = 1
+    optim: str = "AdamW"
+    optim_args: dict = field(default_factory=dict)
     learning_rate: float = 2e-4
     weight_decay: float = 0.0
+    parameter_rules: list = field(default_factory=list)
     lr_scheduler_type: str = "cosine"
+    lr_scheduler_kwargs: dict = field(default_factory=dict)
     warmup_steps: int = 0
     max_grad_norm: float = 1.0
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
@@ -226,25 +280,46 @@ class TrainingArguments:
     torch_compile: bool = False
     logging_steps: int = 10
     eval_steps: int = 500
+    early_stopping_patience: int = 0
     save_steps: int = 500
     save_minutes: float = 0.0
     deadline_minutes: float = 0.0
     save_total_limit: int = 2
     report_to: str = "tensorboard"
+    hub_model_id: str | None = None
+    hub_private_repo: bool = False
     allow_other_data: bool = False
 
     @property
     def data_arguments(self) -> DataArguments:
         return build(DataArguments, self.data, "data")
 
+    @property
+    def rules(self) -> list[ParameterRule]:
+        return [
+            build(ParameterRule, rule, f"parameter_rules[{place}]") for place, rule in enumerate(self.parameter_rules)
+        ]
+
     def validate_ranges(self) -> None:
+        _ = self.rules
+        if self.num_train_epochs is not None:
+            allowed = 0 < self.num_train_epochs < math.inf
+            _require(allowed, "num_train_epochs", self.num_train_epochs, "more than 0")
         positive = "max_steps per_device_train_batch_size gradient_accumulation_steps logging_steps eval_steps"
         for name in (*positive.split(), "save_steps", "save_total_limit"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         if self.per_device_eval_batch_size is not None:
             name = "per_device_eval_batch_size"
             _require(self.per_device_eval_batch_size >= 1, name, self.per_device_eval_batch_size, "1 or more")
-        for name in ("seed", "weight_decay", "max_grad_norm", "warmup_steps", "save_minutes", "deadline_minutes"):
+        for name in (
+            "seed",
+            "early_stopping_patience",
+            "weight_decay",
+            "max_grad_norm",
+            "warmup_steps",
+            "save_minutes",
+            "deadline_minutes",
+        ):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "save_minutes", "deadline_minutes"):
             _require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")

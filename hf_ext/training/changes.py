@@ -26,7 +26,15 @@ from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
 from .fingerprint import compare_fingerprints, find_places
 
 FREE = {"output_dir", "logging_steps", "eval_steps", "save_steps", "save_minutes", "deadline_minutes"}
-FREE |= {"save_total_limit", "report_to", "per_device_eval_batch_size", "data.max_bad_examples"}
+FREE |= {
+    "hub_model_id",
+    "hub_private_repo",
+    "save_total_limit",
+    "report_to",
+    "per_device_eval_batch_size",
+    "data.max_bad_examples",
+}
+FREE |= {"early_stopping_patience"}
 BATCHING = ("processes", "per_device_train_batch_size", "gradient_accumulation_steps")
 SAME = "the result stays equal, bit for bit"
 OTHER = "the result is no longer bit-equal"
@@ -151,7 +159,7 @@ def _judge(name: str, old: dict[str, Any], new: dict[str, Any]) -> tuple[bool, s
         if not new.get("data.train.streaming") or _workers(old) == _workers(new):
             return True, SAME
         return False, "a stream is shared out to the workers, whose number decides its order"
-    if name == "max_steps":
+    if name in ("max_steps", "num_train_epochs"):
         schedule = new["lr_scheduler_type"]
         if schedule in SCHEDULES_WITHOUT_END:
             return True, f"{SAME}, step by step"

@@ -8,8 +8,8 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from accelerate.utils import (
     set_seed,
 )
 from tqdm import tqdm
-from transformers import get_scheduler
 
 from hf_ext.extras import check_installed
 from hf_ext.plots.curves import plot_curves
@@ -34,11 +33,13 @@ from hf_ext.plots.curves import plot_curves
 from ..files import whole_folder, write_json
 from .arguments import TrainingArguments
 from .bad_examples import BadExamples
+from .callbacks import Callback, PushBest
 from .changes import describe_run
 from .data import TrainingLoader
 from .evaluation import evaluate_sets, write_results
 from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
+from .optimizing import build_optimizer, build_schedule, count_steps
 from .processes import check_supported, check_tracker, check_weights, run_main_first
 from .provenance import provenance
 from .sources import describe_memory, name_sets, open_source
@@ -60,6 +61,7 @@ def train(
     arguments: TrainingArguments,
     train_dataset: datasets.Dataset | datasets.IterableDataset | None = None,
     eval_dataset: datasets.Dataset | dict[str, datasets.Dataset] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, float]:
     """
     Trains a task's model, or continues the run that `arguments.output_dir` holds.
@@ -71,6 +73,7 @@ def train(
             What to train on, in place of what `arguments.data` names.
         eval_dataset (`datasets.Dataset` or `dict[str, datasets.Dataset]`, *optional*):
             What to evaluate on, one set or several by name, likewise.
+        callbacks (`Sequence[Callback]`, *optional*): Who looks on, in the main process.
 
     Returns:
         `dict[str, float]`: Metrics of the last evaluation; empty without evaluation data.
@@ -82,7 +85,7 @@ def train(
         RunStopped: After a signal or `deadline_minutes`, once the state is saved; a `KeyboardInterrupt`.
     """
     with RunFolder(arguments.output_dir) as folder:
-        run = _Training(task, arguments, folder, train_dataset, eval_dataset)
+        run = _Training(task, arguments, folder, train_dataset, eval_dataset, callbacks)
         run.resume()
         run.fit()
     return run.metrics
@@ -111,6 +114,7 @@ class _Training:
         folder: RunFolder,
         train_dataset: datasets.Dataset | datasets.IterableDataset | None,
         eval_dataset: datasets.Dataset | dict[str, datasets.Dataset] | None,
+        callbacks: Sequence[Callback],
     ):
         self.task = task
         self.arguments = arguments
@@ -126,6 +130,8 @@ class _Training:
             project_config=ProjectConfiguration(arguments.output_dir, str(self.folder.path / "tensorboard")),
         )
         check_supported(arguments, self.accelerator)
+        publisher = [] if arguments.hub_model_id is None else [PushBest(arguments)]
+        self.callbacks = [*callbacks, *publisher] if self.accelerator.is_main_process else []
         self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
         run_main_first(self.accelerator, self._open)
         self._build()
@@ -146,6 +152,11 @@ class _Training:
         if not self.eval_data:
             self.eval_sources = sources.eval_sources
             self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
+        if self.arguments.early_stopping_patience and not self.eval_data:
+            raise ValueError("early_stopping_patience needs an evaluation: set data.eval, or leave it out.")
+        if self.arguments.num_train_epochs is not None:
+            steps = count_steps(self.arguments, self.train_data, self._batch_size)
+            self.arguments = replace(self.arguments, max_steps=steps)
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
@@ -186,16 +197,8 @@ class _Training:
         if arguments.torch_compile:
             # In place: wrapping would rename the parameters.
             module.compile()
-        groups = self.task.parameter_groups(module, arguments.weight_decay)
-        options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
-        # One kernel for all parameters, on processors too, where the plain loop over them is several times slower.
-        optimizer = torch.optim.AdamW(groups, fused=True, **options)
-        self.scheduler = get_scheduler(
-            arguments.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=arguments.warmup_steps,
-            num_training_steps=arguments.max_steps,
-        )
+        optimizer = build_optimizer(self.task, module, arguments)
+        self.scheduler = build_schedule(optimizer, arguments)
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
             # DeepSpeed asks for it where it is given no loader of its own.
             plugin = self.accelerator.state.deepspeed_plugin
@@ -228,7 +231,7 @@ class _Training:
             stream_states = None
         if changes.new_evaluation:
             # Scores on other data cannot be compared.
-            self.progress.best_step, self.progress.best_value = -1, float("nan")
+            self.progress.best_step, self.progress.best_value, self.progress.stale = -1, float("nan"), 0
         if self.accelerator.is_main_process:
             self.folder.truncate_metrics(self.progress.step)
         self.accelerator.wait_for_everyone()
@@ -256,7 +259,7 @@ class _Training:
     def fit(self) -> None:
         """Runs the remaining steps."""
         arguments, progress = self.arguments, self.progress
-        if progress.step >= arguments.max_steps:
+        if self._is_over():
             self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
             self.accelerator.end_training()
             return
@@ -272,7 +275,9 @@ class _Training:
         stopping = Stopping(self.accelerator, arguments.save_minutes, arguments.deadline_minutes)
         with self._bar() as bar, stopping:
             batches = iter(self.loader)
-            while progress.step < arguments.max_steps:
+            for callback in self.callbacks:
+                callback.on_begin(progress.step, self.folder.path, self.module)
+            while not self._is_over():
                 loss, norm = self._step(batches)
                 window += loss
                 bar.update(self._batch_size)
@@ -292,6 +297,11 @@ class _Training:
                 stopping.end(answer, progress.step, arguments.max_steps)
                 clock = time.monotonic()
         self.accelerator.end_training()
+
+    def _is_over(self) -> bool:
+        """Whether the steps are done, or the scores have not become better for long."""
+        patience = self.arguments.early_stopping_patience
+        return self.progress.step >= self.arguments.max_steps or 0 < patience <= self.progress.stale
 
     @property
     def _batch_size(self) -> int:
@@ -345,7 +355,7 @@ class _Training:
         return mean
 
     def _rates(self, norm: torch.Tensor | None) -> dict[str, float]:
-        rates = {"learning_rate": self.scheduler.get_last_lr()[0]}
+        rates = {"learning_rate": float(self.scheduler.get_last_lr()[0])}
         if bad := len(self.loader.bad.found):
             rates["bad_examples"] = bad
         return rates if norm is None else {**rates, "gradient_norm": float(norm)}
@@ -356,6 +366,8 @@ class _Training:
         if self.accelerator.is_main_process:
             row = {"step": self.progress.step, "samples": self.progress.samples, **values}
             self.folder.add_metrics(row)
+            for callback in self.callbacks:
+                callback.on_log(self.progress.step, row)
 
     def _checkpoint(self, save: bool) -> bool:
         """Evaluation, resume state and snapshots where they are due, or asked for; whether a state was saved."""
@@ -366,6 +378,7 @@ class _Training:
         check_weights(self.model, self.accelerator, self.folder, self.progress.step)
         if self.eval_data and self._due(arguments.eval_steps):
             improved = self._evaluate()
+            save = save or self._is_over()
         if not (improved or save):
             return False
         if improved:
@@ -379,6 +392,10 @@ class _Training:
             self.folder.prune(arguments.save_total_limit, self.progress.best_step)
             with clear_write_errors("curves.png", self.folder):
                 plot_curves(self.folder)
+        written = [(self.folder.best, True)] * improved + [(self.folder.snapshot, False)] * save
+        for callback in self.callbacks:
+            for model, is_best in written:
+                callback.on_save(self.progress.step, model, is_best)
         return True
 
     def _evaluate(self) -> bool:
@@ -393,6 +410,8 @@ class _Training:
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:
                 self._draw_samples(next(iter(self.eval_data.values())))
+            for callback in self.callbacks:
+                callback.on_evaluate(self.progress.step, self.metrics, self.module)
         self._log({f"eval_{name}": value for name, value in self.metrics.items()})
         # Of several evaluation sets the first one decides.
         first = "_".join(filter(None, [next(iter(self.eval_data)), next(iter(self.task.metric_names))]))
@@ -401,7 +420,9 @@ class _Training:
         # No value yet is NaN, and a first NaN is no best.
         if better or (math.isnan(best) and not math.isnan(value)):
             self.progress.best_step, self.progress.best_value = self.progress.step, value
+            self.progress.stale = 0
             return True
+        self.progress.stale += 1
         return False
 
     def _draw_samples(self, data: datasets.Dataset) -> None:

@@ -36,6 +36,8 @@ class Progress:
     seconds: float = 0.0
     best_step: int = -1
     best_value: float = float("nan")
+    # Evaluations since the best one.
+    stale: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The fields as a dictionary."""

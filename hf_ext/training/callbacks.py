@@ -1,0 +1,62 @@
+"""What a run tells those who look on."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import torch
+from tqdm import tqdm
+
+from .arguments import TrainingArguments
+
+
+class Callback:
+    """
+    Something that looks on at a run, in its main process. Override what you need; each method may be left out.
+
+    Example:
+
+    ```python
+    >>> from hf_ext.training import Callback
+
+    >>> class Printer(Callback):
+    ...     def on_evaluate(self, step, metrics, model):
+    ...         print(step, metrics)
+    ```
+    """
+
+    def on_begin(self, step: int, folder: Path, model: torch.nn.Module) -> None:
+        """Called before the first step of this process; `step` steps are done, and the run writes to `folder`."""
+
+    def on_log(self, step: int, values: dict[str, Any]) -> None:
+        """Called with each row of `metrics.jsonl`."""
+
+    def on_evaluate(self, step: int, metrics: dict[str, float], model: torch.nn.Module) -> None:
+        """Called after each evaluation; the model has the weights that were evaluated."""
+
+    def on_save(self, step: int, folder: Path, is_best: bool) -> None:
+        """Called when a model was written: `folder` is `snapshot/`, or `best/` where it is the best so far."""
+
+
+class PushBest(Callback):
+    """Pushes each best model to the repository that the run names; what fails is said, and the run goes on."""
+
+    def __init__(self, arguments: TrainingArguments):
+        assert arguments.hub_model_id is not None
+        self.repo_id = arguments.hub_model_id
+        self.private = arguments.hub_private_repo
+
+    def on_save(self, step: int, folder: Path, is_best: bool) -> None:
+        """Pushes `best/`."""
+        if not is_best:
+            return
+        from hf_ext.hub.publish import push
+
+        try:
+            commit = push(folder, self.repo_id, private=self.private, commit_message=f"Best model, step {step}")
+            said = f"step {step}: pushed to {commit.commit_url}"
+        # A Hub that is down for an hour must not end a training of a week.
+        except (OSError, ValueError, httpx2.HTTPError) as error:
+            said = f"warning: step {step}: the best model was not pushed to {self.repo_id} ({error})"
+        tqdm.write(said, file=sys.stderr)

@@ -1,0 +1,105 @@
+"""Optimizer and schedule of a run, and which parameters learn how fast."""
+
+import inspect
+import math
+import re
+from typing import Any
+
+import datasets
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
+
+from .arguments import ParameterRule, TrainingArguments
+from .task import Task
+
+# They want a closure, or gradients of another kind.
+_OTHER_STEPS = {"LBFGS", "SparseAdam"}
+# One kernel for all parameters, on processors too, where the plain loop over them is several times slower.
+_FUSED = {"AdamW", "Adam", "SGD"}
+
+
+def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArguments) -> torch.optim.Optimizer:
+    """An optimizer of torch over the task's groups of parameters, as the run's rules change them."""
+    kind = find_optimizer(arguments.optim)
+    groups = apply_rules(module, task.parameter_groups(module, arguments.weight_decay), arguments.rules)
+    known = inspect.signature(kind).parameters
+    options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
+    options = {name: value for name, value in options.items() if name in known}
+    if arguments.optim in _FUSED:
+        options["fused"] = True
+    if unknown := sorted(arguments.optim_args.keys() - known.keys()):
+        raise ValueError(f"optim_args: {arguments.optim} has no {', '.join(unknown)}; it has {', '.join(known)}.")
+    try:
+        return kind(groups, **{**options, **arguments.optim_args})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"optim {arguments.optim} with optim_args {arguments.optim_args}: {error}") from error
+
+
+def find_optimizer(name: str) -> type[torch.optim.Optimizer]:
+    """The class of `torch.optim` of that name."""
+    found = {
+        known: kind
+        for known, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and known not in _OTHER_STEPS
+    }
+    found.pop("Optimizer", None)
+    if name not in found:
+        raise ValueError(f"optim must be one of {', '.join(sorted(found))}; got {name!r}.")
+    return found[name]
+
+
+def apply_rules(
+    module: torch.nn.Module, groups: list[dict[str, Any]], rules: list[ParameterRule]
+) -> list[dict[str, Any]]:
+    """Splits groups by the first rule whose pattern a parameter's name holds; takes frozen parameters out."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    rule_of = {
+        parameter: next((rule for rule in rules if re.search(rule.pattern, name)), None)
+        for parameter, name in names.items()
+    }
+    for place, unused in enumerate(rules):
+        if unused not in rule_of.values():
+            raise ValueError(
+                f"parameter_rules[{place}]: no parameter is left for {unused.pattern!r}; names are, for instance, "
+                f"{', '.join(list(names.values())[:3])}."
+            )
+    found = []
+    for group in groups:
+        for rule in (None, *rules):
+            members = [parameter for parameter in group["params"] if rule_of.get(parameter) is rule]
+            if rule is not None and rule.freeze:
+                for parameter in members:
+                    parameter.requires_grad_(False)
+            elif members:
+                found.append({**group, "params": members, **({} if rule is None else rule.settings)})
+    if not found:
+        raise ValueError("parameter_rules freeze every parameter: nothing would be trained.")
+    return found
+
+
+def count_steps(
+    arguments: TrainingArguments, data: datasets.Dataset | datasets.IterableDataset, examples_a_step: int
+) -> int:
+    """The steps of `num_train_epochs`."""
+    if arguments.num_train_epochs is None:
+        return arguments.max_steps
+    if isinstance(data, datasets.IterableDataset):
+        raise ValueError("num_train_epochs needs the number of examples, which a stream does not tell: set max_steps.")
+    return math.ceil(arguments.num_train_epochs * len(data) / examples_a_step)
+
+
+def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArguments) -> LRScheduler:
+    """The learning rate of each step."""
+    try:
+        return get_scheduler(
+            arguments.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=arguments.warmup_steps,
+            num_training_steps=arguments.max_steps,
+            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"lr_scheduler_kwargs {arguments.lr_scheduler_kwargs} do not fit {arguments.lr_scheduler_type}: {error}"
+        ) from error
