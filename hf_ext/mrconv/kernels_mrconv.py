@@ -318,7 +318,7 @@ class StreamingKernel:
         head = F.pad(self.kernel[:, :TILE], (0, max(TILE - self.taps, 0)))
         # [tile, channels]
         self.head = head.t().contiguous()
-        self._spectra: dict[tuple[int, int], Tensor] = {}
+        self.spectra: dict[tuple[int, int], Tensor] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StreamingKernel":
         return self
@@ -330,11 +330,11 @@ class StreamingKernel:
         return [torch.fft.irfft(spectrum * kernel, n=size) for kernel in kernels]
 
     def _spectrum(self, taps: int, size: int) -> Tensor:
-        spectrum = self._spectra.get((taps, size))
+        spectrum = self.spectra.get((taps, size))
         if spectrum is None:
             spectrum = torch.fft.rfft(self.kernel[:, :taps], n=size)
             if size <= KEPT_FFT:
-                self._spectra[taps, size] = spectrum
+                self.spectra[taps, size] = spectrum
         return spectrum
 
 
