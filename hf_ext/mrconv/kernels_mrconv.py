@@ -18,7 +18,7 @@ from transformers import initialization as init
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
-from .configuration_mrconv import branch_lengths, changed_lengths
+from .configuration_mrconv import MRConvConfig, changed_lengths
 from .ops_mrconv import convolution_size, dilated_kernel, fourier_kernel, kernel_spectrum, sparse_kernel
 
 
@@ -29,20 +29,25 @@ def precise(value: torch.Tensor) -> torch.Tensor:
 
 class MRConvKernel(nn.Module):
     """
-    Base of the kernels: one wing of all branches of a layer, `length` samples for the longest. Linear in `weight`,
-    which starts so that the kernel of a branch, both wings of a bidirectional one together, has norm 1 in every
-    channel. `seed` decides the places of sparse taps; a wing `ahead` multiplies later inputs, from lag 1 on.
+    Base of the kernels: one wing of all branches of a layer. Linear in `weight`, which starts so that the kernel of a
+    branch, both wings of a bidirectional one together, has norm 1 in every channel. `seed` decides the places of
+    sparse taps; a wing `ahead` multiplies later inputs, from lag 1 on.
     """
 
     weight: nn.Parameter
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
+    def __init__(self, config: MRConvConfig, seed: int = 0, ahead: bool = False):
         super().__init__()
-        self.branches = branch_lengths(config.kernel_size, length, config.num_branches)
-        self.taps = min(config.kernel_size, length)
-        self.channels, self.seed = channels, seed
-        self.ahead = ahead
+        self.branches = config.branches
+        self.taps = min(config.kernel_size, config.max_position_embeddings)
+        self.channels, self.seed, self.ahead = config.hidden_size, seed, ahead
         self.initial_norm = math.sqrt(0.5) if config.bidirectional else 1.0
+        self.make_parameters(config)
+        self.reset_parameters()
+
+    def make_parameters(self, config: MRConvConfig) -> None:
+        """Register what the branches are made of: taps of each branch and channel."""
+        self.weight = nn.Parameter(torch.empty(len(self.branches), self.channels, self.taps))
 
     def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
         """Kernel of one branch, `length` samples at `rate` times fewer samples per second."""
@@ -72,11 +77,6 @@ class MRConvKernel(nn.Module):
 class MRConvDilatedKernel(MRConvKernel):
     """l_0 taps, 2^i samples apart (eq. 8). At another rate tap p moves to floor(p / rate); those that meet add up."""
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
-        super().__init__(config, channels, length, seed, ahead)
-        self.weight = nn.Parameter(torch.empty(len(self.branches), channels, self.taps))
-        self.reset_parameters()
-
     def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
         weight, dilation = precise(self.weight[index]), self.branches[index][0]
         if rate == 1:
@@ -101,13 +101,11 @@ class MRConvFourierKernel(MRConvKernel):
     Checkpoints of before, whose `weight` has the shape (N, channels, m, 2), are read: see [`from_pairs`].
     """
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
-        super().__init__(config, channels, length, seed, ahead)
+    def make_parameters(self, config: MRConvConfig) -> None:
         self.modes = config.num_modes or min(self.taps // 2 + 1, self.branches[0][1] // 2 + 1)
         self.counts = [min(2 * self.modes - 1, length) for _, length in self.branches]
         # Real and imaginary part as numbers of their own: optimizers and files treat complex ones worse.
-        self.weight = nn.Parameter(torch.empty(channels, sum(self.counts)))
-        self.reset_parameters()
+        self.weight = nn.Parameter(torch.empty(self.channels, sum(self.counts)))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -152,23 +150,18 @@ class MRConvSparseKernel(MRConvKernel):
 
     positions: torch.Tensor
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
-        super().__init__(config, channels, length, seed, ahead)
-        shape = (len(self.branches), channels, self.taps)
-        self.weight = nn.Parameter(torch.empty(shape))
-        self.register_buffer("positions", torch.zeros(shape, dtype=torch.int64))
-        self.reset_parameters()
+    def make_parameters(self, config: MRConvConfig) -> None:
+        super().make_parameters(config)
+        self.register_buffer("positions", torch.zeros(self.weight.shape, dtype=torch.int64))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         # Places are part of the model, not of its training: the same ones whenever such a model is made.
         source = torch.Generator().manual_seed(2 * self.seed + self.ahead)
-        init.copy_(self.positions, torch.stack([self._draw(length, source) for _, length in self.branches]))
+        chances = [torch.rand(self.channels, length, generator=source, device="cpu") for _, length in self.branches]
+        places = [chance.topk(self.taps, dim=-1).indices.sort(dim=-1).values for chance in chances]
+        init.copy_(self.positions, torch.stack(places))
         super().reset_parameters()
-
-    def _draw(self, length: int, source: torch.Generator) -> torch.Tensor:
-        chances = torch.rand(self.channels, length, generator=source, device="cpu")
-        return chances.topk(self.taps, dim=-1).indices.sort(dim=-1).values
 
     def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
         positions = self.positions[index]
@@ -180,13 +173,13 @@ class MRConvSparseKernel(MRConvKernel):
 class MRConvFourierSparseKernel(nn.Module):
     """beta_0 k_fourier + beta_1 k_sparse (eq. 3): kernels of one length are one convolution in training too."""
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
+    def __init__(self, config: MRConvConfig, seed: int = 0, ahead: bool = False):
         super().__init__()
-        self.fourier = MRConvFourierKernel(config, channels, length, seed, ahead)
-        self.sparse = MRConvSparseKernel(config, channels, length, seed, ahead)
+        self.fourier = MRConvFourierKernel(config, seed, ahead)
+        self.sparse = MRConvSparseKernel(config, seed, ahead)
         self.branches = self.fourier.branches
-        self.fourier_scale = nn.Parameter(torch.empty(len(self.branches), channels))
-        self.sparse_scale = nn.Parameter(torch.empty(len(self.branches), channels))
+        self.fourier_scale = nn.Parameter(torch.empty(len(self.branches), config.hidden_size))
+        self.sparse_scale = nn.Parameter(torch.empty(len(self.branches), config.hidden_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -208,14 +201,12 @@ class MRConvImplicitKernel(MRConvKernel):
 
     frequency = 10.0
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
-        super().__init__(config, channels, length, seed, ahead)
+    def make_parameters(self, config: MRConvConfig) -> None:
         self.bands = max(1, self.taps // 2)
         features, units = 1 + 2 * self.bands, self.taps
         self.hidden_weight = nn.Parameter(torch.empty(len(self.branches), units, features))
         self.hidden_bias = nn.Parameter(torch.empty(len(self.branches), units))
-        self.weight = nn.Parameter(torch.empty(len(self.branches), channels, units))
-        self.reset_parameters()
+        super().make_parameters(config)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -244,49 +235,32 @@ KERNELS: dict[str, type[nn.Module]] = {
 }
 
 
-# Checkpoints of earlier versions: what `from_pretrained` does with their Fourier kernels. `load_state_dict` needs
-# nothing of this. These are the names of their parameters; other kernels with the first name pass unchanged.
-_NAMES = ("kernel.weight", "kernel.fourier.weight")
+class PairsToNumbers(ConversionOps):
+    """
+    What `from_pretrained` does with Fourier kernels of earlier versions, pairs of real and imaginary parts. All else,
+    and what is saved, passes unchanged.
+    """
 
-
-class KeepWeight(ConversionOps):
-    """What is saved is the parameter as it is."""
-
-    def convert(self, input_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return input_dict
+    def convert(
+        self, input_dict: dict[str, Any], *args: Any, full_layer_name: str = "", model: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        ((name, (weight,)),) = input_dict.items()
+        kernel = model.get_submodule(full_layer_name.rpartition(".")[0])
+        # By its methods, not its class: code that came with a checkpoint has classes of its own.
+        if isinstance(weight, torch.Tensor) and hasattr(kernel, "reads_pairs") and kernel.reads_pairs(weight.shape):
+            weight = kernel.from_pairs(weight)
+        return {name: [weight]}
 
     @property
     def reverse_op(self) -> ConversionOps:
         return self
 
 
-class PairsToNumbers(ConversionOps):
-    """Parameters of Fourier kernels as pairs of real and imaginary parts become what they are now."""
-
-    def convert(
-        self,
-        input_dict: dict[str, Any],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        full_layer_name: str = "",
-        model: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        ((weight,),) = input_dict.values()
-        kernel = model.get_submodule(full_layer_name.rpartition(".")[0])
-        # By its methods, not its class: code that came with a checkpoint has classes of its own.
-        if isinstance(weight, torch.Tensor) and hasattr(kernel, "reads_pairs") and kernel.reads_pairs(weight.shape):
-            weight = kernel.from_pairs(weight)
-        return {target_patterns[0]: [weight]}
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        return KeepWeight()
-
-
 def register_conversion(model_type: str) -> None:
     """Make `from_pretrained` read earlier checkpoints of a model type."""
-    converters: list[Any] = [WeightConverter(name, name, [PairsToNumbers()]) for name in _NAMES]
+    # Other kernels than Fourier's have the first of these names too.
+    names = ("kernel.weight", "kernel.fourier.weight")
+    converters: list[Any] = [WeightConverter(name, name, [PairsToNumbers()]) for name in names]
     # Again where code that came with a checkpoint is imported beside this package: both do the same.
     register_checkpoint_conversion_mapping(model_type, converters, overwrite=True)
 

@@ -28,7 +28,7 @@ from transformers.utils import logging
 from transformers.utils.generic import maybe_autocast
 from transformers.utils.output_capturing import OutputRecorder
 
-from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
+from .configuration_mrconv import MRConvConfig, changed_lengths
 from .kernels_mrconv import (
     KERNELS,
     MergedKernel,
@@ -232,18 +232,15 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.direct = False
         # What the installed package keeps of the merged kernel from call to call.
         self.kept: Any = None
-        channels, length = config.hidden_size, config.max_position_embeddings
-        branches = branch_lengths(config.kernel_size, length, config.num_branches)
+        channels, branches = config.hidden_size, config.branches
         if config.reparameterized:
             taps = changed_lengths(branches, self.rate_factor)[-1]
             ahead = torch.zeros(channels, taps) if config.bidirectional else None
             self._register_merged(torch.zeros(channels, taps), ahead, torch.zeros(channels))
             return
         kernel = KERNELS[config.kernel_type]
-        self.kernel = kernel(config, channels, length, layer_index)
-        self.backward_kernel = None
-        if config.bidirectional:
-            self.backward_kernel = kernel(config, channels, length, layer_index, ahead=True)
+        self.kernel = kernel(config, layer_index)
+        self.backward_kernel = kernel(config, layer_index, ahead=True) if config.bidirectional else None
         self.alpha = nn.Parameter(torch.empty(len(branches), channels))
         self.norm: MRConvBranchNorm | MRConvBranchLayerNorm | None = None
         if config.branch_norm == "batch":
@@ -480,6 +477,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["MRConvBlock"]
+    _input_embed_layer = "embedding"
     _can_record_outputs = {"hidden_states": OutputRecorder(MRConvBlock)}
 
     @torch.no_grad()
@@ -590,7 +588,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
         if not (factor > 0 and math.isfinite(factor)):
             raise ValueError(f"`factor` is {factor}; give a positive number, such as 2.0 for half the sampling rate.")
         total = config.rate_factor * factor
-        changed_lengths(branch_lengths(config.kernel_size, config.max_position_embeddings, config.num_branches), total)
+        changed_lengths(config.branches, total)
         if config.sampling_rate is not None:
             rate = config.sampling_rate / factor
             if not rate.is_integer():

@@ -38,11 +38,15 @@ PRESETS: dict[str, dict[str, Any]] = {
                       "refinement_depth": 4, "downsampling": "unshuffle", "reduce_top_skip": True},
 }
 # fmt: on
-
-
-def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` is {value!r}; allowed: {', '.join(map(repr, allowed))}.")
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "architecture": ("columnar", "u-shaped"),
+    "downsampling": ("strided", "unshuffle"),
+    "similarity": ("dot", "cosine"),
+    "shift_policy": ("none", "stage", "layer"),
+    "upsampler": ("pixelshuffle", "direct"),
+    "reconstruction_loss": ("l1", "charbonnier"),
+    "scale": (1, 2, 3, 4),
+}
 
 
 class SemanIRDescriptor(NamedTuple):
@@ -203,14 +207,9 @@ class SemanIRConfig(PreTrainedConfig):
 
     def validate_choices(self) -> None:
         """Check the fields that name one of several behaviours."""
-        _require_choice("architecture", self.architecture, ("columnar", "u-shaped"))
-        _require_choice("downsampling", self.downsampling, ("strided", "unshuffle"))
-        _require_choice("similarity", self.similarity, ("dot", "cosine"))
-        _require_choice("shift_policy", self.shift_policy, ("none", "stage", "layer"))
-        _require_choice("upsampler", self.upsampler, ("pixelshuffle", "direct"))
-        _require_choice("reconstruction_loss", self.reconstruction_loss, ("l1", "charbonnier"))
-        if self.scale not in (1, 2, 3, 4):
-            raise ValueError(f"`scale` is {self.scale}; allowed: 1, 2, 3, 4.")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; allowed: {', '.join(map(repr, allowed))}.")
 
     def validate_sizes(self) -> None:
         """Check that every size is positive."""
@@ -222,10 +221,9 @@ class SemanIRConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` is {getattr(self, name)}; each value must be at least 1.")
         if self.refinement_depth < 0:
             raise ValueError(f"`refinement_depth` is {self.refinement_depth}; it must be 0 or more.")
-        if self.mlp_ratio <= 0:
-            raise ValueError(f"`mlp_ratio` is {self.mlp_ratio}; it must be positive.")
-        if self.initializer_range <= 0:
-            raise ValueError(f"`initializer_range` is {self.initializer_range}; it must be positive.")
+        for name in ("mlp_ratio", "initializer_range"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be positive.")
 
     def validate_stages(self) -> None:
         """Check that depths, heads and widths fit each other and the architecture."""
