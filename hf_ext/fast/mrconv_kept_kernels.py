@@ -26,9 +26,41 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from hf_ext.mrconv.kernels_mrconv import KERNELS, MergedKernel
+from hf_ext.mrconv.kernels_mrconv import KERNELS, MergedKernel, StreamingKernel
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBranchNorm, MRConvLayer
-from hf_ext.mrconv.ops_mrconv import FAST
+from hf_ext.mrconv.ops_mrconv import FAST, convolution_size
+
+# FFT sizes whose spectrum is kept.
+_SPECTRA = 4
+
+
+class KeptKernel(MergedKernel):
+    """A merged kernel with its spectra and its form for streams, each made when it is first asked for."""
+
+    def __init__(self, *merged: Any):
+        super().__init__(*merged)
+        self.spectra: dict[int, Tensor] = {}
+        self._streaming: StreamingKernel | None = None
+
+    def spectrum(self, length: int) -> Tensor:
+        """Spectrum for an input of `length` samples; those of the last few FFT sizes are kept."""
+        n = convolution_size(length, self.kernel.shape[1], 0 if self.ahead is None else self.ahead.shape[1])
+        # Threads may share the model: each step is one operation on the dict, and none fails if another came first.
+        spectrum = self.spectra.pop(n, None)
+        if spectrum is None:
+            # A later call may need a gradient, which tensors made in inference mode cannot have.
+            with torch.inference_mode(False), torch.no_grad():
+                spectrum = super().spectrum(length)
+        self.spectra[n] = spectrum
+        for size in list(self.spectra)[:-_SPECTRA]:
+            self.spectra.pop(size, None)
+        return spectrum
+
+    def streaming(self) -> StreamingKernel:
+        """The form that streams share: heads and spectra of tiles."""
+        if self._streaming is None:
+            self._streaming = super().streaming()
+        return self._streaming
 
 
 class KernelSource:
@@ -92,15 +124,15 @@ def _may_be_read(tensor: Tensor, merged: bool) -> bool:
 _OWN_MODULES: tuple[type, ...] = (MRConvLayer, MRConvBranchNorm, *KERNELS.values())
 
 
-def kept_kernel(layer: MRConvLayer) -> MergedKernel:
+def kept_kernel(layer: MRConvLayer) -> KeptKernel:
     """The merged kernel of a layer, made anew only where something it is made of has changed since the last call."""
     settings = (layer.rate_factor, layer.config.branch_norm, getattr(getattr(layer, "norm", None), "eps", None))
     source = KernelSource.of(layer, _OWN_MODULES, settings, layer.reparameterized)
     if source is None:
-        return MergedKernel(*layer.merged())
+        return KeptKernel(*layer.merged())
     if layer.kept is None or layer.kept[0] != source:
-        layer.kept = (source.copy(), MergedKernel(*layer.merged()))
-    kernel: MergedKernel = layer.kept[1]
+        layer.kept = (source.copy(), KeptKernel(*layer.merged()))
+    kernel: KeptKernel = layer.kept[1]
     return kernel
 
 

@@ -9,6 +9,7 @@ tensor with the branch first; but for Fourier kernels, see there. Shapes: parame
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -312,40 +313,24 @@ class StreamingKernel:
         return spectrum
 
 
-# FFT sizes whose spectrum is kept.
-_SPECTRA = 4
-
-
+@dataclass
 class MergedKernel:
-    """A merged kernel and bias with its spectra and its form for streams, each made when it is first asked for."""
+    """A merged kernel, the one that looks ahead or None, and the bias."""
 
-    def __init__(self, kernel: Tensor, ahead: Tensor | None, bias: Tensor):
-        self.kernel, self.ahead, self.bias = kernel, ahead, bias
-        self.spectra: dict[int, Tensor] = {}
-        self._streaming: StreamingKernel | None = None
+    kernel: Tensor
+    ahead: Tensor | None
+    bias: Tensor
 
     def spectrum(self, length: int) -> Tensor:
-        """Spectrum for an input of `length` samples; those of the last few FFT sizes are kept."""
+        """Spectrum for an input of `length` samples."""
         kernel, ahead = self.kernel, self.ahead
         n = convolution_size(length, kernel.shape[1], 0 if ahead is None else ahead.shape[1])
-        # Threads may share the model: each step is one operation on the dict, and none fails if another came first.
-        spectrum = self.spectra.pop(n, None)
-        if spectrum is None:
-            # No input of this FFT size is longer than half of it, nor can more taps wrap around onto its outputs.
-            ahead = None if ahead is None else ahead[:, : n // 2]
-            # A later call may need a gradient, which tensors made in inference mode cannot have.
-            with torch.inference_mode(False), torch.no_grad():
-                spectrum = kernel_spectrum(kernel[:, : n // 2], ahead, n)
-        self.spectra[n] = spectrum
-        for size in list(self.spectra)[:-_SPECTRA]:
-            self.spectra.pop(size, None)
-        return spectrum
+        # No input of this FFT size is longer than half of it, nor can more taps wrap around onto its outputs.
+        return kernel_spectrum(kernel[:, : n // 2], None if ahead is None else ahead[:, : n // 2], n)
 
     def streaming(self) -> StreamingKernel:
-        """The form that streams share: heads and spectra of tiles."""
-        if self._streaming is None:
-            self._streaming = StreamingKernel(self.kernel, self.bias)
-        return self._streaming
+        """The form that streams share."""
+        return StreamingKernel(self.kernel, self.bias)
 
 
 @contextmanager

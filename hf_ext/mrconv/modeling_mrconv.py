@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, SequenceClassifierOutput
 from transformers.modeling_utils import slice_logits_to_keep
@@ -29,8 +29,8 @@ _REFUSED = {
 
 
 def valid_range(
-    attention_mask: torch.Tensor | None, inputs: torch.Tensor, streaming: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[None, None, None]:
+    attention_mask: Tensor | None, inputs: Tensor, streaming: bool
+) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
     """
     First valid position of each sample, first after the last, and the mask as booleans; None where all are valid.
 
@@ -61,7 +61,7 @@ def valid_range(
     return start, start + valid.sum(1), valid
 
 
-def require_all(holds: torch.Tensor, message: str) -> None:
+def require_all(holds: Tensor, message: str) -> None:
     """
     Raise a `ValueError` unless all holds. To ask a GPU would wait for all that it has to do: it checks by itself while
     the program goes on, and a later operation raises a `RuntimeError`, as for a token outside of the vocabulary.
@@ -72,7 +72,7 @@ def require_all(holds: torch.Tensor, message: str) -> None:
         raise ValueError(message)
 
 
-def masked_mean(hidden: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
+def masked_mean(hidden: Tensor, valid: Tensor | None) -> Tensor:
     """Mean over the valid positions of hidden states `(B, L, D)`, summed in float32 at least."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     if valid is None:
@@ -98,9 +98,9 @@ class MRConvModel(MRConvPreTrainedModel):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
         past_key_values: Any | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
@@ -145,11 +145,8 @@ class MRConvModel(MRConvPreTrainedModel):
         return BaseModelOutput(last_hidden_state=hidden)
 
     def embed(
-        self,
-        input_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, input_values: Tensor | None = None
+    ) -> Tensor:
         """Embed the one input that is given: what the first block gets, (B, L, D)."""
         config, size = self.config, f"`vocab_size` is {self.config.vocab_size}"
         given = [value for value in (input_ids, inputs_embeds, input_values) if value is not None]
@@ -183,7 +180,7 @@ class MRConvModel(MRConvPreTrainedModel):
                     f"`input_values` is {values.dtype}; give floating-point numbers, or tokens as `input_ids`."
                 )
             values = values.to(self.dtype)
-        embedded: torch.Tensor = self.embedding(values)
+        embedded: Tensor = self.embedding(values)
         return embedded
 
 
@@ -204,10 +201,10 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
@@ -248,11 +245,7 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
 
     @can_return_tuple
     def forward(  # type: ignore[override]
-        self,
-        input_values: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Any,
+        self, input_values: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
     ) -> SequenceClassifierOutput:
         """
         Args:
@@ -281,9 +274,9 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
     @can_return_tuple
     def forward(  # type: ignore[override]
         self,
-        pixel_values: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
@@ -305,7 +298,7 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
         return super().forward(input_values=input_values, labels=labels, **kwargs)
 
 
-def _join(documents: list[torch.Tensor], masks: list[torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor]:
+def _join(documents: list[Tensor], masks: list[Tensor | None]) -> tuple[Tensor, Tensor]:
     """Batches of embedded documents as one, padded on the right to one length, and their mask."""
     length, joined = max(document.shape[1] for document in documents), []
     for document, mask in zip(documents, masks, strict=True):
@@ -343,12 +336,12 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         input_ids_2: torch.LongTensor | None = None,
-        attention_mask_2: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        inputs_embeds_2: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        attention_mask_2: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        inputs_embeds_2: Tensor | None = None,
+        labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
@@ -381,7 +374,7 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
-def check_left_padding(attention_mask: torch.Tensor, positions: int) -> None:
+def check_left_padding(attention_mask: Tensor, positions: int) -> None:
     """Check that a mask covers the cached `positions` and the new ones, and that no padding follows a valid one."""
     if attention_mask.ndim != 2 or attention_mask.shape[1] != positions:
         raise ValueError(
@@ -423,12 +416,12 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         past_key_values: MRConvCache | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
+        logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """
@@ -505,7 +498,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: torch.LongTensor,
-        inputs_embeds: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 from tests import warm_python
+from tests.mrconv.mrconv_testing import make_layer
 from tests.mrconv.operator_cases import batch_norm_branches, layer, layer_case, leaves, random, shared_case
 
 
@@ -128,20 +129,14 @@ def test_convolution_is_exported_for_any_length():
 def test_bad_input():
     u, kernel = random(2, 3, 10), random(3, 4)
     spectrum = ops.kernel_spectrum(kernel, None, 12)
-    one = torch.ones(1, 3)
+    alone, trained = make_layer(hidden_size=3), make_layer(hidden_size=3).train()
     for message, call in {
-        "at least one point": lambda: ops.fft_size(0),
-        "at least one sample apart": lambda: ops.dilated_kernel(kernel, 0, 5),
-        "real and imaginary part": lambda: ops.fourier_kernel(kernel, 5),
         "does not fit an FFT": lambda: ops.kernel_spectrum(kernel, kernel, 6),
         "length >= 1": lambda: ops.long_conv(u[..., :0], kernel),
         "with the 3 channels": lambda: ops.long_conv(u, kernel[:2]),
         "needs a spectrum at n >= 16": lambda: ops.long_conv(u, kernel, spectrum=spectrum),
-        "at least one branch": lambda: ops.merge_kernels([], one),
-        "need coefficients of shape": lambda: ops.batch_norm_conv(u, [kernel] * 2, one, one, one, 1e-5),
-        "as many backward kernels": lambda: ops.batch_norm_conv(
-            u, [kernel], one, one, one, 1e-5, backward_kernels=[kernel] * 2
-        ),
+        r"with the 2 channels .* got \(3,": lambda: alone(u[:, :2].float()),
+        r"length >= 1, got shape \(2, 3, 0\)": lambda: trained(u[..., :0].float()),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()
