@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from hf_ext.semanir.ops_semanir import Dictionary
@@ -22,22 +23,22 @@ _SMALLEST_HEAD = 16
 
 
 @cache
-def compiled() -> Callable[..., torch.Tensor]:
+def compiled() -> Callable[..., Tensor]:
     # A kernel for each number of heads and each head size, so more than torch keeps by default; above, an error.
     # Its stub does not know the limit.
     compiling: Any = torch.compile
-    compiled: Callable[..., torch.Tensor] = compiling(flex_attention, fullgraph=True, recompile_limit=128)
+    compiled: Callable[..., Tensor] = compiling(flex_attention, fullgraph=True, recompile_limit=128)
     return compiled
 
 
-def _places(dictionary: Dictionary, device: torch.device) -> torch.Tensor:
+def _places(dictionary: Dictionary, device: torch.device) -> Tensor:
     """Position of each token, counted so that the difference of two is the difference of their table rows."""
     height, width = dictionary.window
     rows = torch.arange(height, device=device)[:, None] * (2 * dictionary.window_size - 1)
     return (rows + torch.arange(width, device=device)).flatten()
 
 
-def score_change(table: torch.Tensor, dictionary: Dictionary) -> Callable[..., torch.Tensor]:
+def score_change(table: Tensor, dictionary: Dictionary) -> Callable[..., Tensor]:
     """The logit of a pair from its cosine part, as flex_attention wants it: a function of scalars."""
     # Geometry in tensors and not in numbers: one compiled kernel serves every window.
     keys = _places(dictionary, table.device)
@@ -54,9 +55,7 @@ def score_change(table: torch.Tensor, dictionary: Dictionary) -> Callable[..., t
     return biased if bits is None else selected
 
 
-def flex_attention_(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
-) -> torch.Tensor:
+def flex_attention_(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
 
@@ -84,7 +83,7 @@ def flex_attention_(
         padding = (0, max(0, _SMALLEST_HEAD - head_dim))
         query, key, value = (F.pad(x, padding) for x in (query, key, value))
         attend: Any = flex_attention if compiling else compiled()
-        attended: torch.Tensor = attend(query, key, value, change, scale=1.0)
+        attended: Tensor = attend(query, key, value, change, scale=1.0)
         return attended[..., :head_dim]
     with warnings.catch_warnings():
         # It warns that it computes all logits; here that is the intention.

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 try:
     import numpy as np
@@ -173,7 +174,7 @@ def _share(kernel: Callable[..., None], items: int, *arguments: Any) -> None:
     return None
 
 
-def select_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, include_self: bool) -> torch.Tensor:
+def select_keys(scores: Tensor, regions: Tensor | None, top_k: int, include_self: bool) -> Tensor:
     """Bits of the `top_k` highest scores of each row; of equal ones the first."""
     windows, tokens = scores.shape[:2]
     bits = torch.empty(windows, tokens, -(-tokens // 8), dtype=torch.uint8)
@@ -189,7 +190,7 @@ def _many_keys(tokens: int) -> int:
     return max(128, 3 * tokens // 8)
 
 
-def _array(tensor: torch.Tensor) -> Any:
+def _array(tensor: Tensor) -> Any:
     """What a kernel reads: any layout whose last dimension lies together."""
     tensor = tensor.detach()
     return (tensor if tensor.stride(-1) == 1 else tensor.contiguous()).numpy()
@@ -204,15 +205,15 @@ def _given(query, key, value, temperature, table, bits) -> tuple[Any, ...]:
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    temperature: torch.Tensor,
-    table: torch.Tensor,
-    bits: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    temperature: Tensor,
+    table: Tensor,
+    bits: Tensor | None,
     width: int,
     window_size: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention to the chosen keys, without gradient: see [`semanir_operators.native_attention`]."""
     windows, heads, tokens, dim = query.shape
     given = _given(query, key, value, temperature, table, bits)
@@ -226,16 +227,16 @@ def attend(
 
 
 def attend_gradients(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    temperature: torch.Tensor,
-    table: torch.Tensor,
-    bits: torch.Tensor | None,
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    temperature: Tensor,
+    table: Tensor,
+    bits: Tensor | None,
     width: int,
     window_size: int,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Gradients of query, key and value [W, N, heads, d], temperature and table, from that of [`attend`]."""
     windows, heads, tokens, dim = query.shape
     parts = (0,) * -(-dim // LANES)

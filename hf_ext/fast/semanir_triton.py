@@ -14,6 +14,7 @@ import os
 from typing import Any
 
 import torch
+from torch import Tensor
 
 try:
     import triton
@@ -174,13 +175,13 @@ def _backward_keys(
     tl.store(places, found_value, mask=inside)
 
 
-def _empty(value: torch.Tensor) -> torch.Tensor:
+def _empty(value: Tensor) -> Tensor:
     """[W, H, N, D] with the channels of all heads of a token together, as the next projection reads them."""
     windows, heads, tokens, head_dim = value.shape
     return value.new_empty(windows, tokens, heads, head_dim).transpose(1, 2)
 
 
-def _settings(query: torch.Tensor, table: torch.Tensor, dictionary: Dictionary) -> dict[str, Any]:
+def _settings(query: Tensor, table: Tensor, dictionary: Dictionary) -> dict[str, Any]:
     """What all three kernels are told: geometry of the window, sizes of blocks, precision of products."""
     tokens, head_dim = query.shape[2:]
     table_width = 2 * dictionary.window_size - 1
@@ -238,11 +239,11 @@ class _Attention(torch.autograd.Function):
         return grad_query, grad_key, grad_value, grad_table, None
 
 
-def _grid(query: torch.Tensor, settings: dict[str, Any]) -> tuple[int]:
+def _grid(query: Tensor, settings: dict[str, Any]) -> tuple[int]:
     return (query.shape[0] * query.shape[1] * triton.cdiv(query.shape[2], settings["block"]),)
 
 
-def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
     if query.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("The Triton kernel got tensors on the CPU; move the model to a GPU, or choose 'sdpa'.")
     if query.shape[-1] > _LARGEST_HEAD:
@@ -258,9 +259,7 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         )
 
 
-def triton_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
-) -> torch.Tensor:
+def triton_attention(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
 

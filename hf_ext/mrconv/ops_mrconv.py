@@ -144,7 +144,7 @@ def long_conv(
                 f"(n = {points}). Compute it at `convolution_size`."
             )
         n, wings = points, [wing.detach() for wing in wings]
-    kernel, backward_kernel = (*(wing.to(dtype) for wing in wings), None)[:2]
+    kernel, backward_kernel = wings[0].to(dtype), wings[1].to(dtype) if wings[1:] else None
     bias = None if bias is None else bias.to(dtype)
     # For torch.export and the compiler there is nothing faster than the plain expression.
     if not torch.compiler.is_compiling() and "long_conv" in FAST:

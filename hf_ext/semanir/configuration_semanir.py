@@ -56,16 +56,15 @@ class SemanIRDescriptor(NamedTuple):
     Args:
         purpose (`str`): `"SR"` if the output is larger than the input, `"Restoration"` otherwise.
         scale (`int`): Height and width of the output divided by those of the input.
-        input_channels (`int`): Channels of the input.
-        output_channels (`int`): Channels of the output.
+        input_channels, output_channels (`int`): Channels of input and output.
         minimum (`int`): Smallest height and width in pixels.
         multiple_of (`int`): Heights and widths that are multiples of this are not padded; others are, by the model.
             A grid of tiles that keeps to it cuts no window.
         tiling (`str`): `"internal"`: the model bounds its own temporary memory, without seams, so an image should be
             given whole. Tiles are for images whose feature maps do not fit.
         tile_overlap (`int`): Pixels by which such tiles should overlap: two windows of the coarsest level.
-        supports_half (`bool`): Whether float16 can be used; outputs must be checked for infinities.
-        supports_bfloat16 (`bool`): Whether bfloat16 can be used.
+        supports_half, supports_bfloat16 (`bool`): Which half precisions can be used; outputs in float16 must be
+            checked for infinities.
     """
 
     purpose: str

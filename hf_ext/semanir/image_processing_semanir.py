@@ -140,10 +140,6 @@ class SemanIRImageProcessor(PilBackend):
     do_pad = True
     size_divisor = None
 
-    def __init__(self, **kwargs: Unpack[SemanIRImageProcessorKwargs]):
-        # transformers declares the options of its own processors only; others are allowed all the same.
-        super().__init__(**kwargs)  # type: ignore[misc]
-
     def preprocess(self, images: ImageInput, **kwargs: Unpack[SemanIRImageProcessorKwargs]) -> BatchFeature:
         """
         Prepare images for the model.
@@ -155,11 +151,13 @@ class SemanIRImageProcessor(PilBackend):
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
         """
-        if isinstance(images, (list, tuple)) and not images:
+        if not isinstance(images, (list, tuple)):
+            images = _with_channels(images)
+        elif images:
+            images = [_with_channels(image) for image in images]
+        else:
             raise ValueError("`images` is empty; give at least one image.")
-        if isinstance(images, (list, tuple)):
-            return super().preprocess([_with_channels(image) for image in images], **kwargs)
-        return super().preprocess(_with_channels(images), **kwargs)
+        return super().preprocess(images, **kwargs)
 
     def process_image(self, image: Any, do_convert_rgb: bool | None = None, *args: Any, **kwargs: Any) -> np.ndarray:
         """Turn one image into an array of channels, height, width. See [`~SemanIRImageProcessor.preprocess`]."""

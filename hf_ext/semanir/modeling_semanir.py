@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -53,7 +53,7 @@ class SemanIRPositionBias(nn.Module):
         self.hidden = nn.Linear(2, 512)
         self.heads = nn.Linear(512, num_heads, bias=False)
 
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+    def forward(self, windows: Tensor) -> Tensor:
         # The table is a function of the window size alone: computed here, there is no buffer to lose or cast. Device
         # and precision are those of the windows: a layer's weights may still lie on disk when its own call begins.
         precise = torch.promote_types(windows.dtype, torch.float32)
@@ -73,7 +73,7 @@ class SemanIRAttention(nn.Module):
         self.position_bias = SemanIRPositionBias(config.window_size, num_heads)
         self.projection = nn.Linear(dim, dim)
 
-    def forward(self, windows: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+    def forward(self, windows: Tensor, dictionary: Dictionary) -> Tensor:
         heads = self.query_key_value(windows).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)  # [W, heads, N, C / heads]
         temperature = self.log_temperature.clamp(max=math.log(100)).exp()
@@ -95,7 +95,7 @@ class SemanIRLayer(GradientCheckpointingLayer):
         self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
         self.mlp_norm = nn.LayerNorm(dim)
 
-    def forward(self, windows: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+    def forward(self, windows: Tensor, dictionary: Dictionary) -> Tensor:
         windows = windows + self.attention_norm(self.attention(windows, dictionary))
         return windows + self.mlp_norm(self.mlp(windows))
 
@@ -115,24 +115,21 @@ class SemanIRStage(nn.Module):
         self.layers = nn.ModuleList(SemanIRLayer(config, dim, num_heads) for _ in range(depth))
         self.convolution = nn.Conv2d(dim, dim, 3, padding=1)
 
-    def dictionaries(self, tokens: torch.Tensor, top_k: int) -> dict[bool, Dictionary]:
+    def dictionaries(self, tokens: Tensor, top_k: int) -> dict[bool, Dictionary]:
         """D of each partition into windows that the layers use, shifted or not, from F_in [B, height, width, C]."""
         config = self.config
+        options = top_k, config.similarity, config.include_self
         return {
-            shifted: build_dictionary(
-                tokens, config.window_size, shifted, top_k, config.similarity, config.include_self
-            )
-            for shifted in set(self.shifted)
+            shifted: build_dictionary(tokens, config.window_size, shifted, *options) for shifted in set(self.shifted)
         }
 
-    def forward(self, features: torch.Tensor, top_k: int) -> torch.Tensor:
+    def forward(self, features: Tensor, top_k: int) -> Tensor:
         tokens = features.permute(0, 2, 3, 1)
         size = (tokens.shape[1], tokens.shape[2])
         dictionaries = self.dictionaries(tokens, top_k)
         for layer, shifted in zip(self.layers, self.shifted, strict=True):
             dictionary = dictionaries[shifted]
-            windows = partition_windows(tokens, dictionary.window, dictionary.shift)
-            windows = layer(windows, dictionary)
+            windows = layer(partition_windows(tokens, dictionary.window, dictionary.shift), dictionary)
             tokens = merge_windows(windows, size, dictionary.window, dictionary.shift)
         return self.convolution(tokens.permute(0, 3, 1, 2)) + features
 
@@ -140,7 +137,7 @@ class SemanIRStage(nn.Module):
 class SemanIRChannelNorm(nn.LayerNorm):
     """LayerNorm over the channels of a feature map [B, C, height, width]."""
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         return super().forward(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
@@ -158,7 +155,7 @@ class SemanIRColumn(nn.Module):
         self.last_norm = SemanIRChannelNorm(config.embed_dim)
         self.convolution = nn.Conv2d(config.embed_dim, config.embed_dim, 3, padding=1)
 
-    def forward(self, extracted: torch.Tensor, top_k: int) -> torch.Tensor:
+    def forward(self, extracted: Tensor, top_k: int) -> Tensor:
         features = self.first_norm(extracted)
         for stage in self.stages:
             features = stage(features, top_k)
@@ -209,7 +206,7 @@ class SemanIRUShape(nn.Module):
         self.refinement = SemanIRStage(config, 2 * levels - 1, self.out_dim, depth, heads) if depth else None
         self.last_norm = SemanIRChannelNorm(self.out_dim)
 
-    def forward(self, extracted: torch.Tensor, top_k: int) -> torch.Tensor:
+    def forward(self, extracted: Tensor, top_k: int) -> Tensor:
         features = self.first_norm(extracted)
         skips = []
         for stage, downsample in zip(self.down_stages, self.downsamples, strict=False):
@@ -225,7 +222,7 @@ class SemanIRUShape(nn.Module):
         return self.last_norm(features)
 
 
-def bilinear_demosaick(mosaic: torch.Tensor) -> torch.Tensor:
+def bilinear_demosaick(mosaic: Tensor) -> Tensor:
     """
     Colours of a Bayer mosaic by linear interpolation: what the network corrects when it demosaicks. The mosaic
     [B, 4, height, width] is packed as (red, green, green, blue), the second right of the first, the third below it;
@@ -277,6 +274,8 @@ class SemanIRPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     # The layers of a stage share its dictionary, so they stay on one device.
     _no_split_modules = ["SemanIRStage"]
+    # Where gradient checkpointing with adapters starts the graph.
+    _input_embed_layer = "extractor"
     _can_record_outputs = {"hidden_states": OutputRecorder(SemanIRStage)}
     _memory_budget: int | None = _MEMORY_BUDGET
 
@@ -322,23 +321,20 @@ class SemanIRPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
             init.trunc_normal_(module.weight, std=self.config.initializer_range)
-            if module.bias is not None:
-                init.zeros_(module.bias)
         elif isinstance(module, nn.Conv2d):
             if isinstance(module, SemanIRCorrection):
                 init.trunc_normal_(module.weight, std=self.config.initializer_range / 10)
             else:
                 init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-            if module.bias is not None:
-                init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
-            init.zeros_(module.bias)
         elif isinstance(module, SemanIRAttention):
             init.constant_(module.log_temperature, math.log(10))
         elif isinstance(module, SemanIRModel):
             # Loading builds the model without memory, where this buffer has no value.
             init.copy_(module.image_mean, module.image_mean_tensor())
+        if isinstance(bias := getattr(module, "bias", None), Tensor):
+            init.zeros_(bias)
 
 
 def _padded_length(length: int, window_size: int, levels: int) -> int:
@@ -355,7 +351,7 @@ def _padded_length(length: int, window_size: int, levels: int) -> int:
     return padded
 
 
-def _pad(images: torch.Tensor, size: tuple[int, int], reflectable: int) -> torch.Tensor:
+def _pad(images: Tensor, size: tuple[int, int], reflectable: int) -> Tensor:
     """Pad bottom and right: reflected where the image is long enough for that, as from `reflectable` up it is, and
     repeating its border elsewhere."""
     height, width = images.shape[-2:]
@@ -367,7 +363,7 @@ def _pad(images: torch.Tensor, size: tuple[int, int], reflectable: int) -> torch
     return images
 
 
-def _cut(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def _cut(images: Tensor, height: int, width: int) -> Tensor:
     """The upper left part."""
     if torch.compiler.is_exporting():
         # The strides of a slice tell whether anything was cut off: the graph would be for such sizes only.
@@ -379,7 +375,7 @@ def _cut(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
 class SemanIRModel(SemanIRPreTrainedModel):
     """SemanIR without a reconstruction head: image in, features of the body out."""
 
-    image_mean: torch.Tensor
+    image_mean: Tensor
     # What computes a call whose temporary tensors exceed `memory_budget`, part by part with the same result: asked
     # with the model, its input and whether the stages' outputs are wanted, it gives a runner, or None for all at once.
     # hf_ext.fast.semanir_strips puts itself here; a checkpoint's copy of this file has none.
@@ -393,14 +389,10 @@ class SemanIRModel(SemanIRPreTrainedModel):
         self.body = SemanIRUShape(config) if u_shaped else SemanIRColumn(config)
         self.post_init()
 
-    def image_mean_tensor(self) -> torch.Tensor:
+    def image_mean_tensor(self) -> Tensor:
         """Mean of the input channels as the configuration has it: float32 of shape `(channels, 1, 1)`."""
         mean = self.config.image_mean or [0.0] * self.config.num_channels
         return torch.tensor(mean, dtype=torch.float32)[:, None, None]
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the first convolution, where gradient checkpointing with adapters starts the graph."""
-        return self.extractor
 
     def _checked_top_k(self, top_k: int | None) -> int:
         """k of a call: the configured one if none is given."""
@@ -415,13 +407,12 @@ class SemanIRModel(SemanIRPreTrainedModel):
             )
         return top_k
 
-    def runner(self, maps: torch.Tensor, output_hidden_states: bool) -> Any:
+    def runner(self, maps: Tensor, output_hidden_states: bool) -> Any:
         """What computes this call part by part; None if it is computed at once."""
-        find = type(self).find_runner
-        return None if find is None else find(self, maps, output_hidden_states)
+        return None if self.find_runner is None else self.find_runner(maps, output_hidden_states)
 
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(self, pixel_values: torch.Tensor, top_k: int | None = None, **kwargs: Any) -> BaseModelOutput:
+    def forward(self, pixel_values: Tensor, top_k: int | None = None, **kwargs: Any) -> BaseModelOutput:
         """
         Args:
             pixel_values (`torch.Tensor` of shape `(batch_size, num_channels, height, width)`):
@@ -488,7 +479,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             if before is not None:
                 self.config.custom_pipelines = before
 
-    def restoration_loss(self, reconstruction: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def restoration_loss(self, reconstruction: Tensor, labels: Tensor) -> Tensor:
         """
         Mean absolute error, or mean sqrt(error^2 + epsilon^2) for Charbonnier, of images [batch_size,
         num_channels_out, height, width]; in float32 at least.
@@ -504,7 +495,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             return (error.square() + _CHARBONNIER_EPSILON**2).sqrt().mean()
         return error.abs().mean()
 
-    def _base(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
+    def _base(self, pixel_values: Tensor) -> Tensor | None:
         """What the network corrects. In the precision of the input: eight bits of bfloat16 would be visible."""
         if self.config.demosaicks:
             return bilinear_demosaick(pixel_values)
@@ -517,11 +508,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self,
-        pixel_values: torch.Tensor,
-        labels: torch.Tensor | None = None,
-        top_k: int | None = None,
-        **kwargs: Any,
+        self, pixel_values: Tensor, labels: Tensor | None = None, top_k: int | None = None, **kwargs: Any
     ) -> ImageSuperResolutionOutput:
         """
         Args:
