@@ -10,7 +10,6 @@ from hf_ext.metrics import (
     kernel_distance,
     kernel_distance_of_subsets,
 )
-from hf_ext.metrics import kernel_distance as module_function
 from hf_ext.metrics.frechet import as_features
 
 
@@ -126,13 +125,21 @@ def kernel_by_pairs(first: np.ndarray, second: np.ndarray) -> float:
     return within - 2 * np.mean([kernel(x, y) for x in first for y in second])
 
 
-def test_kernel_distance_is_the_sum_over_all_pairs(monkeypatch):
+def test_kernel_distance_is_the_sum_over_all_pairs():
     first, second = samples(7, 23, 5), samples(8, 17, 5)
-    expected = kernel_by_pairs(first, second)
-    assert kernel_distance(first, second) == pytest.approx(expected, rel=1e-12)
-    # In blocks that do not divide the sets.
-    monkeypatch.setitem(module_function.__globals__, "ROWS", 4)
-    assert kernel_distance(first, second) == pytest.approx(expected, rel=1e-12)
+    assert kernel_distance(first, second) == pytest.approx(kernel_by_pairs(first, second), rel=1e-12)
+
+
+def test_kernel_distance_of_sets_that_are_compared_in_blocks():
+    """Blocks of 1024 rows, which do not divide the sets."""
+    first, second = samples(7, 1100, 5), samples(8, 2061, 5)
+
+    def mean(x, y, pairs):
+        return (((x @ y.T / 5 + 1) ** 3).sum() - (np.diag(x @ y.T / 5 + 1) ** 3).sum() * (x is y)) / pairs
+
+    within = sum(mean(values, values, len(values) * (len(values) - 1)) for values in (first, second))
+    expected = within - 2 * mean(first, second, len(first) * len(second))
+    assert kernel_distance(first, second) == pytest.approx(expected, rel=1e-10)
 
 
 def test_kernel_distance_is_unbiased_where_the_distributions_are_equal():
