@@ -5,7 +5,6 @@ import pytest
 
 from hf_ext.metrics import (
     FeatureStatistics,
-    RunningStatistics,
     frechet_distance,
     kernel_distance,
     kernel_distance_of_subsets,
@@ -68,33 +67,13 @@ def test_small_distances_of_singular_covariances_do_not_drown_in_rounding():
     assert frechet_distance(*pair) == pytest.approx(1e-8, rel=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [[300], [1, 299], [100, 1, 150, 49]])
-def test_running_statistics_do_not_depend_on_the_batches(sizes):
+def test_statistics_of_a_large_mean():
     # A mean of 1e6 beside a spread of about 3: sums of squares would lose all digits of float32 and half of float64's.
     features = samples(4, offset=1e6)
-    running = RunningStatistics()
-    for batch in np.split(features, np.cumsum(sizes)[:-1]):
-        running.update(batch)
-    result = running.result()
+    result = FeatureStatistics.of(features)
     assert result.count == 300
     np.testing.assert_allclose(result.mean, features.mean(0), rtol=1e-14)
     np.testing.assert_allclose(result.covariance, np.cov(features, rowvar=False), rtol=1e-8, atol=1e-8)
-
-
-def test_statistics_of_several_processes_merge():
-    features = samples(5)
-    parts = []
-    for part in (features[:100], features[100:100], features[100:]):
-        running = RunningStatistics()
-        if len(part):
-            running.update(part)
-        parts.append(running)
-    parts[1].merge(parts[0])
-    parts[1].merge(parts[2])
-    np.testing.assert_allclose(parts[1].result().covariance, np.cov(features, rowvar=False), rtol=1e-10, atol=1e-10)
-    # What was merged in is not changed by what comes after.
-    parts[1].update(features)
-    np.testing.assert_allclose(parts[0].result().mean, features[:100].mean(0), rtol=1e-12)
 
 
 def test_statistics_survive_their_file(tmp_path):
