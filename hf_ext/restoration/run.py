@@ -12,7 +12,8 @@ import torch
 from hf_ext.plots.comparison import Comparison, compare_pictures, comparison_sheet
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
-from .files import FORMATS, Frames, Picture, encode_frames, read_frames, write_frames, write_image
+from .encoding import FORMATS, Frames, Picture, encode_frames
+from .files import read_frames, write_frames, write_image
 from .jobs import Job
 from .tiles import restore_image
 

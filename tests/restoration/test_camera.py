@@ -8,8 +8,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hf_ext.restoration.camera import is_raw
-from hf_ext.restoration.files import MissingLibraryError, read_frames, read_image
+from hf_ext.restoration.camera import MissingLibraryError, is_raw
+from hf_ext.restoration.files import read_frames, read_image
 
 
 def smooth(height: int = 48, width: int = 64) -> np.ndarray:

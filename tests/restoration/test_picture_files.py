@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from hf_ext.restoration.files import FORMATS, Frames, Picture, encode_frames, read_image, write_image
+from hf_ext.restoration.encoding import FORMATS
+from hf_ext.restoration.files import Frames, Picture, encode_frames, read_image, write_image
 
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 

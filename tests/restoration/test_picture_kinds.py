@@ -9,7 +9,8 @@ import pytest
 import tifffile
 from PIL import Image, ImageCms, ImageOps
 
-from hf_ext.restoration.files import MissingLibraryError, Picture, read_image, write_image
+from hf_ext.restoration.camera import MissingLibraryError
+from hf_ext.restoration.files import Picture, read_image, write_image
 
 MODES = ["1", "L", "P", "PA", "LA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F"]
 MODES += ["I;16", "I;16B"]

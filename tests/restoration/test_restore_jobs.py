@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from PIL import Image, ImageCms
 
 from hf_ext.restoration import jobs
-from hf_ext.restoration.files import FORMATS, Picture, read_frames, read_image, write_image
+from hf_ext.restoration.encoding import FORMATS
+from hf_ext.restoration.files import Picture, read_frames, read_image, write_image
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext_cli.main import main
