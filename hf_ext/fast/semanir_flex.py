@@ -1,10 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Key-semantic attention of SemanIR (arXiv 2405.20008) through torch's flex_attention.
-
-The score of a pair is changed where it is computed: bias added from the small table, -inf unless its bit is set. So
-nothing of the size of the logits exists in the fused form, forward and backward. No block mask: with k of N/8 and more
-every block of keys holds a neighbour, so none could be skipped.
-"""
+"""Key-semantic attention of SemanIR (arXiv 2405.20008) through torch's flex_attention."""
 
 import warnings
 from collections.abc import Callable
@@ -23,12 +18,13 @@ _SMALLEST_HEAD = 16
 
 
 @cache
-def compiled() -> Callable[..., Tensor]:
+def compile_attention() -> Callable[..., Tensor]:
+    """The fused kernel."""
     # A kernel for each number of heads and each head size, so more than torch keeps by default; above, an error.
     # Its stub does not know the limit.
     compiling: Any = torch.compile
-    compiled: Callable[..., Tensor] = compiling(flex_attention, fullgraph=True, recompile_limit=128)
-    return compiled
+    fused: Callable[..., Tensor] = compiling(flex_attention, fullgraph=True, recompile_limit=128)
+    return fused
 
 
 def _places(dictionary: Dictionary, device: torch.device) -> Tensor:
@@ -38,6 +34,9 @@ def _places(dictionary: Dictionary, device: torch.device) -> Tensor:
     return (rows + torch.arange(width, device=device)).flatten()
 
 
+# The score of a pair is changed where it is computed: bias added from the small table, -inf unless its bit is set. So
+# nothing of the size of the logits exists in the fused form, forward and backward. No block mask: with k of N/8 and
+# more every block of keys holds a neighbour, so none could be skipped.
 def score_change(table: Tensor, dictionary: Dictionary) -> Callable[..., Tensor]:
     """The logit of a pair from its cosine part, as flex_attention wants it: a function of scalars."""
     # Geometry in tensors and not in numbers: one compiled kernel serves every window.
@@ -82,7 +81,7 @@ def flex_attention_(query: Tensor, key: Tensor, value: Tensor, table: Tensor, di
     if device.type == "cuda":
         padding = (0, max(0, _SMALLEST_HEAD - head_dim))
         query, key, value = (F.pad(x, padding) for x in (query, key, value))
-        attend: Any = flex_attention if compiling else compiled()
+        attend: Any = flex_attention if compiling else compile_attention()
         attended: Tensor = attend(query, key, value, change, scale=1.0)
         return attended[..., :head_dim]
     with warnings.catch_warnings():

@@ -1,17 +1,6 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """SemanIR on whole images within a budget of memory: the network's parts, each computed on strips of its input.
 
-What it does. The model of `modeling_semanir` computes each of its equations on the whole feature map. Of an image of
-12 megapixels, the temporary tensors of one layer alone take tens of gigabytes. This runner walks through the same
-modules in the same order and computes each on some rows, or some windows, at a time. Only feature maps are held in
-full, and where nothing reads the old values any more, a map is overwritten with the new ones.
-
-Why that is exact. Attention and MLP stay inside a window, whose dictionary was selected from the whole map; norms and
-1 x 1 convolutions stay in a pixel; a convolution of 3 x 3 reads one row above and below, which each strip gets as its
-halo. So no value depends on where the strips end, unlike tiles, which cut off what reaches further.
-
-How we know. `tests/semanir/test_whole_image_semanir.py` compares with the network at once, for every kind of body and
-head, strips of one row and images of any size, and measures the peak of a process against the budget.
 Shapes: maps [B, channels, height, width] with channels last in memory, tokens [B, height, width, channels].
 """
 
@@ -55,6 +44,17 @@ def _is_observed(module: nn.Module) -> bool:
     return any(getattr(hook, "__module__", None) != capture_outputs.__module__ for hook in hooks)
 
 
+# What it does. The model of `modeling_semanir` computes each of its equations on the whole feature map. Of an image of
+# 12 megapixels, the temporary tensors of one layer alone take tens of gigabytes. This runner walks through the same
+# modules in the same order and computes each on some rows, or some windows, at a time. Only feature maps are held in
+# full, and where nothing reads the old values any more, a map is overwritten with the new ones.
+#
+# Why that is exact. Attention and MLP stay inside a window, whose dictionary was selected from the whole map; norms
+# and 1 x 1 convolutions stay in a pixel; a convolution of 3 x 3 reads one row above and below, which each strip gets
+# as its halo. So no value depends on where the strips end, unlike tiles, which cut off what reaches further.
+#
+# How we know. `tests/semanir/test_whole_image_semanir.py` compares with the network at once, for every kind of body
+# and head, strips of one row and images of any size, and measures the peak of a process against the budget.
 class Strips:
     """
     The parts of a SemanIR model, on strips of at most `memory` bytes of temporary tensors. Its methods say the same

@@ -1,10 +1,8 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Key-semantic attention of SemanIR (arXiv 2405.20008) as fused Triton kernels, forward and backward.
 
-A program computes some queries of one head of one window by an online softmax over blocks of keys. It reads the
-dictionary's packed bits and the small bias table where it needs them, so that neither logits nor a mask nor the bias
-of all pairs ever exist in memory. Equal to the textbook form in Triton's interpreter and compiled for sm_80 and sm_90.
-The table's gradient is summed by atomic additions, hence its last bits differ from run to run.
+Equal to the textbook form in Triton's interpreter and compiled for sm_80 and sm_90. The table's gradient is summed by
+atomic additions, hence its last bits differ from run to run.
 Shapes: W windows, H heads, N tokens of a window, D channels of a head, T rows of the table. Logits are in base 2.
 """
 # Triton's functions carry no types that mypy could read.
@@ -72,6 +70,10 @@ def _logits(query, key, queries, keys, bits, bias, geometry, selected: tl.conste
     return tl.where(allowed, logits * LOG2_E, float("-inf")), offsets, allowed
 
 
+# A program computes some queries of one head of one window by an online softmax: it walks over blocks of keys with the
+# largest logit m so far, the sum of exp(S - m) and the values weighted so. A block that raises m to m' multiplies both
+# by exp(m - m'), so that at the end they are those of one softmax over all keys. The dictionary's packed bits and the
+# small bias table are read where they are needed: neither logits nor a mask nor the bias of all pairs exist in memory.
 @triton.jit
 def _forward(
     query, key, value, bits, table, out, sums, query_strides, key_strides, value_strides, out_strides, heads, rows,
@@ -109,6 +111,9 @@ def _forward(
     tl.store(sums + (window * heads + head) * tokens + queries, logarithm, mask=queries < tokens)
 
 
+# Backward, from g = dO: with the kept logarithm of each row's sum the weights P are exp(S - log), nothing to be summed
+# again, and dS = P (g V^T - D), where D = rowsum(P dP) = g . O is one number a row. dq = dS k is a sum over keys and
+# dk = dS^T q, dv = P^T g are sums over queries: two kernels, each of which writes a row once.
 @triton.jit
 def _backward_queries(
     query, key, value, bits, table, grad, sums, deltas, grad_query, grad_table, query_strides, key_strides,

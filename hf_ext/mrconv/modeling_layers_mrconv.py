@@ -256,7 +256,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         if self.training and self.reparameterized:
             logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
         elif self.training and self.config.branch_norm == "batch":
-            output = self._batch_normed(u, start, stop)
+            output = self._normalize_batch(u, start, stop)
             if output is not None:
                 return output
         return self._merged_forward(u)
@@ -304,7 +304,7 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     # Compilers cannot trace its backward pass, and there is nothing in it to fuse: the graph breaks here once.
     @torch.compiler.disable
-    def _batch_normed(self, u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor | None:
+    def _normalize_batch(self, u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor | None:
         """The output with the statistics of the batch; None where the norm does not take them."""
 
         def convolve(alpha: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:

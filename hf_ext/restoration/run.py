@@ -57,7 +57,7 @@ def restore_files(
             pictures = []
             for picture in frames.pictures:
                 # To the bar all frames are as much as the first, whose size a file's header says.
-                counted = None if progress is None else _Counted(progress, sizes[0] / len(sizes))
+                counted = None if progress is None else _Counter(progress, sizes[0] / len(sizes))
                 pixels = restore_image(model, picture.pixels, progress=counted, **options)
                 pictures.append(picture._replace(pixels=pixels))
             _write(job, frames._replace(pictures=pictures), overwrite)
@@ -95,7 +95,7 @@ def _message(job: Job, error: BaseException) -> str:
     return f"{job.name}: {text.removeprefix(name).strip()}"
 
 
-class _Counted:
+class _Counter:
     """Turns pixels done of a picture into megapixels since the last call."""
 
     def __init__(self, progress: Callable[[float], None], megapixels: float):

@@ -87,7 +87,7 @@ def restore_image(
     # An odd one out is alpha.
     colours = image if channels % 2 or channels == taken else image[..., :-1]
     if config.demosaicks and channels == 1:
-        restored = work.restore(_packed(image), share=4)[: image.shape[0], : image.shape[1]]
+        restored = work.restore(_pack_mosaic(image), share=4)[: image.shape[0], : image.shape[1]]
     elif colours.shape[-1] == taken:
         restored = work.restore(colours)
     elif not config.demosaicks and (colours.shape[-1], taken) == (1, 3):
@@ -102,19 +102,19 @@ def restore_image(
     return from_unit(restored, given) if whole_numbers else restored
 
 
-def _packed(mosaic: np.ndarray) -> np.ndarray:
+def _pack_mosaic(mosaic: np.ndarray) -> np.ndarray:
     """The four sites of each 2 x 2 cell as channels; an odd side is reflected, which keeps the pattern."""
     odd = [(0, side % 2) for side in mosaic.shape[:2]]
     mosaic = np.pad(mosaic[..., 0], odd, mode="reflect")
     return np.stack([mosaic[row::2, column::2] for row in (0, 1) for column in (0, 1)], axis=-1)
 
 
-def _turned(image: np.ndarray, number: int) -> np.ndarray:
+def _turn(image: np.ndarray, number: int) -> np.ndarray:
     """One of the eight flips and turns."""
     return np.rot90(image[:, ::-1] if number >= 4 else image, number % 4)
 
 
-def _turned_back(image: np.ndarray, number: int) -> np.ndarray:
+def _turn_back(image: np.ndarray, number: int) -> np.ndarray:
     image = np.rot90(image, -(number % 4))
     return image[:, ::-1] if number >= 4 else image
 
@@ -194,7 +194,7 @@ class _Work:
             done = self.done
             try:
                 turns = (
-                    _turned_back(self._tiled(_turned(image, number), side, share), number)
+                    _turn_back(self._restore_tiles(_turn(image, number), side, share), number)
                     for number in range(self.turns)
                 )
                 total = next(turns)
@@ -208,7 +208,7 @@ class _Work:
                 logger.warning(f"Memory of {self.model.device} is full: going on with tiles of {smaller} pixels.")
                 side, self.done = smaller, done
 
-    def _tiled(self, image: np.ndarray, side: int | None, share: int) -> np.ndarray:
+    def _restore_tiles(self, image: np.ndarray, side: int | None, share: int) -> np.ndarray:
         """One pass, in tiles of that side or whole."""
         height, width = image.shape[:2]
         if side is None or (height <= side and width <= side):

@@ -184,7 +184,7 @@ class SemanIRImageProcessor(PilBackend):
         if not all(np.isfinite(image).all() for image in images):
             raise ValueError("An image has values that are infinite or no number (NaN); they cannot be restored.")
         if do_rescale:
-            images = [self._rescaled(image, rescale_factor) for image in images]
+            images = [self._rescale_image(image, rescale_factor) for image in images]
         sizes = sorted({image.shape[1:] for image in images})
         if do_pad:
             height, width = self._padded_size(sizes, size_divisor)
@@ -196,7 +196,7 @@ class SemanIRImageProcessor(PilBackend):
             )
         return BatchFeature(data={"pixel_values": images}, tensor_type=return_tensors)
 
-    def _rescaled(self, image: np.ndarray, factor: float) -> np.ndarray:
+    def _rescale_image(self, image: np.ndarray, factor: float) -> np.ndarray:
         if image.dtype == np.uint16 and factor == type(self).rescale_factor:
             factor = 1 / 65535
         # Floats may exceed white: noise is not always clipped.

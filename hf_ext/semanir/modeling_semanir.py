@@ -394,7 +394,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
         mean = self.config.image_mean or [0.0] * self.config.num_channels
         return torch.tensor(mean, dtype=torch.float32)[:, None, None]
 
-    def _checked_top_k(self, top_k: int | None) -> int:
+    def _check_top_k(self, top_k: int | None) -> int:
         """k of a call: the configured one if none is given."""
         if top_k is None:
             return self.config.top_k
@@ -433,7 +433,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
             )
         if not pixel_values.is_floating_point():
             raise TypeError(f"`pixel_values` is {pixel_values.dtype}; give floating-point images in [0, 1].")
-        top_k = self._checked_top_k(top_k)
+        top_k = self._check_top_k(top_k)
         height, width = (_padded_length(side, config.window_size, config.levels) for side in pixel_values.shape[-2:])
         images = pixel_values - self.image_mean.to(pixel_values.dtype)
         images = _pad(images, (height, width), config.descriptor.multiple_of).to(self.extractor.weight.dtype)
