@@ -199,9 +199,8 @@ class SemanIRUShape(nn.Module):
             self.upsamples.append(_upsample(widths[level + 1], config.downsampling))
             reduced = nn.Conv2d(2 * widths[level], widths[level], 1, bias=False) if source == level else nn.Identity()
             self.reductions.append(reduced)
-            index = 2 * levels - 2 - level
-            stage = SemanIRStage(config, index, widths[source], config.depths[level], config.num_heads[source])
-            self.up_stages.append(stage)
+            order, heads = 2 * levels - 2 - level, config.num_heads[source]
+            self.up_stages.append(SemanIRStage(config, order, widths[source], config.depths[level], heads))
         depth, heads = config.refinement_depth, config.num_heads[top]
         self.refinement = SemanIRStage(config, 2 * levels - 1, self.out_dim, depth, heads) if depth else None
         self.last_norm = SemanIRChannelNorm(self.out_dim)
@@ -248,7 +247,6 @@ class SemanIRReconstruction(nn.Sequential):
 
     def __init__(self, config: SemanIRConfig, dim: int):
         scale, channels = config.scale, config.num_channels_out or config.num_channels
-        # What is added to an image starts small.
         last = SemanIRCorrection if scale == 1 or config.demosaicks else nn.Conv2d
         modules: list[nn.Module]
         if scale == 1:
@@ -285,9 +283,8 @@ class SemanIRPreTrainedModel(PreTrainedModel):
         `int`, *optional*: Bytes of temporary memory of a call without gradients, 512 MiB unless set; it is not saved.
 
         Where hf_ext is imported, a larger image is computed part by part, exactly, and only feature maps are held in
-        full: two at the finest resolution, and in a U the skips of the levels above. `None`: always at once. So it is
-        with gradients, with `output_hidden_states`, where a module inside has a hook, and while the model is compiled
-        or exported.
+        full: two at the finest resolution, and in a U the skips. `None`: always at once, as with gradients, with
+        `output_hidden_states`, where a module inside has a hook, and while the model is compiled or exported.
         """
         return cast("SemanIRPreTrainedModel", self.base_model)._memory_budget
 
@@ -376,9 +373,8 @@ class SemanIRModel(SemanIRPreTrainedModel):
     """SemanIR without a reconstruction head: image in, features of the body out."""
 
     image_mean: Tensor
-    # What computes a call whose temporary tensors exceed `memory_budget`, part by part with the same result: asked
-    # with the model, its input and whether the stages' outputs are wanted, it gives a runner, or None for all at once.
-    # hf_ext.fast.semanir_strips puts itself here; a checkpoint's copy of this file has none.
+    # Asked with a call's input and whether the stages' outputs are wanted, it gives what computes the call part by
+    # part, or None for all at once. hf_ext.fast.semanir_strips puts itself here; a checkpoint's copy has none.
     find_runner: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, config: SemanIRConfig):
@@ -452,9 +448,8 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
 
     Attention is computed by the fastest of several ways that give the same. `attn_implementation` of `from_pretrained`
     or `set_attn_implementation` chooses one: `"auto"`, `"eager"`, `"sdpa"`, `"native"` (CPU, numba),
-    `"flex_attention"` or `"triton"` (GPU); the last three come with hf_ext. Where it is imported, images whose
-    temporary tensors exceed `memory_budget` bytes are computed part by part when no gradient is needed, with the same
-    result.
+    `"flex_attention"` or `"triton"` (GPU); the last three come with hf_ext. So do images larger than `memory_budget`
+    allows at once.
 
     `torch.export` and `torch.onnx.export` make one graph for any batch and any size in which both sides are longer
     than `window_size * 2 ** (levels - 1)`, given an example of at least two such images and `dynamic_shapes` of
@@ -542,8 +537,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             reconstruction = self.reconstruction(features)
         height, width = (side * self.config.scale for side in pixel_values.shape[-2:])
         reconstruction = _cut(reconstruction, height, width)
-        base = self._base(pixel_values)
-        if base is not None:
+        if (base := self._base(pixel_values)) is not None:
             reconstruction = base + reconstruction
         loss = None if labels is None else self.restoration_loss(reconstruction, labels)
         return ImageSuperResolutionOutput(

@@ -193,7 +193,7 @@ def _choose_keys(
             precise = _normalize(precise) if cosine else precise
             scores = precise @ precise.mT
         rows.append(best_keys(scores, None if regions is None else regions[part], top_k, include_self))
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+    return _join_parts(rows)
 
 
 def build_dictionary(
@@ -216,10 +216,8 @@ def build_dictionary(
     regions = key_regions(size, window, shift, features.device) if any(shift) else None
     bits: Tensor | None = None
     if regions is not None or top_k < window[0] * window[1]:
-        rows = []
-        for windows, legal in _bands(features, window, shift, regions):
-            rows.append(semantic_keys(windows, legal, top_k, similarity, include_self))
-        bits = rows[0] if len(rows) == 1 else torch.cat(rows)
+        bands = _bands(features, window, shift, regions)
+        bits = _join_parts([semantic_keys(*band, top_k, similarity, include_self) for band in bands])
     return Dictionary(window, shift, window_size, bits)
 
 
@@ -293,7 +291,7 @@ class UnitAttention:
             scaled = _normalize(query[part].to(precise), temperature.to(precise)[:, None, None])
             unit = _normalize(key[part].to(precise))
             outputs.append(self.attend(scaled, unit, value[part], table, dictionary.part(part)))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return _join_parts(outputs)
 
 
 def _attend_eagerly(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
@@ -324,13 +322,17 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def _join_parts(parts: list[Tensor]) -> Tensor:
+    """One tensor; a copy only where there are several."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def _needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _windows_of_calls(windows: int, logits: int, device: torch.device) -> list[slice]:
-    """Which windows are computed together, each having so many logits. All of them where a loop would tie a graph to
-    their number."""
+    """Which windows are computed together, each having so many logits. All where a loop would tie a graph to them."""
     if torch.compiler.is_compiling():
         return [slice(None)]
     chunk = max(1, (_LOGITS_CPU if device.type == "cpu" else _LOGITS_GPU) // logits)
