@@ -23,7 +23,7 @@ from .configuration_mrconv import MRConvConfig, changed_lengths
 from .ops_mrconv import convolution_size, dilated_kernel, fourier_kernel, kernel_spectrum, sparse_kernel
 
 
-def precise(value: torch.Tensor) -> torch.Tensor:
+def precise(value: Tensor) -> Tensor:
     """The tensor in float32, or float64 if it is that: kernels and statistics are never computed in half precision."""
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
@@ -50,11 +50,11 @@ class MRConvKernel(nn.Module):
         """Register what the branches are made of: taps of each branch and channel."""
         self.weight = nn.Parameter(torch.empty(len(self.branches), self.channels, self.taps))
 
-    def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
+    def branch(self, index: int, rate: float, length: int) -> Tensor:
         """Kernel of one branch, `length` samples at `rate` times fewer samples per second."""
         raise NotImplementedError
 
-    def forward(self, rate: float = 1.0) -> list[torch.Tensor]:
+    def forward(self, rate: float = 1.0) -> list[Tensor]:
         """N kernels [channels, l_i / rate], for `rate` times fewer samples per second than at training."""
         lengths = changed_lengths(self.branches, rate)
         return [self.branch(index, rate, length) for index, length in enumerate(lengths)]
@@ -63,9 +63,11 @@ class MRConvKernel(nn.Module):
     def reset_parameters(self) -> None:
         """Draw every parameter anew."""
         init.normal_(self.weight)
-        norms = torch.stack([kernel.norm(dim=-1) for kernel in self()])  # [N, channels]
-        scale = (self.initial_norm / norms).reshape(norms.shape + (1,) * (self.weight.ndim - 2))
-        init.copy_(self.weight, self.weight * scale)
+        init.copy_(self.weight, self.weight * self.initial_scale([kernel.norm(dim=-1) for kernel in self()]))
+
+    def initial_scale(self, norms: list[Tensor]) -> Tensor:
+        """What brings the weights to kernels of `initial_norm`, given the norms of the branches, [channels] each."""
+        return self.initial_norm / torch.stack(norms)[..., None]
 
     def first_position(self, rate: float) -> float:
         """Where the first tap at another rate lies among the taps of training: lag 1 lies `rate` samples ahead."""
@@ -78,7 +80,7 @@ class MRConvKernel(nn.Module):
 class MRConvDilatedKernel(MRConvKernel):
     """l_0 taps, 2^i samples apart (eq. 8). At another rate tap p moves to floor(p / rate); those that meet add up."""
 
-    def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
+    def branch(self, index: int, rate: float, length: int) -> Tensor:
         weight, dilation = precise(self.weight[index]), self.branches[index][0]
         if rate == 1:
             return dilated_kernel(weight, dilation, length)
@@ -92,30 +94,27 @@ class MRConvFourierKernel(MRConvKernel):
     """
     The m lowest modes of a kernel of l_i samples (eq. 9): k_i = irfft(modes, l_i).
 
-    A real kernel has a real constant and, where l_i is even, a real highest mode: an imaginary part there is no degree
-    of freedom. On a CPU the inverse transform ignores it; on CUDA one of 2^13 or 2^14 points adds it to the kernel
-    (pytorch/pytorch#154496), so that one checkpoint would be two models. Such parts are no parameters. A branch and
-    channel has min(2 m - 1, l_i) of these: 2 m - 1, or 2 m - 2 where the last mode is the highest that l_i samples
-    have, as in the shortest branch by default. `weight`, of shape (channels, their sum), holds them branch by branch
-    as X_0, Re X_1, Im X_1, Re X_2, ...; each starts as a normal number, scaled so that the kernel has norm 1.
-
-    Checkpoints of before, whose `weight` has the shape (N, channels, m, 2), are read: see [`from_pairs`].
+    `weight`, of shape (channels, sum of the counts), holds them branch by branch as X_0, Re X_1, Im X_1, Re X_2, ...;
+    each starts as a normal number, scaled so that the kernel has norm 1. Checkpoints of before, whose `weight` has the
+    shape (N, channels, m, 2), are read: see [`from_pairs`].
     """
 
+    # A real kernel has a real constant and, where l_i is even, a real highest mode: an imaginary part there is no
+    # degree of freedom. On a CPU the inverse transform ignores it; on CUDA one of 2^13 or 2^14 points adds it to the
+    # kernel (pytorch/pytorch#154496), so that one checkpoint would be two models. Such parts are no parameters: a
+    # branch and channel has min(2 m - 1, l_i) of these, which is 2 m - 1, or 2 m - 2 where the last mode is the
+    # highest that l_i samples have, as in the shortest branch by default.
     def make_parameters(self, config: MRConvConfig) -> None:
         self.modes = config.num_modes or min(self.taps // 2 + 1, self.branches[0][1] // 2 + 1)
         self.counts = [min(2 * self.modes - 1, length) for _, length in self.branches]
         # Real and imaginary part as numbers of their own: optimizers and files treat complex ones worse.
         self.weight = nn.Parameter(torch.empty(self.channels, sum(self.counts)))
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        init.normal_(self.weight)
-        scales = [self.initial_norm / kernel.norm(dim=-1, keepdim=True) for kernel in self()]  # each [channels, 1]
-        scale = torch.cat([one.expand(-1, count) for one, count in zip(scales, self.counts, strict=True)], dim=1)
-        init.copy_(self.weight, self.weight * scale)
+    def initial_scale(self, norms: list[Tensor]) -> Tensor:
+        pairs = zip(norms, self.counts, strict=True)
+        return torch.cat([(self.initial_norm / norm[:, None]).expand(-1, count) for norm, count in pairs], dim=1)
 
-    def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
+    def branch(self, index: int, rate: float, length: int) -> Tensor:
         # The inverse transform divides by its length: k'[t] = rate k[rate t], which keeps sums over time.
         first = sum(self.counts[:index])
         numbers = precise(self.weight[:, first : first + self.counts[index]])
@@ -129,7 +128,7 @@ class MRConvFourierKernel(MRConvKernel):
             modes = torch.view_as_real(torch.view_as_complex(modes) * turn)
         return fourier_kernel(modes, length)
 
-    def from_pairs(self, pairs: torch.Tensor) -> torch.Tensor:
+    def from_pairs(self, pairs: Tensor) -> Tensor:
         """The parameter, of pairs [N, channels, m, 2] as checkpoints of before have them."""
         flat = torch.cat([pairs[:, :, :1, 0], pairs[:, :, 1:].flatten(2)], dim=2)  # [N, channels, 2 m - 1]
         return torch.cat([branch[:, :count] for branch, count in zip(flat, self.counts, strict=True)], dim=1)
@@ -149,7 +148,7 @@ class MRConvFourierKernel(MRConvKernel):
 class MRConvSparseKernel(MRConvKernel):
     """l_0 taps at places drawn once, for every branch and channel (eq. 10). Another rate: as for dilated kernels."""
 
-    positions: torch.Tensor
+    positions: Tensor
 
     def make_parameters(self, config: MRConvConfig) -> None:
         super().make_parameters(config)
@@ -164,7 +163,7 @@ class MRConvSparseKernel(MRConvKernel):
         init.copy_(self.positions, torch.stack(places))
         super().reset_parameters()
 
-    def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
+    def branch(self, index: int, rate: float, length: int) -> Tensor:
         positions = self.positions[index]
         if rate != 1:
             positions = (positions / rate).floor().long()
@@ -188,7 +187,7 @@ class MRConvFourierSparseKernel(nn.Module):
         init.constant_(self.fourier_scale, math.sqrt(0.5))
         init.constant_(self.sparse_scale, math.sqrt(0.5))
 
-    def forward(self, rate: float = 1.0) -> list[torch.Tensor]:
+    def forward(self, rate: float = 1.0) -> list[Tensor]:
         """As [`MRConvKernel`]."""
         scales = zip(precise(self.fourier_scale), precise(self.sparse_scale), strict=True)
         return [
@@ -216,7 +215,7 @@ class MRConvImplicitKernel(MRConvKernel):
         init.uniform_(self.hidden_bias, -bound, bound)
         super().reset_parameters()
 
-    def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
+    def branch(self, index: int, rate: float, length: int) -> Tensor:
         weight, hidden = precise(self.weight[index]), precise(self.hidden_weight[index])
         position = torch.arange(length, device=weight.device, dtype=weight.dtype) * rate + self.first_position(rate)
         position = position / self.branches[index][1]
@@ -248,7 +247,7 @@ class PairsToNumbers(ConversionOps):
         ((name, (weight,)),) = input_dict.items()
         kernel = model.get_submodule(full_layer_name.rpartition(".")[0])
         # By its methods, not its class: code that came with a checkpoint has classes of its own.
-        if isinstance(weight, torch.Tensor) and hasattr(kernel, "reads_pairs") and kernel.reads_pairs(weight.shape):
+        if isinstance(weight, Tensor) and hasattr(kernel, "reads_pairs") and kernel.reads_pairs(weight.shape):
             weight = kernel.from_pairs(weight)
         return {name: [weight]}
 
@@ -279,9 +278,7 @@ def keeps_state(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class StreamingKernel:
-    """
-    A kernel [channels, taps] and bias prepared for tiles. It never changes, so streams and their copies share it.
-    """
+    """A kernel [channels, taps] and bias prepared for tiles. It never changes: streams and their copies share it."""
 
     @keeps_state
     def __init__(self, kernel: Tensor, bias: Tensor):

@@ -323,8 +323,8 @@ class MRConvLayer(MRConvPreciseBuffers):
         assert self.norm is not None
         output = torch.zeros_like(u)
         for index, kernel in enumerate(kernels):
-            branch = long_conv(u, kernel, None if ahead is None else ahead[index])
-            output = output + self.alpha[index][:, None].to(u.dtype) * self.norm(branch, index)
+            branch = self.norm(long_conv(u, kernel, None if ahead is None else ahead[index]), index)
+            output = output + self.alpha[index][:, None].to(u.dtype) * branch
         return output
 
     def _merged_forward(self, u: Tensor) -> Tensor:
