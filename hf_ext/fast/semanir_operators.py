@@ -5,14 +5,12 @@ Two things are registered in the tables of `ops_semanir`. `ATTENTION` gets the f
 "flex_attention" and "triton". `STEPS` gets functions around the plain ones: they take the kernels where these fit and
 call the plain function elsewhere. The kernels are imported by the first call that needs them: numba takes a second.
 
-Inside a compiled graph each of these steps is an operator of torch, of which a compiler knows the shapes and asks no
-more: a kernel it could not read, and of the plain cutting and joining it writes each index as a function of those
-before it, through the layers of a stage, and does not come to an end with these formulas.
 Shapes: B feature maps [B, height, width, channels], W windows of N tokens.
 """
 
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -66,16 +64,9 @@ def _select_natively(tokens: Tensor, regions: Tensor | None, top_k: int, cosine:
     return _choose_plainly(tokens, regions, top_k, cosine, include_self, best_keys=select_keys)
 
 
-def _attend(*given: Any) -> Tensor:
-    from .semanir_native import attend
-
-    return attend(*given)
-
-
-def _attend_backward(*given: Any) -> tuple[Tensor, ...]:
-    from .semanir_native import attend_gradients
-
-    return attend_gradients(*given)
+def _call(name: str) -> Callable[..., Any]:
+    """A kernel of `semanir_native`, which is imported when it is called."""
+    return lambda *given: getattr(import_module("hf_ext.fast.semanir_native"), name)(*given)
 
 
 def _shape_of_keys(tokens: Tensor, *_: Any) -> Tensor:
@@ -143,6 +134,9 @@ def _gradient_of_join(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return _cut_operator(gradient, *ctx.geometry), None, None, None
 
 
+# Inside a compiled graph each of these steps is an operator of torch, of which a compiler knows the shapes and asks no
+# more: a kernel it could not read, and of the plain cutting and joining it writes each index as a function of those
+# before it, through the layers of a stage, and does not come to an end with these formulas.
 _NAMESPACE = "hf_ext_semanir"
 # The operators last as long as this object.
 _LIBRARY = Library(_NAMESPACE, "DEF")
@@ -164,11 +158,11 @@ _choose_operator = _define(
     _select_natively,
     _shape_of_keys,
 )
-_attend_operator = _define("attend", f"({_GIVEN}, {_SIZES}) -> Tensor", _attend, _shape_of_result)
+_attend_operator = _define("attend", f"({_GIVEN}, {_SIZES}) -> Tensor", _call("attend"), _shape_of_result)
 _attend_backward_operator = _define(
     "attend_backward",
     f"(Tensor gradient, {_GIVEN}, {_SIZES}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _attend_backward,
+    _call("attend_gradients"),
     _shapes_of_gradients,
 )
 _LAYOUT = "SymInt[] window, SymInt[] shift"

@@ -332,11 +332,9 @@ class MergedKernel:
 
 @contextmanager
 def whole_parameters(module: nn.Module) -> Iterator[None]:
-    """
-    Within, parameters of which each process holds a part are whole, as FSDP makes them for a forward pass; outside of
-    one it does not. All processes have to come here, since each gives its part to the others. Other parameters stay
-    what they are.
-    """
+    """Within, parameters of which each process holds a part are whole; others stay what they are."""
+    # As FSDP makes them for a forward pass, outside of which it does not. All processes have to come here, since each
+    # gives its part to the others.
     parts = [
         (part, name, value)
         for part in module.modules()

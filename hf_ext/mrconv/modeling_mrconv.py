@@ -193,6 +193,8 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
         self.num_labels = config.num_labels or 0
+        # The names of subclasses do not say it.
+        self.loss_type = "ForSequenceClassification"
         self.model = MRConvModel(config)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
@@ -259,17 +261,10 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
 
 
 class MRConvForImageClassification(MRConvForSequenceClassification):
-    """
-    [`MRConvForSequenceClassification`] that takes images as image processors make them; the weights are the same.
-    """
+    """[`MRConvForSequenceClassification`] that takes images as image processors make them, with the same weights."""
 
     main_input_name = "pixel_values"
     input_modalities = ["image"]
-
-    def __init__(self, config: MRConvConfig):
-        super().__init__(config)
-        # The name of the class does not say it.
-        self.loss_type = "ForSequenceClassification"
 
     @can_return_tuple
     def forward(  # type: ignore[override]
@@ -316,9 +311,7 @@ def _join(documents: list[Tensor], masks: list[Tensor | None]) -> tuple[Tensor, 
 
 
 class MRConvForRetrieval(MRConvPreTrainedModel):
-    """
-    MRConv that compares two documents: one encoder for both, a head on [a, b, a - b, a * b] of their means a and b.
-    """
+    """MRConv that compares two documents: one encoder for both, a head on [a, b, a - b, a * b] of their means."""
 
     accepts_loss_kwargs = False
 

@@ -46,13 +46,10 @@ def _raw_mode(image: ImageFile.ImageFile) -> str:
 
 
 def _both_halves(source: Source, page: int) -> np.ndarray:
-    """
-    All 16 bits of a picture in RGB or RGBA.
-
-    Pillow's images have 8 bits in several channels, and its decoders hand out the upper byte of each value. Told that
-    the bytes lie the other way round, they take the lower byte for the upper one: two readings give both. The tests
-    compare the result with what tifffile reads, for each order of bytes, compression and layout.
-    """
+    """All 16 bits of a picture in RGB or RGBA."""
+    # Pillow's images have 8 bits in several channels, and its decoders hand out the upper byte of each value. Told
+    # that the bytes lie the other way round, they take the lower byte for the upper one: two readings give both. The
+    # tests compare the result with what tifffile reads, for each order of bytes, compression and layout.
     halves = []
     for swapped in (False, True):
         with Image.open(seekable(source)) as image:
