@@ -76,4 +76,6 @@ def plot(source: str, out: Path, channel: int) -> None:
     """
     from hf_ext.plots.kernels import load_model, plot_kernels
 
+    if out.suffix.lower() != ".png":
+        raise click.BadParameter(f"{out} does not end with .png.", param_hint="OUT.png")
     click.echo(plot_kernels(loads(load_model)(source), out, channel))

@@ -2,52 +2,7 @@
 """
 MRConv's convolutions with gradients written by hand: same values as `ops_mrconv`, less time and memory.
 
-Importing this module enters both in `ops_mrconv.FAST`. Autograd would keep every spectrum, and every branch of a
-layer in training. Here a call saves its input and the kernels, computes the rest again in the backward pass, and
-works on a few channels at a time, so that no other array is as large.
-
-The layer. With kernels k_i, input u, and sums over all C valid positions of the batch,
-
-    y = sum_i s_i (k_i * u) + t        s_i = alpha_i w_i / sqrt(Q_i / C - mean_i^2 + eps)      mean_i = A_i / C
-    A_i = sum (k_i * u)                t = sum_i (alpha_i b_i - s_i mean_i)
-    Q_i = sum (k_i * u)^2
-
-so that A_i and Q_i are all that is needed of a branch, and one convolution, with m = sum_i s_i k_i, gives y. Neither
-sum needs the branch itself:
-
-- A_i = sum_j k_i[j] S[j], S[j] being the sum of all inputs that lie j or more positions before the end.
-- The energy of the whole response k_i * u, which runs on beyond both ends, is sum_d R_u[d] R_i[d], with the
-  autocorrelations of u and of k_i (Parseval). Q_i is that less what lies beyond the ends; as many inputs next to the
-  end as the kernel has taps make it. A kernel longer than about half of u is cheaper to convolve, and then Q_i is
-  taken of its output.
-
-Backward, from g = dL/dy. With r[j] the correlation of g with u at lag j, one FFT for all branches,
-
-    dL/dt = sum g      dL/ds_i = sum_j k_i[j] r[j]      dL/dm = r      dL/du = m correlated with g + ...
-
-The first two go through the formulas of s and t by autograd, on N numbers a channel, to dL/dA_i and dL/dQ_i, and to
-alpha, w, b. Then, the sums being linear and quadratic in u and in k_i,
-
-    dA_i/dk_i[j] = S[j]                      dA_i/du[t] = sum of k_i over all lags that stay before the end
-    dQ_i/dk_i = 2 R_u * k_i - edges          dQ_i/du = 2 R_i * u - edges
-
-where the edges are the energy of a small convolution, whose gradient is again a convolution and a correlation. The
-parts of dL/du that are filters of u or g are added as spectra and transformed back once.
-
-How we know: gradcheck in float64, all gradients against N branches through `torch.nn.BatchNorm1d` and against sums
-written lag by lag, at random lengths, kernels and valid positions (tests/mrconv/test_ops_mrconv.py).
-
-Large means. What the mean of the input gives at the output of a branch is a constant, which the normalization takes
-off again. Where the mean is large, the variance is the small difference of a large square and a large squared mean,
-and the digits of float32 that both have in common are lost. How many those are is known as soon as the sums are:
-mean^2 / var. Channels that lose more than two digits of seven are computed again in float64, forward and backward;
-the others pay nothing. It is the same function of the same numbers, rounded less, so that there is nothing to derive;
-tests compare it with float64. Processes that share statistics decide by their own samples: where mean^2 <= 100 var in
-all of them, it holds of the joined batch, whose variance is at least the mean of theirs. The numbers are looked at on
-a CPU only: that would hold up another device, and some have no float64.
-
-Shapes: u [batch, channels, length], kernels [channels, taps], n is the FFT size, spectra [..., n // 2 + 1]. A wing is
-a kernel of the future, for negative lags.
+Importing this module enters both in `ops_mrconv.FAST`. Shapes are those of `mrconv_branch_sums`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,328 +13,24 @@ import torch.distributed
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hf_ext.mrconv.ops_mrconv import FAST, SumOverProcesses, fft_size, kernel_spectrum
+from hf_ext.mrconv.ops_mrconv import FAST, SumOverProcesses, kernel_spectrum
+
+from .mrconv_branch_sums import Signal, SumGradients, branch_sums, correlation, response
+
+# Autograd would keep every spectrum, and every branch of a layer in training. Here a call saves its input and the
+# kernels, computes the rest again in the backward pass, and works on a few channels at a time, so that no other array
+# is as large as the input.
 
 # Points of the real FFTs that run together: what caches hold, or enough to fill a GPU without filling its memory.
-_POINTS_CPU = 2**21
-_POINTS_GPU = 2**26
+POINTS_CPU = 2**21
+POINTS_GPU = 2**26
 
 
 def channel_chunks(u: Tensor, n: int) -> Iterator[slice]:
     """Channels that are worked on together. Large arrays made and dropped cost more than the FFTs between them."""
-    points = _POINTS_CPU if u.device.type == "cpu" else _POINTS_GPU
+    points = POINTS_CPU if u.device.type == "cpu" else POINTS_GPU
     size = max(1, points // (n * len(u)))
     return (slice(first, min(first + size, u.shape[1])) for first in range(0, u.shape[1], size))
-
-
-def correlation(conjugate: Tensor, spectrum: Tensor, n: int) -> Tensor:
-    """Gradient of a two-sided kernel, [channels, n]: conj(U) G summed over the batch. Overwrites the second one."""
-    return torch.fft.irfft(torch.view_as_complex(torch.view_as_real(spectrum.mul_(conjugate)).sum(0)), n=n)
-
-
-def response(spectrum: Tensor, kernel: Tensor, n: int, length: int) -> Tensor:
-    """The first outputs of a convolution."""
-    return torch.fft.irfft(spectrum * kernel, n=n)[..., :length]
-
-
-def _exact(values: Tensor) -> Tensor:
-    """float64, where a device has it: the variance is a small difference of large sums."""
-    return values if values.device.type == "mps" else values.double()
-
-
-def _energy(values: Tensor) -> Tensor:
-    return _exact(torch.linalg.vector_norm(values, dim=-1)).square().sum(0)
-
-
-def _power(spectrum: Tensor) -> Tensor:
-    """|X|^2, without the square root and the care for overflow that `abs` takes."""
-    return torch.view_as_real(spectrum).square().sum(-1)
-
-
-def _gather(values: Tensor, index: Tensor) -> Tensor:
-    """values[b, :, index[b, t]], zero where the index lies outside."""
-    size = values.shape[-1]
-    places = index.clamp(0, size - 1)[:, None].expand(-1, values.shape[1], -1)
-    return values.expand(len(index), -1, -1).gather(2, places) * ((index >= 0) & (index < size))[:, None]
-
-
-class Edge(NamedTuple):
-    """One end of the valid positions, the last or the first of them; `position` None stands for that of the buffer."""
-
-    last: bool
-    position: Tensor | None
-
-    def inputs(self, u: Tensor, count: int) -> Tensor:
-        """Inputs in the order of their distance from the edge, [batch, channels, count]."""
-        if self.position is None:
-            return u[..., u.shape[-1] - count :].flip(-1) if self.last else u[..., :count]
-        steps = torch.arange(count, device=u.device)
-        return _gather(u, self.position[:, None] + (-1 - steps if self.last else steps))
-
-    def add_(self, u: Tensor, values: Tensor) -> None:
-        """Add values in the order of their distance from the edge to a buffer in the order of time."""
-        if self.position is None:
-            count = values.shape[-1]
-            part, values = (u[..., -count:], values.flip(-1)) if self.last else (u[..., :count], values)
-            part += values
-            return
-        time = torch.arange(u.shape[-1], device=u.device)
-        first = self.position[:, None]
-        u += _gather(values, first - 1 - time if self.last else time - first)
-
-
-class Signal(NamedTuple):
-    """Some channels of the input, and their spectrum. Positions start, ..., stop - 1 are valid; u is zero outside."""
-
-    u: Tensor
-    spectrum: Tensor
-    n: int
-    start: Tensor | None
-    stop: Tensor | None
-
-    @property
-    def valid(self) -> Tensor | None:
-        return valid_positions(self.u, self.start, self.stop)
-
-    def edges(self, kernel: Tensor, wing: Tensor | None) -> list[tuple[int, Edge, Tensor]]:
-        """
-        Kernels whose causal response to the inputs at an edge, counted from there, is what lies beyond the edge, last
-        output first: sum_{j >= s} w[j] e[j - s] with w the lags that cross the edge.
-        """
-        edges = [(0, Edge(True, self.stop), kernel[:, 1:])]
-        if wing is not None:
-            edges.append((1, Edge(False, self.start), wing))
-        return [(side, edge, lags.flip(1)) for side, edge, lags in edges if lags.shape[1] > 0]
-
-    def is_formed(self, kernel: Tensor, wing: Tensor | None) -> bool:
-        """Whether the output of the branch is formed: three transforms of size n beat six of each edge."""
-        reach = kernel.shape[1] - 1 + (0 if wing is None else wing.shape[1])
-        return 4 * reach >= self.n
-
-
-def valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor | None:
-    """Whether a position of a sample is valid, [batch, 1, length]; None: all are."""
-    if start is None and stop is None:
-        return None
-    time = torch.arange(u.shape[2], device=u.device)
-    valid = torch.ones(len(u), u.shape[2], dtype=torch.bool, device=u.device)
-    if start is not None:
-        valid &= time >= start[:, None]
-    if stop is not None:
-        valid &= time < stop[:, None]
-    return valid[:, None]
-
-
-def _input_sums(signal: Signal, last: bool) -> Tensor:
-    """Sum of all inputs that lie at a distance of t or more from the edge: [channels, length]."""
-    position, u = signal.stop if last else signal.start, signal.u
-    if position is None:
-        # Reversed after the sum, not before.
-        inputs = Edge(last, None).inputs(u.sum(0), u.shape[2])
-    else:
-        inputs = Edge(last, position).inputs(u, u.shape[2]).sum(0)
-    return running_sums(_exact(inputs).flip(1)).flip(1)
-
-
-def running_sums(values: Tensor) -> Tensor:
-    """
-    Sum of all values up to t: [channels, length].
-
-    CUDA has no deterministic `cumsum` and refuses it in deterministic mode. There each entry is first the sum of one
-    value; adding the entry that lies 1, 2, 4, ... before makes it one of 2, 4, 8, ... values, after log2(length) steps
-    of all up to it.
-    """
-    if values.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
-        return values.cumsum(1)
-    return doubled_sums(values)
-
-
-def doubled_sums(values: Tensor) -> Tensor:
-    """What [`running_sums`] is on a GPU in deterministic mode."""
-    step = 1
-    while step < values.shape[1]:
-        values = torch.cat([values[:, :step], values[:, step:] + values[:, :-step]], dim=1)
-        step *= 2
-    return values
-
-
-def _autocorrelation(signal: Signal, branches: list[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """Autocorrelation of u, summed over the batch, at as many lags as those branches have that are not formed."""
-    spans = [_span(*branch) for branch in branches if not signal.is_formed(*branch)]
-    if not spans:
-        return _exact(signal.u.new_zeros(signal.u.shape[1], 0))
-    power = torch.view_as_real(signal.spectrum).square().sum(0).sum(-1)
-    return torch.fft.irfft(_exact(power), n=signal.n)[:, : max(spans)]
-
-
-def _span(kernel: Tensor, wing: Tensor | None) -> int:
-    return kernel.shape[1] + (0 if wing is None else wing.shape[1])
-
-
-def _symmetric(lags: Tensor, n: int) -> Tensor:
-    """Spectrum, real, of a symmetric sequence of which the lags 0, 1, ... are given."""
-    return 2 * torch.fft.rfft(lags, n=n).real - lags[:, :1]
-
-
-def branch_sums(signal: Signal, kernels: list[Tensor], wings: list[Tensor] | list[None]) -> tuple[Tensor, Tensor]:
-    """Sum and squared sum of each branch over batch and valid positions, [N, channels], in float64."""
-    branches = list(zip(kernels, wings, strict=True))
-    before, after = _input_sums(signal, True), None if wings[0] is None else _input_sums(signal, False)
-    lags = _autocorrelation(signal, branches)
-    totals, squares = [], []
-    for kernel, wing in branches:
-        total = (kernel * before[:, : kernel.shape[1]]).sum(1)
-        if wing is not None and after is not None:
-            total = total + (wing * after[:, 1 : 1 + wing.shape[1]]).sum(1)
-        totals.append(total)
-        form = _formed_square if signal.is_formed(kernel, wing) else _parseval_square
-        squares.append(form(signal, kernel, wing, total, lags))
-    return torch.stack(totals), torch.stack(squares)
-
-
-def _formed_square(signal: Signal, kernel: Tensor, wing: Tensor | None, total: Tensor, lags: Tensor) -> Tensor:
-    """Of the outputs themselves, around their mean: then the variance suffers no cancellation."""
-    y = response(signal.spectrum, kernel_spectrum(kernel, wing, signal.n), signal.n, signal.u.shape[2])
-    valid = signal.valid
-    count = y.shape[0] * y.shape[2] if valid is None else valid.sum().clamp_min(1)
-    y = y.sub_((total / count).to(y.dtype)[:, None])
-    y = y if valid is None else y.mul_(valid)
-    return _energy(y) + total.square() / count
-
-
-def _parseval_square(signal: Signal, kernel: Tensor, wing: Tensor | None, total: Tensor, lags: Tensor) -> Tensor:
-    """Energy of the whole response, sum_d R[d] c[d], less what lies beyond the edges."""
-    both = _exact(kernel if wing is None else torch.cat([wing.flip(1), kernel], dim=1))
-    span = both.shape[1]
-    n = fft_size(2 * span)
-    own = torch.fft.irfft(_power(torch.fft.rfft(both, n=n)), n=n)[:, :span]
-    square = 2 * (own * lags[:, :span]).sum(1) - own[:, 0] * lags[:, 0]
-    for _, edge, crossing in signal.edges(kernel, wing):
-        count = crossing.shape[1]
-        n = fft_size(2 * count)
-        beyond = torch.fft.rfft(edge.inputs(signal.u, count), n=n)
-        square = square - _energy(response(beyond, torch.fft.rfft(crossing, n=n), n, count))
-    return square
-
-
-class SumGradients:
-    """Gradients of [`branch_sums`] for one chunk of channels."""
-
-    def __init__(
-        self,
-        signal: Signal,
-        kernels: list[Tensor],
-        wings: list[Tensor] | list[None],
-        g_total: Tensor,
-        g_square: Tensor,
-    ):
-        self.signal, self.branches = signal, list(zip(kernels, wings, strict=True))
-        self.g_total, self.g_square = g_total, g_square
-        before, after = _input_sums(signal, True), None if wings[0] is None else _input_sums(signal, False)
-        self.kernels = [g[:, None] * before[:, : k.shape[1]] for g, k in zip(g_total, kernels, strict=True)]
-        self.wings = [
-            None if wing is None or after is None else g[:, None] * after[:, 1 : 1 + wing.shape[1]]
-            for g, wing in zip(g_total, wings, strict=True)
-        ]
-
-    def _add_to_kernel(self, index: int, gradient: Tensor) -> None:
-        """`gradient` is that of lags from -taps of the wing up."""
-        kernel, wing = self.kernels[index], self.wings[index]
-        taps = 0 if wing is None else wing.shape[1]
-        kernel += gradient[:, taps:]
-        if wing is not None:
-            wing += gradient[:, :taps].flip(1)
-
-    @property
-    def kernel_gradients(self) -> list[Tensor]:
-        """Those of the kernels of the past, then those of the wings."""
-        return [*self.kernels, *(wing for wing in self.wings if wing is not None)]
-
-    def add_merged_(self, lags: Tensor, scale: Tensor) -> None:
-        """Add what comes through the merged kernel sum_i scale_i k_i, of whose lags, [channels, n], it is given."""
-        for kernel, wing, factor in zip(self.kernels, self.wings, scale.to(lags.dtype)[..., None], strict=True):
-            kernel += factor * lags[:, : kernel.shape[1]]
-            if wing is not None:
-                wing += factor * lags[:, lags.shape[1] - wing.shape[1] :].flip(1)
-
-    def add_spectra_(self, g_spectrum: Tensor, conjugate: Tensor) -> None:
-        """Add to the gradient of u what can be added as a spectrum. `conjugate`: of the spectrum of u."""
-        signal, n = self.signal, self.signal.n
-        lags = _autocorrelation(signal, self.branches)
-        g_lags = torch.zeros_like(lags)
-        for index, (kernel, wing) in enumerate(self.branches):
-            if not signal.is_formed(kernel, wing):
-                self._add_parseval(index, lags, g_lags)
-                continue
-            factors = kernel_spectrum(kernel, wing, n)
-            y = response(signal.spectrum, factors, n, signal.u.shape[2])
-            y = y.mul_((2 * self.g_square[index]).to(y.dtype)[:, None])
-            g_y = torch.fft.rfft(y if signal.valid is None else y.mul_(signal.valid), n=n)
-            g_spectrum.addcmul_(g_y, factors.conj_physical_())
-            gradient = correlation(conjugate, g_y, n)
-            taps = 0 if wing is None else wing.shape[1]
-            self._add_to_kernel(index, torch.cat([gradient[:, n - taps :], gradient[:, : kernel.shape[1]]], dim=1))
-        if g_lags.shape[1] > 0:
-            g_spectrum.addcmul_(signal.spectrum, (2 * _symmetric(g_lags, n)).to(g_spectrum.dtype))
-
-    def _add_parseval(self, index: int, lags: Tensor, g_lags: Tensor) -> None:
-        kernel, wing = self.branches[index]
-        both = _exact(kernel if wing is None else torch.cat([wing.flip(1), kernel], dim=1))
-        span, g_square = both.shape[1], self.g_square[index][:, None]
-        n = fft_size(2 * span)
-        spectrum = torch.fft.rfft(both, n=n)
-        g_lags[:, :span] += g_square * torch.fft.irfft(_power(spectrum), n=n)[:, :span]
-        gradient = torch.fft.irfft(spectrum * _symmetric(lags[:, :span], n), n=n)[:, :span]
-        self._add_to_kernel(index, 2 * g_square * gradient)
-
-    def add_edges_(self, g_u: Tensor) -> None:
-        """Add to the gradient of u what is known at the edges: that of the sums, and of what lies beyond an edge."""
-        for last in (True, False):
-            edge = Edge(last, self.signal.stop if last else self.signal.start)
-            g_inputs = self._input_gradient(last)
-            if g_inputs is not None:
-                edge.add_(g_u, g_inputs.to(g_u.dtype)[None])
-        beyond: dict[int, tuple[Edge, Tensor]] = {}
-        for index, branch in enumerate(self.branches):
-            if self.signal.is_formed(*branch):
-                continue
-            for side, edge, crossing in self.signal.edges(*branch):
-                g_inputs = self._edge_gradient(index, side, edge, crossing)
-                if side in beyond:
-                    shorter, g_inputs = sorted((beyond[side][1], g_inputs), key=lambda g: g.shape[-1])
-                    g_inputs[..., : shorter.shape[-1]] += shorter
-                beyond[side] = edge, g_inputs
-        for edge, g_inputs in beyond.values():
-            edge.add_(g_u, g_inputs)
-
-    def _input_gradient(self, last: bool) -> Tensor | None:
-        """Gradient of the sums by the distance of an input from the edge: cumulative sums of the kernels."""
-        length = self.signal.u.shape[2]
-        g_inputs = _exact(self.signal.u.new_zeros(self.signal.u.shape[1], length))
-        for g, (kernel, wing) in zip(self.g_total, self.branches, strict=True):
-            if last:
-                g_inputs[:, : kernel.shape[1]] += g[:, None] * kernel
-            elif wing is None:
-                return None
-            else:
-                g_inputs[:, 1 : 1 + wing.shape[1]] += g[:, None] * wing
-        return running_sums(g_inputs)
-
-    def _edge_gradient(self, index: int, side: int, edge: Edge, crossing: Tensor) -> Tensor:
-        count = crossing.shape[1]
-        n = fft_size(2 * count)
-        inputs, factors = torch.fft.rfft(edge.inputs(self.signal.u, count), n=n), torch.fft.rfft(crossing, n=n)
-        y = response(inputs, factors, n, count)
-        g_y = torch.fft.rfft(y.mul_((-2 * self.g_square[index]).to(y.dtype)[:, None]), n=n)
-        g_inputs = response(g_y, factors.conj_physical_(), n, count)
-        gradient = correlation(inputs.conj_physical_(), g_y, n)[:, :count].flip(1)
-        if side == 0:
-            self.kernels[index][:, 1:] += gradient
-        else:
-            wing = self.wings[index]
-            assert wing is not None
-            wing += gradient
-        return g_inputs
 
 
 class LongConv(torch.autograd.Function):
@@ -431,7 +82,14 @@ def _rows(kernel: Tensor | None, part: slice) -> Tensor | None:
     return None if kernel is None else kernel[part]
 
 
-# Ratio of squared mean and variance above which float32 has lost two digits.
+# Large means. What the mean of the input gives at the output of a branch is a constant, which the normalisation takes
+# off again. Where the mean is large, the variance is the small difference of a large square and a large squared mean,
+# and the digits of float32 that both have in common are lost. How many those are is known as soon as the sums are:
+# mean^2 / var. Channels that lose more than two digits of seven are computed again in float64, forward and backward;
+# the others pay nothing. It is the same function of the same numbers, rounded less: there is nothing to derive, and
+# tests/mrconv/test_large_means_mrconv.py compares it with float64. Processes that share statistics decide by their
+# own samples: where mean^2 <= 100 var in all of them, it holds of the joined batch, whose variance is at least the
+# mean of theirs. The numbers are looked at on a CPU only: that would hold up another device, and some have no float64.
 _LARGE_MEAN = 100
 
 Wings = list[Tensor] | list[None]
@@ -449,6 +107,21 @@ class Chunk(NamedTuple):
         return self.signal.u.dtype
 
 
+# The layer. With kernels k_i, input u, and sums over all C valid positions of the batch,
+#
+#     y = sum_i s_i (k_i * u) + t        s_i = alpha_i w_i / sqrt(Q_i / C - mean_i^2 + eps)      mean_i = A_i / C
+#     A_i = sum (k_i * u)                t = sum_i (alpha_i b_i - s_i mean_i)
+#     Q_i = sum (k_i * u)^2
+#
+# so that A_i and Q_i are all that is needed of a branch (`mrconv_branch_sums`), and one convolution, with the merged
+# kernel m = sum_i s_i k_i, gives y. Backward, from g = dL/dy: with r[j] the correlation of g with u at lag j, one FFT
+# for all branches,
+#
+#     dL/dt = sum g      dL/ds_i = sum_j k_i[j] r[j]      dL/dm = r      dL/du = m correlated with g + ...
+#
+# The first two go through the formulas of s and t by autograd, on N numbers a channel, to dL/dA_i and dL/dQ_i, and to
+# alpha, w, b; A_i and Q_i give the rest of dL/du and of dL/dk_i. How we know: all gradients against N branches through
+# `torch.nn.BatchNorm1d`, in tests/mrconv/test_ops_mrconv.py.
 class BatchNormLayer(NamedTuple):
     """What a layer is but for its tensors."""
 
@@ -624,12 +297,10 @@ def normalized_conv(
 
 def _scale_gradient(lags: Tensor, kernels: list[Tensor], wings: Wings) -> Tensor:
     """Gradient of the factor of each branch from that of the merged kernel's lags: [N, channels]."""
-    found = []
-    for kernel, wing in zip(kernels, wings, strict=True):
-        gradient = (lags[:, : kernel.shape[1]] * kernel).sum(1)
+    found = [(lags[:, : kernel.shape[1]] * kernel).sum(1) for kernel in kernels]
+    for index, wing in enumerate(wings):
         if wing is not None:
-            gradient = gradient + (lags[:, lags.shape[1] - wing.shape[1] :].flip(1) * wing).sum(1)
-        found.append(gradient)
+            found[index] = found[index] + (lags[:, lags.shape[1] - wing.shape[1] :].flip(1) * wing).sum(1)
     return torch.stack(found)
 
 

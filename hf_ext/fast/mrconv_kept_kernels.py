@@ -4,21 +4,6 @@ The merged kernel of an MRConv layer, kept from one forward pass to the next as 
 
 Importing this module enters [`kept_kernel`] in `ops_mrconv.FAST`. Without it a layer in evaluation merges its branches
 and transforms the kernel in each forward pass, which costs more than convolving a small batch.
-
-A stale kernel would be silently wrong, so nothing here trusts that a change was announced: by `train()`, an optimizer
-or `load_state_dict`. What is compared depends on the layer and the device.
-- A layer with branches on a CPU: parameters and statistics *by value*, with copies. They are few, l_0 numbers a branch
-  and channel for a kernel of up to l_0 2^N, so that this costs a small part of a merge, and it sees every write.
-- A layer with branches elsewhere: nothing is kept, it is merged in each pass. To compare values would wait for the
-  device. Version counters would not, and count an optimizer's step, `load_state_dict` and every write in place; but
-  not writes through `.data` (moving averages of weights are often written so), nor FSDP, which gathers new values
-  into the same memory. Merging is right after each of these, and waits for nothing; `reparameterize` does it once.
-- A merged layer: the tensors themselves (an address that was freed may be given to another), their addresses and
-  version counters, on every device. Its kernels are as long as the input, too long to compare. A write to a merged
-  kernel through `.data` goes uncounted: call `eval()` after it.
-Where a wrapper or a hook may change what a module gives, nothing is kept.
-
-How we know: tests/mrconv/test_kept_kernels_mrconv.py changes weights in every way that we know of.
 """
 
 from typing import Any, Self
@@ -26,43 +11,74 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from hf_ext.mrconv.kernels_mrconv import KERNELS, MergedKernel
+from hf_ext.mrconv.kernels_mrconv import KERNELS, MergedKernel, StreamingKernel
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBranchNorm, MRConvLayer
-from hf_ext.mrconv.ops_mrconv import FAST
+from hf_ext.mrconv.ops_mrconv import FAST, convolution_size
+
+# FFT sizes whose spectrum is kept.
+_SPECTRA = 4
 
 
+class KeptKernel(MergedKernel):
+    """A merged kernel with its spectra and its form for streams, each made when it is first asked for."""
+
+    def __init__(self, *merged: Any):
+        super().__init__(*merged)
+        self.spectra: dict[int, Tensor] = {}
+        self._streaming: StreamingKernel | None = None
+
+    def spectrum(self, length: int) -> Tensor:
+        """Spectrum for an input of `length` samples; those of the last few FFT sizes are kept."""
+        n = convolution_size(length, self.kernel.shape[1], 0 if self.ahead is None else self.ahead.shape[1])
+        # Threads may share the model: each step is one operation on the dict, and none fails if another came first.
+        spectrum = self.spectra.pop(n, None)
+        if spectrum is None:
+            # A later call may need a gradient, which tensors made in inference mode cannot have.
+            with torch.inference_mode(False), torch.no_grad():
+                spectrum = super().spectrum(length)
+        self.spectra[n] = spectrum
+        for size in list(self.spectra)[:-_SPECTRA]:
+            self.spectra.pop(size, None)
+        return spectrum
+
+    def streaming(self) -> StreamingKernel:
+        """The form that streams share: heads and spectra of tiles."""
+        if self._streaming is None:
+            self._streaming = super().streaming()
+        return self._streaming
+
+
+# A stale kernel would be silently wrong, so nothing here trusts that a change was announced: by `train()`, an
+# optimizer or `load_state_dict`. What is compared depends on the layer and the device.
+# - A layer with branches on a CPU: parameters and statistics *by value*, with copies. They are few, l_0 numbers a
+#   branch and channel for a kernel of up to l_0 2^N, so that this costs a small part of a merge, and sees every write.
+# - A layer with branches elsewhere: nothing is kept, it is merged in each pass. To compare values would wait for the
+#   device. Version counters would not, and count an optimizer's step, `load_state_dict` and every write in place; but
+#   not writes through `.data` (moving averages of weights are often written so), nor FSDP, which gathers new values
+#   into the same memory. Merging is right after each of these, and waits for nothing; `reparameterize` does it once.
+# - A merged layer: the tensors themselves (an address that was freed may be given to another), their addresses and
+#   version counters, on every device. Its kernels are as long as the input, too long to compare. A write to a merged
+#   kernel through `.data` goes uncounted: call `eval()` after it.
+# Where a wrapper or a hook may change what a module gives, nothing is kept.
+#
+# How we know: tests/mrconv/test_kept_kernels_mrconv.py changes weights in every way that we know of.
 class KernelSource:
-    """What the merged kernel of a layer is made of: tensors, and settings that decide too. See the top of the file."""
+    """What the merged kernel of a layer is made of: tensors, and settings that decide too."""
 
-    def __init__(self, layer: nn.Module, tensors: list[Tensor], settings: tuple[Any, ...], merged: bool):
-        self.modules, self.tensors, self.settings = list(layer.modules()), tensors, settings
-        self.versions = [(tensor.data_ptr(), tensor._version) for tensor in tensors] if merged else None
-
-    @classmethod
-    def of(cls, layer: nn.Module, known: tuple[type, ...], settings: tuple[Any, ...], merged: bool) -> "Self | None":
-        """
-        The source of a layer; None where it cannot be known, or not without waiting: a module is none of `known`
-        types, such as a wrapper of peft, or carries a hook, such as accelerate's; or a tensor may not be read.
-        """
-        if not all(type(module) in known and not _is_hooked(module) for module in layer.modules()):
-            return None
-        tensors = [*layer.parameters(), *layer.buffers()]
-        if not all(type(tensor) in (Tensor, nn.Parameter) and _may_be_read(tensor, merged) for tensor in tensors):
-            # Of subclasses, such as distributed, fake or quantized tensors, nothing is known.
-            return None
-        return cls(layer, tensors, settings, merged)
+    def __init__(self, layer: MRConvLayer):
+        self.modules, self.tensors = list(layer.modules()), [*layer.parameters(), *layer.buffers()]
+        norm = getattr(layer, "norm", None)
+        self.settings = layer.rate_factor, layer.config.branch_norm, getattr(norm, "eps", None)
+        merged = layer.reparameterized
+        self.versions = [(tensor.data_ptr(), tensor._version) for tensor in self.tensors] if merged else None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, KernelSource) or (self.settings, self.versions) != (other.settings, other.versions):
             return False
-        if len(self.modules) != len(other.modules) or len(self.tensors) != len(other.tensors):
+        if list(map(id, self.modules)) != list(map(id, other.modules)) or len(self.tensors) != len(other.tensors):
             return False
-        modules = zip(self.modules, other.modules, strict=True)
-        pairs = list(zip(self.tensors, other.tensors, strict=True))
-        if not all(mine is its for mine, its in modules):
-            return False
+        pairs = zip(self.tensors, other.tensors, strict=True)
         if self.versions is not None:
-            # The tensors themselves: an address that was freed may have been given to another.
             return all(mine is its for mine, its in pairs)
         return all(
             mine.device == its.device and mine.dtype == its.dtype and torch.equal(mine, its) for mine, its in pairs
@@ -77,30 +93,35 @@ class KernelSource:
         return self
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-
-
-def _may_be_read(tensor: Tensor, merged: bool) -> bool:
-    """Values on a CPU only; version counters wherever there are some."""
-    if merged:
-        return tensor.device.type != "meta" and not tensor.is_inference()
-    return tensor.device.type == "cpu"
-
-
 # Whose values decide about the merged kernel, and nothing else of them.
 _OWN_MODULES: tuple[type, ...] = (MRConvLayer, MRConvBranchNorm, *KERNELS.values())
 
 
-def kept_kernel(layer: MRConvLayer) -> MergedKernel:
+def is_known(layer: MRConvLayer) -> bool:
+    """Whether the source of a layer can be known, and without waiting."""
+    for module in layer.modules():
+        # A wrapper of peft is another type; accelerate's hooks stand in the place of `forward`.
+        hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        if type(module) not in _OWN_MODULES or hooked:
+            return False
+    for tensor in (*layer.parameters(), *layer.buffers()):
+        # Of subclasses, such as distributed, fake or quantized tensors, nothing is known.
+        if type(tensor) not in (Tensor, nn.Parameter):
+            return False
+        # Values are read on a CPU only; version counters wherever there are some.
+        if tensor.device.type == "meta" or tensor.is_inference() if layer.reparameterized else not tensor.is_cpu:
+            return False
+    return True
+
+
+def kept_kernel(layer: MRConvLayer) -> KeptKernel:
     """The merged kernel of a layer, made anew only where something it is made of has changed since the last call."""
-    settings = (layer.rate_factor, layer.config.branch_norm, getattr(getattr(layer, "norm", None), "eps", None))
-    source = KernelSource.of(layer, _OWN_MODULES, settings, layer.reparameterized)
-    if source is None:
-        return MergedKernel(*layer.merged())
+    if not is_known(layer):
+        return KeptKernel(*layer.merged())
+    source = KernelSource(layer)
     if layer.kept is None or layer.kept[0] != source:
-        layer.kept = (source.copy(), MergedKernel(*layer.merged()))
-    kernel: MergedKernel = layer.kept[1]
+        layer.kept = (source.copy(), KeptKernel(*layer.merged()))
+    kernel: KeptKernel = layer.kept[1]
     return kernel
 
 

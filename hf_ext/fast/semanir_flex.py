@@ -1,10 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Key-semantic attention of SemanIR (arXiv 2405.20008) through torch's flex_attention.
-
-The score of a pair is changed where it is computed: bias added from the small table, -inf unless its bit is set. So
-nothing of the size of the logits exists in the fused form, forward and backward. No block mask: with k of N/8 and more
-every block of keys holds a neighbour, so none could be skipped.
-"""
+"""Key-semantic attention of SemanIR (arXiv 2405.20008) through torch's flex_attention."""
 
 import warnings
 from collections.abc import Callable
@@ -13,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from hf_ext.semanir.ops_semanir import Dictionary
@@ -22,22 +18,26 @@ _SMALLEST_HEAD = 16
 
 
 @cache
-def compiled() -> Callable[..., torch.Tensor]:
+def compile_attention() -> Callable[..., Tensor]:
+    """The fused kernel."""
     # A kernel for each number of heads and each head size, so more than torch keeps by default; above, an error.
     # Its stub does not know the limit.
     compiling: Any = torch.compile
-    compiled: Callable[..., torch.Tensor] = compiling(flex_attention, fullgraph=True, recompile_limit=128)
-    return compiled
+    fused: Callable[..., Tensor] = compiling(flex_attention, fullgraph=True, recompile_limit=128)
+    return fused
 
 
-def _places(dictionary: Dictionary, device: torch.device) -> torch.Tensor:
+def _places(dictionary: Dictionary, device: torch.device) -> Tensor:
     """Position of each token, counted so that the difference of two is the difference of their table rows."""
     height, width = dictionary.window
     rows = torch.arange(height, device=device)[:, None] * (2 * dictionary.window_size - 1)
     return (rows + torch.arange(width, device=device)).flatten()
 
 
-def score_change(table: torch.Tensor, dictionary: Dictionary) -> Callable[..., torch.Tensor]:
+# The score of a pair is changed where it is computed: bias added from the small table, -inf unless its bit is set. So
+# nothing of the size of the logits exists in the fused form, forward and backward. No block mask: with k of N/8 and
+# more every block of keys holds a neighbour, so none could be skipped.
+def score_change(table: Tensor, dictionary: Dictionary) -> Callable[..., Tensor]:
     """The logit of a pair from its cosine part, as flex_attention wants it: a function of scalars."""
     # Geometry in tensors and not in numbers: one compiled kernel serves every window.
     keys = _places(dictionary, table.device)
@@ -54,9 +54,7 @@ def score_change(table: torch.Tensor, dictionary: Dictionary) -> Callable[..., t
     return biased if bits is None else selected
 
 
-def flex_attention_(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
-) -> torch.Tensor:
+def flex_attention_(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
 
@@ -83,8 +81,8 @@ def flex_attention_(
     if device.type == "cuda":
         padding = (0, max(0, _SMALLEST_HEAD - head_dim))
         query, key, value = (F.pad(x, padding) for x in (query, key, value))
-        attend: Any = flex_attention if compiling else compiled()
-        attended: torch.Tensor = attend(query, key, value, change, scale=1.0)
+        attend: Any = flex_attention if compiling else compile_attention()
+        attended: Tensor = attend(query, key, value, change, scale=1.0)
         return attended[..., :head_dim]
     with warnings.catch_warnings():
         # It warns that it computes all logits; here that is the intention.

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 try:
     import numpy as np
@@ -23,7 +24,7 @@ except ImportError as error:
 
 from hf_ext.semanir.ops_semanir import pack_keys
 
-from .semanir_native_attention import aligned, attend_blocks, gather
+from .semanir_native_attention import align, attend_blocks, gather
 from .semanir_native_gradients import attend_backward
 from .semanir_native_vectors import (
     LANES,
@@ -47,6 +48,12 @@ from .semanir_native_vectors import (
 _LEAST, _MOST = -(2**31), 2**31 - 1
 
 
+# Selection. A row of scores becomes integers in the same order (`ordered`: of a negative float all bits but the sign
+# are turned over), illegal keys the least of all. Then the k-th largest is found by halving the range of integers, at
+# most 32 times, counting how many reach the middle: each count reads the row once, in whole vectors, and never moves
+# it, as sorting would. Of keys that tie with the k-th the last are taken off again, as torch's way keeps the first
+# ones. How we know: tests/semanir/test_kernels_semanir.py compares with a stable sort, with ties, infinities and
+# regions.
 @njit
 def _order(scores, keys, regions, number, blocks, tokens):
     """Write integers in the order of the scores, the least for illegal keys: how many are legal, and their range."""
@@ -111,7 +118,7 @@ def _select(scores, regions, top_k, include_self, bits, start, end):
     blocks = (tokens + LANES - 1) // LANES
     room = np.empty(LANES * blocks + LANES, np.int32)
     padded = np.zeros(LANES * blocks, np.uint8)
-    keys = aligned(room)
+    keys = align(room)
     many = len(regions) > 0
     window = -1
     for item in range(start, end):
@@ -145,7 +152,7 @@ _SELECTION = "void(float32[:, :, ::1], uint8[:, ::1], int64, boolean, uint8[:, :
 
 
 @cache
-def _compiled(function: Callable[..., None], signature: str) -> Callable[..., None]:
+def _compile(function: Callable[..., None], signature: str) -> Callable[..., None]:
     """Machine code of a kernel: from numba's cache, or compiled and put there, or only compiled."""
     try:
         return njit(signature, nogil=True, cache=True)(function)
@@ -173,14 +180,12 @@ def _share(kernel: Callable[..., None], items: int, *arguments: Any) -> None:
     return None
 
 
-def select_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, include_self: bool) -> torch.Tensor:
+def select_keys(scores: Tensor, regions: Tensor | None, top_k: int, include_self: bool) -> Tensor:
     """Bits of the `top_k` highest scores of each row; of equal ones the first."""
     windows, tokens = scores.shape[:2]
     bits = torch.empty(windows, tokens, -(-tokens // 8), dtype=torch.uint8)
     numbers = np.empty((0, tokens), np.uint8) if regions is None else regions.numpy()
-    _share(
-        _compiled(_select, _SELECTION), windows * tokens, scores.numpy(), numbers, top_k, include_self, bits.numpy()
-    )
+    _share(_compile(_select, _SELECTION), windows * tokens, scores.numpy(), numbers, top_k, include_self, bits.numpy())
     return bits
 
 
@@ -189,13 +194,13 @@ def _many_keys(tokens: int) -> int:
     return max(128, 3 * tokens // 8)
 
 
-def _array(tensor: torch.Tensor) -> Any:
+def _array(tensor: Tensor) -> Any:
     """What a kernel reads: any layout whose last dimension lies together."""
     tensor = tensor.detach()
     return (tensor if tensor.stride(-1) == 1 else tensor.contiguous()).numpy()
 
 
-def _given(query, key, value, temperature, table, bits) -> tuple[Any, ...]:
+def _kernel_inputs(query, key, value, temperature, table, bits) -> tuple[Any, ...]:
     if bits is None:
         # One window for all of them.
         bits = pack_keys(torch.ones(1, 1, query.shape[2], dtype=torch.bool)).repeat(1, query.shape[2], 1)
@@ -204,46 +209,46 @@ def _given(query, key, value, temperature, table, bits) -> tuple[Any, ...]:
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    temperature: torch.Tensor,
-    table: torch.Tensor,
-    bits: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    temperature: Tensor,
+    table: Tensor,
+    bits: Tensor | None,
     width: int,
     window_size: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention to the chosen keys, without gradient: see [`semanir_operators.native_attention`]."""
     windows, heads, tokens, dim = query.shape
-    given = _given(query, key, value, temperature, table, bits)
+    given = _kernel_inputs(query, key, value, temperature, table, bits)
     keys = tokens if bits is None else int(np.unpackbits(given[-1][:, 0], axis=-1).sum(-1).max())
     function = attend_blocks if bits is None or keys > _many_keys(tokens) else gather
     parts = (0,) * -(-dim // LANES)
     out = torch.empty(windows, tokens, heads, dim)
-    kernel = _compiled(function, _ATTENTION.format(len(parts)))
+    kernel = _compile(function, _ATTENTION.format(len(parts)))
     _share(kernel, windows * heads, *given, width, window_size, parts, out.numpy())
     return out
 
 
 def attend_gradients(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    temperature: torch.Tensor,
-    table: torch.Tensor,
-    bits: torch.Tensor | None,
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    temperature: Tensor,
+    table: Tensor,
+    bits: Tensor | None,
     width: int,
     window_size: int,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Gradients of query, key and value [W, N, heads, d], temperature and table, from that of [`attend`]."""
     windows, heads, tokens, dim = query.shape
     parts = (0,) * -(-dim // LANES)
     slopes = [torch.empty(windows, tokens, heads, dim) for _ in range(3)]
     # One for each window and head: sums in the same order, whatever the number of threads.
     slopes += [torch.empty(windows, heads), torch.zeros(windows, heads, table.shape[1])]
-    kernel = _compiled(attend_backward, _BACKWARD.format(len(parts)))
-    given = _given(query, key, value, temperature, table, bits)
+    kernel = _compile(attend_backward, _BACKWARD.format(len(parts)))
+    given = _kernel_inputs(query, key, value, temperature, table, bits)
     arrays = [slope.numpy() for slope in slopes]
     _share(kernel, windows * heads, *given, _array(gradient.transpose(1, 2)), width, window_size, parts, *arrays)
     return *slopes[:3], slopes[3].sum(0), slopes[4].sum(0).flip(-1)

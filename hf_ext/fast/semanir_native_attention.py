@@ -47,7 +47,7 @@ _NOTHING = np.float32(-np.inf)
 
 
 @njit
-def aligned(array):
+def align(array):
     """Address of a vector in an array that has room for one more."""
     return (array.ctypes.data + 63) & ~63
 
@@ -131,10 +131,10 @@ def gather(query, key, value, temperature, table, bits, width, window_size, part
     padded = LANES * vectors
     room = (tokens + LANES - 1) // LANES * LANES
     matrices = np.empty(2 * room * padded + LANES, np.float32)
-    keys = aligned(matrices)
+    keys = align(matrices)
     values = keys + 4 * room * padded
     scratch = np.empty(3 * padded + room + LANES, np.float32)
-    vector = aligned(scratch)
+    vector = align(scratch)
     sums, logits = vector + 4 * padded, vector + 12 * padded
     columns = np.zeros(2 * room, np.int32)
     span = 2 * window_size - 1
@@ -196,6 +196,9 @@ def multiply_tiles(left, stride, right, width, depth, out, out_stride, parts):
         tile16(left, stride, right + 64 * (vectors - 1), width, depth, out + 64 * (vectors - 1), out_stride)
 
 
+# The bias of a pair is a number of the small table, at a place that depends on its offset alone. From query i, key j
+# has the place of i less the place of j, so from one key to the next the table is read backwards. A turned copy of it
+# is read forwards: where a window's row is whole vectors wide, 16 keys are then one load, and else 16 single ones.
 @njit
 def key_places(tokens, width, window_size):
     """Where the offset from each key lies in the turned table, behind that from the first; -1 times that."""
@@ -294,7 +297,7 @@ def attend_blocks(query, key, value, temperature, table, bits, width, window_siz
     sums = np.empty(TILE_ROWS, np.float32)
     room, stride = len(places), len(places) + LANES
     matrices = np.zeros(room * (dim + padded) + TILE_ROWS * (stride + 2 * padded) + LANES, np.float32)
-    panels = aligned(matrices)
+    panels = align(matrices)
     values = panels + 4 * room * dim
     logits = values + 4 * room * padded
     queries = logits + 4 * TILE_ROWS * stride

@@ -1,22 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Gradients of SemanIR's key-semantic attention on the CPU, for numba to compile. Needs numba.
-
-Forward: with unit vectors q' = q / |q| and k' = k / |k|, logits S = tau q' k'^T + B for the chosen keys, weights
-P = E / s with E = exp(S - max) and s its row sums, O = P V. Nothing of N x N is kept, so E and s are computed again
-here, for 12 queries at a time, and each tile is used up before the next. What follows from dO, by the chain rule:
-
-    dV = P^T dO = E^T G           with G = dO / s: rows of V and of G are divided once, not rows of E
-    dP = dO V^T                   so that dP / s = G V^T
-    dS = P (dP - D)               derivative of softmax, D = rowsum(P dP)
-       = E (G V^T - D / s)        and D / s = rowsum(E (G V^T)) / s: `_logit_gradients`
-    dB = dS                       added up at the offset of each pair, in the turned table
-    d(tau q') = dS k'             dk' = dS^T (tau q')
-    dq = (du - (du . q') q') / |q| with du = tau d(tau q'), as a unit vector can only turn, and dtau = d(tau q') . q':
-                                  `_unscale`
-
-Each pair of window and head sums by itself and in one order, so that the number of threads changes no bit. How we
-know: tests/semanir/test_kernels_semanir.py compares all five gradients with autograd over loops in float64.
-"""
+"""Gradients of SemanIR's key-semantic attention on the CPU, for numba to compile. Needs numba."""
 # Numba's functions carry no types that mypy could read.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -27,7 +10,7 @@ except ImportError as error:
     raise ImportError("numba is not installed: torch computes instead") from error
 
 from .semanir_native_attention import (
-    aligned,
+    align,
     first_place,
     key_places,
     multiply_tiles,
@@ -74,6 +57,9 @@ def _update_rows(left, stride, right, width, depth, out, parts):
         update16(left, stride, right + 64 * (vectors - 1), width, depth, out + 64 * (vectors - 1))
 
 
+# Of the logits. The weights of a row are P = E / s with E = exp(S - max) and s its sum, and the derivative of a
+# softmax is dS = P (dP - D) with D = rowsum(P dP). Divided by s once for all of a row, that is E (dP / s - D / s), and
+# D / s = rowsum(E dP / s) / s: this function is given E and dP / s, so that P is never formed.
 @njit
 def _logit_gradients(weights, gradients, weight, slopes, places, first, tokens, width, window_size):
     """Turn a row of dP / s into dS, and add it to the gradients of the turned table."""
@@ -93,6 +79,9 @@ def _logit_gradients(weights, gradients, weight, slopes, places, first, tokens, 
                 add_number(gradients, b + lane, base, first - places[b + lane])
 
 
+# Of a vector that was brought to a length t, y = t x / |x| = t x'. A unit vector can only turn, so what of the slope
+# lies along it is taken off: dx = (du - (du . x') x') / |x| with du = t dy; and dt = dy . x'. Rows without length,
+# which the forward pass divides by 1e-12 in place of 0, have nothing to take off.
 @njit
 def _unscale(row, slope, out, vectors, dim, length):
     """Gradient of a row x, given that of y = x length / |x|; returns the gradient of the length."""
@@ -121,6 +110,17 @@ def _finish_keys(key, key_sums, value_sums, key_slope, value_slope, vectors):
             store_some(value_slope[j].ctypes.data, LANES * v, load(value_sums + here, LANES * v), dim - LANES * v)
 
 
+# Forward: with unit vectors q' = q / |q| and k' = k / |k|, logits S = tau q' k'^T + B for the chosen keys, weights
+# P = E / s as above, O = P V. Nothing of N x N is kept, so E and s are computed again here, for 12 queries at a time,
+# and each tile is used up before the next. What follows from dO, by the chain rule:
+#
+#     dV = P^T dO = E^T G           with G = dO / s: rows of V and of G are divided once, not rows of E
+#     dP = dO V^T                   so that dP / s = G V^T, which `_logit_gradients` turns into dS
+#     dB = dS                       added up at the offset of each pair, in the turned table
+#     d(tau q') = dS k'             dk' = dS^T (tau q'), both through `_unscale`
+#
+# Each pair of window and head sums by itself and in one order, so that the number of threads changes no bit. How we
+# know: tests/semanir/test_kernels_semanir.py compares all five gradients with autograd over loops in float64.
 def attend_backward(
     query, key, value, temperature, table, bits, gradient, width, window_size, parts,
     query_slope, key_slope, value_slope, temperature_slope, table_slope, start, end,
@@ -137,7 +137,7 @@ def attend_backward(
     sums = np.empty(TILE_ROWS, np.float32)
     room, stride = len(places), len(places) + LANES
     matrices = np.zeros(room * (2 * dim + 3 * padded) + TILE_ROWS * (2 * stride + 3 * padded) + LANES, np.float32)
-    key_panels = aligned(matrices)
+    key_panels = align(matrices)
     value_panels = key_panels + 4 * room * dim
     keys = value_panels + 4 * room * dim
     key_sums, value_sums = keys + 4 * room * padded, keys + 8 * room * padded

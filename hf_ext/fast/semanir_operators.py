@@ -5,18 +5,17 @@ Two things are registered in the tables of `ops_semanir`. `ATTENTION` gets the f
 "flex_attention" and "triton". `STEPS` gets functions around the plain ones: they take the kernels where these fit and
 call the plain function elsewhere. The kernels are imported by the first call that needs them: numba takes a second.
 
-Inside a compiled graph each of these steps is an operator of torch, of which a compiler knows the shapes and asks no
-more: a kernel it could not read, and of the plain cutting and joining it writes each index as a function of those
-before it, through the layers of a stage, and does not come to an end with these formulas.
 Shapes: B feature maps [B, height, width, channels], W windows of N tokens.
 """
 
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
 from hf_ext.semanir.ops_semanir import ATTENTION, STEPS, Dictionary, Pair, UnitAttention
@@ -48,7 +47,7 @@ def _is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def _runs_natively(tensor: torch.Tensor) -> bool:
+def _runs_natively(tensor: Tensor) -> bool:
     """Whether the kernels for CPUs take a tensor, and a graph with them could be run."""
     if tensor.device.type != "cpu" or tensor.dtype == torch.float64 or _is_exporting():
         return False
@@ -59,57 +58,48 @@ def _runs_natively(tensor: torch.Tensor) -> bool:
 # -------------------------------------------------------------------------------------- what the operators compute
 
 
-def _select_natively(
-    tokens: torch.Tensor, regions: torch.Tensor | None, top_k: int, cosine: bool, include_self: bool
-) -> torch.Tensor:
+def _select_natively(tokens: Tensor, regions: Tensor | None, top_k: int, cosine: bool, include_self: bool) -> Tensor:
     from .semanir_native import select_keys
 
     return _choose_plainly(tokens, regions, top_k, cosine, include_self, best_keys=select_keys)
 
 
-def _attend(*given: Any) -> torch.Tensor:
-    from .semanir_native import attend
-
-    return attend(*given)
-
-
-def _attend_backward(*given: Any) -> tuple[torch.Tensor, ...]:
-    from .semanir_native import attend_gradients
-
-    return attend_gradients(*given)
+def _call(name: str) -> Callable[..., Any]:
+    """A kernel of `semanir_native`, which is imported when it is called."""
+    return lambda *given: getattr(import_module("hf_ext.fast.semanir_native"), name)(*given)
 
 
-def _shape_of_keys(tokens: torch.Tensor, *_: Any) -> torch.Tensor:
+def _shape_of_keys(tokens: Tensor, *_: Any) -> Tensor:
     windows, count = tokens.shape[:2]
     return tokens.new_empty(windows, count, (count + 7) // 8, dtype=torch.uint8)
 
 
-def _shape_of_result(query: torch.Tensor, *_: Any) -> torch.Tensor:
+def _shape_of_result(query: Tensor, *_: Any) -> Tensor:
     windows, heads, tokens, dim = query.shape
     return query.new_empty(windows, tokens, heads, dim)
 
 
-def _shapes_of_gradients(gradient: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
+def _shapes_of_gradients(gradient: Tensor, *given: Any) -> tuple[Tensor, ...]:
     query, _, _, temperature, table = given[:5]
     maps = [_shape_of_result(query) for _ in range(3)]
     return *maps, temperature.new_empty(temperature.shape), table.new_empty(table.shape)
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Nothing but the inputs is kept for the gradient, which computes the logits again."""
     ctx.save_for_backward(*inputs[:6])
     ctx.geometry = inputs[6:]
 
 
-def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     slopes = _attend_backward_operator(gradient, *ctx.saved_tensors, *ctx.geometry)
     return *(slope.transpose(1, 2) for slope in slopes[:3]), *slopes[3:], None, None, None
 
 
-def _copy_of(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _copy_of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same with a result of its own: an operator must not give a view of what it got."""
 
-    def apply(given: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    def apply(given: Tensor, *arguments: Any) -> Tensor:
         result = function(given, *arguments)
         shared = result.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
         return result.clone(memory_format=torch.contiguous_format) if shared else result.contiguous()
@@ -117,33 +107,36 @@ def _copy_of(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return apply
 
 
-def _shape_of_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+def _shape_of_windows(features: Tensor, window: Pair, shift: Pair) -> Tensor:
     batch, height, width, channels = features.shape
     count = batch * (height // window[0]) * (width // window[1])
     return features.new_empty(count, window[0] * window[1], channels)
 
 
-def _shape_of_map(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+def _shape_of_map(windows: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
     count = (size[0] // window[0]) * (size[1] // window[1])
     return windows.new_empty(windows.shape[0] // count, size[0], size[1], windows.shape[-1])
 
 
-def _keep_size(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _keep_size(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.geometry = (inputs[0].shape[1:3], *inputs[1:])
 
 
-def _keep_layout(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _keep_layout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.geometry = inputs[2:]
 
 
-def _gradient_of_cut(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _gradient_of_cut(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return _join_operator(gradient, *ctx.geometry), None, None
 
 
-def _gradient_of_join(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _gradient_of_join(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return _cut_operator(gradient, *ctx.geometry), None, None, None
 
 
+# Inside a compiled graph each of these steps is an operator of torch, of which a compiler knows the shapes and asks no
+# more: a kernel it could not read, and of the plain cutting and joining it writes each index as a function of those
+# before it, through the layers of a stage, and does not come to an end with these formulas.
 _NAMESPACE = "hf_ext_semanir"
 # The operators last as long as this object.
 _LIBRARY = Library(_NAMESPACE, "DEF")
@@ -165,11 +158,11 @@ _choose_operator = _define(
     _select_natively,
     _shape_of_keys,
 )
-_attend_operator = _define("attend", f"({_GIVEN}, {_SIZES}) -> Tensor", _attend, _shape_of_result)
+_attend_operator = _define("attend", f"({_GIVEN}, {_SIZES}) -> Tensor", _call("attend"), _shape_of_result)
 _attend_backward_operator = _define(
     "attend_backward",
     f"(Tensor gradient, {_GIVEN}, {_SIZES}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _attend_backward,
+    _call("attend_gradients"),
     _shapes_of_gradients,
 )
 _LAYOUT = "SymInt[] window, SymInt[] shift"
@@ -193,22 +186,20 @@ def _is_compiled() -> bool:
     return torch.compiler.is_compiling() and not _is_exporting()
 
 
-def _cut_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+def _cut_windows(features: Tensor, window: Pair, shift: Pair) -> Tensor:
     return (_cut_operator if _is_compiled() else _cut)(features, window, shift)
 
 
-def _join_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+def _join_windows(windows: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
     return (_join_operator if _is_compiled() else _join)(windows, size, window, shift)
 
 
-def _choose_keys(
-    tokens: torch.Tensor, regions: torch.Tensor | None, top_k: int, cosine: bool, include_self: bool
-) -> torch.Tensor:
+def _choose_keys(tokens: Tensor, regions: Tensor | None, top_k: int, cosine: bool, include_self: bool) -> Tensor:
     choose = _choose_operator if _runs_natively(tokens) else _choose_plainly
     return choose(tokens, regions, top_k, cosine, include_self)
 
 
-def _choose_fastest(value: torch.Tensor, gradient: bool) -> str:
+def _choose_fastest(value: Tensor, gradient: bool) -> str:
     # Measured from 64 to 1024 tokens and for every k: the kernels need no masks, and no copies of what is given. On a
     # GPU the choice stays with torch's own SDPA until the others are measured there.
     if value.device.type == "cpu" and value.shape[-1] <= _NATIVE_HEAD and _runs_natively(value):
@@ -217,13 +208,8 @@ def _choose_fastest(value: torch.Tensor, gradient: bool) -> str:
 
 
 def native_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    temperature: torch.Tensor,
-    table: torch.Tensor,
-    dictionary: Dictionary,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, temperature: Tensor, table: Tensor, dictionary: Dictionary
+) -> Tensor:
     """
     Attention by the kernels for CPUs, as [`ops_semanir.key_semantic_attention`]. They read the chosen keys only, or,
     where these are many, compute all logits a few at a time. For the gradient the logits are computed again.
@@ -246,17 +232,13 @@ def native_attention(
     return outputs.transpose(1, 2).to(value.dtype)
 
 
-def _attend_by_flex(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
-) -> torch.Tensor:
+def _attend_by_flex(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     from .semanir_flex import flex_attention_
 
     return flex_attention_(query.to(value.dtype), key.to(value.dtype), value, table, dictionary)
 
 
-def _attend_by_triton(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
-) -> torch.Tensor:
+def _attend_by_triton(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     from .semanir_triton import triton_attention
 
     return triton_attention(query.to(value.dtype), key.to(value.dtype), value, table, dictionary)
@@ -267,9 +249,4 @@ ATTENTION |= {
     "flex_attention": UnitAttention(_attend_by_flex),
     "triton": UnitAttention(_attend_by_triton),
 }
-STEPS |= {
-    "cut": _cut_windows,
-    "join": _join_windows,
-    "choose_keys": _choose_keys,
-    "choose_attention": _choose_fastest,
-}
+STEPS |= {"cut": _cut_windows, "join": _join_windows, "choose_keys": _choose_keys, "choose_attention": _choose_fastest}

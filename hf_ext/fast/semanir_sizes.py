@@ -1,18 +1,13 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """The check of what a kernel of SemanIR reads by address."""
 
-import torch
+from torch import Tensor
 
 from hf_ext.semanir.ops_semanir import Dictionary
 
 
 def check_sizes(
-    dictionary: Dictionary,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    temperature: torch.Tensor | None,
-    table: torch.Tensor,
+    dictionary: Dictionary, query: Tensor, key: Tensor, value: Tensor, temperature: Tensor | None, table: Tensor
 ) -> None:
     """Refuse arguments of `key_semantic_attention` that fit neither each other nor the dictionary."""
     windows, heads, tokens = query.shape[:3]

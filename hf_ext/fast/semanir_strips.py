@@ -1,17 +1,6 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """SemanIR on whole images within a budget of memory: the network's parts, each computed on strips of its input.
 
-What it does. The model of `modeling_semanir` computes each of its equations on the whole feature map. Of an image of
-12 megapixels, the temporary tensors of one layer alone take tens of gigabytes. This runner walks through the same
-modules in the same order and computes each on some rows, or some windows, at a time. Only feature maps are held in
-full, and where nothing reads the old values any more, a map is overwritten with the new ones.
-
-Why that is exact. Attention and MLP stay inside a window, whose dictionary was selected from the whole map; norms and
-1 x 1 convolutions stay in a pixel; a convolution of 3 x 3 reads one row above and below, which each strip gets as its
-halo. So no value depends on where the strips end, unlike tiles, which cut off what reaches further.
-
-How we know. `tests/semanir/test_whole_image_semanir.py` compares with the network at once, for every kind of body and
-head, strips of one row and images of any size, and measures the peak of a process against the budget.
 Shapes: maps [B, channels, height, width] with channels last in memory, tokens [B, height, width, channels].
 """
 
@@ -19,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_ext.semanir.modeling_semanir import (
@@ -55,6 +44,17 @@ def _is_observed(module: nn.Module) -> bool:
     return any(getattr(hook, "__module__", None) != capture_outputs.__module__ for hook in hooks)
 
 
+# What it does. The model of `modeling_semanir` computes each of its equations on the whole feature map. Of an image of
+# 12 megapixels, the temporary tensors of one layer alone take tens of gigabytes. This runner walks through the same
+# modules in the same order and computes each on some rows, or some windows, at a time. Only feature maps are held in
+# full, and where nothing reads the old values any more, a map is overwritten with the new ones.
+#
+# Why that is exact. Attention and MLP stay inside a window, whose dictionary was selected from the whole map; norms
+# and 1 x 1 convolutions stay in a pixel; a convolution of 3 x 3 reads one row above and below, which each strip gets
+# as its halo. So no value depends on where the strips end, unlike tiles, which cut off what reaches further.
+#
+# How we know. `tests/semanir/test_whole_image_semanir.py` compares with the network at once, for every kind of body
+# and head, strips of one row and images of any size, and measures the peak of a process against the budget.
 class Strips:
     """
     The parts of a SemanIR model, on strips of at most `memory` bytes of temporary tensors. Its methods say the same
@@ -65,7 +65,7 @@ class Strips:
         self.memory = memory
         self.by_rows = partial(by_rows, memory=memory)
 
-    def extract(self, model: SemanIRModel, images: torch.Tensor, top_k: int) -> torch.Tensor:
+    def extract(self, model: SemanIRModel, images: Tensor, top_k: int) -> Tensor:
         """`model.body(model.extractor(images), top_k)`."""
         body = model.body
         channels = 4 * model.extractor.out_channels
@@ -77,18 +77,18 @@ class Strips:
         return self._column(body, features, top_k, model.extractor, images)
 
     def _column(
-        self, body: SemanIRColumn, features: torch.Tensor, top_k: int, extractor: nn.Module, images: torch.Tensor
-    ) -> torch.Tensor:
+        self, body: SemanIRColumn, features: Tensor, top_k: int, extractor: nn.Module, images: Tensor
+    ) -> Tensor:
         for stage in body.stages:
             features = self._stage(stage, features, top_k)
 
-        def close(features: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        def close(features: Tensor, images: Tensor) -> Tensor:
             # The long skip is extracted once more instead of being kept.
             return body.convolution(body.last_norm(features)) + extractor(images)
 
         return self.by_rows(close, features, images, channels=8 * body.out_dim, halo=1)
 
-    def _u_shape(self, body: SemanIRUShape, features: torch.Tensor, top_k: int) -> torch.Tensor:
+    def _u_shape(self, body: SemanIRUShape, features: Tensor, top_k: int) -> Tensor:
         skips = []
         for stage, downsample in zip(body.down_stages, body.downsamples, strict=False):
             features = self._stage(stage, features, top_k)
@@ -103,18 +103,16 @@ class Strips:
             features = self._stage(body.refinement, features, top_k)
         return self.by_rows(body.last_norm, features, channels=4 * body.out_dim, into=features)
 
-    def _join(
-        self, features: torch.Tensor, skip: torch.Tensor, upsample: nn.Module, reduction: nn.Module
-    ) -> torch.Tensor:
+    def _join(self, features: Tensor, skip: Tensor, upsample: nn.Module, reduction: nn.Module) -> Tensor:
         """Features of the level below and the skip of this level. The skip is overwritten if their sum is as wide."""
 
-        def join(features: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+        def join(features: Tensor, skip: Tensor) -> Tensor:
             return reduction(torch.cat([upsample(features), skip], dim=1))
 
         into = None if isinstance(reduction, nn.Identity) else skip
         return self.by_rows(join, features, skip, channels=16 * features.shape[1], halo=1, into=into)
 
-    def _stage(self, stage: nn.Module, features: torch.Tensor, top_k: int) -> torch.Tensor:
+    def _stage(self, stage: nn.Module, features: Tensor, top_k: int) -> Tensor:
         assert isinstance(stage, SemanIRStage)
         # The stage is not called, so accelerate, which may keep it on a device of its own, does not move its input.
         features = features.to(getattr(getattr(stage, "_hf_hook", None), "execution_device", None) or features.device)
@@ -129,13 +127,13 @@ class Strips:
             # The first layer writes to a map of its own: the stage's input is added at the end.
             tokens = by_windows(layer, tokens, dictionaries[shifted], self.memory, channels, in_place=number > 0)
 
-        def close(tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        def close(tokens: Tensor, features: Tensor) -> Tensor:
             return stage.convolution(tokens) + features
 
         maps = tokens.permute(0, 3, 1, 2), features
         return self.by_rows(close, *maps, channels=4 * features.shape[1], halo=1, into=features)
 
-    def reconstruct(self, restorer: SemanIRForImageRestoration, features: torch.Tensor) -> torch.Tensor:
+    def reconstruct(self, restorer: SemanIRForImageRestoration, features: Tensor) -> Tensor:
         """`restorer.reconstruction(features)`."""
         config, head = restorer.config, restorer.reconstruction
         # In rows of the features: three convolutions at their resolution or above, or one.
@@ -146,14 +144,14 @@ class Strips:
 
 
 def by_rows(
-    function: Callable[..., torch.Tensor],
-    *maps: torch.Tensor,
+    function: Callable[..., Tensor],
+    *maps: Tensor,
     memory: int,
     channels: int,
     rows: int | None = None,
     halo: int = 0,
-    into: torch.Tensor | None = None,
-) -> torch.Tensor:
+    into: Tensor | None = None,
+) -> Tensor:
     """
     `function(*maps)`, computed for some rows at a time. A row of the result must depend on the same row of the maps
     and on `halo` rows on both sides.
@@ -168,7 +166,7 @@ def by_rows(
     rows = first.shape[-2] if rows is None else rows
     row_bytes = first.numel() // (first.shape[1] * rows) * channels * first.element_size()
     strip = max(1, memory // row_bytes - 2 * halo)
-    result: torch.Tensor | None = None
+    result: Tensor | None = None
     for start in range(0, rows, strip):
         stop = min(start + strip, rows)
         top, bottom = max(start - halo, 0), min(stop + halo, rows)
@@ -185,20 +183,20 @@ def by_rows(
     return result
 
 
-def _empty_map(part: torch.Tensor, height: int) -> torch.Tensor:
+def _empty_map(part: Tensor, height: int) -> Tensor:
     """A map as high as the whole result, otherwise like the part."""
     batch, channels, _, width = part.shape
     return part.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
 def by_windows(
-    function: Callable[[torch.Tensor, Dictionary], torch.Tensor],
-    tokens: torch.Tensor,
+    function: Callable[[Tensor, Dictionary], Tensor],
+    tokens: Tensor,
     dictionary: Dictionary,
     memory: int,
     channels: int,
     in_place: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """
     `function(windows, dictionary)` on a partition of tokens [B, height, width, C], put together again; some windows at
     a time, at least one. `channels` says how many temporary values there are for each token; with `in_place`, `tokens`
@@ -209,7 +207,7 @@ def by_windows(
     count = tokens.numel() // (tokens.shape[-1] * window_tokens)
     chunk = max(1, memory // (window_tokens * channels * tokens.element_size()))
     source = tokens.reshape(-1, tokens.shape[-1])
-    result: torch.Tensor | None = None
+    result: Tensor | None = None
     for start in range(0, count, chunk):
         chosen = slice(start, min(start + chunk, count))
         places = _window_places(chosen, size, window, shift, tokens.device)
@@ -222,7 +220,7 @@ def by_windows(
     return result.view(tokens.shape)
 
 
-def _window_places(windows: slice, size: Pair, window: Pair, shift: Pair, device: torch.device) -> torch.Tensor:
+def _window_places(windows: slice, size: Pair, window: Pair, shift: Pair, device: torch.device) -> Tensor:
     """Places of the tokens of some windows in the list of all tokens of the feature maps: [W * N]."""
     rows, columns = size[0] // window[0], size[1] // window[1]
     numbers = torch.arange(windows.start, windows.stop, device=device)[:, None]
@@ -233,9 +231,10 @@ def _window_places(windows: slice, size: Pair, window: Pair, shift: Pair, device
     return (lines[:, :, None] * size[1] + horizontal[:, None]).flatten()
 
 
-def _find_runner(model: SemanIRModel, maps: torch.Tensor, output_hidden_states: bool) -> Strips | None:
+def find_runner(model: SemanIRModel, maps: Tensor, output_hidden_states: bool) -> Strips | None:
+    """The runner of a call that needs one."""
     memory = memory_of_call(model, maps.numel() // maps.shape[1], output_hidden_states)
     return None if memory is None else Strips(memory)
 
 
-SemanIRModel.find_runner = staticmethod(_find_runner)
+SemanIRModel.find_runner = find_runner

@@ -1,10 +1,8 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """Key-semantic attention of SemanIR (arXiv 2405.20008) as fused Triton kernels, forward and backward.
 
-A program computes some queries of one head of one window by an online softmax over blocks of keys. It reads the
-dictionary's packed bits and the small bias table where it needs them, so that neither logits nor a mask nor the bias
-of all pairs ever exist in memory. Equal to the textbook form in Triton's interpreter and compiled for sm_80 and sm_90.
-The table's gradient is summed by atomic additions, hence its last bits differ from run to run.
+Equal to the textbook form in Triton's interpreter and compiled for sm_80 and sm_90. The table's gradient is summed by
+atomic additions, hence its last bits differ from run to run.
 Shapes: W windows, H heads, N tokens of a window, D channels of a head, T rows of the table. Logits are in base 2.
 """
 # Triton's functions carry no types that mypy could read.
@@ -14,6 +12,7 @@ import os
 from typing import Any
 
 import torch
+from torch import Tensor
 
 try:
     import triton
@@ -71,6 +70,10 @@ def _logits(query, key, queries, keys, bits, bias, geometry, selected: tl.conste
     return tl.where(allowed, logits * LOG2_E, float("-inf")), offsets, allowed
 
 
+# A program computes some queries of one head of one window by an online softmax: it walks over blocks of keys with the
+# largest logit m so far, the sum of exp(S - m) and the values weighted so. A block that raises m to m' multiplies both
+# by exp(m - m'), so that at the end they are those of one softmax over all keys. The dictionary's packed bits and the
+# small bias table are read where they are needed: neither logits nor a mask nor the bias of all pairs exist in memory.
 @triton.jit
 def _forward(
     query, key, value, bits, table, out, sums, query_strides, key_strides, value_strides, out_strides, heads, rows,
@@ -108,6 +111,9 @@ def _forward(
     tl.store(sums + (window * heads + head) * tokens + queries, logarithm, mask=queries < tokens)
 
 
+# Backward, from g = dO: with the kept logarithm of each row's sum the weights P are exp(S - log), nothing to be summed
+# again, and dS = P (g V^T - D), where D = rowsum(P dP) = g . O is one number a row. dq = dS k is a sum over keys and
+# dk = dS^T q, dv = P^T g are sums over queries: two kernels, each of which writes a row once.
 @triton.jit
 def _backward_queries(
     query, key, value, bits, table, grad, sums, deltas, grad_query, grad_table, query_strides, key_strides,
@@ -174,13 +180,13 @@ def _backward_keys(
     tl.store(places, found_value, mask=inside)
 
 
-def _empty(value: torch.Tensor) -> torch.Tensor:
+def _empty(value: Tensor) -> Tensor:
     """[W, H, N, D] with the channels of all heads of a token together, as the next projection reads them."""
     windows, heads, tokens, head_dim = value.shape
     return value.new_empty(windows, tokens, heads, head_dim).transpose(1, 2)
 
 
-def _settings(query: torch.Tensor, table: torch.Tensor, dictionary: Dictionary) -> dict[str, Any]:
+def _settings(query: Tensor, table: Tensor, dictionary: Dictionary) -> dict[str, Any]:
     """What all three kernels are told: geometry of the window, sizes of blocks, precision of products."""
     tokens, head_dim = query.shape[2:]
     table_width = 2 * dictionary.window_size - 1
@@ -238,11 +244,11 @@ class _Attention(torch.autograd.Function):
         return grad_query, grad_key, grad_value, grad_table, None
 
 
-def _grid(query: torch.Tensor, settings: dict[str, Any]) -> tuple[int]:
+def _grid(query: Tensor, settings: dict[str, Any]) -> tuple[int]:
     return (query.shape[0] * query.shape[1] * triton.cdiv(query.shape[2], settings["block"]),)
 
 
-def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
     if query.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("The Triton kernel got tensors on the CPU; move the model to a GPU, or choose 'sdpa'.")
     if query.shape[-1] > _LARGEST_HEAD:
@@ -258,9 +264,7 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         )
 
 
-def triton_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
-) -> torch.Tensor:
+def triton_attention(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(<q_i, k_j> + B(i - j)) v_j.
 

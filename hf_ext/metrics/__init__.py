@@ -7,7 +7,7 @@ from .content_drift import content_drift
 from .feature_distance import FeatureDistance
 from .features import ClassifierFeatures, InceptionFeatures
 from .fid import FID
-from .frechet import FeatureStatistics, RunningStatistics, frechet_distance
+from .frechet import FeatureStatistics, frechet_distance
 from .frequencies import high_frequency_energy, split_frequencies
 from .kernel_distance import kernel_distance, kernel_distance_of_subsets
 from .kid import KID
@@ -26,7 +26,6 @@ __all__ = [
     "FeatureStatistics",
     "InceptionFeatures",
     "PsnrB",
-    "RunningStatistics",
     "content_drift",
     "frechet_distance",
     "high_frequency_energy",

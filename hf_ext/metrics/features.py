@@ -14,8 +14,9 @@ import evaluate
 import numpy as np
 import torch
 from huggingface_hub import hf_hub_download
-from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from .images import check_images
 
 INCEPTION_DIMENSIONS = 2048
 
@@ -32,22 +33,15 @@ Args:
 
 def as_rgb(images: Sequence[Any] | np.ndarray, name: str = "images") -> list[np.ndarray]:
     """PIL images of mode RGB or L and uint8 arrays, [h, w(, 1 or 3)], as uint8 arrays [h, w, 3]."""
-    result = []
-    for index, image in enumerate(images):
-        if isinstance(image, Image.Image):
-            if image.mode not in ("RGB", "L"):
-                raise ValueError(f"{name}[{index}] is a PIL image of mode {image.mode}: convert it to RGB or L")
-            image = np.asarray(image)
-        elif not isinstance(image, np.ndarray) or image.dtype != np.uint8:
-            what = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
-            raise TypeError(f"{name}[{index}] must be a PIL image or a uint8 array, got {what}")
-        if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (1, 3)) or 0 in image.shape:
-            raise ValueError(f"{name}[{index}] must have the shape [height, width(, 1 or 3)], got {image.shape}")
-        planes = image if image.ndim == 3 else image[:, :, None]
-        result.append(np.broadcast_to(planes, (*planes.shape[:2], 3)))
-    if not result:
+    flat = [
+        image[:, :, 0] if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 1 else image
+        for image in images
+    ]
+    check_images(flat, name)
+    arrays = [np.asarray(image) for image in flat]
+    if not arrays:
         raise ValueError(f"{name} is empty: give at least one image")
-    return result
+    return [np.broadcast_to(x if x.ndim == 3 else x[:, :, None], (*x.shape[:2], 3)) for x in arrays]
 
 
 def _batches(images: list[np.ndarray], batch_size: int) -> Iterator[list[np.ndarray]]:

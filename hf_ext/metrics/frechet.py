@@ -53,10 +53,13 @@ class FeatureStatistics:
 
     @classmethod
     def of(cls, features: np.ndarray) -> "FeatureStatistics":
-        """Statistics of vectors that are all at hand."""
-        running = RunningStatistics()
-        running.update(features)
-        return running.result()
+        """Statistics of at least two vectors."""
+        values = as_features(features, "features")
+        if len(values) < 2:
+            raise ValueError(f"a covariance needs at least 2 feature vectors, got {len(values)}")
+        mean = values.mean(0)
+        centred = values - mean
+        return cls(mean, centred.T @ centred / (len(values) - 1), len(values))
 
     @classmethod
     def load(cls, path: str | Path) -> "FeatureStatistics":
@@ -78,49 +81,6 @@ class FeatureStatistics:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-
-
-class RunningStatistics:
-    """
-    Mean and covariance of a stream of feature vectors, in float64; memory does not grow with their number. Means and
-    scatters of batches are combined by the pairwise formula of Chan, Golub and LeVeque (1979), which does not cancel
-    where the mean is large beside the spread.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = np.zeros(0)
-        self.scatter = np.zeros((0, 0))
-
-    def update(self, features: np.ndarray) -> None:
-        """Adds vectors."""
-        values = as_features(features, "features")
-        mean = values.mean(0)
-        centred = values - mean
-        self._add(len(values), mean, centred.T @ centred)
-
-    def merge(self, other: "RunningStatistics") -> None:
-        """Adds what another instance has seen, for instance another process's."""
-        if other.count:
-            self._add(other.count, other.mean, other.scatter)
-
-    def _add(self, count: int, mean: np.ndarray, scatter: np.ndarray) -> None:
-        if self.count == 0:
-            self.count, self.mean, self.scatter = count, mean.copy(), scatter.copy()
-            return
-        if mean.shape != self.mean.shape:
-            raise ValueError(f"features have {len(mean)} dimensions, those before had {len(self.mean)}")
-        total = self.count + count
-        shift = mean - self.mean
-        self.scatter += scatter + np.outer(shift, shift) * (self.count * count / total)
-        self.mean += shift * (count / total)
-        self.count = total
-
-    def result(self) -> FeatureStatistics:
-        """Mean and unbiased covariance so far, of at least two vectors."""
-        if self.count < 2:
-            raise ValueError(f"a covariance needs at least 2 feature vectors, got {self.count}")
-        return FeatureStatistics(self.mean.copy(), self.scatter / (self.count - 1), self.count)
 
 
 def frechet_distance(

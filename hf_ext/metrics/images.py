@@ -100,8 +100,8 @@ def prepare_pair(
             f"border must be at least 0 and leave something of {shape[0]}x{shape[1]} pixels, got {border}"
         )
     inside = (slice(border, shape[0] - border), slice(border, shape[1] - border))
-    cropped = (pair[0][inside], pair[1][inside])
-    return (luma(cropped[0]), luma(cropped[1])) if channel == "y" else cropped
+    first, second = (luma(image[inside]) if channel == "y" else image[inside] for image in pair)
+    return first, second
 
 
 def check_images(images: Sequence[Any] | None, name: str) -> None:
@@ -116,7 +116,7 @@ def check_images(images: Sequence[Any] | None, name: str) -> None:
         elif not isinstance(image, np.ndarray) or image.dtype != np.uint8:
             what = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
             raise TypeError(f"{name}[{index}] must be a PIL image or a uint8 array, got {what}")
-        elif image.ndim != 2 and (image.ndim != 3 or image.shape[2] != 3):
+        elif image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)) or 0 in image.shape:
             raise ValueError(
                 f"{name}[{index}] must have the shape [height, width] or [height, width, 3], got {image.shape}"
             )

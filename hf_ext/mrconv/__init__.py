@@ -1,6 +1,8 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
 """MRConv: multi-resolution long convolutions for sequences and images. Importing it registers the Auto classes."""
 
+from typing import Any
+
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -32,35 +34,29 @@ from .streaming_mrconv import MRConvCache
 from hf_ext.fast import mrconv_gradients, mrconv_kept_kernels  # isort: skip  # noqa: F401 (they enter themselves)
 
 AutoConfig.register("mrconv", MRConvConfig)
-AutoModel.register(MRConvConfig, MRConvModel)
-AutoModelForSequenceClassification.register(MRConvConfig, MRConvForSequenceClassification)
-AutoModelForImageClassification.register(MRConvConfig, MRConvForImageClassification)
-# Whether two documents belong together: the Auto class of a pair of texts.
-AutoModelForNextSentencePrediction.register(MRConvConfig, MRConvForRetrieval)
-AutoModelForAudioClassification.register(MRConvConfig, MRConvForAudioClassification)
-AutoModelForCausalLM.register(MRConvConfig, MRConvForCausalLM)
+AutoConfig.register("mrconvnext", MRConvNextConfig)
 AutoFeatureExtractor.register(MRConvConfig, MRConvFeatureExtractor)
 # Of models on pixels: without it, the code beside the weights would be asked for.
 AutoImageProcessor.register(MRConvConfig, image_processor_classes={"pil": MRConvNextImageProcessor})
-
-AutoConfig.register("mrconvnext", MRConvNextConfig)
-AutoModel.register(MRConvNextConfig, MRConvNextModel)
-AutoModelForImageClassification.register(MRConvNextConfig, MRConvNextForImageClassification)
 AutoImageProcessor.register(MRConvNextConfig, image_processor_classes={"pil": MRConvNextImageProcessor})
 
-# With these, save_pretrained copies the code, and the folder loads where hf_ext is not installed.
-MRConvConfig.register_for_auto_class()
-MRConvModel.register_for_auto_class("AutoModel")
-MRConvForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
-MRConvForImageClassification.register_for_auto_class("AutoModelForImageClassification")
-MRConvForRetrieval.register_for_auto_class("AutoModelForNextSentencePrediction")
-MRConvForAudioClassification.register_for_auto_class("AutoModelForAudioClassification")
-MRConvForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-MRConvFeatureExtractor.register_for_auto_class()
-MRConvNextConfig.register_for_auto_class()
-MRConvNextModel.register_for_auto_class("AutoModel")
-MRConvNextForImageClassification.register_for_auto_class("AutoModelForImageClassification")
-MRConvNextImageProcessor.register_for_auto_class()
+_HEADS: list[tuple[Any, Any]] = [
+    (AutoModel, MRConvModel),
+    (AutoModelForSequenceClassification, MRConvForSequenceClassification),
+    (AutoModelForImageClassification, MRConvForImageClassification),
+    # Whether two documents belong together: the Auto class of a pair of texts.
+    (AutoModelForNextSentencePrediction, MRConvForRetrieval),
+    (AutoModelForAudioClassification, MRConvForAudioClassification),
+    (AutoModelForCausalLM, MRConvForCausalLM),
+    (AutoModel, MRConvNextModel),
+    (AutoModelForImageClassification, MRConvNextForImageClassification),
+]
+for _auto, _head in _HEADS:
+    _auto.register(_head.config_class, _head)
+    # With this, save_pretrained copies the code, and the folder loads where hf_ext is not installed.
+    _head.register_for_auto_class(_auto.__name__)
+for _part in (MRConvConfig, MRConvFeatureExtractor, MRConvNextConfig, MRConvNextImageProcessor):
+    _part.register_for_auto_class()
 
 __all__ = [
     "MRConvCache",

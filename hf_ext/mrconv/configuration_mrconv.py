@@ -19,7 +19,11 @@ AUTO_MAP = {
 }
 
 KERNEL_TYPES = ("dilated", "fourier", "sparse", "fourier_sparse", "implicit")
-BRANCH_NORMS = ("batch", "layer", "kernel", "none")
+_CHOICES = {
+    "kernel_type": KERNEL_TYPES,
+    "branch_norm": ("batch", "layer", "kernel", "none"),
+    "norm": ("batch", "layer"),
+}
 
 
 def branch_lengths(kernel_size: int, length: int, num_branches: int | None = None) -> list[tuple[int, int]]:
@@ -46,11 +50,6 @@ def changed_lengths(branches: list[tuple[int, int]], rate_factor: float) -> list
             f"{lengths} from {[length for _, length in branches]}. Choose another factor, such as 2 or 0.5."
         )
     return [int(length) for length in lengths]
-
-
-def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` is {value!r}; allowed: {', '.join(map(repr, allowed))}.")
 
 
 @strict
@@ -142,25 +141,35 @@ class MRConvConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     @property
+    def branches(self) -> list[tuple[int, int]]:
+        """`list[tuple[int, int]]`: Distance of the taps and length in samples of each resolution of a layer."""
+        return branch_lengths(self.kernel_size, self.max_position_embeddings, self.num_branches)
+
+    @property
     def longest_input(self) -> int:
         """`int`: Longest input in samples, at the rate of the input."""
         return int(self.max_position_embeddings / self.rate_factor)
 
     def validate_choices(self) -> None:
         """Check the fields that name one of several behaviours."""
-        _require_choice("kernel_type", self.kernel_type, KERNEL_TYPES)
-        _require_choice("branch_norm", self.branch_norm, BRANCH_NORMS)
-        _require_choice("norm", self.norm, ("batch", "layer"))
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; allowed: {', '.join(map(repr, allowed))}.")
+        if self.reparameterized and self.branch_norm == "layer":
+            raise ValueError(
+                "`reparameterized` is True and `branch_norm` 'layer'; layer normalisation depends on each input and "
+                "cannot be merged. Use 'batch', 'kernel' or 'none'."
+            )
 
     def validate_sizes(self) -> None:
-        """Check that sizes are positive and probabilities are such."""
-        for name in ("vocab_size", "input_size", "hidden_size", "num_hidden_layers", "sampling_rate"):
+        """Check that sizes are positive, and that branches, modes and rate fit the lengths of the kernels."""
+        for name in (
+            "vocab_size", "input_size", "hidden_size", "num_hidden_layers", "sampling_rate", "kernel_size",
+            "max_position_embeddings",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` is {value}; it must be at least 1.")
-        for name in ("kernel_size", "max_position_embeddings"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be at least 1.")
         for name in ("norm_eps", "rate_factor", "initializer_range"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
@@ -169,24 +178,9 @@ class MRConvConfig(PreTrainedConfig):
             raise ValueError(f"`dropout` is {self.dropout}; it must be at least 0 and below 1.")
         if not 0 < self.norm_momentum <= 1:
             raise ValueError(f"`norm_momentum` is {self.norm_momentum}; it must be above 0 and at most 1.")
-
-    def validate_kernels(self) -> None:
-        """Check that branches, modes and rate fit the lengths of the kernels."""
-        if min(self.kernel_size, self.max_position_embeddings) < 1 or not 0 < self.rate_factor < math.inf:
-            # Refused by `validate_sizes`.
-            return
-        branches = branch_lengths(self.kernel_size, self.max_position_embeddings, self.num_branches)
-        most = branches[0][1] // 2 + 1
-        if self.num_modes is not None and not 1 <= self.num_modes <= most:
+        longest = self.branches[0][1]
+        if self.num_modes is not None and not 1 <= self.num_modes <= longest // 2 + 1:
             raise ValueError(
-                f"`num_modes` is {self.num_modes}; a kernel of {branches[0][1]} samples has 1 to {most} modes."
+                f"`num_modes` is {self.num_modes}; a kernel of {longest} samples has 1 to {longest // 2 + 1} modes."
             )
-        changed_lengths(branches, self.rate_factor)
-
-    def validate_merging(self) -> None:
-        """Check that a merged model is one that can be merged."""
-        if self.reparameterized and self.branch_norm == "layer":
-            raise ValueError(
-                "`reparameterized` is True and `branch_norm` 'layer'; layer normalisation depends on each input and "
-                "cannot be merged. Use 'batch', 'kernel' or 'none'."
-            )
+        changed_lengths(self.branches, self.rate_factor)

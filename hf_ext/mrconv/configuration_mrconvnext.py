@@ -25,6 +25,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 # fmt: on
 
 
+# Fields that its convolutions have too.
+_CONVOLUTION = (
+    *("kernel_type", "kernel_size", "num_modes", "branch_norm", "norm_eps", "norm_momentum", "sync_batch_norm"),
+    "reparameterized",
+)
+
+
 @strict
 class MRConvNextConfig(PreTrainedConfig):
     """
@@ -108,19 +115,8 @@ class MRConvNextConfig(PreTrainedConfig):
     def stage_config(self, stage: int) -> MRConvConfig:
         """Configuration of the convolutions of a stage: two-sided, as long as its flattened map."""
         height, width = self.stage_map(stage, *self._image_sides())
-        return MRConvConfig(
-            hidden_size=self.hidden_sizes[stage],
-            kernel_type=self.kernel_type,
-            kernel_size=self.kernel_size,
-            max_position_embeddings=height * width,
-            num_modes=self.num_modes,
-            bidirectional=True,
-            branch_norm=self.branch_norm,
-            norm_eps=self.norm_eps,
-            norm_momentum=self.norm_momentum,
-            sync_batch_norm=self.sync_batch_norm,
-            reparameterized=self.reparameterized,
-        )
+        own: dict[str, Any] = {"hidden_size": self.hidden_sizes[stage], "max_position_embeddings": height * width}
+        return MRConvConfig(**own, bidirectional=True, **{name: getattr(self, name) for name in _CONVOLUTION})
 
     def validate_sizes(self) -> None:
         """Check that every size is positive."""

@@ -91,11 +91,13 @@ class MRConvNextImageProcessor(PilBackend):
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, float32.
         """
-        if isinstance(images, (list, tuple)) and not images:
+        if not isinstance(images, (list, tuple)):
+            images = _with_channels(images)
+        elif images:
+            images = [_with_channels(image) for image in images]
+        else:
             raise ValueError("`images` is empty; give at least one image.")
-        if isinstance(images, (list, tuple)):
-            return super().preprocess([_with_channels(image) for image in images], **kwargs)
-        return super().preprocess(_with_channels(images), **kwargs)
+        return super().preprocess(images, **kwargs)
 
     def process_image(self, image: Any, do_convert_rgb: bool | None = None, *args: Any, **kwargs: Any) -> np.ndarray:
         """Turn one image into an array of channels, height, width. See [`~MRConvNextImageProcessor.preprocess`]."""

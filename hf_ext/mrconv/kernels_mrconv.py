@@ -9,6 +9,7 @@ tensor with the branch first; but for Fourier kernels, see there. Shapes: parame
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,37 +19,42 @@ from transformers import initialization as init
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
-from .configuration_mrconv import branch_lengths, changed_lengths
+from .configuration_mrconv import MRConvConfig, changed_lengths
 from .ops_mrconv import convolution_size, dilated_kernel, fourier_kernel, kernel_spectrum, sparse_kernel
 
 
-def precise(value: torch.Tensor) -> torch.Tensor:
+def precise(value: Tensor) -> Tensor:
     """The tensor in float32, or float64 if it is that: kernels and statistics are never computed in half precision."""
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 class MRConvKernel(nn.Module):
     """
-    Base of the kernels: one wing of all branches of a layer, `length` samples for the longest. Linear in `weight`,
-    which starts so that the kernel of a branch, both wings of a bidirectional one together, has norm 1 in every
-    channel. `seed` decides the places of sparse taps; a wing `ahead` multiplies later inputs, from lag 1 on.
+    Base of the kernels: one wing of all branches of a layer. Linear in `weight`, which starts so that the kernel of a
+    branch, both wings of a bidirectional one together, has norm 1 in every channel. `seed` decides the places of
+    sparse taps; a wing `ahead` multiplies later inputs, from lag 1 on.
     """
 
     weight: nn.Parameter
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
+    def __init__(self, config: MRConvConfig, seed: int = 0, ahead: bool = False):
         super().__init__()
-        self.branches = branch_lengths(config.kernel_size, length, config.num_branches)
-        self.taps = min(config.kernel_size, length)
-        self.channels, self.seed = channels, seed
-        self.ahead = ahead
+        self.branches = config.branches
+        self.taps = min(config.kernel_size, config.max_position_embeddings)
+        self.channels, self.seed, self.ahead = config.hidden_size, seed, ahead
         self.initial_norm = math.sqrt(0.5) if config.bidirectional else 1.0
+        self.make_parameters(config)
+        self.reset_parameters()
 
-    def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
+    def make_parameters(self, config: MRConvConfig) -> None:
+        """Register what the branches are made of: taps of each branch and channel."""
+        self.weight = nn.Parameter(torch.empty(len(self.branches), self.channels, self.taps))
+
+    def branch(self, index: int, rate: float, length: int) -> Tensor:
         """Kernel of one branch, `length` samples at `rate` times fewer samples per second."""
         raise NotImplementedError
 
-    def forward(self, rate: float = 1.0) -> list[torch.Tensor]:
+    def forward(self, rate: float = 1.0) -> list[Tensor]:
         """N kernels [channels, l_i / rate], for `rate` times fewer samples per second than at training."""
         lengths = changed_lengths(self.branches, rate)
         return [self.branch(index, rate, length) for index, length in enumerate(lengths)]
@@ -57,9 +63,11 @@ class MRConvKernel(nn.Module):
     def reset_parameters(self) -> None:
         """Draw every parameter anew."""
         init.normal_(self.weight)
-        norms = torch.stack([kernel.norm(dim=-1) for kernel in self()])  # [N, channels]
-        scale = (self.initial_norm / norms).reshape(norms.shape + (1,) * (self.weight.ndim - 2))
-        init.copy_(self.weight, self.weight * scale)
+        init.copy_(self.weight, self.weight * self.initial_scale([kernel.norm(dim=-1) for kernel in self()]))
+
+    def initial_scale(self, norms: list[Tensor]) -> Tensor:
+        """What brings the weights to kernels of `initial_norm`, given the norms of the branches, [channels] each."""
+        return self.initial_norm / torch.stack(norms)[..., None]
 
     def first_position(self, rate: float) -> float:
         """Where the first tap at another rate lies among the taps of training: lag 1 lies `rate` samples ahead."""
@@ -72,12 +80,7 @@ class MRConvKernel(nn.Module):
 class MRConvDilatedKernel(MRConvKernel):
     """l_0 taps, 2^i samples apart (eq. 8). At another rate tap p moves to floor(p / rate); those that meet add up."""
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
-        super().__init__(config, channels, length, seed, ahead)
-        self.weight = nn.Parameter(torch.empty(len(self.branches), channels, self.taps))
-        self.reset_parameters()
-
-    def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
+    def branch(self, index: int, rate: float, length: int) -> Tensor:
         weight, dilation = precise(self.weight[index]), self.branches[index][0]
         if rate == 1:
             return dilated_kernel(weight, dilation, length)
@@ -91,32 +94,27 @@ class MRConvFourierKernel(MRConvKernel):
     """
     The m lowest modes of a kernel of l_i samples (eq. 9): k_i = irfft(modes, l_i).
 
-    A real kernel has a real constant and, where l_i is even, a real highest mode: an imaginary part there is no degree
-    of freedom. On a CPU the inverse transform ignores it; on CUDA one of 2^13 or 2^14 points adds it to the kernel
-    (pytorch/pytorch#154496), so that one checkpoint would be two models. Such parts are no parameters. A branch and
-    channel has min(2 m - 1, l_i) of these: 2 m - 1, or 2 m - 2 where the last mode is the highest that l_i samples
-    have, as in the shortest branch by default. `weight`, of shape (channels, their sum), holds them branch by branch
-    as X_0, Re X_1, Im X_1, Re X_2, ...; each starts as a normal number, scaled so that the kernel has norm 1.
-
-    Checkpoints of before, whose `weight` has the shape (N, channels, m, 2), are read: see [`from_pairs`].
+    `weight`, of shape (channels, sum of the counts), holds them branch by branch as X_0, Re X_1, Im X_1, Re X_2, ...;
+    each starts as a normal number, scaled so that the kernel has norm 1. Checkpoints of before, whose `weight` has the
+    shape (N, channels, m, 2), are read: see [`from_pairs`].
     """
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
-        super().__init__(config, channels, length, seed, ahead)
+    # A real kernel has a real constant and, where l_i is even, a real highest mode: an imaginary part there is no
+    # degree of freedom. On a CPU the inverse transform ignores it; on CUDA one of 2^13 or 2^14 points adds it to the
+    # kernel (pytorch/pytorch#154496), so that one checkpoint would be two models. Such parts are no parameters: a
+    # branch and channel has min(2 m - 1, l_i) of these, which is 2 m - 1, or 2 m - 2 where the last mode is the
+    # highest that l_i samples have, as in the shortest branch by default.
+    def make_parameters(self, config: MRConvConfig) -> None:
         self.modes = config.num_modes or min(self.taps // 2 + 1, self.branches[0][1] // 2 + 1)
         self.counts = [min(2 * self.modes - 1, length) for _, length in self.branches]
         # Real and imaginary part as numbers of their own: optimizers and files treat complex ones worse.
-        self.weight = nn.Parameter(torch.empty(channels, sum(self.counts)))
-        self.reset_parameters()
+        self.weight = nn.Parameter(torch.empty(self.channels, sum(self.counts)))
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        init.normal_(self.weight)
-        scales = [self.initial_norm / kernel.norm(dim=-1, keepdim=True) for kernel in self()]  # each [channels, 1]
-        scale = torch.cat([one.expand(-1, count) for one, count in zip(scales, self.counts, strict=True)], dim=1)
-        init.copy_(self.weight, self.weight * scale)
+    def initial_scale(self, norms: list[Tensor]) -> Tensor:
+        pairs = zip(norms, self.counts, strict=True)
+        return torch.cat([(self.initial_norm / norm[:, None]).expand(-1, count) for norm, count in pairs], dim=1)
 
-    def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
+    def branch(self, index: int, rate: float, length: int) -> Tensor:
         # The inverse transform divides by its length: k'[t] = rate k[rate t], which keeps sums over time.
         first = sum(self.counts[:index])
         numbers = precise(self.weight[:, first : first + self.counts[index]])
@@ -130,7 +128,7 @@ class MRConvFourierKernel(MRConvKernel):
             modes = torch.view_as_real(torch.view_as_complex(modes) * turn)
         return fourier_kernel(modes, length)
 
-    def from_pairs(self, pairs: torch.Tensor) -> torch.Tensor:
+    def from_pairs(self, pairs: Tensor) -> Tensor:
         """The parameter, of pairs [N, channels, m, 2] as checkpoints of before have them."""
         flat = torch.cat([pairs[:, :, :1, 0], pairs[:, :, 1:].flatten(2)], dim=2)  # [N, channels, 2 m - 1]
         return torch.cat([branch[:, :count] for branch, count in zip(flat, self.counts, strict=True)], dim=1)
@@ -150,27 +148,22 @@ class MRConvFourierKernel(MRConvKernel):
 class MRConvSparseKernel(MRConvKernel):
     """l_0 taps at places drawn once, for every branch and channel (eq. 10). Another rate: as for dilated kernels."""
 
-    positions: torch.Tensor
+    positions: Tensor
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
-        super().__init__(config, channels, length, seed, ahead)
-        shape = (len(self.branches), channels, self.taps)
-        self.weight = nn.Parameter(torch.empty(shape))
-        self.register_buffer("positions", torch.zeros(shape, dtype=torch.int64))
-        self.reset_parameters()
+    def make_parameters(self, config: MRConvConfig) -> None:
+        super().make_parameters(config)
+        self.register_buffer("positions", torch.zeros(self.weight.shape, dtype=torch.int64))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         # Places are part of the model, not of its training: the same ones whenever such a model is made.
         source = torch.Generator().manual_seed(2 * self.seed + self.ahead)
-        init.copy_(self.positions, torch.stack([self._draw(length, source) for _, length in self.branches]))
+        chances = [torch.rand(self.channels, length, generator=source, device="cpu") for _, length in self.branches]
+        places = [chance.topk(self.taps, dim=-1).indices.sort(dim=-1).values for chance in chances]
+        init.copy_(self.positions, torch.stack(places))
         super().reset_parameters()
 
-    def _draw(self, length: int, source: torch.Generator) -> torch.Tensor:
-        chances = torch.rand(self.channels, length, generator=source, device="cpu")
-        return chances.topk(self.taps, dim=-1).indices.sort(dim=-1).values
-
-    def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
+    def branch(self, index: int, rate: float, length: int) -> Tensor:
         positions = self.positions[index]
         if rate != 1:
             positions = (positions / rate).floor().long()
@@ -180,13 +173,13 @@ class MRConvSparseKernel(MRConvKernel):
 class MRConvFourierSparseKernel(nn.Module):
     """beta_0 k_fourier + beta_1 k_sparse (eq. 3): kernels of one length are one convolution in training too."""
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
+    def __init__(self, config: MRConvConfig, seed: int = 0, ahead: bool = False):
         super().__init__()
-        self.fourier = MRConvFourierKernel(config, channels, length, seed, ahead)
-        self.sparse = MRConvSparseKernel(config, channels, length, seed, ahead)
+        self.fourier = MRConvFourierKernel(config, seed, ahead)
+        self.sparse = MRConvSparseKernel(config, seed, ahead)
         self.branches = self.fourier.branches
-        self.fourier_scale = nn.Parameter(torch.empty(len(self.branches), channels))
-        self.sparse_scale = nn.Parameter(torch.empty(len(self.branches), channels))
+        self.fourier_scale = nn.Parameter(torch.empty(len(self.branches), config.hidden_size))
+        self.sparse_scale = nn.Parameter(torch.empty(len(self.branches), config.hidden_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -194,7 +187,7 @@ class MRConvFourierSparseKernel(nn.Module):
         init.constant_(self.fourier_scale, math.sqrt(0.5))
         init.constant_(self.sparse_scale, math.sqrt(0.5))
 
-    def forward(self, rate: float = 1.0) -> list[torch.Tensor]:
+    def forward(self, rate: float = 1.0) -> list[Tensor]:
         """As [`MRConvKernel`]."""
         scales = zip(precise(self.fourier_scale), precise(self.sparse_scale), strict=True)
         return [
@@ -208,14 +201,12 @@ class MRConvImplicitKernel(MRConvKernel):
 
     frequency = 10.0
 
-    def __init__(self, config: Any, channels: int, length: int, seed: int = 0, ahead: bool = False):
-        super().__init__(config, channels, length, seed, ahead)
+    def make_parameters(self, config: MRConvConfig) -> None:
         self.bands = max(1, self.taps // 2)
         features, units = 1 + 2 * self.bands, self.taps
         self.hidden_weight = nn.Parameter(torch.empty(len(self.branches), units, features))
         self.hidden_bias = nn.Parameter(torch.empty(len(self.branches), units))
-        self.weight = nn.Parameter(torch.empty(len(self.branches), channels, units))
-        self.reset_parameters()
+        super().make_parameters(config)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -224,7 +215,7 @@ class MRConvImplicitKernel(MRConvKernel):
         init.uniform_(self.hidden_bias, -bound, bound)
         super().reset_parameters()
 
-    def branch(self, index: int, rate: float, length: int) -> torch.Tensor:
+    def branch(self, index: int, rate: float, length: int) -> Tensor:
         weight, hidden = precise(self.weight[index]), precise(self.hidden_weight[index])
         position = torch.arange(length, device=weight.device, dtype=weight.dtype) * rate + self.first_position(rate)
         position = position / self.branches[index][1]
@@ -244,49 +235,32 @@ KERNELS: dict[str, type[nn.Module]] = {
 }
 
 
-# Checkpoints of earlier versions: what `from_pretrained` does with their Fourier kernels. `load_state_dict` needs
-# nothing of this. These are the names of their parameters; other kernels with the first name pass unchanged.
-_NAMES = ("kernel.weight", "kernel.fourier.weight")
+class PairsToNumbers(ConversionOps):
+    """
+    What `from_pretrained` does with Fourier kernels of earlier versions, pairs of real and imaginary parts. All else,
+    and what is saved, passes unchanged.
+    """
 
-
-class KeepWeight(ConversionOps):
-    """What is saved is the parameter as it is."""
-
-    def convert(self, input_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return input_dict
+    def convert(
+        self, input_dict: dict[str, Any], *args: Any, full_layer_name: str = "", model: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        ((name, (weight,)),) = input_dict.items()
+        kernel = model.get_submodule(full_layer_name.rpartition(".")[0])
+        # By its methods, not its class: code that came with a checkpoint has classes of its own.
+        if isinstance(weight, Tensor) and hasattr(kernel, "reads_pairs") and kernel.reads_pairs(weight.shape):
+            weight = kernel.from_pairs(weight)
+        return {name: [weight]}
 
     @property
     def reverse_op(self) -> ConversionOps:
         return self
 
 
-class PairsToNumbers(ConversionOps):
-    """Parameters of Fourier kernels as pairs of real and imaginary parts become what they are now."""
-
-    def convert(
-        self,
-        input_dict: dict[str, Any],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        full_layer_name: str = "",
-        model: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        ((weight,),) = input_dict.values()
-        kernel = model.get_submodule(full_layer_name.rpartition(".")[0])
-        # By its methods, not its class: code that came with a checkpoint has classes of its own.
-        if isinstance(weight, torch.Tensor) and hasattr(kernel, "reads_pairs") and kernel.reads_pairs(weight.shape):
-            weight = kernel.from_pairs(weight)
-        return {target_patterns[0]: [weight]}
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        return KeepWeight()
-
-
 def register_conversion(model_type: str) -> None:
     """Make `from_pretrained` read earlier checkpoints of a model type."""
-    converters: list[Any] = [WeightConverter(name, name, [PairsToNumbers()]) for name in _NAMES]
+    # Other kernels than Fourier's have the first of these names too.
+    names = ("kernel.weight", "kernel.fourier.weight")
+    converters: list[Any] = [WeightConverter(name, name, [PairsToNumbers()]) for name in names]
     # Again where code that came with a checkpoint is imported beside this package: both do the same.
     register_checkpoint_conversion_mapping(model_type, converters, overwrite=True)
 
@@ -304,9 +278,7 @@ def keeps_state(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class StreamingKernel:
-    """
-    A kernel [channels, taps] and bias prepared for tiles. It never changes, so streams and their copies share it.
-    """
+    """A kernel [channels, taps] and bias prepared for tiles. It never changes: streams and their copies share it."""
 
     @keeps_state
     def __init__(self, kernel: Tensor, bias: Tensor):
@@ -318,7 +290,7 @@ class StreamingKernel:
         head = F.pad(self.kernel[:, :TILE], (0, max(TILE - self.taps, 0)))
         # [tile, channels]
         self.head = head.t().contiguous()
-        self._spectra: dict[tuple[int, int], Tensor] = {}
+        self.spectra: dict[tuple[int, int], Tensor] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StreamingKernel":
         return self
@@ -330,57 +302,39 @@ class StreamingKernel:
         return [torch.fft.irfft(spectrum * kernel, n=size) for kernel in kernels]
 
     def _spectrum(self, taps: int, size: int) -> Tensor:
-        spectrum = self._spectra.get((taps, size))
+        spectrum = self.spectra.get((taps, size))
         if spectrum is None:
             spectrum = torch.fft.rfft(self.kernel[:, :taps], n=size)
             if size <= KEPT_FFT:
-                self._spectra[taps, size] = spectrum
+                self.spectra[taps, size] = spectrum
         return spectrum
 
 
-# FFT sizes whose spectrum is kept.
-_SPECTRA = 4
-
-
+@dataclass
 class MergedKernel:
-    """A merged kernel and bias with its spectra and its form for streams, each made when it is first asked for."""
+    """A merged kernel, the one that looks ahead or None, and the bias."""
 
-    def __init__(self, kernel: Tensor, ahead: Tensor | None, bias: Tensor):
-        self.kernel, self.ahead, self.bias = kernel, ahead, bias
-        self.spectra: dict[int, Tensor] = {}
-        self._streaming: StreamingKernel | None = None
+    kernel: Tensor
+    ahead: Tensor | None
+    bias: Tensor
 
     def spectrum(self, length: int) -> Tensor:
-        """Spectrum for an input of `length` samples; those of the last few FFT sizes are kept."""
+        """Spectrum for an input of `length` samples."""
         kernel, ahead = self.kernel, self.ahead
         n = convolution_size(length, kernel.shape[1], 0 if ahead is None else ahead.shape[1])
-        # Threads may share the model: each step is one operation on the dict, and none fails if another came first.
-        spectrum = self.spectra.pop(n, None)
-        if spectrum is None:
-            # No input of this FFT size is longer than half of it, nor can more taps wrap around onto its outputs.
-            ahead = None if ahead is None else ahead[:, : n // 2]
-            # A later call may need a gradient, which tensors made in inference mode cannot have.
-            with torch.inference_mode(False), torch.no_grad():
-                spectrum = kernel_spectrum(kernel[:, : n // 2], ahead, n)
-        self.spectra[n] = spectrum
-        for size in list(self.spectra)[:-_SPECTRA]:
-            self.spectra.pop(size, None)
-        return spectrum
+        # No input of this FFT size is longer than half of it, nor can more taps wrap around onto its outputs.
+        return kernel_spectrum(kernel[:, : n // 2], None if ahead is None else ahead[:, : n // 2], n)
 
     def streaming(self) -> StreamingKernel:
-        """The form that streams share: heads and spectra of tiles."""
-        if self._streaming is None:
-            self._streaming = StreamingKernel(self.kernel, self.bias)
-        return self._streaming
+        """The form that streams share."""
+        return StreamingKernel(self.kernel, self.bias)
 
 
 @contextmanager
 def whole_parameters(module: nn.Module) -> Iterator[None]:
-    """
-    Within, parameters of which each process holds a part are whole, as FSDP makes them for a forward pass; outside of
-    one it does not. All processes have to come here, since each gives its part to the others. Other parameters stay
-    what they are.
-    """
+    """Within, parameters of which each process holds a part are whole; others stay what they are."""
+    # As FSDP makes them for a forward pass, outside of which it does not. All processes have to come here, since each
+    # gives its part to the others.
     parts = [
         (part, name, value)
         for part in module.modules()

@@ -4,11 +4,6 @@
 A layer sums N convolutions whose kernels double in length, each normalised by itself (eqs. 4-6). With running
 statistics, in evaluation and where the normalisation is frozen, that is one convolution and a bias (eq. 7), computed
 so: both are made once and kept as long as nothing they are made of changes. `reparameterize` drops the branches.
-A batch normalisation takes its statistics from the batch, and moves the running ones, in training mode *and* where
-its own scale and shift are trained; otherwise it uses the running ones. Running statistics belong to scale and shift:
-where these are frozen, by an adapter of peft or by `requires_grad_(False)`, what is saved afterwards does not hold
-the statistics, so that any that had moved would be lost, and the reloaded model would be another one. Where scale and
-shift are trained, as in a whole model or by `modules_to_save=["norm"]`, both are saved together.
 
 Shapes: batch B, channels D, length L; hidden states [B, L, D], inside of a convolution u [B, D, L]; branches N.
 """
@@ -20,7 +15,7 @@ from typing import Any, Self
 import torch
 import torch.distributed
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -28,7 +23,7 @@ from transformers.utils import logging
 from transformers.utils.generic import maybe_autocast
 from transformers.utils.output_capturing import OutputRecorder
 
-from .configuration_mrconv import MRConvConfig, branch_lengths, changed_lengths
+from .configuration_mrconv import MRConvConfig, changed_lengths
 from .kernels_mrconv import (
     KERNELS,
     MergedKernel,
@@ -53,31 +48,30 @@ def statistics_group(synchronized: bool) -> torch.distributed.ProcessGroup | Non
     return torch.distributed.group.WORLD if distributed and torch.distributed.get_world_size() > 1 else None
 
 
-def recomputing() -> bool:
+def is_recomputing() -> bool:
     """Whether the backward pass is calling: activation checkpointing then repeats a forward that was counted."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def takes_batch_statistics(norm: nn.Module) -> bool:
-    """
-    Whether a batch normalisation uses the statistics of the batch: in training mode, where its scale and its shift are
-    both trained. An adapter that trains shifts alone, as `bias="all"` of peft, saves no statistics.
-    """
+    """Whether a batch normalisation uses the statistics of the batch, and moves the running ones."""
+    # In training mode *and* where its own scale and shift are trained. Running statistics belong to these: where they
+    # are frozen, by an adapter of peft or by `requires_grad_(False)`, what is saved afterwards does not hold the
+    # statistics, so that any that had moved would be lost, and the reloaded model would be another one. Where scale
+    # and shift are trained, as in a whole model or by `modules_to_save=["norm"]`, all are saved together. Both have to
+    # be trained: an adapter that trains shifts alone, as `bias="all"` of peft, saves no statistics. Adapters are saved
+    # and loaded in tests/mrconv/test_adapters_mrconv.py, and must answer as they did in training.
     scale, shift = norm.weight, norm.bias
-    assert isinstance(scale, torch.Tensor) and isinstance(shift, torch.Tensor)
+    assert isinstance(scale, Tensor) and isinstance(shift, Tensor)
     return norm.training and scale.requires_grad and shift.requires_grad
 
 
 class MRConvPreciseBuffers(nn.Module):
     """A module whose floating-point buffers stay in float32 at least, whatever the parameters are cast to."""
 
-    running_mean: torch.Tensor
-    running_var: torch.Tensor
+    running_mean: Tensor
+    running_var: Tensor
     momentum: float
-
-    def register_precise_buffer(self, name: str, value: torch.Tensor) -> None:
-        """Register a buffer that is saved; models are built under the default dtype of their parameters."""
-        self.register_buffer(name, precise(value))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         before = dict(self._buffers)
@@ -89,30 +83,30 @@ class MRConvPreciseBuffers(nn.Module):
         return self
 
     def register_statistics(self, *shape: int) -> None:
-        """Scale and shift, and the running statistics that belong to them."""
+        """Scale and shift, and the running statistics that belong to them, built under the default dtype."""
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
-        self.register_precise_buffer("running_mean", torch.zeros(shape))
-        self.register_precise_buffer("running_var", torch.ones(shape))
+        self.register_buffer("running_mean", precise(torch.zeros(shape)))
+        self.register_buffer("running_var", precise(torch.ones(shape)))
 
     @torch.no_grad()
-    def update(self, mean: torch.Tensor, var: torch.Tensor, count: torch.Tensor) -> None:
+    def update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         """Take the statistics of a batch into the running ones, the variance without bias."""
-        if not recomputing():
+        if not is_recomputing():
             unbiased = var * (count / (count - 1).clamp_min(1))
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
 
 
 # From alpha, scale, shift and eps to outputs, and mean, variance and number of positions of the batch.
-BatchConvolution = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, ...]]
+BatchConvolution = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, ...]]
 
 
 class MRConvBranchNorm(MRConvPreciseBuffers):
     """
-    Batch normalisation of the N branches of a layer: scale, shift and running statistics of shape (N, D). The
-    statistics come from [`~ops_mrconv.batch_norm_conv`]. Whether they are those of the batch says
-    [`takes_batch_statistics`]. All that a layer wants of it goes through `forward`: a wrapper of peft or a hook of
-    accelerate that stands in its place has no other entrance.
+    Batch normalisation of the N branches of a layer: scale, shift and running statistics of shape (N, D).
+
+    All that a layer wants of it goes through `forward`: a wrapper of peft or a hook of accelerate that stands in its
+    place has no other entrance.
     """
 
     def __init__(self, num_branches: int, channels: int, eps: float, momentum: float):
@@ -120,20 +114,14 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
         self.eps, self.momentum = eps, momentum
         self.register_statistics(num_branches, channels)
 
-    def fold(self, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factor alpha s and shift alpha t of each branch, where BN(c) = s c + t with the running statistics."""
-        scale = precise(alpha) * precise(self.weight) * (self.running_var + self.eps).rsqrt()
-        return scale, precise(alpha) * precise(self.bias) - scale * self.running_mean
-
-    def forward(
-        self, alpha: torch.Tensor, convolve: BatchConvolution | None = None
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, alpha: Tensor, convolve: BatchConvolution | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """
-        What `convolve`, the layer on a batch, gives, if it is given and the statistics of the batch are to be taken;
-        otherwise the factors and shifts that [`fold`] gives.
+        What `convolve`, the layer on a batch, gives, where it is given and the statistics of the batch are taken.
+        Otherwise factor alpha s and shift alpha t of each branch, BN(c) = s c + t with the running statistics.
         """
         if convolve is None or not takes_batch_statistics(self):
-            return self.fold(alpha)
+            scale = precise(alpha) * precise(self.weight) * (self.running_var + self.eps).rsqrt()
+            return scale, precise(alpha) * precise(self.bias) - scale * self.running_mean
         output, mean, var, count = convolve(precise(alpha), precise(self.weight), precise(self.bias), self.eps)
         self.update(mean, var, count)
         return output
@@ -148,7 +136,7 @@ class MRConvBranchLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_branches, channels))
         self.bias = nn.Parameter(torch.zeros(num_branches, channels))
 
-    def forward(self, branch: torch.Tensor, index: int) -> torch.Tensor:
+    def forward(self, branch: Tensor, index: int) -> Tensor:
         weight, bias = precise(self.weight[index]), precise(self.bias[index])
         normed = F.layer_norm(precise(branch).transpose(1, 2), weight.shape, weight, bias, self.eps)
         return normed.transpose(1, 2).to(branch.dtype)
@@ -162,7 +150,7 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
         self.eps, self.momentum, self.synchronized = eps, momentum, synchronized
         self.register_statistics(channels)
 
-    def forward(self, hidden: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden: Tensor, valid: Tensor | None = None) -> Tensor:
         """Normalise; statistics are taken where `valid`, of shape `(B, L)`, is True."""
         mean, var = self.running_mean, self.running_var
         if takes_batch_statistics(self):
@@ -170,15 +158,14 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
         scale = precise(self.weight) * (var + self.eps).rsqrt()
         return (precise(hidden) * scale + (precise(self.bias) - mean * scale)).to(hidden.dtype)
 
-    def _batch_statistics(self, hidden: torch.Tensor, valid: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """
-        Mean and biased variance. Squares are taken about the mean of this process, and each has a weight of 0 or 1: to
-        pick the valid rows would wait for their number. Sums over processes are made of sums and of whole squares
-        q = squares + total^2 / count, in float64, so that one collective is enough and no digits are lost.
-        """
+    def _batch_statistics(self, hidden: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance over the valid positions."""
+        # Squares are taken about the mean of this process, and each has a weight of 0 or 1: to pick the valid rows
+        # would wait for their number. Sums over processes are made of sums and of whole squares, q = squares +
+        # total^2 / count, in float64, so that one collective is enough and no digits are lost.
         rows = precise(hidden)
 
-        def total_of(values: torch.Tensor) -> torch.Tensor:
+        def total_of(values: Tensor) -> Tensor:
             return (values if valid is None else torch.where(valid[..., None], values, 0)).flatten(0, 1).sum(0)
 
         positions = rows.new_full((), hidden[..., 0].numel()) if valid is None else valid.sum().to(rows.dtype)
@@ -188,7 +175,7 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
         if group is not None:
             total, count = total.double(), count.double()
             whole = squares + total.square() / count.clamp_min(1)
-            joined: torch.Tensor = SumOverProcesses.apply(torch.cat([total, whole, count[None]]), group)
+            joined: Tensor = SumOverProcesses.apply(torch.cat([total, whole, count[None]]), group)
             (total, whole), count = joined[:-1].view(2, -1), joined[-1].detach()
             squares = (whole - total.square() / count.clamp_min(1)).clamp_min(0).to(rows.dtype)
             mean, count = (total / count.clamp_min(1)).to(rows.dtype), count.to(rows.dtype)
@@ -200,7 +187,7 @@ class MRConvBatchNorm(MRConvPreciseBuffers):
 class MRConvLayerNorm(nn.LayerNorm):
     """LayerNorm that takes, and has no use for, the valid positions."""
 
-    def forward(self, hidden: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden: Tensor, valid: Tensor | None = None) -> Tensor:
         return super().forward(hidden)
 
 
@@ -212,16 +199,11 @@ def make_norm(config: MRConvConfig) -> nn.Module:
 
 
 class MRConvLayer(MRConvPreciseBuffers):
-    """
-    The convolution layer: y = sum_i alpha_i BN_i(k_i * u) in training (eqs. 4-6), k * u + b in evaluation (eq. 7).
+    """The convolution layer: y = sum_i alpha_i BN_i(k_i * u) in training (eqs. 4-6), k * u + b in evaluation (7)."""
 
-    Where scale and shift of the branches' normalisation are frozen, as below an adapter, training is computed as
-    evaluation is: see the top of this file.
-    """
-
-    merged_kernel: torch.Tensor
-    merged_backward_kernel: torch.Tensor | None
-    merged_bias: torch.Tensor
+    merged_kernel: Tensor
+    merged_backward_kernel: Tensor | None
+    merged_bias: Tensor
 
     def __init__(self, config: MRConvConfig, layer_index: int = 0):
         super().__init__()
@@ -232,18 +214,15 @@ class MRConvLayer(MRConvPreciseBuffers):
         self.direct = False
         # What the installed package keeps of the merged kernel from call to call.
         self.kept: Any = None
-        channels, length = config.hidden_size, config.max_position_embeddings
-        branches = branch_lengths(config.kernel_size, length, config.num_branches)
+        channels, branches = config.hidden_size, config.branches
         if config.reparameterized:
             taps = changed_lengths(branches, self.rate_factor)[-1]
             ahead = torch.zeros(channels, taps) if config.bidirectional else None
             self._register_merged(torch.zeros(channels, taps), ahead, torch.zeros(channels))
             return
         kernel = KERNELS[config.kernel_type]
-        self.kernel = kernel(config, channels, length, layer_index)
-        self.backward_kernel = None
-        if config.bidirectional:
-            self.backward_kernel = kernel(config, channels, length, layer_index, ahead=True)
+        self.kernel = kernel(config, layer_index)
+        self.backward_kernel = kernel(config, layer_index, ahead=True) if config.bidirectional else None
         self.alpha = nn.Parameter(torch.empty(len(branches), channels))
         self.norm: MRConvBranchNorm | MRConvBranchLayerNorm | None = None
         if config.branch_norm == "batch":
@@ -258,12 +237,8 @@ class MRConvLayer(MRConvPreciseBuffers):
             init.constant_(self.alpha, 1 / math.sqrt(len(self.alpha)))
 
     def forward(
-        self,
-        u: torch.Tensor,
-        start: torch.Tensor | None = None,
-        stop: torch.Tensor | None = None,
-        cache: Any | None = None,
-    ) -> torch.Tensor:
+        self, u: Tensor, start: Tensor | None = None, stop: Tensor | None = None, cache: Any | None = None
+    ) -> Tensor:
         """
         Convolve u [batch, channels, length]. Of each sample the positions [start, stop) are valid, all where these are
         None: what lies outside is ignored, and has outputs of no meaning. `cache` holds what came before.
@@ -273,7 +248,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             valid = (positions >= start[:, None]) & (positions < stop[:, None])  # [B, L]
             u = torch.where(valid[:, None], u, 0)
         if cache is not None:
-            streamed: torch.Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel)
+            streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel)
             return streamed
         # By the configuration: a wrapper of peft may stand in the place of `self.norm`.
         if not self.reparameterized and self.config.branch_norm == "layer":
@@ -281,12 +256,12 @@ class MRConvLayer(MRConvPreciseBuffers):
         if self.training and self.reparameterized:
             logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
         elif self.training and self.config.branch_norm == "batch":
-            output = self._batch_normed(u, start, stop)
+            output = self._normalize_batch(u, start, stop)
             if output is not None:
                 return output
         return self._merged_forward(u)
 
-    def branch_kernels(self) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+    def branch_kernels(self) -> tuple[list[Tensor], list[Tensor] | None]:
         """The N kernels (channels, l_i) as they are convolved, and those that look ahead or None."""
         if self.reparameterized:
             raise ValueError(
@@ -296,7 +271,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             ahead = None if self.backward_kernel is None else self.backward_kernel(self.rate_factor)
             return self.kernel(self.rate_factor), ahead
 
-    def merged(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def merged(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """
         One kernel and one bias for all branches, with the running statistics (eq. 7), in float32 or float64: k = sum_i
         alpha_i s_i k_i, b = sum_i alpha_i t_i. Returns the kernel, the one that looks ahead or None, the bias.
@@ -310,52 +285,55 @@ class MRConvLayer(MRConvPreciseBuffers):
             )
         with whole_parameters(self):
             kernels, ahead = self.branch_kernels()
-            scale = precise(self.alpha)
-            bias = scale.new_zeros(scale.shape[1])
-            if self.norm is not None:
-                scale, shift = self.norm(self.alpha)
-                bias = shift.sum(0)
-            elif self.config.branch_norm == "kernel":
-                scale = scale / self._kernel_norms()
-        return merge_kernels(kernels, scale), None if ahead is None else merge_kernels(ahead, scale), bias
+            scale, shift = self.branch_scales()
+        return merge_kernels(kernels, scale), None if ahead is None else merge_kernels(ahead, scale), shift.sum(0)
 
-    def _kernel_norms(self) -> torch.Tensor:
-        """Norm of each branch's kernel, both wings together, at the rate of training: [N, D]."""
-        with maybe_autocast(self.alpha.device.type, enabled=False):
-            wings = [self.kernel()] if self.backward_kernel is None else [self.kernel(), self.backward_kernel()]
-            whole = [torch.cat(branch, dim=-1) for branch in zip(*wings, strict=True)]
-            return torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
+    def branch_scales(self) -> tuple[Tensor, Tensor]:
+        """Factor of each branch's kernel, and what the branch adds, with the running statistics: [N, D]."""
+        if self.norm is not None:
+            scale, shift = self.norm(self.alpha)
+            return scale, shift
+        scale = precise(self.alpha)
+        if self.config.branch_norm == "kernel":
+            # The norm of both wings together, at the rate of training.
+            with maybe_autocast(self.alpha.device.type, enabled=False):
+                wings = [self.kernel()] if self.backward_kernel is None else [self.kernel(), self.backward_kernel()]
+                whole = [torch.cat(branch, dim=-1) for branch in zip(*wings, strict=True)]
+                scale = scale / torch.stack([kernel.norm(dim=-1) for kernel in whole]).clamp_min(_TINY)
+        return scale, torch.zeros_like(scale)
 
     # Compilers cannot trace its backward pass, and there is nothing in it to fuse: the graph breaks here once.
     @torch.compiler.disable
-    def _batch_normed(
-        self, u: torch.Tensor, start: torch.Tensor | None, stop: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    def _normalize_batch(self, u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor | None:
         """The output with the statistics of the batch; None where the norm does not take them."""
 
-        def convolve(alpha: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
-            kernels, ahead = self.branch_kernels()
-            group = statistics_group(self.config.sync_batch_norm)
-            options: dict[str, Any] = {"backward_kernels": ahead, "start": start, "stop": stop, "group": group}
-            return batch_norm_conv(u, kernels, alpha, weight, bias, eps, **options)
+        def convolve(alpha: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
+            (kernels, ahead), group = self.branch_kernels(), statistics_group(self.config.sync_batch_norm)
+            return batch_norm_conv(
+                u, kernels, alpha, weight, bias, eps, backward_kernels=ahead, start=start, stop=stop, group=group
+            )
 
         assert self.norm is not None
         output = self.norm(self.alpha, convolve)
-        return output if isinstance(output, torch.Tensor) else None
+        return output if isinstance(output, Tensor) else None
 
-    def _forward_layer_norm(self, u: torch.Tensor) -> torch.Tensor:
+    def _forward_layer_norm(self, u: Tensor) -> Tensor:
         """N convolutions: the statistics of a position are not linear in the kernels, so nothing can be merged."""
         kernels, ahead = self.branch_kernels()
         assert self.norm is not None
         output = torch.zeros_like(u)
         for index, kernel in enumerate(kernels):
-            branch = long_conv(u, kernel, None if ahead is None else ahead[index])
-            output = output + self.alpha[index][:, None].to(u.dtype) * self.norm(branch, index)
+            branch = self.norm(long_conv(u, kernel, None if ahead is None else ahead[index]), index)
+            output = output + self.alpha[index][:, None].to(u.dtype) * branch
         return output
 
-    def _merged_forward(self, u: torch.Tensor) -> torch.Tensor:
+    def _merged_forward(self, u: Tensor) -> Tensor:
         if self.direct:
-            return self._direct_forward(u)
+            taps, ahead = self.merged_kernel.shape[1], self.merged_backward_kernel
+            # conv1d correlates: its weights run from the oldest input that a tap reaches to the newest.
+            window = self.merged_kernel.flip(1) if ahead is None else torch.cat([self.merged_kernel.flip(1), ahead], 1)
+            padded = F.pad(u, (taps - 1, window.shape[1] - taps))
+            return F.conv1d(padded, window[:, None].to(u.dtype), self.merged_bias.to(u.dtype), groups=u.shape[1])
         capturing = u.is_cuda and torch.cuda.is_current_stream_capturing()
         trained = torch.is_grad_enabled() and any(value.requires_grad for value in self.parameters())
         if trained or capturing or torch.compiler.is_compiling():
@@ -366,15 +344,11 @@ class MRConvLayer(MRConvPreciseBuffers):
         return long_conv(u, kept.kernel, kept.ahead, spectrum=kept.spectrum(u.shape[-1]), bias=kept.bias)
 
     def kept_kernel(self) -> MergedKernel:
-        """
-        The merged kernel without gradients, of the parameters and statistics as they are now. The installed package
-        makes it anew only where one of them has changed since the last call; nothing in it may be changed.
-        """
+        """The merged kernel without gradients. The installed package keeps it; nothing in it may be changed."""
         # Inside of inference mode tensors would be made that gradients cannot pass.
         with torch.inference_mode(False), torch.no_grad():
-            form = FAST.get("kept_kernel")
-            kernel: MergedKernel = MergedKernel(*self.merged()) if form is None else form(self)
-            return kernel
+            form: Callable[[Any], MergedKernel] | None = FAST.get("kept_kernel")
+            return MergedKernel(*self.merged()) if form is None else form(self)
 
     def streaming_kernel(self) -> StreamingKernel:
         """The merged kernel as it is now, for streams; all of them share it."""
@@ -386,29 +360,16 @@ class MRConvLayer(MRConvPreciseBuffers):
             )
         return kept.streaming()
 
-    def _direct_forward(self, u: torch.Tensor) -> torch.Tensor:
-        taps, ahead = self.merged_kernel.shape[1], self.merged_backward_kernel
-        # conv1d correlates: its weights run from the oldest input that a tap reaches to the newest.
-        window = self.merged_kernel.flip(1) if ahead is None else torch.cat([self.merged_kernel.flip(1), ahead], 1)
-        padded = F.pad(u, (taps - 1, window.shape[1] - taps))
-        return F.conv1d(padded, window[:, None].to(u.dtype), self.merged_bias.to(u.dtype), groups=u.shape[1])
-
-    def _register_merged(self, kernel: torch.Tensor, backward_kernel: torch.Tensor | None, bias: torch.Tensor) -> None:
-        self.register_precise_buffer("merged_kernel", kernel)
-        if backward_kernel is None:
-            self.register_buffer("merged_backward_kernel", None)
-        else:
-            self.register_precise_buffer("merged_backward_kernel", backward_kernel)
-        self.register_precise_buffer("merged_bias", bias)
+    def _register_merged(self, kernel: Tensor, backward_kernel: Tensor | None, bias: Tensor) -> None:
+        values = {"merged_kernel": kernel, "merged_backward_kernel": backward_kernel, "merged_bias": bias}
+        for name, value in values.items():
+            self.register_buffer(name, None if value is None else precise(value))
 
     @torch.no_grad()
     def reparameterize(self) -> None:
-        """
-        Replace the branches by their merged kernel and bias, as buffers. Does nothing the second time.
-
-        They are no parameters: a dense kernel of D x L free values is another model than N branches of D x l_0, and
-        training it would lose what the branches are for. What surrounds the convolution can still be trained.
-        """
+        """Replace the branches by their merged kernel and bias, as buffers. Does nothing the second time."""
+        # No parameters: a dense kernel of D x L free values is another model than N branches of D x l_0, and training
+        # it would lose what the branches are for. What surrounds the convolution can still be trained.
         if self.reparameterized:
             return
         if any(value.device.type == "meta" for value in self.parameters()):
@@ -441,7 +402,7 @@ class MRConvLayer(MRConvPreciseBuffers):
 
 
 class MRConvBlock(GradientCheckpointingLayer):
-    """x + GLU(W dropout(GELU(MRConv(x)))), normalised after that (as the paper draws it) or before MRConv."""
+    """x + GLU(W dropout(GELU(MRConv(x)))), normalised after that, as the paper draws it, or before MRConv."""
 
     def __init__(self, config: MRConvConfig, layer_index: int):
         super().__init__()
@@ -453,19 +414,16 @@ class MRConvBlock(GradientCheckpointingLayer):
 
     def forward(
         self,
-        hidden: torch.Tensor,
-        start: torch.Tensor | None = None,
-        stop: torch.Tensor | None = None,
-        valid: torch.Tensor | None = None,
+        hidden: Tensor,
+        start: Tensor | None = None,
+        stop: Tensor | None = None,
+        valid: Tensor | None = None,
         cache: Any | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         mixed = self.norm(hidden, valid) if self.prenorm else hidden
         mixed = self.convolution(mixed.transpose(1, 2), start, stop, cache)  # [B, D, L]
-        mixed = F.gelu(mixed)
-        if self.tied_dropout:
-            mixed = F.dropout1d(mixed, self.dropout, self.training)
-        else:
-            mixed = F.dropout(mixed, self.dropout, self.training)
+        drop = F.dropout1d if self.tied_dropout else F.dropout
+        mixed = drop(F.gelu(mixed), self.dropout, self.training)
         hidden = hidden + F.glu(self.pointwise(mixed.transpose(1, 2)), dim=-1)
         return hidden if self.prenorm else self.norm(hidden, valid)
 
@@ -480,6 +438,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["MRConvBlock"]
+    _input_embed_layer = "embedding"
     _can_record_outputs = {"hidden_states": OutputRecorder(MRConvBlock)}
 
     @torch.no_grad()
@@ -495,9 +454,8 @@ class MRConvPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, MRConvLayer):
             module.reset_parameters()
-            for name in ("merged_kernel", "merged_backward_kernel", "merged_bias"):
-                if getattr(module, name, None) is not None:
-                    init.zeros_(getattr(module, name))
+            for merged in module.buffers(recurse=False):
+                init.zeros_(merged)
         elif isinstance(module, (MRConvKernel, MRConvFourierSparseKernel)):
             module.reset_parameters()
         elif isinstance(module, (MRConvBranchNorm, MRConvBatchNorm, MRConvBranchLayerNorm, nn.LayerNorm)):
@@ -514,10 +472,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
     def kernel_parameters(self) -> list[str]:
         """
         Names of the parameters that make the kernels, for a learning rate of their own and no weight decay: the
-        branches are normalised, so that decay would do nothing but change the effective learning rate.
-
-        Returns:
-            `list[str]`: Names as in `named_parameters`.
+        branches are normalised, so that decay would only change the effective learning rate.
         """
         if self.config.reparameterized:
             raise ValueError(
@@ -590,7 +545,7 @@ class MRConvPreTrainedModel(PreTrainedModel):
         if not (factor > 0 and math.isfinite(factor)):
             raise ValueError(f"`factor` is {factor}; give a positive number, such as 2.0 for half the sampling rate.")
         total = config.rate_factor * factor
-        changed_lengths(branch_lengths(config.kernel_size, config.max_position_embeddings, config.num_branches), total)
+        changed_lengths(config.branches, total)
         if config.sampling_rate is not None:
             rate = config.sampling_rate / factor
             if not rate.is_integer():

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, SequenceClassifierOutput
 from transformers.modeling_utils import slice_logits_to_keep
@@ -29,8 +29,8 @@ _REFUSED = {
 
 
 def valid_range(
-    attention_mask: torch.Tensor | None, inputs: torch.Tensor, streaming: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[None, None, None]:
+    attention_mask: Tensor | None, inputs: Tensor, streaming: bool
+) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
     """
     First valid position of each sample, first after the last, and the mask as booleans; None where all are valid.
 
@@ -40,19 +40,13 @@ def valid_range(
     if attention_mask is None:
         return None, None, None
     batch, length = inputs.shape[:2]
-    if (
-        attention_mask.ndim != 2
-        or attention_mask.shape[0] != batch
-        or attention_mask.shape[1] < length
-        or (attention_mask.shape[1] > length and not streaming)
-    ):
+    past = attention_mask.shape[-1] - length
+    if attention_mask.shape != (batch, past + length) or past < 0 or (past > 0 and not streaming):
         raise ValueError(
             f"`attention_mask` has shape {tuple(attention_mask.shape)}; expected ({batch}, {length}), one number for "
             "each position."
         )
-    valid = attention_mask[:, attention_mask.shape[1] - length :] != 0
-    count = valid.sum(1)
-    start = valid.to(torch.int8).argmax(1)
+    valid = attention_mask[:, past:] != 0
     if not torch.compiler.is_compiling():
         # On a CPU it costs nothing to look.
         if valid.device.type == "cpu" and bool(valid.all()):
@@ -63,14 +57,14 @@ def valid_range(
             "`attention_mask` must have one run of ones in each row: padding on the left or right, at least one "
             "position, no holes. Packed sequences are not supported; give each sequence a row of its own.",
         )
-    return start, start + count, valid
+    start = valid.to(torch.int8).argmax(1)
+    return start, start + valid.sum(1), valid
 
 
-def require_all(holds: torch.Tensor, message: str) -> None:
+def require_all(holds: Tensor, message: str) -> None:
     """
-    Raise a `ValueError` unless all holds. A GPU checks by itself while the program goes on, as it does for a token
-    outside of the vocabulary, and a later operation raises a `RuntimeError`: to ask it would wait for all that it has
-    to do.
+    Raise a `ValueError` unless all holds. To ask a GPU would wait for all that it has to do: it checks by itself while
+    the program goes on, and a later operation raises a `RuntimeError`, as for a token outside of the vocabulary.
     """
     if holds.is_cuda:
         torch._assert_async(holds.all(), message)
@@ -78,7 +72,7 @@ def require_all(holds: torch.Tensor, message: str) -> None:
         raise ValueError(message)
 
 
-def masked_mean(hidden: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
+def masked_mean(hidden: Tensor, valid: Tensor | None) -> Tensor:
     """Mean over the valid positions of hidden states `(B, L, D)`, summed in float32 at least."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     if valid is None:
@@ -100,21 +94,13 @@ class MRConvModel(MRConvPreTrainedModel):
         self.final_norm = make_norm(config) if config.prenorm else None
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the embedding of tokens, or the linear layer that stands there for a continuous input."""
-        return self.embedding
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace what [`~MRConvModel.get_input_embeddings`] returns."""
-        self.embedding = value
-
     @capture_outputs
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
         past_key_values: Any | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
@@ -159,46 +145,42 @@ class MRConvModel(MRConvPreTrainedModel):
         return BaseModelOutput(last_hidden_state=hidden)
 
     def embed(
-        self,
-        input_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, input_values: Tensor | None = None
+    ) -> Tensor:
         """Embed the one input that is given: what the first block gets, (B, L, D)."""
-        config = self.config
+        config, size = self.config, f"`vocab_size` is {self.config.vocab_size}"
         given = [value for value in (input_ids, inputs_embeds, input_values) if value is not None]
         if len(given) != 1 or not given[0].numel():
             raise ValueError(
                 f"Got {len(given)} inputs{' without a position' if len(given) == 1 else ''}; give exactly one of "
                 "`input_ids`, `inputs_embeds` and `input_values`, of at least one position."
             )
+        (values,), shape = given, tuple(given[0].shape)
         if inputs_embeds is not None:
-            if inputs_embeds.ndim != 3 or inputs_embeds.shape[2] != config.hidden_size:
+            if len(shape) != 3 or shape[2] != config.hidden_size:
                 raise ValueError(
-                    f"`inputs_embeds` has shape {tuple(inputs_embeds.shape)}; expected (batch_size, length, "
-                    f"{config.hidden_size})."
+                    f"`inputs_embeds` has shape {shape}; expected (batch_size, length, {config.hidden_size})."
                 )
             return inputs_embeds
         if input_ids is not None:
-            if config.vocab_size is None or input_ids.ndim != 2:
+            if config.vocab_size is None or len(shape) != 2:
                 raise ValueError(
-                    f"`input_ids` has shape {tuple(input_ids.shape)} and `vocab_size` is {config.vocab_size}; "
-                    "expected tokens (batch_size, length) for a model with a vocabulary, else give `input_values`."
+                    f"`input_ids` has shape {shape} and {size}; expected tokens (batch_size, length) for a model with "
+                    "a vocabulary, else give `input_values`."
                 )
-            embedded: torch.Tensor = self.embedding(input_ids)
-            return embedded
-        assert input_values is not None
-        values = input_values[..., None] if input_values.ndim == 2 else input_values
-        if config.vocab_size is not None or values.ndim != 3 or values.shape[2] != config.input_size:
-            raise ValueError(
-                f"`input_values` has shape {tuple(input_values.shape)} and `vocab_size` is {config.vocab_size}; "
-                f"expected (batch_size, length, {config.input_size}) for a model without vocabulary."
-            )
-        if not values.is_floating_point():
-            raise TypeError(
-                f"`input_values` is {values.dtype}; give floating-point numbers, or tokens as `input_ids`."
-            )
-        embedded = self.embedding(values.to(self.dtype))
+        else:
+            values = values[..., None] if values.ndim == 2 else values
+            if config.vocab_size is not None or values.ndim != 3 or values.shape[2] != config.input_size:
+                raise ValueError(
+                    f"`input_values` has shape {shape} and {size}; expected (batch_size, length, {config.input_size}) "
+                    "for a model without vocabulary."
+                )
+            if not values.is_floating_point():
+                raise TypeError(
+                    f"`input_values` is {values.dtype}; give floating-point numbers, or tokens as `input_ids`."
+                )
+            values = values.to(self.dtype)
+        embedded: Tensor = self.embedding(values)
         return embedded
 
 
@@ -211,6 +193,8 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
     def __init__(self, config: MRConvConfig):
         super().__init__(config)
         self.num_labels = config.num_labels or 0
+        # The names of subclasses do not say it.
+        self.loss_type = "ForSequenceClassification"
         self.model = MRConvModel(config)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
@@ -219,10 +203,10 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
@@ -263,11 +247,7 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
 
     @can_return_tuple
     def forward(  # type: ignore[override]
-        self,
-        input_values: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Any,
+        self, input_values: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
     ) -> SequenceClassifierOutput:
         """
         Args:
@@ -281,24 +261,17 @@ class MRConvForAudioClassification(MRConvForSequenceClassification):
 
 
 class MRConvForImageClassification(MRConvForSequenceClassification):
-    """
-    [`MRConvForSequenceClassification`] that takes images as image processors make them; the weights are the same.
-    """
+    """[`MRConvForSequenceClassification`] that takes images as image processors make them, with the same weights."""
 
     main_input_name = "pixel_values"
     input_modalities = ["image"]
 
-    def __init__(self, config: MRConvConfig):
-        super().__init__(config)
-        # The name of the class does not say it.
-        self.loss_type = "ForSequenceClassification"
-
     @can_return_tuple
     def forward(  # type: ignore[override]
         self,
-        pixel_values: torch.Tensor | None = None,
-        input_values: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
@@ -320,30 +293,25 @@ class MRConvForImageClassification(MRConvForSequenceClassification):
         return super().forward(input_values=input_values, labels=labels, **kwargs)
 
 
-def _join(
-    first: torch.Tensor, second: torch.Tensor, masks: tuple[torch.Tensor | None, torch.Tensor | None]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two batches of embedded documents as one, padded on the right to one length, and their mask."""
-    length = max(first.shape[1], second.shape[1])
-    documents, joined = [], []
-    for document, mask in zip((first, second), masks, strict=True):
-        if mask is None:
-            mask = torch.ones(document.shape[:2], dtype=torch.int64, device=document.device)
-        if mask.shape != document.shape[:2]:
+def _join(documents: list[Tensor], masks: list[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """Batches of embedded documents as one, padded on the right to one length, and their mask."""
+    length, joined = max(document.shape[1] for document in documents), []
+    for document, mask in zip(documents, masks, strict=True):
+        shape = document.shape[:2]
+        if mask is not None and mask.shape != shape:
             raise ValueError(
-                f"An attention mask has shape {tuple(mask.shape)} for documents of shape {tuple(document.shape[:2])}; "
-                "give one number for each position."
+                f"An attention mask has shape {tuple(mask.shape)} for documents of shape {tuple(shape)}; give one "
+                "number for each position."
             )
-        right = length - document.shape[1]
-        documents.append(F.pad(document, (0, 0, 0, right)))
-        joined.append(F.pad(mask, (0, right)))
-    return torch.cat(documents), torch.cat(joined)
+        mask = torch.ones(shape, dtype=torch.int64, device=document.device) if mask is None else mask
+        right = length - shape[1]
+        joined.append((F.pad(document, (0, 0, 0, right)), F.pad(mask, (0, right))))
+    texts, valid = zip(*joined, strict=True)
+    return torch.cat(texts), torch.cat(valid)
 
 
 class MRConvForRetrieval(MRConvPreTrainedModel):
-    """
-    MRConv that compares two documents: one encoder for both, a head on [a, b, a - b, a * b] of their means a and b.
-    """
+    """MRConv that compares two documents: one encoder for both, a head on [a, b, a - b, a * b] of their means."""
 
     accepts_loss_kwargs = False
 
@@ -361,12 +329,12 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         input_ids_2: torch.LongTensor | None = None,
-        attention_mask_2: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        inputs_embeds_2: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        attention_mask_2: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        inputs_embeds_2: Tensor | None = None,
+        labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
@@ -391,16 +359,15 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
                 f"There are {len(first)} first and {len(second)} second documents; give pairs, as many of each."
             )
         # One pass for both: statistics are those of all documents, and are counted once.
-        documents, mask = _join(first, second, (attention_mask, attention_mask_2))
+        documents, mask = _join([first, second], [attention_mask, attention_mask_2])
         outputs = self.model(inputs_embeds=documents, attention_mask=mask, **kwargs)
         a, b = masked_mean(outputs.last_hidden_state, mask != 0).chunk(2)
-        compared = F.relu(self.comparison(torch.cat([a, b, a - b, a * b], dim=-1)))
-        logits = self.classifier(compared)
+        logits = self.classifier(F.relu(self.comparison(torch.cat([a, b, a - b, a * b], dim=-1))))
         loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
-def check_left_padding(attention_mask: torch.Tensor, positions: int) -> None:
+def check_left_padding(attention_mask: Tensor, positions: int) -> None:
     """Check that a mask covers the cached `positions` and the new ones, and that no padding follows a valid one."""
     if attention_mask.ndim != 2 or attention_mask.shape[1] != positions:
         raise ValueError(
@@ -442,12 +409,12 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         past_key_values: MRConvCache | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
+        logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """
@@ -484,14 +451,17 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         torch.Size([1, 23])
         ```
         """
-        cache = self._cache(past_key_values, use_cache)
-        if cache is not None and attention_mask is not None:
-            given = input_ids if inputs_embeds is None else inputs_embeds
-            if given is not None:
-                check_left_padding(attention_mask, cache.get_seq_length() + given.shape[1])
+        cache = MRConvCache(self.config) if past_key_values is None and use_cache else past_key_values
+        if cache is not None and not isinstance(cache, MRConvCache):
+            raise TypeError(
+                f"`past_key_values` is a {type(cache).__name__}; MRConv has no keys and values to cache, it needs an "
+                "`MRConvCache(model.config)`."
+            )
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        if cache is not None and attention_mask is not None and inputs is not None:
+            check_left_padding(attention_mask, cache.get_seq_length() + inputs.shape[1])
         outputs = self.model(input_ids, attention_mask, inputs_embeds, past_key_values=cache, **kwargs)
-        hidden = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
-        logits = self.lm_head(hidden)
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -513,35 +483,20 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"`assistant_early_exit` is {early_exit}; the model has {depth} blocks, give 1 to {depth}."
             )
-        # Untyped: transformers annotates `self` with a protocol that no model meets.
-        mixin: Any = super()
         try:
-            return mixin.generate(*args, **kwargs)
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
         finally:
             self.config.num_hidden_layers = depth
-
-    def _cache(self, cache: MRConvCache | None, use_cache: bool | None) -> MRConvCache | None:
-        """The cache of this call: the one given, a new one if asked for, or none."""
-        if cache is None:
-            return MRConvCache(self.config) if use_cache else None
-        if not isinstance(cache, MRConvCache):
-            raise TypeError(
-                f"`past_key_values` is a {type(cache).__name__}; MRConv has no keys and values to cache, it needs an "
-                "`MRConvCache(model.config)`."
-            )
-        return cache
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: torch.LongTensor,
-        inputs_embeds: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """The inputs of the next forward pass of `generate`: after the prompt, all positions are valid."""
-        # Untyped: transformers annotates `self` with a protocol that no model meets.
-        mixin: Any = super()
-        inputs: dict[str, Any] = mixin.prepare_inputs_for_generation(
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids, inputs_embeds=inputs_embeds, is_first_iteration=is_first_iteration, **kwargs
         )
         if not is_first_iteration and inputs.get("past_key_values") is not None:
@@ -558,21 +513,9 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
                 "`MRConvCache`, which is used when this is left out."
             )
         if model_kwargs.get("past_key_values") is not None:
-            mixin: Any = super()
-            mixin._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
         elif generation_config.use_cache is not False:
             cache = MRConvCache(self.config)
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             model_kwargs["past_key_values"] = cache
-
-
-__all__ = [
-    "MRConvForAudioClassification",
-    "MRConvForCausalLM",
-    "MRConvForImageClassification",
-    "MRConvForRetrieval",
-    "MRConvForSequenceClassification",
-    "MRConvModel",
-    "MRConvPreTrainedModel",
-]

@@ -100,6 +100,8 @@ class MRConvNextPreTrainedModel(MRConvPreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ["image"]
     _no_split_modules = ["MRConvNextLayer"]
+    # Where gradient checkpointing with adapters starts the graph.
+    _input_embed_layer = "patches"
     _can_record_outputs = {"hidden_states": OutputRecorder(MRConvNextStage)}
 
     @torch.no_grad()
@@ -144,10 +146,6 @@ class MRConvNextModel(MRConvNextPreTrainedModel):
             self.stages.append(MRConvNextStage(config, stage, drop_paths[first : first + depth]))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the first convolution, where gradient checkpointing with adapters starts the graph."""
-        return self.patches
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPoolingAndNoAttention:

@@ -28,9 +28,7 @@ def _working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def fft_size(length: int) -> int:
-    """Smallest size 2^a 3^b 5^c with a > 0, not below a length: what FFT libraries are fast at."""
-    if length < 1:
-        raise ValueError(f"An FFT has at least one point, got length={length}. Pass a length of 1 or more.")
+    """Smallest size 2^a 3^b 5^c with a > 0, not below a length of 1 or more: what FFT libraries are fast at."""
     best = 1 << max(1, (length - 1).bit_length())
     five = 1
     while five < best:
@@ -49,8 +47,6 @@ def convolution_size(length: int, taps: int, backward_taps: int = 0) -> int:
 
 def dilated_kernel(weight: Tensor, dilation: int, length: int) -> Tensor:
     """k[dilation * j] = weight[j], zero elsewhere (poster eq. 8); taps from `length` on are dropped."""
-    if dilation < 1:
-        raise ValueError(f"Taps lie at least one sample apart, got dilation={dilation}. Pass 1 or more.")
     spread = F.pad(weight[:, :, None], (0, dilation - 1)).flatten(1)[:, :length]
     return F.pad(spread, (0, length - spread.shape[1]))
 
@@ -63,8 +59,6 @@ def fourier_kernel(modes: Tensor, length: int) -> Tensor:
     are dropped, imaginary parts at frequency 0 and there are zeroed: a real kernel has none, and not every FFT ignores
     them (pytorch/pytorch#154496).
     """
-    if modes.shape[-1] != 2:
-        raise ValueError(f"Modes are stored as real and imaginary part, got shape {tuple(modes.shape)}, not (..., 2).")
     with maybe_autocast(modes.device.type, enabled=False):
         modes = modes.to(_working_dtype(modes.dtype))[:, : length // 2 + 1]
         frequency = torch.arange(modes.shape[1], device=modes.device)
@@ -79,24 +73,11 @@ def sparse_kernel(weight: Tensor, positions: Tensor, length: int) -> Tensor:
 
 def merge_kernels(kernels: list[Tensor], scales: Tensor) -> Tensor:
     """One kernel for N branches: sum_i scales_i * ZeroPadRight(k_i), `scales` being [N, channels] (poster eq. 7)."""
-    _check_branches(kernels, scales)
     longest = max(kernel.shape[1] for kernel in kernels)
-    scaled = [
-        F.pad(kernel * scale[:, None], (0, longest - kernel.shape[1]))
-        for kernel, scale in zip(kernels, scales, strict=True)
-    ]
-    return torch.stack(scaled).sum(0)
-
-
-def _check_branches(kernels: list[Tensor], *scales: Tensor) -> None:
-    if not kernels:
-        raise ValueError("A layer has at least one branch, got no kernels. Pass N kernels of shape (channels, taps).")
-    for scale in scales:
-        if scale.shape != (len(kernels), kernels[0].shape[0]):
-            raise ValueError(
-                f"{len(kernels)} kernels of {kernels[0].shape[0]} channels need coefficients of shape "
-                f"{(len(kernels), kernels[0].shape[0])}, got {tuple(scale.shape)}."
-            )
+    pairs = zip(kernels, scales, strict=True)
+    return torch.stack(
+        [F.pad(kernel * scale[:, None], (0, longest - kernel.shape[1])) for kernel, scale in pairs]
+    ).sum(0)
 
 
 def kernel_spectrum(kernel: Tensor, backward_kernel: Tensor | None, n: int) -> Tensor:
@@ -148,25 +129,22 @@ def long_conv(
         # FFT libraries refuse it.
         return long_conv(F.pad(u, (0, 0, 0, 0, 0, 1)), kernel, backward_kernel, spectrum=spectrum, bias=bias)[:0]
     length, dtype = u.shape[2], _working_dtype(u.dtype)
-    taps, ahead = kernel.shape[1], 0 if backward_kernel is None else backward_kernel.shape[1]
+    wings = [kernel] if backward_kernel is None else [kernel, backward_kernel]
     if isinstance(length, torch.SymInt):
         # Exported for any length: no search for a fast size, and nothing that depends on which one is longer.
-        n = length + taps + ahead
+        n = length + sum(wing.shape[1] for wing in wings)
     else:
-        n = convolution_size(length, taps, ahead)
-        kernel = kernel[:, :length]
-        backward_kernel = None if backward_kernel is None else backward_kernel[:, : length - 1]
+        n = convolution_size(length, *(wing.shape[1] for wing in wings))
+        wings = [wing[:, :reach] for wing, reach in zip(wings, (length, length - 1), strict=False)]
     if spectrum is not None:
-        given = 2 * (spectrum.shape[-1] - 1)
-        if given < n:
+        points = 2 * (spectrum.shape[-1] - 1)
+        if points < n:
             raise ValueError(
                 f"An input of {length} samples needs a spectrum at n >= {n}, got one of {spectrum.shape[-1]} points "
-                f"(n = {given}). Compute it at `convolution_size`."
+                f"(n = {points}). Compute it at `convolution_size`."
             )
-        n, kernel = given, kernel.detach()
-        backward_kernel = None if backward_kernel is None else backward_kernel.detach()
-    kernel = kernel.to(dtype)
-    backward_kernel = None if backward_kernel is None else backward_kernel.to(dtype)
+        n, wings = points, [wing.detach() for wing in wings]
+    kernel, backward_kernel = wings[0].to(dtype), wings[1].to(dtype) if wings[1:] else None
     bias = None if bias is None else bias.to(dtype)
     # For torch.export and the compiler there is nothing faster than the plain expression.
     if not torch.compiler.is_compiling() and "long_conv" in FAST:
@@ -217,10 +195,7 @@ def batch_norm_conv(
     Returns y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased variance of each
     branch over batch and valid positions, [N, channels], and the number of positions.
     """
-    _check_branches(kernels, alpha, weight, bias)
-    wings = [] if backward_kernels is None else backward_kernels
-    if len(wings) not in (0, len(kernels)):
-        raise ValueError(f"{len(kernels)} kernels need as many backward kernels or none, got {len(wings)}.")
+    wings = backward_kernels or []
     for kernel in (*kernels, *wings):
         _check_input(u, kernel, None)
     if u.shape[0] == 0:
@@ -234,11 +209,9 @@ def batch_norm_conv(
     length, dtype = u.shape[2], _working_dtype(u.dtype)
     cropped = [kernel[:, :length].to(dtype) for kernel in kernels]
     ahead = [wing[:, : length - 1].to(dtype) for wing in wings]
-    spans = [kernel.shape[1] for kernel in cropped]
-    if ahead:
-        spans = [span + wing.shape[1] for span, wing in zip(spans, ahead, strict=True)]
-    # Neither the outputs nor the autocorrelation of u wrap around.
-    n = fft_size(length + min(length, max(spans)) - 1)
+    # The longest branch, whose wings are the longest too: neither outputs nor autocorrelation of u wrap around.
+    span = max(kernel.shape[1] for kernel in cropped) + max((wing.shape[1] for wing in ahead), default=0)
+    n = fft_size(length + min(length, span) - 1)
     form = FAST.get("batch_norm_conv", _batch_norm_branches)
     y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
     return y, mean, var, count

@@ -1,48 +1,44 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
+"""Streaming of causal MRConv models for transformers' generation and for chunks of any length: [`MRConvCache`].
+
+Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels, frequencies].
 """
-Streaming of causal MRConv models for transformers' generation and for chunks of any length: [`MRConvCache`].
 
-A merged layer (poster eq. 7) is one long convolution, y[t] = sum_tau k[tau] u[t - tau] + b, over as many positions as
-the kernel has taps. Position by position that is a relaxed convolution: as soon as the last U inputs are complete, U
-being the largest power of two that divides the position, their part of the next U outputs is added to what is known
-of these,
-
-    y[i + s] += sum_{r < U} u[i - U + r] k[U + s - r],   0 <= s < U,
-
-by one FFT of size 2 U. Every pair of an input and an output meets in exactly one tile, so the result is exact to
-rounding for any kernel, whichever way it was parametrised, and costs O(log^2 L) operations per position (amortised;
-the position that completes a tile of size U pays for it). Tiles below `TILE` are computed directly.
-
-The state is one buffer of [batch, channels, period] numbers, period being the power of two that holds the kernel:
-what is known of an output waits where its input will be stored, as the first is read when the second arrives. After
-`period` positions the last tile spreads all inputs over the next period, and the buffer begins anew: memory is bounded
-and a stream may be longer than the kernel, hence than `max_position_embeddings`.
-
-A chunk of any length, a prompt too, splits into whole aligned tiles, each convolved with itself by FFT, and a rest
-inside a tile. Against one FFT of the whole prompt that takes 1.0 to 2.5 times as long (measured, 1,000 to 30,000
-positions), and leaves the state behind. How we know: tests/mrconv/test_streaming_mrconv.py compares streams of every
-kernel length and chunking with the convolution of the whole input in float64, and generation with and without a cache.
-
-Fourier kernels have a recurrence too, a sliding DFT. It is left out: it was measured nowhere faster (33 us a position
-against 31, 423 against 110 for batch 8), it drifts, and it serves one type of kernel only.
-"""
+# A merged layer (poster eq. 7) is one long convolution, y[t] = sum_tau k[tau] u[t - tau] + b, over as many positions
+# as the kernel has taps. Position by position that is a relaxed convolution: as soon as the last U inputs are
+# complete, U being the largest power of two that divides the position, their part of the next U outputs is added to
+# what is known of these,
+#
+#     y[i + s] += sum_{r < U} u[i - U + r] k[U + s - r],   0 <= s < U,
+#
+# by one FFT of size 2 U. Every pair of an input and an output meets in exactly one tile, so the result is exact to
+# rounding for any kernel, whichever way it was parametrised, and costs O(log^2 L) operations per position (amortised;
+# the position that completes a tile of size U pays for it). Tiles below `TILE` are computed directly.
+#
+# The state is one buffer of [batch, channels, period] numbers, period being the power of two that holds the kernel:
+# what is known of an output waits where its input will be stored, as the first is read when the second arrives. After
+# `period` positions the last tile spreads all inputs over the next period, and the buffer begins anew: memory is
+# bounded and a stream may be longer than the kernel, hence than `max_position_embeddings`.
+#
+# A chunk of any length, a prompt too, splits into whole aligned tiles, each convolved with itself by FFT, and a rest
+# inside a tile. Against one FFT of the whole prompt that takes 1.0 to 2.5 times as long (measured, 1,000 to 30,000
+# positions), and leaves the state behind. How we know: tests/mrconv/test_streaming_mrconv.py compares streams of every
+# kernel length and chunking with the convolution of the whole input in float64, and generation with and without a
+# cache. Fourier kernels have a recurrence too, a sliding DFT: measured nowhere faster, it drifts, and it serves one
+# type of kernel only.
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .kernels_mrconv import TILE, StreamingKernel, keeps_state
 
-# Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels, frequencies].
 
-
-@dataclass
-class _Undo:
+class _Undo(NamedTuple):
     """What one chunk overwrites, so that `crop` can take it back."""
 
     inputs: Tensor
@@ -54,37 +50,47 @@ class _Undo:
     allocated: int
 
 
-class StreamingConvolution:
+class StreamingConvolution(CacheLayerMixin):
     """
-    Causal convolution of one layer that goes on where the last chunk ended, exact to rounding.
-
-    The kernel stays the same for the whole stream; batch size and device are those of the first inputs.
+    A layer of the cache: its causal convolution, which goes on where the last chunk ended. The kernel stays the same
+    for the whole stream; batch size and device are those of the first inputs.
     """
 
-    @keeps_state
-    def __init__(self, kernel: StreamingKernel, inputs: Tensor):
-        batch, channels = inputs.shape[:2]
-        self.kernel = kernel
-        self.seen = 0
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record_past = False
+        self.reset()
+
+    def reset(self) -> None:
+        for name in ("kernel", "history", "tile"):
+            vars(self).pop(name, None)
+        self.is_initialized, self.seen = False, 0
         # Position within the period.
         self.offset = 0
-        self.record_past = False
         self._past: list[_Undo] = []
+
+    @keeps_state
+    def lazy_initialization(self, u: Tensor, kernel: StreamingKernel) -> None:  # type: ignore[override]
+        """Begin the stream of a kernel with its first inputs."""
+        batch, channels = u.shape[:2]
+        self.kernel = kernel
         # Before the current tile, inputs; after it, what is known of outputs. [batch, channels, allocated]
         self.history = kernel.kernel.new_zeros(batch, channels, TILE)
         # The same for the current tile, laid out for single positions. [batch, tile, channels]
         self.tile = kernel.kernel.new_zeros(batch, TILE, channels)
-
-    @property
-    def batch_size(self) -> int:
-        return self.tile.shape[0]
+        self.is_initialized = True
 
     @keeps_state
-    def __call__(self, u: Tensor) -> Tensor:
+    def update(self, u: Tensor, kernel: Callable[[], StreamingKernel]) -> Tensor:  # type: ignore[override]
         """
         The outputs at the next positions, [batch, channels, length], in the dtype of `u`, which is zero where padded.
         """
-        expected = (self.batch_size, self.tile.shape[2])
+        if not self.is_initialized:
+            self.lazy_initialization(u, kernel())
+        expected = (self.tile.shape[0], self.tile.shape[2])
         if tuple(u.shape[:2]) != expected or u.device != self.tile.device:
             raise ValueError(
                 f"This cache holds [batch, channels] = {list(expected)} on {self.tile.device}; got inputs of shape "
@@ -210,12 +216,38 @@ class StreamingConvolution:
         self._past.clear()
 
     @keeps_state
-    def select(self, indices: Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the samples `indices` of the batch, in their order and as often as they occur."""
-        indices = indices.to(self.tile.device)
-        self.history = self.history.index_select(0, indices)
-        self.tile = self.tile.index_select(0, indices)
-        self._past.clear()
+        if self.is_initialized:
+            indices = indices.to(self.tile.device)
+            self.history, self.tile = self.history.index_select(0, indices), self.tile.index_select(0, indices)
+            self._past.clear()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.is_initialized:
+            self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch; an unknown attribute before the stream has begun, which is what `Cache` looks for."""
+        return self.tile.shape[0]
+
+    def activate_past_recording(self) -> None:
+        self.record_past = True
+
+    def get_seq_length(self) -> int:
+        """Positions that the layer has seen, padding included."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        # No maximum: old positions leave the kernel's reach.
+        return -1
 
 
 class _WithoutBackward(torch.autograd.Function):
@@ -228,40 +260,6 @@ class _WithoutBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         raise RuntimeError("A streamed convolution has no gradient: call the model without a cache (use_cache=False).")
-
-
-class _Layer:
-    """A layer of the cache: a stream that begins with the first inputs."""
-
-    is_compileable = False
-    is_croppable = True
-    is_sliding = False
-    supports_early_init = False
-
-    def __init__(self) -> None:
-        self.stream: StreamingConvolution | None = None
-        self.record_past = False
-
-    def get_seq_length(self) -> int:
-        return 0 if self.stream is None else self.stream.seen
-
-    def get_max_length(self) -> int:
-        # No maximum: old positions leave the kernel's reach.
-        return -1
-
-    def activate_past_recording(self) -> None:
-        self.record_past = True
-
-    def reset(self) -> None:
-        self.stream = None
-
-    def crop(self, tokens_to_remove: int) -> None:
-        if self.stream is not None:
-            self.stream.crop(tokens_to_remove)
-
-    def select(self, indices: Tensor) -> None:
-        if self.stream is not None:
-            self.stream.select(indices)
 
 
 class MRConvCache(Cache):
@@ -288,8 +286,7 @@ class MRConvCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig):
-        layers: list[Any] = [_Layer() for _ in range(config.num_hidden_layers)]
-        super().__init__(layers=layers)
+        super().__init__(layers=[StreamingConvolution() for _ in range(config.num_hidden_layers)])
 
     def convolve(self, layer_index: int, u: Tensor, kernel: Callable[[], StreamingKernel]) -> Tensor:
         """
@@ -305,40 +302,7 @@ class MRConvCache(Cache):
                 "`MRConvCache(model.config)` after a change of `config.num_hidden_layers`."
             )
         layer: Any = self.layers[layer_index]
-        if layer.stream is None:
-            layer.stream = StreamingConvolution(kernel(), u)
-        layer.stream.record_past = layer.record_past
-        result: Tensor = layer.stream(u)
+        result: Tensor = layer.update(u, kernel)
         if torch.is_grad_enabled() and u.requires_grad:
             result = _WithoutBackward.apply(result, u)
         return result
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions that the layer has seen, padding included."""
-        layer: Any = self.layers[layer_idx]
-        return layer.get_seq_length()
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Length and offset of a mask over all positions, those of the next chunk included."""
-        return self.get_seq_length(layer_idx) + query_length, 0
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in the batch; -1 before the first call."""
-        layer: Any = self.layers[0]
-        return -1 if layer.stream is None else layer.stream.batch_size
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Put the samples `beam_idx` in the places of the batch, as beam search does."""
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the samples `indices` (`torch.LongTensor` of shape `[new batch]`)."""
-        layers: list[Any] = self.layers
-        for layer in layers:
-            layer.select(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each sample `repeats` times, copies side by side."""
-        if self.batch_size > 0:
-            self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))

@@ -72,12 +72,12 @@ def find_neighbours(
     row, column = at[1] // cell, at[0] // cell
     config = model.config
 
-    def built(shifted: bool, k: int) -> Dictionary:
+    def build(shifted: bool, k: int) -> Dictionary:
         return build_dictionary(tokens, config.window_size, shifted, k, config.similarity, config.include_self)
 
     def place(shifted: bool) -> tuple[Dictionary, int, int, float]:
         """The partition, its window with the token, the token's number in it and its distance from the middle."""
-        found = built(shifted, 1)
+        found = build(shifted, 1)
         (high, wide), (down, right) = found.window, found.shift
         moved = (row - down) % tokens.shape[1], (column - right) % tokens.shape[2]
         inside = moved[0] % high, moved[1] % wide
@@ -90,7 +90,7 @@ def find_neighbours(
     high, wide = partition.window
     top = (number // (tokens.shape[2] // wide)) * high + partition.shift[0]
     left = (number % (tokens.shape[2] // wide)) * wide + partition.shift[1]
-    keys = {k: _keys_of(built(shifted, k), number, token) for k in top_k}
+    keys = {k: _keys_of(build(shifted, k), number, token) for k in top_k}
     window = partition_windows(tokens, partition.window, partition.shift)[number].float()
     if config.similarity == "cosine":
         window = torch.nn.functional.normalize(window, dim=-1)
@@ -169,16 +169,16 @@ def explain(
 def _draw(picture: np.ndarray, found: Neighbours, stage: int) -> Image.Image:
     """The overview, the similarity and a panel for each k, three to a row."""
     high, wide = found.similarity.shape
-    panels = [(f"rank of similarity to the patch, stage {stage}", _heat(found))]
+    panels = [(f"rank of similarity to the patch, stage {stage}", _draw_ranks(found))]
     for k, keys in found.keys.items():
         title = f"k = {k}" + (f" of {high * wide}" if k < high * wide else ": the whole window")
         panels.append(
             (
                 f"{title}, {keys.sum()} keys" if keys.sum() != min(k, high * wide) else title,
-                _chosen(picture, found, keys),
+                _draw_chosen(picture, found, keys),
             )
         )
-    panels.insert(0, ("picture, window and patch", _overview(picture, found)))
+    panels.insert(0, ("picture, window and patch", _draw_overview(picture, found)))
     step, columns = PANEL + GAP, 3
     rows = -(-len(panels) // columns)
     sheet = Image.new("RGB", (columns * step + GAP, rows * (step + TITLE) + GAP), PAPER)
@@ -190,7 +190,7 @@ def _draw(picture: np.ndarray, found: Neighbours, stage: int) -> Image.Image:
     return sheet
 
 
-def _overview(picture: np.ndarray, found: Neighbours) -> Image.Image:
+def _draw_overview(picture: np.ndarray, found: Neighbours) -> Image.Image:
     """The whole picture with the window and the patch."""
     image = Image.fromarray(picture)
     ratio = min(PANEL / image.width, PANEL / image.height)
@@ -210,17 +210,17 @@ def _overview(picture: np.ndarray, found: Neighbours) -> Image.Image:
     return panel
 
 
-def _heat(found: Neighbours) -> Image.Image:
+def _draw_ranks(found: Neighbours) -> Image.Image:
     """Tokens of the window by rank of similarity to the patch, the greatest bright; one value would outshine all."""
     from matplotlib import colormaps
 
     ranks = found.similarity.ravel().argsort().argsort().reshape(found.similarity.shape)
     shades = colormaps["magma"](ranks / max(1, ranks.size - 1))[..., :3]
     image = Image.fromarray(np.rint(shades * 255).astype(np.uint8))
-    return _framed(image.resize((PANEL, PANEL), Image.Resampling.NEAREST), found, np.zeros(ranks.shape, bool))
+    return _draw_frames(image.resize((PANEL, PANEL), Image.Resampling.NEAREST), found, np.zeros(ranks.shape, bool))
 
 
-def _chosen(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> Image.Image:
+def _draw_chosen(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> Image.Image:
     """The window's pixels, those of other tokens grey and pale."""
     top, left, bottom, right = found.window
     # A window may reach into the padding, which repeats the border.
@@ -230,10 +230,10 @@ def _chosen(picture: np.ndarray, found: Neighbours, keys: np.ndarray) -> Image.I
     mask = keys.repeat(found.cell, 0).repeat(found.cell, 1)[..., None]
     pale = 0.35 * window.mean(-1, keepdims=True) + 0.1 * 255
     shown = Image.fromarray(np.where(mask, window, pale).astype(np.uint8))
-    return _framed(shown.resize((PANEL, PANEL), Image.Resampling.NEAREST), found, keys)
+    return _draw_frames(shown.resize((PANEL, PANEL), Image.Resampling.NEAREST), found, keys)
 
 
-def _framed(panel: Image.Image, found: Neighbours, keys: np.ndarray) -> Image.Image:
+def _draw_frames(panel: Image.Image, found: Neighbours, keys: np.ndarray) -> Image.Image:
     """Outlines around the keys, where one has a neighbour that is none, and around the patch."""
     draw = ImageDraw.Draw(panel)
     high, wide = keys.shape

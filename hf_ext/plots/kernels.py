@@ -118,11 +118,7 @@ def contributions(
     """Lags and values alpha_i s_i k_i of one channel's kernels, and of their sum; lags below 0 look ahead."""
     merged, ahead, _ = layer.merged()
     kernels, backward = layer.branch_kernels()
-    scale = layer.alpha.detach()
-    if layer.norm is not None:
-        scale, _ = layer.norm.fold(layer.alpha)
-    elif layer.config.branch_norm == "kernel":
-        scale = scale / layer._kernel_norms()
+    scale, _ = layer.branch_scales()
     wings = [None] * len(kernels) if backward is None else backward
     parts = [
         _two_sided(kernel[channel] * factor[channel], None if wing is None else wing[channel] * factor[channel])

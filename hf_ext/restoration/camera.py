@@ -48,8 +48,13 @@ class CameraPicture(NamedTuple):
     icc_profile: bytes | None
 
 
-def is_heif(head: bytes) -> bool:
+def is_heif(source: Source) -> bool:
     """Whether a file is HEIC or another HEIF."""
+    if isinstance(source, bytes):
+        head = source[:12]
+    else:
+        with open(source, "rb") as file:
+            head = file.read(12)
     return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
 
 

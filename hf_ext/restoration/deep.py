@@ -3,7 +3,6 @@
 
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,9 @@ from transformers.utils import logging
 
 from hf_ext.semanir.image_processing_semanir import image_to_pixels
 
-from .camera import EXTRA, MissingLibraryError, UnreadableError, seekable
+from .camera import EXTRA, MissingLibraryError, Source, UnreadableError, seekable
 
 logger = logging.get_logger(__name__)
-
-Source = str | Path | bytes
 
 # How Pillow's decoders call 16 bits in several channels: the channels, and which byte of a value comes first.
 _DEEP = re.compile(r"(RGB|RGBA|RGBa|RGBX+|LA|CMYKX*);16[BLN]")
@@ -49,13 +46,10 @@ def _raw_mode(image: ImageFile.ImageFile) -> str:
 
 
 def _both_halves(source: Source, page: int) -> np.ndarray:
-    """
-    All 16 bits of a picture in RGB or RGBA.
-
-    Pillow's images have 8 bits in several channels, and its decoders hand out the upper byte of each value. Told that
-    the bytes lie the other way round, they take the lower byte for the upper one: two readings give both. The tests
-    compare the result with what tifffile reads, for each order of bytes, compression and layout.
-    """
+    """All 16 bits of a picture in RGB or RGBA."""
+    # Pillow's images have 8 bits in several channels, and its decoders hand out the upper byte of each value. Told
+    # that the bytes lie the other way round, they take the lower byte for the upper one: two readings give both. The
+    # tests compare the result with what tifffile reads, for each order of bytes, compression and layout.
     halves = []
     for swapped in (False, True):
         with Image.open(seekable(source)) as image:
@@ -66,7 +60,9 @@ def _both_halves(source: Source, page: int) -> np.ndarray:
             if swapped:
                 native = "B" if sys.byteorder == "little" else "L"
                 wanted = wanted[:-1] + {"B": "L", "L": "B", "N": native}[wanted[-1]]
-            image.tile = [_decoded_as(tile, wanted) for tile in image.tile]
+            for index, tile in enumerate(image.tile):
+                arguments = (wanted, *tile.args[1:]) if isinstance(tile.args, tuple) else wanted
+                image.tile[index] = tile._replace(args=arguments)
             halves.append(image_to_pixels(image))
     pixels = halves[0].astype(np.uint16) * 256 + halves[1]
     if "RGBa" not in raw:
@@ -74,11 +70,6 @@ def _both_halves(source: Source, page: int) -> np.ndarray:
     alpha = pixels[..., 3:].astype(np.float64)
     colours = pixels[..., :3] * (65535 / np.maximum(alpha, 1))
     return np.concatenate([np.rint(colours.clip(0, 65535)), alpha], axis=-1).astype(np.uint16)
-
-
-def _decoded_as(tile: Any, raw: str) -> Any:
-    """A part of a file, to be decoded in another way."""
-    return tile._replace(args=(raw, *tile.args[1:]) if isinstance(tile.args, tuple) else raw)
 
 
 def _has_deep_planes(image: TiffImageFile) -> bool:

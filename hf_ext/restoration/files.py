@@ -19,7 +19,7 @@ from hf_ext.semanir.image_processing_semanir import image_to_pixels
 from .camera import (
     RAW_ENDINGS,
     CameraPicture,
-    MissingLibraryError,
+    Source,
     UnreadableError,
     is_heif,
     is_raw,
@@ -28,9 +28,7 @@ from .camera import (
     seekable,
 )
 from .deep import read_deep
-from .encoding import FORMATS, Frames, Picture, descriptive_tags, encode_frames, image_format
-
-Source = str | Path | bytes
+from .encoding import Frames, Picture, descriptive_tags, encode_frames, image_format
 
 _ORIENTATION = 0x0112
 # Formats whose frames follow one another in time; in those of the second kind the first picture is the whole (a
@@ -86,9 +84,9 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
     try:
         if not isinstance(source, bytes) and Path(source).suffix.lower() in RAW_ENDINGS:
             return _from_camera(read_raw, source, check)
-        if is_heif(_head(source)):
+        if is_heif(source):
             return _from_camera(read_heif, source, check)
-        with _limit_pillow(max(1, int(max_megapixels * 1e6))), _open_picture(source) as image:
+        with _limit_pillow(max(1, int(max_megapixels * 1e6))), Image.open(seekable(source)) as image:
             if is_raw(image):
                 return _from_camera(read_raw, source, check)
             count = 1 if image.format in _FIRST else getattr(image, "n_frames", 1)
@@ -121,17 +119,6 @@ def _read(source: Source, max_megapixels: float, several: bool) -> Frames:
 
 def _too_large(name: str, size: str, bound: float) -> str:
     return f"{name} has {size}; at most {bound:g} megapixels are decoded. Raise max-megapixels to allow it."
-
-
-def _open_picture(source: Source) -> ImageFile.ImageFile:
-    return Image.open(seekable(source))
-
-
-def _head(source: Source) -> bytes:
-    if isinstance(source, bytes):
-        return source[:12]
-    with open(source, "rb") as file:
-        return file.read(12)
 
 
 def _from_camera(
@@ -237,17 +224,3 @@ def write_frames(path: str | Path, frames: Frames, *, overwrite: bool = False, f
     with whole_file(path) as file:
         file.write(data)
     return path
-
-
-__all__ = [
-    "FORMATS",
-    "Frames",
-    "MissingLibraryError",
-    "Picture",
-    "encode_frames",
-    "image_format",
-    "read_frames",
-    "read_image",
-    "write_frames",
-    "write_image",
-]

@@ -144,15 +144,10 @@ def missing_library(path: Path) -> str | None:
     """What a file needs that is not installed."""
     kind = path.suffix.lower()
     for endings, module, package in ((HEIF_ENDINGS, "pillow_heif", "pillow-heif"), (RAW_ENDINGS, "rawpy", "rawpy")):
-        if kind in endings and not _is_installed(module):
+        # Of a module that was imported, `find_spec` may know nothing.
+        if kind in endings and not (sys.modules[module] if module in sys.modules else find_spec(module)):
             return f'needs pip install "hf-ext[images]" ({package}).'
     return None
-
-
-def _is_installed(module: str) -> bool:
-    if module in sys.modules:
-        return sys.modules[module] is not None
-    return find_spec(module) is not None
 
 
 def _pictures(name: str, out: Path | None) -> Iterator[_Found]:
@@ -167,7 +162,9 @@ def _pictures(name: str, out: Path | None) -> Iterator[_Found]:
                 yield from _pictures(line.strip(), out)
     elif os.path.isdir(name):
         folder = Path(name)
-        readable = HEIF_ENDINGS | RAW_ENDINGS | _pillow_endings()
+        known = Image.registered_extensions()
+        pillows = {end for end, format in known.items() if format in Image.OPEN and format not in _NO_PIXELS}
+        readable = HEIF_ENDINGS | RAW_ENDINGS | pillows
         results = out.resolve() if out is not None else None
         for path in sorted(folder.rglob("*")):
             relative = path.relative_to(folder)
@@ -178,21 +175,13 @@ def _pictures(name: str, out: Path | None) -> Iterator[_Found]:
     elif os.path.exists(name):
         yield _Found(Path(name), Path(Path(name).name), True)
     elif glob.has_magic(name):
-        fixed = Path(*Path(name).parts[: _first_magic(name)])
+        parts = Path(name).parts
+        fixed = Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
         for match in sorted(glob.glob(name, recursive=True)):
             if os.path.isfile(match):
                 yield _Found(Path(match), Path(match).relative_to(fixed), False)
     else:
         raise ValueError(f"{name} does not exist; give pictures, folders, patterns, or - for standard input.")
-
-
-def _pillow_endings() -> set[str]:
-    endings = Image.registered_extensions()
-    return {end for end, format in endings.items() if format in Image.OPEN and format not in _NO_PIXELS}
-
-
-def _first_magic(pattern: str) -> int:
-    return next(index for index, part in enumerate(Path(pattern).parts) if glob.has_magic(part))
 
 
 def _ending_of(source: Path | bytes, relative: Path) -> str:
@@ -237,18 +226,3 @@ def megapixels_of(job: Job) -> float:
             return image.width * image.height / 1e6
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return 0.0
-
-
-__all__ = [
-    "HEIF_ENDINGS",
-    "RAW_ENDINGS",
-    "WRITTEN",
-    "Job",
-    "Plan",
-    "check_places",
-    "check_template",
-    "is_done",
-    "megapixels_of",
-    "missing_library",
-    "plan_jobs",
-]

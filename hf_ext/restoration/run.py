@@ -12,7 +12,8 @@ import torch
 from hf_ext.plots.comparison import Comparison, compare_pictures, comparison_sheet
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
-from .files import FORMATS, Frames, Picture, encode_frames, read_frames, write_frames, write_image
+from .encoding import FORMATS, Frames, Picture, encode_frames
+from .files import read_frames, write_frames, write_image
 from .jobs import Job
 from .tiles import restore_image
 
@@ -56,7 +57,7 @@ def restore_files(
             pictures = []
             for picture in frames.pictures:
                 # To the bar all frames are as much as the first, whose size a file's header says.
-                counted = None if progress is None else _Counted(progress, sizes[0] / len(sizes))
+                counted = None if progress is None else _Counter(progress, sizes[0] / len(sizes))
                 pixels = restore_image(model, picture.pixels, progress=counted, **options)
                 pictures.append(picture._replace(pixels=pixels))
             _write(job, frames._replace(pictures=pictures), overwrite)
@@ -94,7 +95,7 @@ def _message(job: Job, error: BaseException) -> str:
     return f"{job.name}: {text.removeprefix(name).strip()}"
 
 
-class _Counted:
+class _Counter:
     """Turns pixels done of a picture into megapixels since the last call."""
 
     def __init__(self, progress: Callable[[float], None], megapixels: float):

@@ -67,7 +67,15 @@ def restore_image(
         dtype of the image. Alpha is carried through, resized bicubically where the model enlarges.
     """
     whole_numbers = isinstance(image, np.ndarray) and image.dtype in (np.uint8, np.uint16)
-    _check_image(image, whole_numbers)
+    if not whole_numbers and not (isinstance(image, np.ndarray) and np.issubdtype(image.dtype, np.floating)):
+        got = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
+        raise TypeError(
+            f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1], for instance pixels / 255."
+        )
+    if image.ndim != 3 or not image.size:
+        raise ValueError(f"`image` has shape {image.shape}; expected (height, width, channels), each at least 1.")
+    if not whole_numbers and not np.isfinite(image).all():
+        raise ValueError("`image` has values that are infinite or no number (NaN); they cannot be restored.")
     config, channels, taken = model.config, image.shape[-1], model.config.num_channels
     if whole_numbers and config.demosaicks and channels != 1:
         raise ValueError(
@@ -79,7 +87,7 @@ def restore_image(
     # An odd one out is alpha.
     colours = image if channels % 2 or channels == taken else image[..., :-1]
     if config.demosaicks and channels == 1:
-        restored = work.restore(_packed(image), share=4)[: image.shape[0], : image.shape[1]]
+        restored = work.restore(_pack_mosaic(image), share=4)[: image.shape[0], : image.shape[1]]
     elif colours.shape[-1] == taken:
         restored = work.restore(colours)
     elif not config.demosaicks and (colours.shape[-1], taken) == (1, 3):
@@ -94,31 +102,19 @@ def restore_image(
     return from_unit(restored, given) if whole_numbers else restored
 
 
-def _check_image(image: np.ndarray, whole_numbers: bool) -> None:
-    if not whole_numbers and not (isinstance(image, np.ndarray) and np.issubdtype(image.dtype, np.floating)):
-        got = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
-        raise TypeError(
-            f"`image` is {got}; give an array of uint8 or uint16, or of floats in [0, 1], for instance pixels / 255."
-        )
-    if image.ndim != 3 or not image.size:
-        raise ValueError(f"`image` has shape {image.shape}; expected (height, width, channels), each at least 1.")
-    if not whole_numbers and not np.isfinite(image).all():
-        raise ValueError("`image` has values that are infinite or no number (NaN); they cannot be restored.")
-
-
-def _packed(mosaic: np.ndarray) -> np.ndarray:
+def _pack_mosaic(mosaic: np.ndarray) -> np.ndarray:
     """The four sites of each 2 x 2 cell as channels; an odd side is reflected, which keeps the pattern."""
     odd = [(0, side % 2) for side in mosaic.shape[:2]]
     mosaic = np.pad(mosaic[..., 0], odd, mode="reflect")
     return np.stack([mosaic[row::2, column::2] for row in (0, 1) for column in (0, 1)], axis=-1)
 
 
-def _turned(image: np.ndarray, number: int) -> np.ndarray:
+def _turn(image: np.ndarray, number: int) -> np.ndarray:
     """One of the eight flips and turns."""
     return np.rot90(image[:, ::-1] if number >= 4 else image, number % 4)
 
 
-def _turned_back(image: np.ndarray, number: int) -> np.ndarray:
+def _turn_back(image: np.ndarray, number: int) -> np.ndarray:
     image = np.rot90(image, -(number % 4))
     return image[:, ::-1] if number >= 4 else image
 
@@ -180,15 +176,10 @@ class _Work:
     ):
         self.model = model
         self.descriptor = model.config.descriptor
-        self.tile = tile
+        self.tile, self.top_k, self.progress, self.pixels = tile, top_k, progress, pixels
         self.overlap = max(self.descriptor.tile_overlap, 4 * model.config.window_size)
-        self.turns = 8 if self_ensemble else 1
-        self.top_k = top_k
-        self.progress = progress
-        self.pixels = pixels
-        self.passes = self.turns
-        self.done = 0.0
-        self.precise = False
+        self.passes = self.turns = 8 if self_ensemble else 1
+        self.done, self.precise = 0.0, False
         step, overlap = self.descriptor.multiple_of, self.overlap
         if tile not in (None, "auto") and (not isinstance(tile, int) or tile % step or tile < 2 * overlap):
             raise ValueError(
@@ -203,7 +194,7 @@ class _Work:
             done = self.done
             try:
                 turns = (
-                    _turned_back(self._tiled(_turned(image, number), side, share), number)
+                    _turn_back(self._restore_tiles(_turn(image, number), side, share), number)
                     for number in range(self.turns)
                 )
                 total = next(turns)
@@ -217,7 +208,7 @@ class _Work:
                 logger.warning(f"Memory of {self.model.device} is full: going on with tiles of {smaller} pixels.")
                 side, self.done = smaller, done
 
-    def _tiled(self, image: np.ndarray, side: int | None, share: int) -> np.ndarray:
+    def _restore_tiles(self, image: np.ndarray, side: int | None, share: int) -> np.ndarray:
         """One pass, in tiles of that side or whole."""
         height, width = image.shape[:2]
         if side is None or (height <= side and width <= side):
@@ -261,7 +252,9 @@ class _Work:
 
     def _automatic_tile(self, image: np.ndarray) -> int | None:
         """The largest tile that needs at most half of the free memory; None if the whole image does."""
-        allowed = _free_memory(self.model.device) / 2 - (self.model.memory_budget or 0)
+        device, memory = self.model.device, get_max_memory()
+        free = int(memory[device.type if device.type in memory else device.index or 0])
+        allowed = free / 2 - (self.model.memory_budget or 0)
         height, width = image.shape[:2]
         pixels = max(0.0, allowed) / _bytes_per_pixel(self.model)
         if height * width <= pixels:
@@ -282,9 +275,3 @@ def _bytes_per_pixel(model: SemanIRForImageRestoration) -> float:
     dictionaries = 2 * config.window_size**2 / 8
     result = 2 * 4 * config.scale**2 * config.descriptor.output_channels
     return float(features + dictionaries + result)
-
-
-def _free_memory(device: torch.device) -> int:
-    """Bytes that a device can still give."""
-    memory = get_max_memory()
-    return int(memory[device.type if device.type in memory else device.index or 0])

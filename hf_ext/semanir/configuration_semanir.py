@@ -38,11 +38,15 @@ PRESETS: dict[str, dict[str, Any]] = {
                       "refinement_depth": 4, "downsampling": "unshuffle", "reduce_top_skip": True},
 }
 # fmt: on
-
-
-def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"`{name}` is {value!r}; allowed: {', '.join(map(repr, allowed))}.")
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "architecture": ("columnar", "u-shaped"),
+    "downsampling": ("strided", "unshuffle"),
+    "similarity": ("dot", "cosine"),
+    "shift_policy": ("none", "stage", "layer"),
+    "upsampler": ("pixelshuffle", "direct"),
+    "reconstruction_loss": ("l1", "charbonnier"),
+    "scale": (1, 2, 3, 4),
+}
 
 
 class SemanIRDescriptor(NamedTuple):
@@ -52,16 +56,15 @@ class SemanIRDescriptor(NamedTuple):
     Args:
         purpose (`str`): `"SR"` if the output is larger than the input, `"Restoration"` otherwise.
         scale (`int`): Height and width of the output divided by those of the input.
-        input_channels (`int`): Channels of the input.
-        output_channels (`int`): Channels of the output.
+        input_channels, output_channels (`int`): Channels of input and output.
         minimum (`int`): Smallest height and width in pixels.
         multiple_of (`int`): Heights and widths that are multiples of this are not padded; others are, by the model.
             A grid of tiles that keeps to it cuts no window.
         tiling (`str`): `"internal"`: the model bounds its own temporary memory, without seams, so an image should be
             given whole. Tiles are for images whose feature maps do not fit.
         tile_overlap (`int`): Pixels by which such tiles should overlap: two windows of the coarsest level.
-        supports_half (`bool`): Whether float16 can be used; outputs must be checked for infinities.
-        supports_bfloat16 (`bool`): Whether bfloat16 can be used.
+        supports_half, supports_bfloat16 (`bool`): Which half precisions can be used; outputs in float16 must be
+            checked for infinities.
     """
 
     purpose: str
@@ -203,14 +206,9 @@ class SemanIRConfig(PreTrainedConfig):
 
     def validate_choices(self) -> None:
         """Check the fields that name one of several behaviours."""
-        _require_choice("architecture", self.architecture, ("columnar", "u-shaped"))
-        _require_choice("downsampling", self.downsampling, ("strided", "unshuffle"))
-        _require_choice("similarity", self.similarity, ("dot", "cosine"))
-        _require_choice("shift_policy", self.shift_policy, ("none", "stage", "layer"))
-        _require_choice("upsampler", self.upsampler, ("pixelshuffle", "direct"))
-        _require_choice("reconstruction_loss", self.reconstruction_loss, ("l1", "charbonnier"))
-        if self.scale not in (1, 2, 3, 4):
-            raise ValueError(f"`scale` is {self.scale}; allowed: 1, 2, 3, 4.")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; allowed: {', '.join(map(repr, allowed))}.")
 
     def validate_sizes(self) -> None:
         """Check that every size is positive."""
@@ -222,10 +220,9 @@ class SemanIRConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` is {getattr(self, name)}; each value must be at least 1.")
         if self.refinement_depth < 0:
             raise ValueError(f"`refinement_depth` is {self.refinement_depth}; it must be 0 or more.")
-        if self.mlp_ratio <= 0:
-            raise ValueError(f"`mlp_ratio` is {self.mlp_ratio}; it must be positive.")
-        if self.initializer_range <= 0:
-            raise ValueError(f"`initializer_range` is {self.initializer_range}; it must be positive.")
+        for name in ("mlp_ratio", "initializer_range"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be positive.")
 
     def validate_stages(self) -> None:
         """Check that depths, heads and widths fit each other and the architecture."""

@@ -87,6 +87,11 @@ def match_picture(restored: np.ndarray, picture: np.ndarray) -> np.ndarray:
     return np.concatenate([restored, alpha[..., None]], axis=-1)
 
 
+def _padded_size(sizes: list[tuple[int, ...]], divisor: int | None) -> list[int]:
+    """Height and width of a batch: the largest, up to a multiple."""
+    return [-(-max(side) // (divisor or 1)) * (divisor or 1) for side in zip(*sizes, strict=True)]
+
+
 def _with_channels(image: Any) -> Any:
     """Grey arrays of height and width, which the base class refuses, with a channel in front."""
     return image[None] if isinstance(image, (np.ndarray, torch.Tensor)) and image.ndim == 2 else image
@@ -140,10 +145,6 @@ class SemanIRImageProcessor(PilBackend):
     do_pad = True
     size_divisor = None
 
-    def __init__(self, **kwargs: Unpack[SemanIRImageProcessorKwargs]):
-        # transformers declares the options of its own processors only; others are allowed all the same.
-        super().__init__(**kwargs)  # type: ignore[misc]
-
     def preprocess(self, images: ImageInput, **kwargs: Unpack[SemanIRImageProcessorKwargs]) -> BatchFeature:
         """
         Prepare images for the model.
@@ -155,11 +156,13 @@ class SemanIRImageProcessor(PilBackend):
         Returns:
             [`BatchFeature`]: `pixel_values` of shape `(batch_size, num_channels, height, width)`, values in [0, 1].
         """
-        if isinstance(images, (list, tuple)) and not images:
+        if not isinstance(images, (list, tuple)):
+            images = _with_channels(images)
+        elif images:
+            images = [_with_channels(image) for image in images]
+        else:
             raise ValueError("`images` is empty; give at least one image.")
-        if isinstance(images, (list, tuple)):
-            return super().preprocess([_with_channels(image) for image in images], **kwargs)
-        return super().preprocess(_with_channels(images), **kwargs)
+        return super().preprocess(images, **kwargs)
 
     def process_image(self, image: Any, do_convert_rgb: bool | None = None, *args: Any, **kwargs: Any) -> np.ndarray:
         """Turn one image into an array of channels, height, width. See [`~SemanIRImageProcessor.preprocess`]."""
@@ -186,10 +189,10 @@ class SemanIRImageProcessor(PilBackend):
         if not all(np.isfinite(image).all() for image in images):
             raise ValueError("An image has values that are infinite or no number (NaN); they cannot be restored.")
         if do_rescale:
-            images = [self._rescaled(image, rescale_factor) for image in images]
+            images = [self._rescale_image(image, rescale_factor) for image in images]
         sizes = sorted({image.shape[1:] for image in images})
         if do_pad:
-            height, width = self._padded_size(sizes, size_divisor)
+            height, width = _padded_size(sizes, size_divisor)
             margins = [((0, 0), (0, height - image.shape[1]), (0, width - image.shape[2])) for image in images]
             images = [np.pad(image, margin, mode="reflect") for image, margin in zip(images, margins, strict=True)]
         elif return_tensors is not None and len(sizes) > 1:
@@ -198,7 +201,7 @@ class SemanIRImageProcessor(PilBackend):
             )
         return BatchFeature(data={"pixel_values": images}, tensor_type=return_tensors)
 
-    def _rescaled(self, image: np.ndarray, factor: float) -> np.ndarray:
+    def _rescale_image(self, image: np.ndarray, factor: float) -> np.ndarray:
         if image.dtype == np.uint16 and factor == type(self).rescale_factor:
             factor = 1 / 65535
         # Floats may exceed white: noise is not always clipped.
@@ -208,12 +211,6 @@ class SemanIRImageProcessor(PilBackend):
                 "not bring to [0, 1]; give uint8, uint16, or a factor that does."
             )
         return self.rescale(image, factor)
-
-    @staticmethod
-    def _padded_size(sizes: list[tuple[int, ...]], divisor: int | None) -> tuple[int, int]:
-        """Height and width of a batch: the largest, up to a multiple."""
-        height, width = (-(-max(size[axis] for size in sizes) // (divisor or 1)) * (divisor or 1) for axis in (0, 1))
-        return height, width
 
     def post_process_image_restoration(
         self,
@@ -247,15 +244,11 @@ class SemanIRImageProcessor(PilBackend):
         pictures = None if images is None else self._pictures(images)
         sizes = self._restored_sizes(batch, target_sizes, pictures)
         results = [image[:height, :width] for image, (height, width) in zip(batch, sizes, strict=True)]
-        if pictures is None:
-            results = [from_unit(image) for image in results]
-        else:
-            results = [
-                from_unit(
-                    match_picture(image, to_unit(picture)), np.uint16 if picture.dtype == np.uint16 else np.uint8
-                )
-                for image, picture in zip(results, pictures, strict=True)
-            ]
+        dtypes: list[Any] = [np.uint8] * len(results)
+        if pictures is not None:
+            results = [match_picture(image, to_unit(own)) for image, own in zip(results, pictures, strict=True)]
+            dtypes = [np.uint16 if picture.dtype == np.uint16 else np.uint8 for picture in pictures]
+        results = [from_unit(image, dtype) for image, dtype in zip(results, dtypes, strict=True)]
         if output_type == "pil":
             return [pixels_to_image(image) for image in results]
         return [image[..., 0] if image.shape[-1] == 1 else image for image in results]
@@ -264,10 +257,9 @@ class SemanIRImageProcessor(PilBackend):
         """The given images as pixels, alpha and all."""
         listed = images if isinstance(images, (list, tuple)) else [images]
         flat: Any = self._prepare_images_structure([_with_channels(image) for image in listed])
+        process = super().process_image
         return [
-            image_to_pixels(image)
-            if isinstance(image, Image.Image)
-            else np.moveaxis(super(SemanIRImageProcessor, self).process_image(image, False), 0, -1)
+            image_to_pixels(image) if isinstance(image, Image.Image) else np.moveaxis(process(image, False), 0, -1)
             for image in flat
         ]
 
@@ -279,15 +271,14 @@ class SemanIRImageProcessor(PilBackend):
     ) -> list[tuple[int, int]]:
         """Height and width of each image of the batch without its padding."""
         height, width = batch.shape[1:3]
-        for name, given in (("target_sizes", target_sizes), ("images", pictures)):
+        for name, what, given in (("target_sizes", "sizes", target_sizes), ("images", "images", pictures)):
             if given is not None and len(given) != len(batch):
-                what = "sizes" if name == "target_sizes" else "images"
                 raise ValueError(f"`{name}` has {len(given)} {what} for {len(batch)} images; give one for each.")
         sizes = [(height, width)] * len(batch)
         if target_sizes is not None:
             sizes = [(int(h), int(w)) for h, w in target_sizes]
         elif pictures is not None:
-            padded = self._padded_size([picture.shape[:2] for picture in pictures], self.size_divisor)
+            padded = _padded_size([picture.shape[:2] for picture in pictures], self.size_divisor)
             scale = height // padded[0]
             if (padded[0] * scale, padded[1] * scale) != (height, width):
                 raise ValueError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -53,7 +53,7 @@ class SemanIRPositionBias(nn.Module):
         self.hidden = nn.Linear(2, 512)
         self.heads = nn.Linear(512, num_heads, bias=False)
 
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+    def forward(self, windows: Tensor) -> Tensor:
         # The table is a function of the window size alone: computed here, there is no buffer to lose or cast. Device
         # and precision are those of the windows: a layer's weights may still lie on disk when its own call begins.
         precise = torch.promote_types(windows.dtype, torch.float32)
@@ -73,7 +73,7 @@ class SemanIRAttention(nn.Module):
         self.position_bias = SemanIRPositionBias(config.window_size, num_heads)
         self.projection = nn.Linear(dim, dim)
 
-    def forward(self, windows: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+    def forward(self, windows: Tensor, dictionary: Dictionary) -> Tensor:
         heads = self.query_key_value(windows).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)  # [W, heads, N, C / heads]
         temperature = self.log_temperature.clamp(max=math.log(100)).exp()
@@ -95,7 +95,7 @@ class SemanIRLayer(GradientCheckpointingLayer):
         self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
         self.mlp_norm = nn.LayerNorm(dim)
 
-    def forward(self, windows: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+    def forward(self, windows: Tensor, dictionary: Dictionary) -> Tensor:
         windows = windows + self.attention_norm(self.attention(windows, dictionary))
         return windows + self.mlp_norm(self.mlp(windows))
 
@@ -115,24 +115,21 @@ class SemanIRStage(nn.Module):
         self.layers = nn.ModuleList(SemanIRLayer(config, dim, num_heads) for _ in range(depth))
         self.convolution = nn.Conv2d(dim, dim, 3, padding=1)
 
-    def dictionaries(self, tokens: torch.Tensor, top_k: int) -> dict[bool, Dictionary]:
+    def dictionaries(self, tokens: Tensor, top_k: int) -> dict[bool, Dictionary]:
         """D of each partition into windows that the layers use, shifted or not, from F_in [B, height, width, C]."""
         config = self.config
+        options = top_k, config.similarity, config.include_self
         return {
-            shifted: build_dictionary(
-                tokens, config.window_size, shifted, top_k, config.similarity, config.include_self
-            )
-            for shifted in set(self.shifted)
+            shifted: build_dictionary(tokens, config.window_size, shifted, *options) for shifted in set(self.shifted)
         }
 
-    def forward(self, features: torch.Tensor, top_k: int) -> torch.Tensor:
+    def forward(self, features: Tensor, top_k: int) -> Tensor:
         tokens = features.permute(0, 2, 3, 1)
         size = (tokens.shape[1], tokens.shape[2])
         dictionaries = self.dictionaries(tokens, top_k)
         for layer, shifted in zip(self.layers, self.shifted, strict=True):
             dictionary = dictionaries[shifted]
-            windows = partition_windows(tokens, dictionary.window, dictionary.shift)
-            windows = layer(windows, dictionary)
+            windows = layer(partition_windows(tokens, dictionary.window, dictionary.shift), dictionary)
             tokens = merge_windows(windows, size, dictionary.window, dictionary.shift)
         return self.convolution(tokens.permute(0, 3, 1, 2)) + features
 
@@ -140,7 +137,7 @@ class SemanIRStage(nn.Module):
 class SemanIRChannelNorm(nn.LayerNorm):
     """LayerNorm over the channels of a feature map [B, C, height, width]."""
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         return super().forward(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
@@ -158,7 +155,7 @@ class SemanIRColumn(nn.Module):
         self.last_norm = SemanIRChannelNorm(config.embed_dim)
         self.convolution = nn.Conv2d(config.embed_dim, config.embed_dim, 3, padding=1)
 
-    def forward(self, extracted: torch.Tensor, top_k: int) -> torch.Tensor:
+    def forward(self, extracted: Tensor, top_k: int) -> Tensor:
         features = self.first_norm(extracted)
         for stage in self.stages:
             features = stage(features, top_k)
@@ -202,14 +199,13 @@ class SemanIRUShape(nn.Module):
             self.upsamples.append(_upsample(widths[level + 1], config.downsampling))
             reduced = nn.Conv2d(2 * widths[level], widths[level], 1, bias=False) if source == level else nn.Identity()
             self.reductions.append(reduced)
-            index = 2 * levels - 2 - level
-            stage = SemanIRStage(config, index, widths[source], config.depths[level], config.num_heads[source])
-            self.up_stages.append(stage)
+            order, heads = 2 * levels - 2 - level, config.num_heads[source]
+            self.up_stages.append(SemanIRStage(config, order, widths[source], config.depths[level], heads))
         depth, heads = config.refinement_depth, config.num_heads[top]
         self.refinement = SemanIRStage(config, 2 * levels - 1, self.out_dim, depth, heads) if depth else None
         self.last_norm = SemanIRChannelNorm(self.out_dim)
 
-    def forward(self, extracted: torch.Tensor, top_k: int) -> torch.Tensor:
+    def forward(self, extracted: Tensor, top_k: int) -> Tensor:
         features = self.first_norm(extracted)
         skips = []
         for stage, downsample in zip(self.down_stages, self.downsamples, strict=False):
@@ -225,7 +221,7 @@ class SemanIRUShape(nn.Module):
         return self.last_norm(features)
 
 
-def bilinear_demosaick(mosaic: torch.Tensor) -> torch.Tensor:
+def bilinear_demosaick(mosaic: Tensor) -> Tensor:
     """
     Colours of a Bayer mosaic by linear interpolation: what the network corrects when it demosaicks. The mosaic
     [B, 4, height, width] is packed as (red, green, green, blue), the second right of the first, the third below it;
@@ -251,7 +247,6 @@ class SemanIRReconstruction(nn.Sequential):
 
     def __init__(self, config: SemanIRConfig, dim: int):
         scale, channels = config.scale, config.num_channels_out or config.num_channels
-        # What is added to an image starts small.
         last = SemanIRCorrection if scale == 1 or config.demosaicks else nn.Conv2d
         modules: list[nn.Module]
         if scale == 1:
@@ -277,6 +272,8 @@ class SemanIRPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     # The layers of a stage share its dictionary, so they stay on one device.
     _no_split_modules = ["SemanIRStage"]
+    # Where gradient checkpointing with adapters starts the graph.
+    _input_embed_layer = "extractor"
     _can_record_outputs = {"hidden_states": OutputRecorder(SemanIRStage)}
     _memory_budget: int | None = _MEMORY_BUDGET
 
@@ -286,9 +283,8 @@ class SemanIRPreTrainedModel(PreTrainedModel):
         `int`, *optional*: Bytes of temporary memory of a call without gradients, 512 MiB unless set; it is not saved.
 
         Where hf_ext is imported, a larger image is computed part by part, exactly, and only feature maps are held in
-        full: two at the finest resolution, and in a U the skips of the levels above. `None`: always at once. So it is
-        with gradients, with `output_hidden_states`, where a module inside has a hook, and while the model is compiled
-        or exported.
+        full: two at the finest resolution, and in a U the skips. `None`: always at once, as with gradients, with
+        `output_hidden_states`, where a module inside has a hook, and while the model is compiled or exported.
         """
         return cast("SemanIRPreTrainedModel", self.base_model)._memory_budget
 
@@ -322,23 +318,20 @@ class SemanIRPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
             init.trunc_normal_(module.weight, std=self.config.initializer_range)
-            if module.bias is not None:
-                init.zeros_(module.bias)
         elif isinstance(module, nn.Conv2d):
             if isinstance(module, SemanIRCorrection):
                 init.trunc_normal_(module.weight, std=self.config.initializer_range / 10)
             else:
                 init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-            if module.bias is not None:
-                init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
-            init.zeros_(module.bias)
         elif isinstance(module, SemanIRAttention):
             init.constant_(module.log_temperature, math.log(10))
         elif isinstance(module, SemanIRModel):
             # Loading builds the model without memory, where this buffer has no value.
             init.copy_(module.image_mean, module.image_mean_tensor())
+        if isinstance(bias := getattr(module, "bias", None), Tensor):
+            init.zeros_(bias)
 
 
 def _padded_length(length: int, window_size: int, levels: int) -> int:
@@ -355,7 +348,7 @@ def _padded_length(length: int, window_size: int, levels: int) -> int:
     return padded
 
 
-def _pad(images: torch.Tensor, size: tuple[int, int], reflectable: int) -> torch.Tensor:
+def _pad(images: Tensor, size: tuple[int, int], reflectable: int) -> Tensor:
     """Pad bottom and right: reflected where the image is long enough for that, as from `reflectable` up it is, and
     repeating its border elsewhere."""
     height, width = images.shape[-2:]
@@ -367,7 +360,7 @@ def _pad(images: torch.Tensor, size: tuple[int, int], reflectable: int) -> torch
     return images
 
 
-def _cut(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def _cut(images: Tensor, height: int, width: int) -> Tensor:
     """The upper left part."""
     if torch.compiler.is_exporting():
         # The strides of a slice tell whether anything was cut off: the graph would be for such sizes only.
@@ -379,10 +372,9 @@ def _cut(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
 class SemanIRModel(SemanIRPreTrainedModel):
     """SemanIR without a reconstruction head: image in, features of the body out."""
 
-    image_mean: torch.Tensor
-    # What computes a call whose temporary tensors exceed `memory_budget`, part by part with the same result: asked
-    # with the model, its input and whether the stages' outputs are wanted, it gives a runner, or None for all at once.
-    # hf_ext.fast.semanir_strips puts itself here; a checkpoint's copy of this file has none.
+    image_mean: Tensor
+    # Asked with a call's input and whether the stages' outputs are wanted, it gives what computes the call part by
+    # part, or None for all at once. hf_ext.fast.semanir_strips puts itself here; a checkpoint's copy has none.
     find_runner: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, config: SemanIRConfig):
@@ -393,16 +385,12 @@ class SemanIRModel(SemanIRPreTrainedModel):
         self.body = SemanIRUShape(config) if u_shaped else SemanIRColumn(config)
         self.post_init()
 
-    def image_mean_tensor(self) -> torch.Tensor:
+    def image_mean_tensor(self) -> Tensor:
         """Mean of the input channels as the configuration has it: float32 of shape `(channels, 1, 1)`."""
         mean = self.config.image_mean or [0.0] * self.config.num_channels
         return torch.tensor(mean, dtype=torch.float32)[:, None, None]
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the first convolution, where gradient checkpointing with adapters starts the graph."""
-        return self.extractor
-
-    def _checked_top_k(self, top_k: int | None) -> int:
+    def _check_top_k(self, top_k: int | None) -> int:
         """k of a call: the configured one if none is given."""
         if top_k is None:
             return self.config.top_k
@@ -415,13 +403,12 @@ class SemanIRModel(SemanIRPreTrainedModel):
             )
         return top_k
 
-    def runner(self, maps: torch.Tensor, output_hidden_states: bool) -> Any:
+    def runner(self, maps: Tensor, output_hidden_states: bool) -> Any:
         """What computes this call part by part; None if it is computed at once."""
-        find = type(self).find_runner
-        return None if find is None else find(self, maps, output_hidden_states)
+        return None if self.find_runner is None else self.find_runner(maps, output_hidden_states)
 
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(self, pixel_values: torch.Tensor, top_k: int | None = None, **kwargs: Any) -> BaseModelOutput:
+    def forward(self, pixel_values: Tensor, top_k: int | None = None, **kwargs: Any) -> BaseModelOutput:
         """
         Args:
             pixel_values (`torch.Tensor` of shape `(batch_size, num_channels, height, width)`):
@@ -442,7 +429,7 @@ class SemanIRModel(SemanIRPreTrainedModel):
             )
         if not pixel_values.is_floating_point():
             raise TypeError(f"`pixel_values` is {pixel_values.dtype}; give floating-point images in [0, 1].")
-        top_k = self._checked_top_k(top_k)
+        top_k = self._check_top_k(top_k)
         height, width = (_padded_length(side, config.window_size, config.levels) for side in pixel_values.shape[-2:])
         images = pixel_values - self.image_mean.to(pixel_values.dtype)
         images = _pad(images, (height, width), config.descriptor.multiple_of).to(self.extractor.weight.dtype)
@@ -461,9 +448,8 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
 
     Attention is computed by the fastest of several ways that give the same. `attn_implementation` of `from_pretrained`
     or `set_attn_implementation` chooses one: `"auto"`, `"eager"`, `"sdpa"`, `"native"` (CPU, numba),
-    `"flex_attention"` or `"triton"` (GPU); the last three come with hf_ext. Where it is imported, images whose
-    temporary tensors exceed `memory_budget` bytes are computed part by part when no gradient is needed, with the same
-    result.
+    `"flex_attention"` or `"triton"` (GPU); the last three come with hf_ext. So do images larger than `memory_budget`
+    allows at once.
 
     `torch.export` and `torch.onnx.export` make one graph for any batch and any size in which both sides are longer
     than `window_size * 2 ** (levels - 1)`, given an example of at least two such images and `dynamic_shapes` of
@@ -488,7 +474,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             if before is not None:
                 self.config.custom_pipelines = before
 
-    def restoration_loss(self, reconstruction: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def restoration_loss(self, reconstruction: Tensor, labels: Tensor) -> Tensor:
         """
         Mean absolute error, or mean sqrt(error^2 + epsilon^2) for Charbonnier, of images [batch_size,
         num_channels_out, height, width]; in float32 at least.
@@ -504,7 +490,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             return (error.square() + _CHARBONNIER_EPSILON**2).sqrt().mean()
         return error.abs().mean()
 
-    def _base(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
+    def _base(self, pixel_values: Tensor) -> Tensor | None:
         """What the network corrects. In the precision of the input: eight bits of bfloat16 would be visible."""
         if self.config.demosaicks:
             return bilinear_demosaick(pixel_values)
@@ -517,11 +503,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self,
-        pixel_values: torch.Tensor,
-        labels: torch.Tensor | None = None,
-        top_k: int | None = None,
-        **kwargs: Any,
+        self, pixel_values: Tensor, labels: Tensor | None = None, top_k: int | None = None, **kwargs: Any
     ) -> ImageSuperResolutionOutput:
         """
         Args:
@@ -555,8 +537,7 @@ class SemanIRForImageRestoration(SemanIRPreTrainedModel):
             reconstruction = self.reconstruction(features)
         height, width = (side * self.config.scale for side in pixel_values.shape[-2:])
         reconstruction = _cut(reconstruction, height, width)
-        base = self._base(pixel_values)
-        if base is not None:
+        if (base := self._base(pixel_values)) is not None:
             reconstruction = base + reconstruction
         loss = None if labels is None else self.restoration_loss(reconstruction, labels)
         return ImageSuperResolutionOutput(

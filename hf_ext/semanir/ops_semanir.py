@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers.utils.generic import maybe_autocast
 
 Pair = tuple[int, int]
@@ -18,7 +19,7 @@ Pair = tuple[int, int]
 # Ways to compute attention by the name of `attn_implementation`, and the steps that "auto" chooses among several ways
 # to do. This file fills them with plain torch at its end. `hf_ext.fast.semanir_operators` adds its own, as backends
 # add theirs to transformers' AttentionInterface: a checkpoint's copy of this file knows nothing of them.
-ATTENTION: dict[str, Callable[..., torch.Tensor]] = {}
+ATTENTION: dict[str, Callable[..., Tensor]] = {}
 STEPS: dict[str, Callable[..., Any]] = {}
 
 # Similarities of one selection, logits of one call of fused attention: near the size of a CPU's cache, and enough to
@@ -42,17 +43,17 @@ class UnknownAttentionError(ValueError):
         super().__init__(f"`{option}` is {name!r}; allowed: {allowed}{elsewhere if missing else ''}.")
 
 
-def partition_windows(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+def partition_windows(features: Tensor, window: Pair, shift: Pair) -> Tensor:
     """Move a map up and left by `shift`, cyclically, and cut it: windows [W, N, C] in reading order, by images."""
     return STEPS["cut"](features, window, shift)
 
 
-def merge_windows(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+def merge_windows(windows: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
     """Undo [`partition_windows`] of maps of `size`: windows [W, N, C] to maps [B, height, width, C]."""
     return STEPS["join"](windows, size, window, shift)
 
 
-def _cut(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
+def _cut(features: Tensor, window: Pair, shift: Pair) -> Tensor:
     if any(shift):
         features = features.roll((-shift[0], -shift[1]), dims=(1, 2))
     batch, height, width, channels = features.shape
@@ -62,7 +63,7 @@ def _cut(features: torch.Tensor, window: Pair, shift: Pair) -> torch.Tensor:
     return grid.transpose(2, 3).reshape(batch * rows * columns, window[0] * window[1], channels)
 
 
-def _join(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch.Tensor:
+def _join(windows: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
     rows, columns = size[0] // window[0], size[1] // window[1]
     batch, channels = windows.shape[0] // (rows * columns), windows.shape[-1]
     grid = windows.reshape(batch, rows, columns, window[0], window[1], channels)
@@ -70,7 +71,7 @@ def _join(windows: torch.Tensor, size: Pair, window: Pair, shift: Pair) -> torch
     return features.roll(tuple(shift), dims=(1, 2)) if any(shift) else features
 
 
-def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> torch.Tensor:
+def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
     """
     Number, 0 to 3, of the part of a shifted window that each token lies in: uint8 [windows of an image, N]. A token
     may attend to keys of its own part only: the others came into the window from the opposite border.
@@ -83,7 +84,7 @@ def key_regions(size: Pair, window: Pair, shift: Pair, device: torch.device | No
 
 def relative_coordinates(
     window_size: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
-) -> torch.Tensor:
+) -> Tensor:
     """
     Inputs of the position-bias MLP, t = sign(u) log2(1 + |u|) / log2(8) with u = 8 delta / (w - 1), for every vertical
     and horizontal offset delta from 1 - w up: [(2w - 1)^2, 2].
@@ -94,7 +95,7 @@ def relative_coordinates(
     return torch.cartesian_prod(coordinates, coordinates)
 
 
-def relative_offsets(window: Pair, window_size: int, device: torch.device | None = None) -> torch.Tensor:
+def relative_offsets(window: Pair, window_size: int, device: torch.device | None = None) -> Tensor:
     """Row of [`relative_coordinates`] for the offset from key j to query i of a window: int64 [N, N]."""
     rows = torch.arange(window[0], device=device).repeat_interleave(window[1])
     columns = torch.arange(window[1], device=device).repeat(window[0])
@@ -115,37 +116,33 @@ class Dictionary(NamedTuple):
     window: Pair
     shift: Pair
     window_size: int
-    bits: torch.Tensor | None
+    bits: Tensor | None
 
     def part(self, windows: slice) -> "Dictionary":
         """The dictionary of some of the W windows: a view, not a copy."""
         return self if self.bits is None else self._replace(bits=self.bits[windows])
 
 
-def pack_keys(chosen: torch.Tensor) -> torch.Tensor:
+def pack_keys(chosen: Tensor) -> Tensor:
     """One bit for each pair of tokens, as in [`Dictionary`]: bool [..., N] to uint8 [..., ceil(N / 8)]."""
     padded = F.pad(chosen, (0, -chosen.shape[-1] % 8)).unflatten(-1, (-1, 8)).int()
     # In steps that ONNX has as well: no shifts, no sums of bytes.
     return (padded * _bit_values(torch.int32, chosen.device)).sum(-1, dtype=torch.int32).byte()
 
 
-def unpack_keys(bits: torch.Tensor, tokens: int) -> torch.Tensor:
+def unpack_keys(bits: Tensor, tokens: int) -> Tensor:
     """Undo [`pack_keys`] of N tokens: uint8 [..., ceil(N / 8)] to bool [..., N]."""
     return (bits[..., None] & _bit_values(torch.uint8, bits.device)).bool().flatten(-2)[..., :tokens]
 
 
-def _bit_values(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _bit_values(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=dtype, device=device)
 
 
 @torch.no_grad()
 def semantic_keys(
-    tokens: torch.Tensor,
-    regions: torch.Tensor | None,
-    top_k: int,
-    similarity: str = "dot",
-    include_self: bool = True,
-) -> torch.Tensor:
+    tokens: Tensor, regions: Tensor | None, top_k: int, similarity: str = "dot", include_self: bool = True
+) -> Tensor:
     """
     Choose the k most similar legal keys of every token [W, N, C]: I_i = top-k_j <p_i, p_j>, as bits of [`Dictionary`].
 
@@ -158,7 +155,7 @@ def semantic_keys(
     return STEPS["choose_keys"](tokens, regions, min(top_k, count), similarity == "cosine", include_self)
 
 
-def _best_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, include_self: bool) -> torch.Tensor:
+def _best_keys(scores: Tensor, regions: Tensor | None, top_k: int, include_self: bool) -> Tensor:
     """Bits of the `top_k` highest scores of each row; of equal ones the first. Overwrites the scores."""
     legal = None
     if regions is not None:
@@ -180,13 +177,13 @@ def _best_keys(scores: torch.Tensor, regions: torch.Tensor | None, top_k: int, i
 
 
 def _choose_keys(
-    tokens: torch.Tensor,
-    regions: torch.Tensor | None,
+    tokens: Tensor,
+    regions: Tensor | None,
     top_k: int,
     cosine: bool,
     include_self: bool,
-    best_keys: Callable[..., torch.Tensor] = _best_keys,
-) -> torch.Tensor:
+    best_keys: Callable[..., Tensor] = _best_keys,
+) -> Tensor:
     """[`semantic_keys`] with regions for all W windows, some windows at a time; `best_keys` selects from scores."""
     windows, count = tokens.shape[:2]
     rows = []
@@ -196,16 +193,11 @@ def _choose_keys(
             precise = _normalize(precise) if cosine else precise
             scores = precise @ precise.mT
         rows.append(best_keys(scores, None if regions is None else regions[part], top_k, include_self))
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+    return _join_parts(rows)
 
 
 def build_dictionary(
-    features: torch.Tensor,
-    window_size: int,
-    shifted: bool,
-    top_k: int,
-    similarity: str = "dot",
-    include_self: bool = True,
+    features: Tensor, window_size: int, shifted: bool, top_k: int, similarity: str = "dot", include_self: bool = True
 ) -> Dictionary:
     """
     Build the key-semantic dictionary of a stage from its input, for one partition into windows. Without gradient.
@@ -215,28 +207,23 @@ def build_dictionary(
     """
     size = (features.shape[1], features.shape[2])
     # Not `min`: in a graph of many sizes it stays what it is, and every later shape would be a function of it.
-    window = (
-        window_size if size[0] > window_size else size[0],
-        window_size if size[1] > window_size else size[1],
-    )
+    window = (window_size if size[0] > window_size else size[0], window_size if size[1] > window_size else size[1])
     # One window that spans the axis has no neighbour to shift into.
     shift = (
         window[0] // 2 if shifted and window[0] < size[0] else 0,
         window[1] // 2 if shifted and window[1] < size[1] else 0,
     )
     regions = key_regions(size, window, shift, features.device) if any(shift) else None
-    bits: torch.Tensor | None = None
+    bits: Tensor | None = None
     if regions is not None or top_k < window[0] * window[1]:
-        rows = []
-        for windows, legal in _bands(features, window, shift, regions):
-            rows.append(semantic_keys(windows, legal, top_k, similarity, include_self))
-        bits = rows[0] if len(rows) == 1 else torch.cat(rows)
+        bands = _bands(features, window, shift, regions)
+        bits = _join_parts([semantic_keys(*band, top_k, similarity, include_self) for band in bands])
     return Dictionary(window, shift, window_size, bits)
 
 
 def _bands(
-    features: torch.Tensor, window: Pair, shift: Pair, regions: torch.Tensor | None
-) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    features: Tensor, window: Pair, shift: Pair, regions: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Windows and their regions, at once or, of maps so large that a copy counts, some rows of windows at a time."""
     _, height, width, channels = features.shape
     band = max(1, _BAND // (window[0] * width * channels)) * window[0]
@@ -253,14 +240,14 @@ def _bands(
 
 
 def key_semantic_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    temperature: torch.Tensor,
-    table: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    temperature: Tensor,
+    table: Tensor,
     dictionary: Dictionary,
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """
     Attention of every token to its dictionary keys: o_i = sum_{j in I_i} softmax_j(tau cos(q_i, k_j) + B(i - j)) v_j.
 
@@ -280,7 +267,7 @@ def key_semantic_attention(
     return ATTENTION[implementation](*given, dictionary)
 
 
-def _choose_attention(value: torch.Tensor, gradient: bool) -> str:
+def _choose_attention(value: Tensor, gradient: bool) -> str:
     # SDPA on a CPU computes the gradient of a bias along a path that is slower than "eager".
     return "eager" if gradient and value.device.type == "cpu" else "sdpa"
 
@@ -288,18 +275,12 @@ def _choose_attention(value: torch.Tensor, gradient: bool) -> str:
 class UnitAttention:
     """Attention by a function of scaled queries and keys of unit length, for some windows at a time."""
 
-    def __init__(self, attend: Callable[..., torch.Tensor]):
+    def __init__(self, attend: Callable[..., Tensor]):
         self.attend = attend
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        temperature: torch.Tensor,
-        table: torch.Tensor,
-        dictionary: Dictionary,
-    ) -> torch.Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, temperature: Tensor, table: Tensor, dictionary: Dictionary
+    ) -> Tensor:
         precise = _at_least_float32(query.dtype)
         windows, heads, tokens = query.shape[:3]
         # Bias and mask together are as large as all logits: for a whole image, gigabytes. A graph would keep them all.
@@ -310,25 +291,21 @@ class UnitAttention:
             scaled = _normalize(query[part].to(precise), temperature.to(precise)[:, None, None])
             unit = _normalize(key[part].to(precise))
             outputs.append(self.attend(scaled, unit, value[part], table, dictionary.part(part)))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return _join_parts(outputs)
 
 
-def _attend_eagerly(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
-) -> torch.Tensor:
+def _attend_eagerly(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     logits = query @ key.mT + _masked_bias(table, dictionary)
     return logits.softmax(-1).to(value.dtype) @ value
 
 
-def _attend_by_sdpa(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, dictionary: Dictionary
-) -> torch.Tensor:
+def _attend_by_sdpa(query: Tensor, key: Tensor, value: Tensor, table: Tensor, dictionary: Dictionary) -> Tensor:
     bias = _masked_bias(table, dictionary).to(value.dtype)
     query, key = query.to(value.dtype), key.to(value.dtype)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
 
 
-def _masked_bias(table: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
+def _masked_bias(table: Tensor, dictionary: Dictionary) -> Tensor:
     """B(i - j) for the keys of each token, -inf for the others: [W or 1, heads, N, N]."""
     bias = table[:, relative_offsets(dictionary.window, dictionary.window_size, table.device)][None]
     if dictionary.bits is None:
@@ -336,7 +313,7 @@ def _masked_bias(table: torch.Tensor, dictionary: Dictionary) -> torch.Tensor:
     return bias.masked_fill(~unpack_keys(dictionary.bits, bias.shape[-1])[:, None], -torch.inf)
 
 
-def _normalize(vectors: torch.Tensor, length: torch.Tensor | float = 1.0) -> torch.Tensor:
+def _normalize(vectors: Tensor, length: Tensor | float = 1.0) -> Tensor:
     """Vectors of a given length: as F.normalize, with two thirds of its backward time."""
     return vectors * (vectors.square().sum(-1, keepdim=True).clamp_min(1e-24).rsqrt() * length)
 
@@ -345,13 +322,17 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _needs_gradient(*tensors: torch.Tensor) -> bool:
+def _join_parts(parts: list[Tensor]) -> Tensor:
+    """One tensor; a copy only where there are several."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _windows_of_calls(windows: int, logits: int, device: torch.device) -> list[slice]:
-    """Which windows are computed together, each having so many logits. All of them where a loop would tie a graph to
-    their number."""
+    """Which windows are computed together, each having so many logits. All where a loop would tie a graph to them."""
     if torch.compiler.is_compiling():
         return [slice(None)]
     chunk = max(1, (_LOGITS_CPU if device.type == "cpu" else _LOGITS_GPU) // logits)

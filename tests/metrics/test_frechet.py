@@ -5,12 +5,10 @@ import pytest
 
 from hf_ext.metrics import (
     FeatureStatistics,
-    RunningStatistics,
     frechet_distance,
     kernel_distance,
     kernel_distance_of_subsets,
 )
-from hf_ext.metrics import kernel_distance as module_function
 from hf_ext.metrics.frechet import as_features
 
 
@@ -69,33 +67,13 @@ def test_small_distances_of_singular_covariances_do_not_drown_in_rounding():
     assert frechet_distance(*pair) == pytest.approx(1e-8, rel=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [[300], [1, 299], [100, 1, 150, 49]])
-def test_running_statistics_do_not_depend_on_the_batches(sizes):
+def test_statistics_of_a_large_mean():
     # A mean of 1e6 beside a spread of about 3: sums of squares would lose all digits of float32 and half of float64's.
     features = samples(4, offset=1e6)
-    running = RunningStatistics()
-    for batch in np.split(features, np.cumsum(sizes)[:-1]):
-        running.update(batch)
-    result = running.result()
+    result = FeatureStatistics.of(features)
     assert result.count == 300
     np.testing.assert_allclose(result.mean, features.mean(0), rtol=1e-14)
     np.testing.assert_allclose(result.covariance, np.cov(features, rowvar=False), rtol=1e-8, atol=1e-8)
-
-
-def test_statistics_of_several_processes_merge():
-    features = samples(5)
-    parts = []
-    for part in (features[:100], features[100:100], features[100:]):
-        running = RunningStatistics()
-        if len(part):
-            running.update(part)
-        parts.append(running)
-    parts[1].merge(parts[0])
-    parts[1].merge(parts[2])
-    np.testing.assert_allclose(parts[1].result().covariance, np.cov(features, rowvar=False), rtol=1e-10, atol=1e-10)
-    # What was merged in is not changed by what comes after.
-    parts[1].update(features)
-    np.testing.assert_allclose(parts[0].result().mean, features[:100].mean(0), rtol=1e-12)
 
 
 def test_statistics_survive_their_file(tmp_path):
@@ -126,13 +104,21 @@ def kernel_by_pairs(first: np.ndarray, second: np.ndarray) -> float:
     return within - 2 * np.mean([kernel(x, y) for x in first for y in second])
 
 
-def test_kernel_distance_is_the_sum_over_all_pairs(monkeypatch):
+def test_kernel_distance_is_the_sum_over_all_pairs():
     first, second = samples(7, 23, 5), samples(8, 17, 5)
-    expected = kernel_by_pairs(first, second)
-    assert kernel_distance(first, second) == pytest.approx(expected, rel=1e-12)
-    # In blocks that do not divide the sets.
-    monkeypatch.setitem(module_function.__globals__, "ROWS", 4)
-    assert kernel_distance(first, second) == pytest.approx(expected, rel=1e-12)
+    assert kernel_distance(first, second) == pytest.approx(kernel_by_pairs(first, second), rel=1e-12)
+
+
+def test_kernel_distance_of_sets_that_are_compared_in_blocks():
+    """Blocks of 1024 rows, which do not divide the sets."""
+    first, second = samples(7, 1100, 5), samples(8, 2061, 5)
+
+    def mean(x, y, pairs):
+        return (((x @ y.T / 5 + 1) ** 3).sum() - (np.diag(x @ y.T / 5 + 1) ** 3).sum() * (x is y)) / pairs
+
+    within = sum(mean(values, values, len(values) * (len(values) - 1)) for values in (first, second))
+    expected = within - 2 * mean(first, second, len(first) * len(second))
+    assert kernel_distance(first, second) == pytest.approx(expected, rel=1e-10)
 
 
 def test_kernel_distance_is_unbiased_where_the_distributions_are_equal():

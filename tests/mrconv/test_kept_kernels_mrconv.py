@@ -56,7 +56,7 @@ def test_a_model_is_merged_once_for_all_calls_and_caches(merges):
         model(make_tokens(2, 20))
     assert merges == [0, 1]
     for layer in (0, 1):
-        kernels = {id(cache.layers[layer].stream.kernel) for cache in caches}
+        kernels = {id(cache.layers[layer].kernel) for cache in caches}
         assert kernels == {id(model.convolutions()[layer].streaming_kernel())}
 
 

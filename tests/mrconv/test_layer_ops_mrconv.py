@@ -12,19 +12,46 @@ from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import ops_mrconv as ops
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 from tests import warm_python
+from tests.mrconv.mrconv_testing import make_layer
 from tests.mrconv.operator_cases import batch_norm_branches, layer, layer_case, leaves, random, shared_case
 
 
-def test_chunks_and_strides_do_not_matter(monkeypatch):
-    u, kernel, wing = random(2, 7, 30), random(7, 12, seed=1), random(7, 5, seed=2)
+def test_chunks_and_strides_do_not_matter():
+    """Long inputs, of which some channels are worked on at a time: each is as if it were alone."""
+    length = 2**19
+    u, kernel, wing = random(1, 7, length), random(7, 12, seed=1), random(7, 5, seed=2)
+    assert len(list(mrconv_gradients.channel_chunks(u, length))) > 1
     strided = u.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
-    whole = ops.long_conv(u, kernel, wing)
-    expected = torch.autograd.grad(whole.sin().sum(), (u, kernel, wing))
-    monkeypatch.setattr(mrconv_gradients, "_POINTS_CPU", 300)
-    assert len(list(mrconv_gradients.channel_chunks(u, 64))) == 4
-    parts = ops.long_conv(strided, kernel, wing)
-    found = torch.autograd.grad(parts.sin().sum(), (strided, kernel, wing))
-    torch.testing.assert_close((parts, *found), (whole, *expected), atol=1e-12, rtol=0)
+    given = (strided, kernel, wing)
+    parts = ops.long_conv(*given)
+    found = torch.autograd.grad(parts.sin().sum(), given)
+    for channel in (0, 3, 6):
+        alone = [u[:, [channel]], kernel[[channel]], wing[[channel]]]
+        whole = ops.long_conv(*alone)
+        expected = torch.autograd.grad(whole.sin().sum(), alone)
+        here = (parts[:, [channel]], found[0][:, [channel]], found[1][[channel]], found[2][[channel]])
+        torch.testing.assert_close(here, (whole, *expected), atol=1e-10, rtol=1e-12)
+
+
+def test_a_layer_in_chunks_is_the_layer_of_each_channel():
+    case = layer_case(4, 1009, 8, 8, 3, [(0, 1009), (17, 1009), (0, 700), (5, 6)], channels=300)
+    assert len(list(mrconv_gradients.channel_chunks(case["u"], 2017))) > 1
+    whole = layer(case)
+    gradients = torch.autograd.grad(whole[0].sin().sum(), leaves(case))
+    for part in (slice(0, 3), slice(298, 300)):
+
+        def take(value, part=part):
+            if isinstance(value, list):
+                return [kernel[part] for kernel in value]
+            return value[:, part] if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        few = {name: take(value) for name, value in case.items()}
+        results = layer(few)
+        torch.testing.assert_close([x[:, part] for x in whole[:3]], list(results[:3]), atol=1e-12, rtol=1e-12)
+        wanted = torch.autograd.grad(results[0].sin().sum(), leaves(few))
+        # What is summed over channels is not; kernels have the channel first.
+        here = [g[part] if g.shape[0] == 300 else g[:, part] for g in gradients]
+        torch.testing.assert_close(here, list(wanted), atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("function", ["long_conv", "batch_norm_conv"])
@@ -128,20 +155,14 @@ def test_convolution_is_exported_for_any_length():
 def test_bad_input():
     u, kernel = random(2, 3, 10), random(3, 4)
     spectrum = ops.kernel_spectrum(kernel, None, 12)
-    one = torch.ones(1, 3)
+    alone, trained = make_layer(hidden_size=3), make_layer(hidden_size=3).train()
     for message, call in {
-        "at least one point": lambda: ops.fft_size(0),
-        "at least one sample apart": lambda: ops.dilated_kernel(kernel, 0, 5),
-        "real and imaginary part": lambda: ops.fourier_kernel(kernel, 5),
         "does not fit an FFT": lambda: ops.kernel_spectrum(kernel, kernel, 6),
         "length >= 1": lambda: ops.long_conv(u[..., :0], kernel),
         "with the 3 channels": lambda: ops.long_conv(u, kernel[:2]),
         "needs a spectrum at n >= 16": lambda: ops.long_conv(u, kernel, spectrum=spectrum),
-        "at least one branch": lambda: ops.merge_kernels([], one),
-        "need coefficients of shape": lambda: ops.batch_norm_conv(u, [kernel] * 2, one, one, one, 1e-5),
-        "as many backward kernels": lambda: ops.batch_norm_conv(
-            u, [kernel], one, one, one, 1e-5, backward_kernels=[kernel] * 2
-        ),
+        r"with the 2 channels .* got \(3,": lambda: alone(u[:, :2].float()),
+        r"length >= 1, got shape \(2, 3, 0\)": lambda: trained(u[..., :0].float()),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()
@@ -174,7 +195,7 @@ def run(folder, rank, points, form):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     dist.all_reduce = counted
-    mrconv_gradients._POINTS_CPU = points
+    mrconv_gradients.POINTS_CPU = points
     case = shared_case(rank)
     parts = len(list(mrconv_gradients.channel_chunks(case["u"], 64)))
     with operators_in(form):

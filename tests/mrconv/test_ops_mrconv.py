@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ext.fast import mrconv_gradients
 from hf_ext.mrconv import ops_mrconv as ops
 from tests.mrconv import reference_ops as reference
 from tests.mrconv.operator_cases import batch_norm_branches, flat, layer, layer_case, operators_in, random
@@ -177,9 +176,8 @@ def test_convolution_equals_its_reference_at_any_length(length, taps, backward, 
 @pytest.mark.parametrize("backward", [None, 3])
 @pytest.mark.parametrize("spans", [None, [(0, 1009), (17, 1009), (0, 700)]], ids=["full", "padded"])
 @both_forms
-def test_layer_equals_batch_norms_of_branches(form, spans, backward, dtype, monkeypatch):
-    """Outputs and all gradients, at a length where most branches are not formed, and in several chunks of channels."""
-    monkeypatch.setattr(mrconv_gradients, "_POINTS_CPU", 2 * 3 * 2048)
+def test_layer_equals_batch_norms_of_branches(form, spans, backward, dtype):
+    """Outputs and all gradients, at a length where most branches are not formed."""
     case = layer_case(3, 1009, 8, 8, backward, spans)
     function = flat(ops.batch_norm_conv, case)[0]
     spans = spans or [(0, 1009)] * 3

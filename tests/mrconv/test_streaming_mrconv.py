@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
 from hf_ext.mrconv.kernels_mrconv import KEPT_FFT, TILE, StreamingKernel
@@ -16,6 +17,17 @@ from tests.mrconv.reference_ops import long_conv
 BATCH, CHANNELS = 2, 3
 
 
+class Stream(StreamingConvolution):
+    """A layer of a cache with the kernel that its model would give."""
+
+    def __init__(self, kernel):
+        super().__init__()
+        self.of = kernel
+
+    def __call__(self, u):
+        return self.update(u, lambda: self.of)
+
+
 def make(taps: int, length: int, dtype=torch.float64, batch: int = BATCH, channels: int = CHANNELS):
     """A kernel with its bias and inputs: [channels, taps], [channels], [batch, channels, length]."""
     generator = torch.Generator().manual_seed(taps)
@@ -23,10 +35,13 @@ def make(taps: int, length: int, dtype=torch.float64, batch: int = BATCH, channe
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
+def begin(kernel, bias) -> Stream:
+    return Stream(StreamingKernel(kernel, bias))
+
+
 def stream(kernel, bias, u, chunks) -> torch.Tensor:
     """Outputs for chunks of these lengths, the last of which is repeated to the end."""
-    convolution = StreamingConvolution(StreamingKernel(kernel, bias), u)
-    outputs, done = [], 0
+    convolution, outputs, done = begin(kernel, bias), [], 0
     for length in [*chunks, *[chunks[-1]] * u.shape[-1]]:
         outputs.append(convolution(u[..., done : done + length]))
         done += length
@@ -77,7 +92,7 @@ def test_half_precision_inputs_have_a_float32_state():
 
 def test_memory_is_that_of_the_kernel_however_long_the_stream():
     kernel, bias, u = make(200, 3000)
-    convolution = StreamingConvolution(StreamingKernel(kernel, bias), u)
+    convolution = begin(kernel, bias)
     convolution(u[..., :10])
     assert convolution.history.shape[-1] == TILE
     for chunk in u[..., 10:].split(7, dim=-1):
@@ -89,30 +104,34 @@ def test_memory_is_that_of_the_kernel_however_long_the_stream():
 def test_spectra_of_large_tiles_are_not_kept():
     kernel, bias, u = make(8 * KEPT_FFT, 9 * KEPT_FFT, torch.float32, batch=1, channels=1)
     prepared = StreamingKernel(kernel, bias)
-    convolution = StreamingConvolution(prepared, u)
+    convolution = Stream(prepared)
     for chunk in u.split(1000, dim=-1):
         convolution(chunk)
-    numbers = sum(spectrum.numel() for spectrum in prepared._spectra.values())
+    numbers = sum(spectrum.numel() for spectrum in prepared.spectra.values())
     assert 0 < numbers <= 4 * KEPT_FFT
 
 
-def test_the_points_transformed_for_a_position_grow_like_the_logarithm(monkeypatch):
-    """Counted, not timed: points of the FFTs of inputs, as many as positions are in the longest kernel."""
-    points = 0
-    rfft = torch.fft.rfft
+class CountPoints(TorchFunctionMode):
+    """Points of the FFTs of inputs, which have a batch; kernels have none."""
 
-    def counted(u, n):
-        nonlocal points
-        points += n * (u.ndim == 3)
-        return rfft(u, n=n)
+    def __init__(self):
+        super().__init__()
+        self.points = 0
 
-    monkeypatch.setattr(torch.fft, "rfft", counted)
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.fft.rfft:
+            self.points += kwargs["n"] * (args[0].ndim == 3)
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_points_transformed_for_a_position_grow_like_the_logarithm():
+    """Counted, not timed: as many points as positions are in the longest kernel."""
     cost = []
     for length in (256, 1024, 4096):
         kernel, bias, u = make(length, length, torch.float32, batch=1, channels=1)
-        points = 0
-        stream(kernel, bias, u, [1])
-        cost.append(points / length)
+        with CountPoints() as count:
+            stream(kernel, bias, u, [1])
+        cost.append(count.points / length)
     # Two points a position for each size of tiles, of which two more come with each length.
     assert cost[0] < cost[1] < cost[2]
     assert cost[2] - cost[1] == pytest.approx(cost[1] - cost[0], rel=0.1)
@@ -121,11 +140,11 @@ def test_the_points_transformed_for_a_position_grow_like_the_logarithm(monkeypat
 def test_samples_are_selected_repeated_and_copied():
     kernel, bias, u = make(100, 200, batch=3)
     expected = long_conv(u, kernel) + bias[:, None]
-    convolution = StreamingConvolution(StreamingKernel(kernel, bias), u)
+    convolution = begin(kernel, bias)
     convolution(u[..., :90])
     kept = copy.deepcopy(convolution)
     chosen = torch.tensor([2, 0, 0, 1])
-    convolution.select(chosen)
+    convolution.batch_select_indices(chosen)
     assert_near(convolution(u[chosen, :, 90:]), expected[chosen, :, 90:], 1e-12)
     assert_near(kept(u[..., 90:]), expected[..., 90:], 1e-12)
 
@@ -134,9 +153,9 @@ def test_a_stream_goes_on_in_and_outside_of_inference_mode():
     kernel, bias, u = make(100, 300)
     expected = long_conv(u, kernel) + bias[:, None]
     with torch.inference_mode():
-        convolution = StreamingConvolution(StreamingKernel(kernel, bias), u)
+        convolution = begin(kernel, bias)
         first = convolution(u[..., :70])
-    convolution.select(torch.tensor([1, 0]))
+    convolution.batch_select_indices(torch.tensor([1, 0]))
     second = convolution(u.flip(0)[..., 70:180])
     with torch.inference_mode():
         third = convolution(u.flip(0)[..., 180:])
@@ -149,7 +168,7 @@ def test_a_stream_goes_on_in_and_outside_of_inference_mode():
 def test_cropping_takes_positions_back(taps, seen, wrong, data):
     kernel, bias, u = make(taps, 300)
     expected = long_conv(u, kernel) + bias[:, None]
-    convolution = StreamingConvolution(StreamingKernel(kernel, bias), u)
+    convolution = begin(kernel, bias)
     if seen:
         convolution(u[..., :seen])
     convolution.record_past = True
@@ -167,7 +186,7 @@ def test_cropping_takes_positions_back(taps, seen, wrong, data):
 
 def test_cropping_more_than_was_recorded_is_refused_and_changes_nothing():
     kernel, bias, u = make(50, 100)
-    convolution = StreamingConvolution(StreamingKernel(kernel, bias), u)
+    convolution = begin(kernel, bias)
     convolution(u[..., :20])
     convolution.record_past = True
     convolution(u[..., 20:25])
@@ -180,7 +199,8 @@ def test_cropping_more_than_was_recorded_is_refused_and_changes_nothing():
 @pytest.mark.parametrize("shape", [(BATCH + 1, CHANNELS, 1), (BATCH, CHANNELS + 1, 1)])
 def test_other_samples_or_channels_are_refused(shape):
     kernel, bias, u = make(50, 10)
-    convolution = StreamingConvolution(StreamingKernel(kernel, bias), u)
+    convolution = begin(kernel, bias)
+    convolution(u)
     with pytest.raises(ValueError, match=r"This cache holds \[batch, channels\] = \[2, 3\]"):
         convolution(torch.zeros(shape))
 
@@ -234,7 +254,7 @@ class TestCache:
         u = make(5, 40)[2]
         cache.convolve(0, u, self.kernel)
         cache.reset()
-        assert cache.get_seq_length() == 0
+        assert (cache.get_seq_length(), cache.batch_size) == (0, -1)
         kernel, bias, _ = make(7, 1)
         result = cache.convolve(0, u[:1], lambda: self.kernel(7))
         assert_near(result, long_conv(u[:1], kernel) + bias[:, None], 1e-12)
@@ -264,7 +284,7 @@ class TestCache:
     def test_copies_of_a_cache_share_the_kernel(self):
         cache = MRConvCache(self.config)
         cache.convolve(0, make(5, 40)[2], self.kernel)
-        assert copy.deepcopy(cache).layers[0].stream.kernel is cache.layers[0].stream.kernel
+        assert copy.deepcopy(cache).layers[0].kernel is cache.layers[0].kernel
 
     def test_a_gradient_through_the_cache_is_refused_where_it_is_asked_for(self):
         cache = MRConvCache(self.config)

@@ -97,15 +97,17 @@ def test_any_picture_is_explained(channels, taken):
     assert len(drawing.getcolors(2**20)) > 20
 
 
-def test_a_large_picture_is_seen_around_the_patch_with_the_same_window(monkeypatch):
-    model = make_model()
-    monkeypatch.setattr("hf_ext.plots.attention._LARGEST", 24)
-    drawn = []
-    monkeypatch.setattr("hf_ext.plots.attention._draw", lambda picture, found, stage: drawn.append(found))
-    explain(model, make_pixels(90, 70, 3), (50, 61), top_k=[3])
-    whole = find_neighbours(model, np.zeros((90, 70, 3), np.float32), (50, 61), 1, [3])
-    assert drawn[0].window == whole.window
-    assert drawn[0].patch == whole.patch
+def test_a_large_picture_is_seen_around_the_patch_with_the_same_window():
+    """The network sees 768 x 768 pixels at most, cut on the grid of windows."""
+    model, at, pixels = make_model(), (790, 21), make_pixels(40, 801, 3)
+    drawing = np.asarray(explain(model, pixels, at, top_k=[16]))
+    whole = find_neighbours(model, np.zeros((40, 801, 3), np.float32), at, 1, [16])
+    # All tokens of the window are chosen, and seen as they are, a square of 80 each; the patch has a frame.
+    panel = drawing[16 + 26 : 16 + 26 + 320, 16 + 2 * 336 : 16 + 2 * 336 + 320]
+    top, left, bottom, right = whole.window
+    np.testing.assert_array_equal(panel[40::80, 40::80], pixels[top:bottom, left:right])
+    rows, columns = np.nonzero((panel[40::80, 1::80] == (255, 40, 40)).all(-1))
+    assert (rows[0], columns[0]) == whole.patch
 
 
 def test_what_is_not_there_is_refused():

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvNextConfig
 from hf_ext.mrconv.modeling_mrconvnext import MRConvNextForImageClassification
 from hf_ext.plots.kernels import branch_weights, contributions, draw_confusion, load_model, plot_kernels
+from hf_ext_cli.main import main
 
 
 def tiny(**changes):
@@ -83,6 +85,11 @@ def test_another_model_is_refused(tmp_path):
     BertModel(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"holds a bert model \(BertModel\), no MRConv"):
         load_model(str(tmp_path))
+
+
+def test_the_command_writes_nothing_but_png(tmp_path):
+    result = CliRunner().invoke(main, ["mrconv", "plot", str(tmp_path), str(tmp_path / "kernels.jpg")])
+    assert result.exit_code == 2 and "kernels.jpg does not end with .png" in result.stderr
 
 
 def test_confusions_are_darker_where_there_are_more():

@@ -1,7 +1,6 @@
 """HEIC and RAW where their libraries are installed; without them the file is named, and what to install."""
 
 import io
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hf_ext.restoration.camera import is_raw
-from hf_ext.restoration.files import MissingLibraryError, read_frames, read_image
+from hf_ext.restoration.camera import MissingLibraryError, is_raw
+from hf_ext.restoration.files import read_frames, read_image
 
 
 def smooth(height: int = 48, width: int = 64) -> np.ndarray:
@@ -118,8 +117,8 @@ def thumbnail_of_a_raw() -> bytes:
     return file.getvalue()
 
 
-def test_the_thumbnail_of_a_raw_is_never_taken_for_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rawpy", None)
+def test_the_thumbnail_of_a_raw_is_never_taken_for_it(tmp_path, hide_library):
+    hide_library("rawpy")
     with Image.open(io.BytesIO(thumbnail_of_a_raw())) as image:
         assert is_raw(image)
     path = tmp_path / "a.NEF"
@@ -131,8 +130,8 @@ def test_the_thumbnail_of_a_raw_is_never_taken_for_it(tmp_path, monkeypatch):
             read_image(source)
 
 
-def test_heic_without_its_library_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+def test_heic_without_its_library_says_what_to_install(tmp_path, hide_library):
+    hide_library("pillow_heif")
     path = tmp_path / "a.heic"
     path.write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 40)
     with pytest.raises(MissingLibraryError, match=r'a.heic is HEIC, which needs pip install "hf-ext\[images\]"'):

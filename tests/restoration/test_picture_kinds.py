@@ -3,14 +3,14 @@
 import io
 import itertools
 import struct
-import sys
 
 import numpy as np
 import pytest
 import tifffile
 from PIL import Image, ImageCms, ImageOps
 
-from hf_ext.restoration.files import MissingLibraryError, Picture, read_image, write_image
+from hf_ext.restoration.camera import MissingLibraryError
+from hf_ext.restoration.files import Picture, read_image, write_image
 
 MODES = ["1", "L", "P", "PA", "LA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F"]
 MODES += ["I;16", "I;16B"]
@@ -213,15 +213,17 @@ def test_pixels_of_16_bits_are_turned_upright(orientation):
         assert 0x0112 not in picture.exif
 
 
-def test_planes_of_16_bits_need_a_library_and_are_never_misread(monkeypatch):
+def test_planes_of_16_bits_need_a_library_and_are_never_misread(hide_library):
     """Pillow reads bytes of one value as two pixels where nothing is compressed."""
     data = tiff(make_pixels(9, 7, 3, dtype=np.uint16), planar=True)
-    monkeypatch.setitem(sys.modules, "tifffile", None)
+    hide_library("tifffile")
     with pytest.raises(
         MissingLibraryError, match=r'the picture has 16 bits in planes, which needs .*"hf-ext\[images\]"'
     ):
         read_image(data)
-    monkeypatch.undo()
+
+
+def test_planes_of_other_colours_are_refused():
     file = io.BytesIO()
     tifffile.imwrite(file, make_pixels(4, 9, 7, dtype=np.uint16), photometric="separated", planarconfig="separate")
     with pytest.raises(ValueError, match="the picture has 16 bits in planes that are no RGB"):

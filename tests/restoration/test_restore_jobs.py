@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from PIL import Image, ImageCms
 
 from hf_ext.restoration import jobs
-from hf_ext.restoration.files import FORMATS, Picture, read_frames, read_image, write_image
+from hf_ext.restoration.encoding import FORMATS
+from hf_ext.restoration.files import Picture, read_frames, read_image, write_image
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext_cli.main import main
@@ -44,12 +45,6 @@ def photos(tmp_path):
     write_image(folder / "a.png", Picture(make_pixels(10, 13, 3)))
     write_image(folder / "more" / "b.png", Picture(make_pixels(9, 7, 4)))
     return folder
-
-
-@pytest.fixture
-def no_model(monkeypatch):
-    """Where nothing may be loaded."""
-    monkeypatch.setattr("hf_ext_cli.semanir.load_model", lambda *given: pytest.fail("the model was loaded"))
 
 
 def run(*arguments, code=0, stdin=None):
@@ -96,13 +91,13 @@ def test_the_sheets_name_is_not_for_pictures(folder_of_model, photos, tmp_path):
     assert read_image(out / "comparison.png").pixels.shape[1] == 3 * 336 + 16
 
 
-def test_no_result_replaces_an_input(folder_of_model, photos, no_model):
+def test_no_result_replaces_an_input(photos):
     before = {name: (photos / name).read_bytes() for name in files(photos)}
-    result = run(folder_of_model, photos, "--out", photos, "--overwrite", code=2)
+    result = run("no/model", photos, "--out", photos, "--overwrite", code=2)
     assert "a.png: would be replaced by its restored version" in result.stderr
     assert "none of 2 pictures can be restored" in result.stderr
     Image.new("L", (5, 5)).save(photos / "a.gif")
-    result = run(folder_of_model, photos / "a.gif", photos / "a.png", "--out", photos, "--overwrite", code=2)
+    result = run("no/model", photos / "a.gif", photos / "a.png", "--out", photos, "--overwrite", code=2)
     assert f"a.gif: its result would replace {photos}/a.png" in result.stderr
     assert all((photos / name).read_bytes() == data for name, data in before.items())
 
@@ -132,25 +127,25 @@ def test_a_suffix_puts_results_beside_their_inputs(folder_of_model, photos):
         (["--name", "{stem}", "--suffix", "x"], "give one of them"),
     ],
 )
-def test_templates_that_make_no_sense(options, message, photos, tmp_path, no_model):
-    assert message in run("model", photos, "--out", tmp_path / "out", *options, code=2).stderr
+def test_templates_that_make_no_sense(options, message, photos, tmp_path):
+    assert message in run("no/model", photos, "--out", tmp_path / "out", *options, code=2).stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_the_model(photos, tmp_path, no_model, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_found_before_the_model(photos, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
-    result = run("model", photos, "--out", tmp_path / "file" / "out", code=2)
+    result = run("no/model", photos, "--out", tmp_path / "file" / "out", code=2)
     assert f"cannot write to {tmp_path}/file/out: {tmp_path}/file is no folder." in result.stderr
     # A folder below is in the way as well.
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "more").write_text("in the way")
-    assert "out/more is no folder" in run("model", photos, "--out", tmp_path / "out", code=2).stderr
+    assert "out/more is no folder" in run("no/model", photos, "--out", tmp_path / "out", code=2).stderr
 
     def fail(**options):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", fail)
-    result = run("model", photos, "--out", tmp_path / "new", code=1)
+    result = run("no/model", photos, "--out", tmp_path / "new", code=1)
     assert f"cannot write to {tmp_path}/new: Permission denied." in result.stderr
     assert not (tmp_path / "new").exists()
 
@@ -176,9 +171,9 @@ def test_where_nothing_is_to_do_nothing_is_loaded(photos, tmp_path):
     assert done.stdout == f"0 restored to {out}; 2 were there already (--overwrite restores them again)\n"
 
 
-def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_model, photos, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    monkeypatch.setitem(sys.modules, "rawpy", None)
+def test_heic_and_raw_without_their_libraries_are_named_and_counted(folder_of_model, photos, tmp_path, hide_library):
+    hide_library("pillow_heif")
+    hide_library("rawpy")
     (photos / "x.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 40)
     (photos / "raw.NEF").write_bytes(b"raw")
     out = tmp_path / "out"

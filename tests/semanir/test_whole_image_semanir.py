@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hf_ext.fast.semanir_strips import memory_of_call
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, ops_semanir
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.semanir.configuration_semanir import PRESETS
 from tests.testing import assert_same_answers
 
@@ -155,7 +155,7 @@ def test_budget_is_one_number_of_the_whole_model():
 PEAK = """
 import resource, sys
 import torch
-from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, ops_semanir
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 
 torch.manual_seed(0)
 config = SemanIRConfig(architecture="u-shaped", embed_dim=16, depths=[1, 1], num_heads=[1, 1], window_size=8, top_k=32)
@@ -192,14 +192,3 @@ def test_presets_bound_their_memory_by_themselves():
         with torch.no_grad():
             assert memory_of_call(model.model, 12_000_000, False) == model.memory_budget
             assert memory_of_call(model.model, 64 * 64, False) is None
-
-
-@pytest.mark.parametrize("shifted", [False, True])
-def test_dictionary_of_a_large_map_is_built_by_rows_of_windows(shifted, monkeypatch):
-    features = make_images(2, 12, 20, 6)
-    whole = ops_semanir.build_dictionary(features, 4, shifted, 5)
-    for values in (1, 2 * 4 * 20 * 6):
-        monkeypatch.setattr(ops_semanir, "_BAND", values)
-        in_bands = ops_semanir.build_dictionary(features, 4, shifted, 5)
-        assert torch.equal(in_bands.bits, whole.bits)
-        assert in_bands[:3] == whole[:3]
