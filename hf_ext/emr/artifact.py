@@ -20,7 +20,8 @@ from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter
-from .manifest import MANIFEST, OWN_FILE, Manifest, artifact_file, find_recorded
+from .emr_loader import OWN_FILE
+from .manifest import MANIFEST, Manifest, artifact_file, find_recorded
 from .ops import SUMS, TOTALS
 
 # In artifacts of earlier versions: what was not known of older tasks once another was added from the kept state.

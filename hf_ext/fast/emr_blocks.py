@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from numba import carray, njit, types
+from torch import Tensor
 
-from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK
+from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK, Sums
 
 TILE = 1024
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -353,7 +354,7 @@ def _kernel() -> Callable[..., bool]:
     return compile_kernel(_run, f"boolean(int32[::1], {arrays}, {whole}, {sums})")
 
 
-def _call(files, weights, masks, elements, tie, sums, totals, gram) -> bool:
+def _call(files, weights, masks, elements, tie, sums) -> bool:
     """The kernel with addresses in place of tensors."""
     return _kernel()(
         np.array([file for file, _ in files], np.int32),
@@ -366,20 +367,16 @@ def _call(files, weights, masks, elements, tie, sums, totals, gram) -> bool:
         elements.stop,
         elements.step,
         {None: -1, "zero": 0, "negative": 1}[tie],
-        sums.numpy(),
-        totals.numpy(),
-        gram.numpy(),
+        *(part.numpy() for part in sums),
     )
 
 
 def run_files(
     files: list[tuple[int, int]],
-    buffers: list[torch.Tensor],
-    masks: torch.Tensor | None,
+    buffers: list[Tensor],
+    masks: Tensor | None,
     elements: range,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
+    sums: Sums,
     tie: str,
 ) -> bool:
     """`ops.merge_block` of `elements` of a tensor that lies in local files, as many at once as their step.
@@ -388,21 +385,13 @@ def run_files(
     `buffers`: a block in the dtype of each but the masks; `masks` has room for those of all elements. Start and step
     are multiples of `SUB_BLOCK`. False if a file did not give or take everything: the sums are of no use then.
     """
-    return _call(files, buffers, masks, elements, tie, sums, totals, gram)
+    return _call(files, buffers, masks, elements, tie, sums)
 
 
 def run_block(
-    base: torch.Tensor,
-    tasks: list[torch.Tensor],
-    unified: torch.Tensor,
-    masks: torch.Tensor | None,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
-    first: int,
-    tie: str | None,
+    base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, first: int, tie: str | None
 ) -> None:
     """`ops.merge_block`, or `mask_block` if `tie` is None; arguments are checked there."""
     start, n = first * SUB_BLOCK, len(base)
     elements = range(start, start + n, max(n, 1))
-    _call([], [base, *tasks, unified], masks, elements, tie, sums, totals, gram)
+    _call([], [base, *tasks, unified], masks, elements, tie, sums)

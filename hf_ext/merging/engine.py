@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from hf_ext.emr.arithmetic import find_kernels
-from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, merge_block
+from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
 from ..hub.system_calls import has_positions
 from .methods import Block
@@ -117,14 +117,6 @@ class _Buffers:
     inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, given
     unified: torch.Tensor  # [bytes]
     masks: torch.Tensor  # [N, bytes]
-
-
-class _Sums(NamedTuple):
-    """What is summed up for a piece, as [`merge_block`] adds to it."""
-
-    tensors: torch.Tensor  # [members, 10]
-    totals: torch.Tensor  # [4]
-    gram: torch.Tensor  # [members, members]
 
 
 class Engine:
@@ -278,17 +270,17 @@ class Engine:
         """Merges a piece; its sums, totals and gram in one row."""
         plan, row = self._plan, self._plan.merged[piece.index]
         members = [task for task, name in enumerate(row.task_names) if name is not None]
-        sums = _new_sums(len(members))
+        sums = Sums.zeros(len(members))
         if not self._merge_files(piece, members, sums, buffers):
             # what a file did not give or take, this gets on with, or says why not
-            sums = _new_sums(len(members))
+            sums = Sums.zeros(len(members))
             self._merge_blocks(piece, members, sums, buffers)
         self._require_finite(piece, members, sums, buffers)
         wide, pairs = np.zeros((len(plan.tasks), len(SUMS))), np.zeros((len(plan.tasks),) * 2)
-        wide[members], pairs[np.ix_(members, members)] = sums.tensors.numpy(), sums.gram.numpy()
+        wide[members], pairs[np.ix_(members, members)] = sums.tasks.numpy(), sums.gram.numpy()
         return np.concatenate([wide.ravel(), sums.totals.numpy(), pairs[np.triu_indices(len(plan.tasks))]])
 
-    def _merge_files(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> bool:
+    def _merge_files(self, piece: Piece, members: list[int], sums: Sums, buffers: _Buffers) -> bool:
         """Merges a piece without the interpreter, if everything lies in local files; False if it is not done."""
         if self._run_files is None:
             return False
@@ -306,11 +298,11 @@ class Engine:
         blocks.append(buffers.unified.view(row.dtype))
         masks = buffers.masks if plan.config.with_masks else None
         return all(
-            self._run_files(files, blocks, masks, range(begin, end, self.step), *sums, self._arguments["tie"])
+            self._run_files(files, blocks, masks, range(begin, end, self.step), sums, self._arguments["tie"])
             for begin, end in _blocks(piece.start, piece.stop, self.span)
         )
 
-    def _merge_blocks(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
+    def _merge_blocks(self, piece: Piece, members: list[int], sums: Sums, buffers: _Buffers) -> None:
         """Merges a piece by any method, from and to anywhere."""
         plan, row = self._plan, self._plan.merged[piece.index]
         whole = None
@@ -326,7 +318,7 @@ class Engine:
                     masks = buffers.masks[: len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
                 first, weights = low // SUB_BLOCK, list(tasks.values())
                 if self._fused:
-                    merge_block(base, weights, unified, masks, *sums, first=first, tie=self._arguments["tie"])
+                    merge_block(base, weights, unified, masks, sums, first=first, tie=self._arguments["tie"])
                 else:
                     if whole is None:
                         vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
@@ -334,7 +326,7 @@ class Engine:
                         self._unify(Block(row.name, row.shape, low, base, vectors, merged), unified)
                     else:
                         unified.copy_(whole[low:high])
-                    mask_block(base, weights, unified, masks, *sums, first=first)
+                    mask_block(base, weights, unified, masks, sums, first=first)
                 data = unified.view(torch.uint8).numpy().data
                 self._outputs.root[row.name].write_bytes(row.name, low * row.dtype.itemsize, data)
             for place, task in enumerate(members if plan.config.with_masks else ()):
@@ -377,14 +369,14 @@ class Engine:
         given.read_into(name, low, high, values)
         return values
 
-    def _require_finite(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
-        if bool(torch.isfinite(sums.tensors).all()) and bool(torch.isfinite(sums.totals).all()):
+    def _require_finite(self, piece: Piece, members: list[int], sums: Sums, buffers: _Buffers) -> None:
+        if bool(torch.isfinite(sums.tasks).all()) and bool(torch.isfinite(sums.totals).all()):
             return
         row = self._plan.merged[piece.index]
         if not math.isfinite(sums.totals[TOTALS.index("base_square")]):
             raise NotFiniteError(_not_finite(row.name, self._plan.base))
         for place, task in enumerate(members):
-            if math.isfinite(sums.tensors[place, SUMS.index("square")]):
+            if math.isfinite(sums.tasks[place, SUMS.index("square")]):
                 continue
             if self._is_finite(piece, task, buffers):
                 raise NotFiniteError(_too_far(str(row.task_names[task]), self._plan.tasks[task]))
@@ -399,11 +391,6 @@ class Engine:
         blocks = _blocks(piece.start, piece.stop, self.block)
         reads = (self._read(self._plan.merged[piece.index], low, high, buffers)[1][task] for low, high in blocks)
         return all(bool(torch.isfinite(weights.float()).all()) for weights in reads)
-
-
-def _new_sums(members: int) -> _Sums:
-    shapes = ((members, len(SUMS)), (len(TOTALS),), (members, members))
-    return _Sums(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
 
 
 def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hf_ext.emr.artifact import STATE, hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
-from hf_ext.emr.manifest import TASK_ID, Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
+from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from hf_ext.emr.ops import SUMS
 
 from ..files import recover_folder, replace_folder, sync
@@ -192,11 +192,6 @@ def _open(folder: str | Path) -> tuple[Path, Manifest]:
 def _require_new(manifest: Manifest, name: str, place: Path) -> None:
     if manifest.library == "peft":
         raise ValueError(f"{place} holds adapters, which are small: merge them again with the new one")
-    if not TASK_ID.fullmatch(name):
-        raise ValueError(
-            f"{name!r:.80} cannot be the name of a task: use up to 64 of the letters A-Z and a-z, digits, '.', '_' "
-            "and '-', and not '.' or '..' alone"
-        )
     known = [task for task in manifest.tasks if task.casefold() == name.casefold()]
     if known:
         raise ValueError(f"{place} has a task {known[0]!r}; choose another name than {name!r}, or remove it first")

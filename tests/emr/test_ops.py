@@ -152,7 +152,7 @@ def test_given_weights_are_masked_alike(kernels):
 
 def test_masks_are_optional(kernels):
     block, other = random_block(9001, 2).merge(), random_block(9001, 2)
-    ops.merge_block(other.base, other.tasks, other.unified, None, other.sums, other.totals, other.gram)
+    ops.merge_block(other.base, other.tasks, other.unified, None, other.added)
     assert same_bits(other.sums, block.sums) and same_bits(other.unified, block.unified)
 
 
@@ -191,7 +191,7 @@ def test_threads_do_not_disturb_each_other(kernels):
 
 def test_bad_input_is_refused(kernels):
     block = random_block(100, 2)
-    good = [block.base, block.tasks, block.unified, block.masks, block.sums, block.totals, block.gram]
+    good = [block.base, block.tasks, block.unified, block.masks, block.added]
 
     def refused(place, value, kind, message):
         arguments = list(good)
@@ -206,8 +206,8 @@ def test_bad_input_is_refused(kernels):
     refused(3, block.masks[:1], ValueError, "one row")
     refused(3, block.masks[:, :12], ValueError, "100 elements need 13")
     refused(3, block.masks.int(), TypeError, "packed bits in uint8")
-    refused(4, block.sums.float(), ValueError, "sums is torch.float32")
-    refused(5, block.totals[:3], ValueError, "totals is")
+    refused(4, block.added._replace(tasks=block.sums.float()), ValueError, "sums of tasks are torch.float32")
+    refused(4, block.added._replace(totals=block.totals[:3]), ValueError, "sums of totals are")
     with pytest.raises(ValueError, match="tie is 'positive'"):
         ops.merge_block(*good, tie="positive")
     with pytest.raises(ValueError, match="out has 99 elements"):

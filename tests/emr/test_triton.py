@@ -27,9 +27,7 @@ for n, (kind, dtype), tie in itertools.product((9, 8192 + 1500), kinds, ("zero",
     expected, ours = given.merge(tie=tie or "zero"), Block(given.base, given.tasks, dtype)
     if tie is None:
         ours.unified = expected.unified.clone()
-    emr_triton.run_block(
-        ours.base, ours.tasks, ours.unified, ours.masks, ours.sums, ours.totals, ours.gram, 0, tie
-    )
+    emr_triton.run_block(ours.base, ours.tasks, ours.unified, ours.masks, ours.added, 0, tie)
     assert_agree(ours, expected)
     assert same_bits(ours.unified, expected.unified) and same_bits(ours.masks, expected.masks)
     one, other = torch.empty(n, dtype=dtype), torch.empty(n, dtype=dtype)
@@ -71,8 +69,7 @@ def test_the_device_has_the_bits_of_the_cpu(kind, kernels, monkeypatch: pytest.M
         block = Block(expected.base.cuda(), [task.cuda() for task in expected.tasks], kind)
         for name in ("unified", "masks", "sums", "totals", "gram"):
             setattr(block, name, getattr(block, name).cuda())
-        arguments = (block.base, block.tasks, block.unified, block.masks, block.sums, block.totals, block.gram)
-        ops.merge_block(*arguments, first=3)
+        ops.merge_block(block.base, block.tasks, block.unified, block.masks, block.added, first=3)
         out, restored = torch.empty_like(block.unified), torch.empty_like(expected.unified)
         ops.restore_block(block.base, block.unified, block.masks[0], 0.73, out)
         ops.restore_block(expected.base, expected.unified, expected.masks[0], 0.73, restored)

@@ -52,7 +52,7 @@ def test_what_cannot_be_added_is_refused_and_nothing_changes(sources, artifact, 
     for name, message in (
         ("a", "has a task 'a'"),
         ("A", "has a task 'a'"),
-        ("x/y", "cannot be the name"),
+        ("x/y", "task name .x/y. is not allowed"),
         ("..", "not"),
     ):
         with pytest.raises(ValueError, match=message):
