@@ -32,7 +32,7 @@ def resolve_adapters(
 ) -> tuple[Source, tuple[Source, ...], list[str]]:
     """Puts in the place of adapters what is merged for them."""
     if base.library == "peft":
-        raise ValueError(f"{base.described} is an adapter; give the model that it belongs to as base.")
+        raise ValueError(f"{base.title} is an adapter; give the model that it belongs to as base.")
     adapters = [task for task in tasks if task.library == "peft"]
     if not adapters:
         return base, tasks, []
@@ -98,12 +98,12 @@ def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
             ours, theirs = tasks[0].config.get(key), task.config.get(key)
             if ours != theirs:
                 raise ValueError(
-                    f"{task.described} has {key} {theirs!r} and {tasks[0].described} has {ours!r}: their weights do "
+                    f"{task.title} has {key} {theirs!r} and {tasks[0].title} has {ours!r}: their weights do "
                     "not mean the same. Use adapters: delta, which merges the full weights that LoRA gives."
                 )
         odd = [name for name in task.tensors if ".lora_embedding_" in name or name.endswith(BIAS)]
         if odd:
-            raise ValueError(f"{task.described}: {odd[0]} is not merged among adapters; use adapters: delta.")
+            raise ValueError(f"{task.title}: {odd[0]} is not merged among adapters; use adapters: delta.")
     virtual = BaseAdapter(base, tasks)
     for task in tasks:
         common = frozenset(name for name in task.tensors if name.endswith(".lora_A.weight"))
@@ -119,7 +119,7 @@ def _require_common(virtual: BaseAdapter, task: Source, name: str) -> None:
     same_form = virtual.tensors[name].shape == task.tensors[name].shape
     if not same_form or not virtual.read(name).equal(task.read(name)):
         raise ValueError(
-            f"{task.described}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot be "
+            f"{task.title}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot be "
             "compared. Use adapters: delta, which merges the full weights, or keep the adapters as they are."
         )
 
@@ -282,7 +282,7 @@ class DeltaSource(Source):
         turned = len(shape) == 2 and (columns, rows) == tuple(shape)
         if math.prod(b[1:]) != rank or not (straight or turned):
             raise ValueError(
-                f"{self._adapter.described}: {first} {list(a)} and {second} {list(b)} do not give the base's "
+                f"{self._adapter.title}: {first} {list(a)} and {second} {list(b)} do not give the base's "
                 f"{target!r} {list(shape)}; give the model that the adapter was trained on as base."
             )
         return _Delta(
@@ -292,14 +292,14 @@ class DeltaSource(Source):
     def _bias_delta(self, name: str, bias: str, scaling: float) -> _Delta:
         target = self._in_base(name)
         if self._base.tensors[target].shape != self._adapter.tensors[bias].shape:
-            raise ValueError(f"{self._adapter.described}: {bias} does not fit the base's {target!r}.")
+            raise ValueError(f"{self._adapter.title}: {bias} does not fit the base's {target!r}.")
         return _Delta(target, bias, None, scaling, False)
 
     def _in_base(self, name: str) -> str:
         found = self._names.in_base(name)
         if found not in self._base.tensors:
             raise ValueError(
-                f"{self._adapter.described} changes {name!r}, which {self._base.described} does not have; give the "
+                f"{self._adapter.title} changes {name!r}, which {self._base.title} does not have; give the "
                 "model that the adapter was trained on as base."
             )
         return found
@@ -340,7 +340,7 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
                 known |= {name, partner}
     unknown = [name for name in adapter.tensors if name not in known]
     if unknown:
-        raise ValueError(f"{adapter.described}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
+        raise ValueError(f"{adapter.title}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
     return found
 
 
@@ -351,13 +351,13 @@ def refuse_variants(adapter: Source) -> None:
     )
     if config.get("peft_type") != "LORA":
         more = " (adapters: adapter merges (IA)³)" if config.get("peft_type") == "IA3" else ""
-        raise ValueError(f"{adapter.described} is {config.get('peft_type')!r}, not LoRA{more}. {advice}")
+        raise ValueError(f"{adapter.title} is {config.get('peft_type')!r}, not LoRA{more}. {advice}")
     for key in _OTHER_VARIANTS:
         if config.get(key):
-            raise ValueError(f"{adapter.described} uses {key}, whose weights are not base + s·B·A. {advice}")
+            raise ValueError(f"{adapter.title} uses {key}, whose weights are not base + s·B·A. {advice}")
     if config.get("init_lora_weights") not in _KEPT_BASE:
         raise ValueError(
-            f"{adapter.described} was initialised with {config['init_lora_weights']!r}, which changes the base's own "
+            f"{adapter.title} was initialised with {config['init_lora_weights']!r}, which changes the base's own "
             f"weights. {advice}"
         )
 

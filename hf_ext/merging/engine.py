@@ -114,7 +114,7 @@ class NotFiniteError(ValueError):
 class _Buffers:
     """What one worker reads into; nothing is allocated for a block."""
 
-    inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, given
+    inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, merged model
     unified: torch.Tensor  # [bytes]
     masks: torch.Tensor  # [N, bytes]
 
@@ -163,7 +163,7 @@ class Engine:
             counts = vectors.new_counts()
             for piece in unit:
                 for low, high in _blocks(piece.start, piece.stop, self.block) if piece.merged else ():
-                    base, tasks = self._read(self._plan.merged[piece.index], low, high, buffers)
+                    base, tasks = self._read(self._plan.merged_rows[piece.index], low, high, buffers)
                     for task, weights in tasks.items():
                         vector = vectors.make(piece.index, task, low, base, weights)
                         vectors.count(index, task, vector, counts)
@@ -227,7 +227,7 @@ class Engine:
         if not piece.merged:
             item = self._outputs.copies[piece.index]
             return [(item.source, item.name)]
-        row = self._plan.merged[piece.index]
+        row = self._plan.merged_rows[piece.index]
         named = zip(self._plan.tasks, row.task_names, strict=True)
         return [(self._plan.base, row.name), *((task, name) for task, name in named if name is not None)]
 
@@ -268,7 +268,7 @@ class Engine:
 
     def _merge(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
         """Merges a piece; its sums, totals and gram in one row."""
-        plan, row = self._plan, self._plan.merged[piece.index]
+        plan, row = self._plan, self._plan.merged_rows[piece.index]
         members = [task for task, name in enumerate(row.task_names) if name is not None]
         sums = Sums.zeros(len(members))
         if not self._merge_files(piece, members, sums, buffers):
@@ -284,7 +284,7 @@ class Engine:
         """Merges a piece without the interpreter, if everything lies in local files; False if it is not done."""
         if self._run_files is None:
             return False
-        plan, row = self._plan, self._plan.merged[piece.index]
+        plan, row = self._plan, self._plan.merged_rows[piece.index]
         inputs = self._names(piece)
         writers = [(self._outputs.root[row.name], row.name)]
         if plan.config.with_masks:
@@ -304,7 +304,7 @@ class Engine:
 
     def _merge_blocks(self, piece: Piece, members: list[int], sums: Sums, buffers: _Buffers) -> None:
         """Merges a piece by any method, from and to anywhere."""
-        plan, row = self._plan, self._plan.merged[piece.index]
+        plan, row = self._plan, self._plan.merged_rows[piece.index]
         whole = None
         if self._method.whole:
             with self._whole:
@@ -322,7 +322,7 @@ class Engine:
                 else:
                     if whole is None:
                         vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
-                        merged = self._read_given(row, low, high, buffers)
+                        merged = self._read_merged(row, low, high, buffers)
                         self._unify(Block(row.name, row.shape, low, base, vectors, merged), unified)
                     else:
                         unified.copy_(whole[low:high])
@@ -358,21 +358,21 @@ class Engine:
         self._unify(Block(row.name, shape, 0, base, vectors), out)
         return out
 
-    def _read_given(self, row: Row, low: int, high: int, buffers: _Buffers) -> torch.Tensor | None:
+    def _read_merged(self, row: Row, low: int, high: int, buffers: _Buffers) -> torch.Tensor | None:
         """A block of the model that was merged elsewhere, if there is one."""
-        given = self._plan.given
-        if given is None:
+        model = self._plan.merged_model
+        if model is None:
             return None
-        name = self._plan.given_names[row.name]
-        dtype = given.tensors[name].dtype
+        name = self._plan.merged_model_names[row.name]
+        dtype = model.tensors[name].dtype
         values = buffers.inputs[-1, : (high - low) * dtype.itemsize].view(dtype)
-        given.read_into(name, low, high, values)
+        model.read_into(name, low, high, values)
         return values
 
     def _require_finite(self, piece: Piece, members: list[int], sums: Sums, buffers: _Buffers) -> None:
         if bool(torch.isfinite(sums.tasks).all()) and bool(torch.isfinite(sums.totals).all()):
             return
-        row = self._plan.merged[piece.index]
+        row = self._plan.merged_rows[piece.index]
         if not math.isfinite(sums.totals[TOTALS.index("base_square")]):
             raise NotFiniteError(_not_finite(row.name, self._plan.base))
         for place, task in enumerate(members):
@@ -389,7 +389,7 @@ class Engine:
     def _is_finite(self, piece: Piece, task: int, buffers: _Buffers) -> bool:
         """Whether the weights of a task themselves are finite."""
         blocks = _blocks(piece.start, piece.stop, self.block)
-        reads = (self._read(self._plan.merged[piece.index], low, high, buffers)[1][task] for low, high in blocks)
+        reads = (self._read(self._plan.merged_rows[piece.index], low, high, buffers)[1][task] for low, high in blocks)
         return all(bool(torch.isfinite(weights.float()).all()) for weights in reads)
 
 

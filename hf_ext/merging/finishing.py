@@ -39,6 +39,7 @@ from .engine import TensorSums
 from .outputs import masked_rows
 from .plan import Plan
 from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source
+from .tensors import KEPT, SHARED
 
 # They do not change what comes out, or are told elsewhere.
 _NOT_METHOD = ("base", "tasks", "memory", "workers", "max_shard_size")
@@ -56,10 +57,10 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
-        participates = np.array([[name is not None for name in part.task_names] for part in plan.merged], bool)
-        participates = participates.reshape(len(plan.merged), len(plan.tasks))
-        elements = np.array([part.elements for part in plan.merged], np.int64)
-        method = method_record(plan.config, plan.given, out)
+        participates = np.array([[name is not None for name in part.task_names] for part in plan.merged_rows], bool)
+        participates = participates.reshape(len(plan.merged_rows), len(plan.tasks))
+        elements = np.array([part.elements for part in plan.merged_rows], np.int64)
+        method = method_record(plan.config, plan.merged_model, out)
         if plan.config.with_masks:
             for index, task in enumerate(plan.tasks):
                 write_sums(folder, task.label, sums.tensors[:, index])
@@ -74,7 +75,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             library=plan.base.library,
             warnings=plan.warnings,
             masks=plan.config.with_masks,
-            names=[part.name for part in plan.merged],
+            names=[part.name for part in plan.merged_rows],
             elements=elements,
             participates=participates,
             sums=sums.tensors,
@@ -189,7 +190,7 @@ def _make_manifest(
 def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray, scales: np.ndarray) -> TaskRecord:
     task, masked = plan.tasks[index], masked_rows(plan, index)
     merged = sum(row.elements for row in masked.values())
-    places = {row.name: place for place, row in enumerate(plan.merged)}
+    places = {row.name: place for place, row in enumerate(plan.merged_rows)}
     by_tensor = plan.config.rescale in TENSOR_RESCALES
     architectures = task.config.get("architectures") or [task.config.get("_class_name")]
     return TaskRecord(
@@ -200,8 +201,8 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
         scale=None if by_tensor else float(scales[index]),
         density=float(sums[:, SUMS.index("mask")].sum() / merged) if merged else 0.0,
         scales={name: float(scales[places[row.name], index]) for name, row in masked.items()} if by_tensor else {},
-        shared=tuple(item.name for item in plan.shared if item.task == index),
-        tails={item.name: tuple(item.shape) for item in plan.extras if item.task == index and item.start},
+        shared=tuple(item.name for item in plan.own_tensors(SHARED, task=index)),
+        tails={item.name: tuple(item.shape) for item in plan.own_tensors(KEPT, task=index) if item.start},
     )
 
 

@@ -164,7 +164,7 @@ class _Run:
         memory = self.plan.config.memory_bytes
         self.engine = Engine(self.plan, self.outputs, self.vectors, workers, memory)
         stack.callback(self.engine.close)
-        self.units = make_units(self.plan.merged, self.outputs.copies, whole=self.plan.config.merge_method.whole)
+        self.units = make_units(self.plan.merged_rows, self.outputs.copies, whole=self.plan.config.merge_method.whole)
         if self.vectors.passes and (counted := read_passes(self.partial)) is not None:
             self.vectors.load_state(counted)
 
@@ -214,7 +214,7 @@ class _Run:
             shutil.rmtree(self.partial)
             raise ValueError(f"a checkpoint changed while it was merged: {'; '.join(changed[:5])}; merge again.")
         config, folder = self.plan.config, self.partial / "result"
-        sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged), len(config.tasks))
+        sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged_rows), len(config.tasks))
         base = self.base_identity.result()
         closed = _start_beside(self.outputs.close)
         try:

@@ -244,7 +244,8 @@ def _append(
     """Masks and rescales the new task against the unified weights as they are: method `given`, of one task."""
     merged = manifest.merged
     # What was not merged before, or not in as many elements, has no unified weights: the task keeps it.
-    own = [part.name for part in plan.merged if part.name not in merged or merged[part.name].elements != part.elements]
+    known = {tensor.name: tensor.elements for tensor in merged.values()}
+    own = [row.name for row in plan.merged_rows if known.get(row.name) != row.elements]
     exclude = [*given.get("exclude", []), *(f"{re.escape(tensor)}$" for tensor in own)]
     alone = work / ".adding"
     merge_checkpoints(

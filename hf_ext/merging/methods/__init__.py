@@ -12,7 +12,7 @@ The help of the command line imports these files, so none of them imports torch 
 """
 
 # Each file registers its methods, in the order in which help shows them.
-from . import emr, average, task_arithmetic, ties, model_stock, given  # noqa: F401, I001
+from . import emr, average, task_arithmetic, ties, model_stock, take_merged  # noqa: F401, I001
 from .registry import METHODS, Block, Method, Option, merge_method, options_by_name
 
 __all__ = ["METHODS", "Block", "Method", "Option", "merge_method", "options_by_name"]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 @merge_method("given", "another program; the masks are those of EMR-Merging", masks=True, takes_merged=True)
-def given(tensor: Block) -> "torch.Tensor":
+def take_merged(tensor: Block) -> "torch.Tensor":
     """The weights of the model in `merged`."""
     assert tensor.merged is not None
     return tensor.merged
