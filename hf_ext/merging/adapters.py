@@ -47,7 +47,17 @@ def resolve_adapters(
     return _common_base(base, tasks), tasks, warnings
 
 
-class BaseAdapter(Source):
+class VirtualSource(Source):
+    """A checkpoint whose tensors are made when they are read."""
+
+    def location(self, name: str) -> None:
+        """As [`Source.location`]: the elements lie nowhere."""
+
+    def will_need(self, name: str, start: int, stop: int) -> None:
+        """As [`Source.will_need`]: there is nothing to fetch, or others fetch it anyway."""
+
+
+class BaseAdapter(VirtualSource):
     """The adapter that changes nothing, as the base of adapters that are merged among themselves: ones for (IA)³; for
     LoRA the common A, and B = 0."""
 
@@ -70,12 +80,6 @@ class BaseAdapter(Source):
             self._holders[name].read_into(name, start, stop, out)
         else:
             out.fill_(1.0 if name.endswith("ia3_l") else 0.0)
-
-    def location(self, name: str) -> None:
-        """As [`Source.location`]: the elements lie nowhere."""
-
-    def will_need(self, name: str, start: int, stop: int) -> None:
-        """As [`Source.will_need`]; there is nothing to fetch."""
 
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
         """As [`Source.identity`]; it has no files of its own."""
@@ -172,7 +176,7 @@ _PREFIX = "base_model.model."
 _FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 BIAS = ".lora_B.bias"
 _CACHED_FACTORS = 8
-_ADVICE = "Merge it into its model with merge_and_unload(), save that, and give it as the task."
+_ADVICE = "Merge it into its model with merge_and_unload(), save that with save_pretrained, and give it as the task."
 _HEADS = {
     "SEQ_CLS": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
     "TOKEN_CLS": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
@@ -193,7 +197,7 @@ class _Delta:
     transposed: bool
 
 
-class DeltaSource(Source):
+class DeltaSource(VirtualSource):
     """The full weights that a LoRA adapter gives, read as if they were a checkpoint: base + s·B·A in float32, computed
     when it is read. Tensors that the adapter replaces (`modules_to_save`, `bias`) are its own; all others are the
     base's."""
@@ -214,7 +218,7 @@ class DeltaSource(Source):
         modules = lora_modules(adapter)
         targets = {f"{module}.weight" for module in modules} | set(self._own)
         self._names = Names(base.tensors, targets)
-        self._deltas = {}
+        self._deltas: dict[str, _Delta] = {}
         for module, (first, second) in modules.items():
             name = f"{module}.weight"
             self._deltas[name] = self._weight_delta(name, module, first, second)
@@ -239,13 +243,9 @@ class DeltaSource(Source):
         if delta is None:
             self._adapter.read_into(self._own[name], start, stop, out)
             return
-        own = self._own.get(name)
-        info = self._adapter.tensors[own] if own else self._base.tensors[delta.base]
-        block = torch.empty(stop - start, dtype=info.dtype)
-        if own:
-            self._adapter.read_into(own, start, stop, block)
-        else:
-            self._base.read_into(delta.base, start, stop, block)
+        source, stored = (self._adapter, self._own[name]) if name in self._own else (self._base, delta.base)
+        block = torch.empty(stop - start, dtype=source.tensors[stored].dtype)
+        source.read_into(stored, start, stop, block)
         a, b = self._both_factors(delta)
         lora_rows(block, a, b, delta.scaling, start, stop, out)
 
@@ -253,16 +253,8 @@ class DeltaSource(Source):
         """As [`Source.small_files`], without configurations: the adapter's are not those of the full weights."""
         return {name: path for name, path in super().small_files(patterns).items() if name not in CONFIGURATION_FILES}
 
-    def location(self, name: str) -> None:
-        """As [`Source.location`]: the elements lie nowhere."""
-
-    def will_need(self, name: str, start: int, stop: int) -> None:
-        """As [`Source.will_need`]; the base is read by others anyway."""
-
     def _whole_tensors(self) -> dict[str, TensorInfo]:
-        found: dict[str, TensorInfo] = {}
-        for name, own in self._own.items():
-            found[name] = self._adapter.tensors[own]
+        found = {name: self._adapter.tensors[own] for name, own in self._own.items()}
         for name, delta in self._deltas.items():
             shape = self._base.tensors[delta.base].shape
             # the sum is not rounded to the base's type before it is compared with the base
@@ -346,19 +338,16 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
 
 def refuse_variants(adapter: Source) -> None:
     config = adapter.config
-    advice = (
-        "Merge it into its model with merge_and_unload(), save that with save_pretrained, and give it as the task."
-    )
     if config.get("peft_type") != "LORA":
         more = " (adapters: adapter merges (IA)³)" if config.get("peft_type") == "IA3" else ""
-        raise ValueError(f"{adapter.title} is {config.get('peft_type')!r}, not LoRA{more}. {advice}")
+        raise ValueError(f"{adapter.title} is {config.get('peft_type')!r}, not LoRA{more}. {_ADVICE}")
     for key in _OTHER_VARIANTS:
         if config.get(key):
-            raise ValueError(f"{adapter.title} uses {key}, whose weights are not base + s·B·A. {advice}")
+            raise ValueError(f"{adapter.title} uses {key}, whose weights are not base + s·B·A. {_ADVICE}")
     if config.get("init_lora_weights") not in _KEPT_BASE:
         raise ValueError(
             f"{adapter.title} was initialised with {config['init_lora_weights']!r}, which changes the base's own "
-            f"weights. {advice}"
+            f"weights. {_ADVICE}"
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_ext.emr.artifact import fetch_file
 from hf_ext.emr.report import aligned_table, number_text
 
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
@@ -18,7 +19,7 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
     """Reads the report of a merge."""
     path = Path(source).expanduser()
     if not path.exists() and "/" in str(source):
-        path = _download_report(str(source), token, endpoint)
+        path = fetch_file(str(source), REPORT, token=token, endpoint=endpoint)
     elif path.is_dir():
         path = path / REPORT
     if not path.is_file():
@@ -47,20 +48,6 @@ def _is_entry(entry: Any) -> bool:
     numbers = (entry.get(name, "") for name in ("norm", "elements"))
     errors = (entry["error"].get(name) for name in ("one_bit", "unified", "rescaled"))
     return isinstance(entry.get("task"), str) and all(isinstance(n, int | float | None) for n in (*numbers, *errors))
-
-
-def _download_report(source: str, token: str | bool | None, endpoint: str | None) -> Path:
-    """The report of a repository, in the cache."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    name, _, revision = source.partition("@")
-    try:
-        return Path(hf_hub_download(name, REPORT, revision=revision or None, token=token, endpoint=endpoint))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise CheckpointError(
-            f"{source}: its {REPORT} cannot be fetched ({str(error).splitlines()[0]}); check the name and the token."
-        ) from error
 
 
 def compare_merges(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -270,7 +269,7 @@ def write_report(
 
     tasks = sources["tasks"]
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
-    report = _finite(make_report(tasks=list(tasks), sizes=sizes, masks=masks, **numbers))
+    report = make_report(tasks=list(tasks), sizes=sizes, masks=masks, **numbers)
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"]]))
     report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library
@@ -320,12 +319,3 @@ def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) ->
         gram=gram,
         method=manifest.method,
     )
-
-
-def _finite(value: Any) -> Any:
-    """The value with null for what is not known."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -219,7 +219,7 @@ WRONG_FILES = {
         r"the tail of 'm.w' has shape",
     ),
     "sums of others": ("sums.safetensors", {"sums": torch.zeros(2, 10).double()}, read_sums, "holds"),
-    "no sums": ("sums.safetensors", {"x": torch.zeros(1)}, read_sums, "holds None"),
+    "no sums": ("sums.safetensors", {"x": torch.zeros(1)}, read_sums, "holds {'x'"),
     "other columns": ("sums.safetensors", {"sums": torch.zeros(1, 10).double()}, read_sums, "other columns"),
 }
 

@@ -113,7 +113,7 @@ def test_tied_weights_are_merged_once_however_the_file_says_it(tmp_path):
         with make_plan({"base": str(tmp_path / folder), "tasks": {"a": str(task)}}) as plan:
             assert plan.aliases == named and len(plan.merged_rows) == len(weights) and not plan.copied_rows
             assert plan.unified_bytes == sum(tensor.nbytes for tensor in weights.values())
-            assert not (resolve_plan(plan).extras or resolve_plan(plan).shared)
+            assert not resolve_plan(plan).own_tensors(KEPT, SHARED)
 
 
 def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(tmp_path):

@@ -125,8 +125,7 @@ def merge_method(
     """
 
     def register(function: Function) -> Function:
-        flags = {"masks": masks, "fused": fused, "whole": whole, "takes_merged": takes_merged, "trim": trim}
-        METHODS[name] = Method(name, label, function, _read_options(function), **flags)  # type: ignore[arg-type]
+        METHODS[name] = Method(name, label, function, _read_options(function), masks, fused, whole, takes_merged, trim)
         return function
 
     return register
