@@ -372,12 +372,7 @@ def _call(files, weights, masks, elements, tie, sums) -> bool:
 
 
 def run_files(
-    files: list[tuple[int, int]],
-    buffers: list[Tensor],
-    masks: Tensor | None,
-    elements: range,
-    sums: Sums,
-    tie: str,
+    files: list[tuple[int, int]], buffers: list[Tensor], masks: Tensor | None, elements: range, sums: Sums, tie: str
 ) -> bool:
     """`ops.merge_block` of `elements` of a tensor that lies in local files, as many at once as their step.
 
