@@ -38,7 +38,6 @@ from .ops import restore_block
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 # What an artifact has and a plain checkpoint does not.
 _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")
-SHARD_BYTES = 5 * 10**9
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -84,6 +83,9 @@ class TaskWeights:
     Opening takes the root files and the base; the files of a task are fetched when they are first needed. Nothing is
     believed unchecked: names, lengths, types and links of the artifact, and that the base is the one of the merge.
     """
+
+    # The largest file of an export, as `save_pretrained` has it.
+    shard_bytes = 5 * 10**9
 
     def __init__(
         self,
@@ -189,7 +191,7 @@ class TaskWeights:
                 shutil.copyfile(path, partial / name)
             sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in entries.items()}
             stem = re.sub(r"-\d{5}-of-\d{5}$", "", Path(next(iter(self.manifest.unified))).stem)
-            shards = plan_shards(sizes, SHARD_BYTES, stem)
+            shards = plan_shards(sizes, self.shard_bytes, stem)
             for file, names in shards.items():
                 self._write(task, partial / file, {name: entries[name] for name in names})
             if len(shards) > 1:

@@ -72,18 +72,20 @@ def test_a_base_in_the_artifact(bert: Path, tmp_path: Path):
     assert equal(copied(EMRModel.from_pretrained(merged, "five").model), expected)
 
 
-def test_an_export_that_fails_leaves_nothing(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    weights = TaskWeights(bert)
-    written = []
+class NoRoom(TaskWeights):
+    """Weights of which only some can be restored."""
 
-    def restore_into(self: TaskWeights, task: str, name: str, out: torch.Tensor) -> None:
-        written.append(name)
-        if len(written) == 5:
+    written = 0
+
+    def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:
+        self.written += 1
+        if self.written == 5:
             raise OSError("no room")
 
-    monkeypatch.setattr(TaskWeights, "restore_into", restore_into)
+
+def test_an_export_that_fails_leaves_nothing(bert: Path, tmp_path: Path):
     with pytest.raises(OSError, match="no room"):
-        weights.export("two", tmp_path / "out")
+        NoRoom(bert).export("two", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import UNet2DModel
-from huggingface_hub import close_session, constants
+from huggingface_hub import close_session
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertForSequenceClassification
@@ -40,8 +40,7 @@ def gpt2(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _clean_client(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def _clean_client(hub_cache):
     yield
     close_session()
 

@@ -15,9 +15,9 @@ import pytest
 
 from tests import warm_python
 
-from .merging import assert_same_files, merge, short_segments_and_no_picture, write_set
+from .merging import assert_same_files, merge, short_segments, write_set
 
-__all__ = ["short_segments_and_no_picture"]
+__all__ = ["short_segments"]
 
 ROOT = Path(__file__).parents[2]
 PREPARE = """

@@ -24,9 +24,9 @@ from hf_ext.merging.plan_table import plan_lines
 from hf_ext.merging.publishing import hide_paths
 from tests.emr.emr_testing import write_weights
 
-from .merging import assert_same_files, config, merge, short_segments_and_no_picture, write_set
+from .merging import assert_same_files, config, merge, short_segments, write_set
 
-__all__ = ["config", "short_segments_and_no_picture"]
+__all__ = ["config", "short_segments"]
 
 
 @pytest.fixture

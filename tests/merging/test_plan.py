@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from huggingface_hub import close_session, constants
+from huggingface_hub import close_session
 from safetensors.torch import load_file
 
 from hf_ext.merging.merge import merge_checkpoints
@@ -29,8 +29,7 @@ from tests.emr.emr_testing import (
 
 
 @pytest.fixture(autouse=True)
-def _clean_client(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def _clean_client(hub_cache):
     yield
     close_session()
 
