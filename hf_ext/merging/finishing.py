@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,14 +29,12 @@ from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord
 from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_report
 
-from ..hub.file_hashes import file_sha256
-from ..hub.safetensors_headers import header_length
 from .card import read_report
 from .configuration import MergeConfig
 from .engine import TensorSums
 from .outputs import masked_rows
 from .plan import Plan
-from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source
+from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source, open_weights
 from .tensors import KEPT, SHARED
 
 # They do not change what comes out, or are told elsewhere.
@@ -50,7 +47,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
         # The weights are complete, and reading them through for their hashes needs no interpreter.
         weights = [name for name in list_files(folder) if _is_of_the_engine(name)]
         hashing = beside.submit(hash_files, folder, weights) if plan.config.with_masks else None
-        written = beside.submit(_weight_files, folder / "base") if plan.config.include_base else None
+        written = beside.submit(_identify_copy, folder / "base") if plan.config.include_base else None
         _copy_small_files(folder, plan)
         sources = {
             "base": _record_identity(base, out),
@@ -205,19 +202,11 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
     )
 
 
-def _weight_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Lengths and hashes of weight files that were just written."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with open(path, "rb") as file:
-            prefix = file.read(8)
-            header = file.read(header_length(prefix, path.stat().st_size, path.name))
-        found[path.name] = {
-            "bytes": path.stat().st_size,
-            "sha256": file_sha256(path),
-            "header_sha256": hashlib.sha256(prefix + header).hexdigest(),
-        }
-    return found
+def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
+    """Lengths and hashes of the base's weight files that were just written."""
+    with open_weights("base", folder) as copy:
+        files: dict[str, dict[str, Any]] = copy.identity(hash_files=True)["files"]
+        return files
 
 
 # What is recorded of files: bytes and hash, by name.
