@@ -205,6 +205,11 @@ class _Run:
         if self.ranks.index > 0:
             self.outputs.close()
 
+    # The folder appears whole. Until its very last step all lies in `.NAME.partial/result`, which nothing reads; that
+    # step is one rename, or one exchange with an earlier result, so at every moment `NAME` is what was there before or
+    # all of the new. What is written after the weights is written anew after a kill, from the sums of the journal, and
+    # therefore needs no journal of its own. Before the rename everything is flushed to the disk, and the journal is
+    # deleted: were it deleted after, a kill between the two would leave a journal without its result.
     def complete(self) -> dict[str, Any]:
         """What is left when all units are finished: scales, manifest, report, card; then the rename."""
         changed = _differences(self.identity, _identity(self.plan))

@@ -198,6 +198,12 @@ def _require_same(record: SourceRecord, found: dict[str, Any], what: str) -> Non
         )
 
 
+# An update is a copy of the folder in which some files are new. The copy costs nothing: its files are hard links to
+# those of the artifact. Hence the one rule of this module: a file of the copy is never written into, it is removed and
+# made anew (`write_json`, `whole_file`, `unlink` before a write), or the artifact, and whoever has it open, would
+# change under the old name. When all is on the disk, copy and artifact change places in one step, as a merge's folder
+# does; a kill before that leaves `.NAME.update`, which the next update removes. The tests hold links to an artifact
+# while it is updated, make every step fail, kill it before the exchange, and compare every byte.
 @contextmanager
 def _rewrite(place: Path) -> Iterator[Path]:
     """A copy of the artifact that shares its files; in the end it takes its place in one step."""
