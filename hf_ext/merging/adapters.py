@@ -112,20 +112,16 @@ def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
     for task in tasks:
         common = frozenset(name for name in task.tensors if name.endswith(".lora_A.weight"))
         for name in common:
-            _require_common(virtual, task, name)
+            same_form = virtual.tensors[name].shape == task.tensors[name].shape
+            if not same_form or not virtual.read(name).equal(task.read(name)):
+                raise ValueError(
+                    f"{task.title}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot "
+                    "be compared. Use adapters: delta, which merges the full weights, or keep the adapters."
+                )
         task.same_as_base = common
         task.tensors = {name: info for name, info in task.tensors.items() if name not in common}
     base.close()
     return virtual
-
-
-def _require_common(virtual: BaseAdapter, task: Source, name: str) -> None:
-    same_form = virtual.tensors[name].shape == task.tensors[name].shape
-    if not same_form or not virtual.read(name).equal(task.read(name)):
-        raise ValueError(
-            f"{task.title}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot be "
-            "compared. Use adapters: delta, which merges the full weights, or keep the adapters as they are."
-        )
 
 
 def _advice(base: Source, adapters: Sequence[Source]) -> str:
@@ -225,7 +221,10 @@ class DeltaSource(VirtualSource):
             bias = first.removesuffix(_FACTORS[0][0]) + BIAS
             if bias in adapter.tensors:
                 self._deltas[f"{module}.bias"] = self._bias_delta(f"{module}.bias", bias, self._deltas[name].scaling)
-        self.tensors = self._whole_tensors()
+        # the sum is not rounded to the base's type before it is compared with the base
+        shapes = {name: base.tensors[delta.base].shape for name, delta in self._deltas.items()}
+        sums = {name: TensorInfo(torch.float32, shape, 4 * math.prod(shape), "", 0) for name, shape in shapes.items()}
+        self.tensors = {name: adapter.tensors[own] for name, own in self._own.items()} | sums
         taken = {self._names.in_base(name) for name in self.tensors}
         self.same_as_base = frozenset(name for name in base.tensors if name not in taken)
         self.library: Library = base.library
@@ -252,14 +251,6 @@ class DeltaSource(VirtualSource):
     def small_files(self, patterns: tuple[str, ...] = SMALL_FILES) -> dict[str, Path]:
         """As [`Source.small_files`], without configurations: the adapter's are not those of the full weights."""
         return {name: path for name, path in super().small_files(patterns).items() if name not in CONFIGURATION_FILES}
-
-    def _whole_tensors(self) -> dict[str, TensorInfo]:
-        found = {name: self._adapter.tensors[own] for name, own in self._own.items()}
-        for name, delta in self._deltas.items():
-            shape = self._base.tensors[delta.base].shape
-            # the sum is not rounded to the base's type before it is compared with the base
-            found[name] = TensorInfo(torch.float32, shape, 4 * math.prod(shape), "", 0)
-        return found
 
     def _weight_delta(self, name: str, module: str, first: str, second: str) -> _Delta:
         """How the factors of one module fit its weight, or an error."""

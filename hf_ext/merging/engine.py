@@ -254,7 +254,7 @@ class Engine:
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
             if info.dtype.is_floating_point and not bool(torch.isfinite(values.float()).all()):
-                raise NotFiniteError(_not_finite(item.name, item.source))
+                raise _not_finite(item.name, item.source)
             item.writer.write(item.target, item.at + low - item.start, values.to(item.writer.dtypes[item.target]))
 
     def _read(self, row: Row, low: int, high: int, buffers: _Buffers) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
@@ -381,13 +381,18 @@ class Engine:
             return
         row = self._plan.merged_rows[piece.index]
         if not math.isfinite(sums.totals[TOTALS.index("base_square")]):
-            raise NotFiniteError(_not_finite(row.name, self._plan.base))
+            raise _not_finite(row.name, self._plan.base)
         for place, task in enumerate(members):
             if math.isfinite(sums.tasks[place, SUMS.index("square")]):
                 continue
-            if self._is_finite(piece, task, buffers):
-                raise NotFiniteError(_too_far(str(row.task_names[task]), self._plan.tasks[task]))
-            raise NotFiniteError(_not_finite(str(row.task_names[task]), self._plan.tasks[task]))
+            name, source = str(row.task_names[task]), self._plan.tasks[task]
+            if not self._is_finite(piece, task, buffers):
+                raise _not_finite(name, source)
+            raise NotFiniteError(
+                f"tensor {name!r} of {source.title} is finite, but its difference from the base does not fit into "
+                "float32: such weights are no fine-tune of this base; repair that checkpoint, leave it out, or "
+                "exclude the tensor."
+            )
         raise NotFiniteError(
             f"tensor {row.name!r}: merged, it does not fit into {row.dtype}, or the merged model holds NaN or "
             "infinity there; choose another dtype, or another merged model."
@@ -404,17 +409,8 @@ def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
     return ((low, min(low + step, stop)) for low in range(start, stop, step))
 
 
-def _not_finite(name: str, source: Source) -> str:
-    whose = "the base" if source.label == "base" else f"task {source.label!r}"
-    return (
-        f"tensor {name!r} of {whose} ({source.spec}) holds NaN or infinity, which would spoil the merge; "
-        "repair that checkpoint, or leave it out."
-    )
-
-
-def _too_far(name: str, source: Source) -> str:
-    return (
-        f"tensor {name!r} of task {source.label!r} ({source.spec}) is finite, but its difference from the base does "
-        "not fit into float32: such weights are no fine-tune of this base; repair that checkpoint, leave it out, or "
-        "exclude the tensor."
+def _not_finite(name: str, source: Source) -> NotFiniteError:
+    return NotFiniteError(
+        f"tensor {name!r} of {source.title} holds NaN or infinity, which would spoil the merge; repair that "
+        "checkpoint, or leave it out."
     )

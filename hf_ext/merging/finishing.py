@@ -45,7 +45,9 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
     """Completes the folder of a merge whose weights are written."""
     with ThreadPoolExecutor(1) as beside:
         # The weights are complete, and reading them through for their hashes needs no interpreter.
-        weights = [name for name in list_files(folder) if _is_of_the_engine(name)]
+        # But for sums, which are written below, nothing writes such a file any more.
+        names = [name for name in list_files(folder) if name.endswith(".safetensors")]
+        weights = [name for name in names if not name.endswith("sums.safetensors")]
         hashing = beside.submit(hash_files, folder, weights) if plan.config.with_masks else None
         written = beside.submit(_identify_copy, folder / "base") if plan.config.include_base else None
         _copy_small_files(folder, plan)
@@ -88,11 +90,6 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
 
     write_card(folder, repo_id=out.name)
     return report
-
-
-def _is_of_the_engine(name: str) -> bool:
-    """Whether nothing writes a file any more once all units are done; sums are written after that."""
-    return name.endswith(".safetensors") and not name.endswith("sums.safetensors")
 
 
 def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[str, Any]:

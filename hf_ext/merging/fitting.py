@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from hf_ext.hub.safetensors_headers import TensorInfo
-
 from .sources import Source
 
 # What quantised checkpoints keep beside their packed weights.
@@ -86,13 +84,16 @@ def tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> di
         except ValueError as error:
             warnings.append(f"{base.title}: {error}; only what its file says about tied tensors is known")
     if model is not None:
+        stored = base.tensors
         groups: dict[int, list[str]] = defaultdict(list)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             groups[id(parameter)].append(name)
         for names in groups.values():
             kept = next((name for name in names if name in base.tensors), None)
             if kept is not None:
-                tied |= {name: kept for name in names if name != kept and _could_be(base.tensors, name, kept)}
+                shape = base.tensors[kept].shape
+                others = [name for name in names if name != kept]
+                tied |= {name: kept for name in others if name not in stored or stored[name].shape == shape}
     return tied
 
 
@@ -102,10 +103,6 @@ def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
     rows = {(part["vocab_size"],) for part in parts if "vocab_size" in part}
     shapes = [info.shape for info in source.tensors.values() if info.shape[:1] in rows]
     return len(set(shapes)) < len(shapes)
-
-
-def _could_be(tensors: Mapping[str, TensorInfo], name: str, kept: str) -> bool:
-    return name not in tensors or tensors[name].shape == tensors[kept].shape
 
 
 def refuse_other_model(base: Source, task: Source) -> None:

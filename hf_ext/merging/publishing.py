@@ -96,7 +96,9 @@ def hide_paths(folder: Path) -> None:
     names = {source.source: public_name(source) for source in (merge.base, *merge.tasks.values())}
     if merged := merge.method.get("merged"):
         # `org/name` stays as it is
-        names[merged] = Path(merged).name if _is_path(merged) else merged
+        place = Path(merged).expanduser()
+        is_path = place.is_absolute() or merged.startswith(".") or place.exists()
+        names[merged] = place.name if is_path else merged
     # the longest first: one may begin another
     paths = [
         (path, names[path]) for path in sorted(names, key=len, reverse=True) if "/" in path and names[path] != path
@@ -110,10 +112,6 @@ def hide_paths(folder: Path) -> None:
                 # configurations may have been changed for publication.
                 content["files"] = hash_files(folder, known=merge.manifest.files)
             path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _is_path(spec: str) -> bool:
-    return Path(spec).is_absolute() or spec.startswith((".", "~")) or Path(spec).expanduser().exists()
 
 
 def _hide(value: Any, paths: list[tuple[str, str]]) -> Any:

@@ -73,7 +73,9 @@ def add_task(
     """
     place, manifest = _open(folder)
     _require_new(manifest, name, place)
-    base = base or _base_spec(place, manifest.base)
+    if base is None:
+        inside = manifest.base.folder
+        base = source_spec(manifest.base, place) if inside is None else str(place / inside)
     if frozen:
         _add_frozen(place, manifest, name, source, base, {"token": token, "endpoint": endpoint})
     else:
@@ -158,10 +160,6 @@ def source_spec(source: SourceRecord, place: Path) -> str:
         return f"{source.source.partition('@')[0]}@{source.revision}"
     found = find_recorded(source.source, place)
     return str(found) if Path(source.source).expanduser().is_absolute() else os.path.relpath(found)
-
-
-def _base_spec(place: Path, base: SourceRecord) -> str:
-    return source_spec(base, place) if base.folder is None else str(place / base.folder)
 
 
 def _open(folder: str | Path) -> tuple[Path, Manifest]:
@@ -277,10 +275,7 @@ def _complete(work: Path, place: Path, manifest: Manifest, warnings: list[str]) 
     rewrite_report(work, manifest, warnings)
     # Files that the copy shares with the artifact have the hashes that they had.
     before = Manifest.read(place).files
-    shared = {name: about for name, about in before.items() if _is_shared(work / name, place / name)}
+    there = (name for name in before if (work / name).is_file() and (place / name).is_file())
+    shared = {name: before[name] for name in there if (work / name).samefile(place / name)}
     dataclasses.replace(manifest, files=hash_files(work, known=shared)).write(work)
     write_card(work, repo_id=place.name)
-
-
-def _is_shared(ours: Path, theirs: Path) -> bool:
-    return ours.is_file() and theirs.is_file() and ours.samefile(theirs)

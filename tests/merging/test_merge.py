@@ -223,7 +223,7 @@ def test_nan_and_infinity_are_refused_with_the_tensor_and_the_task(config, tmp_p
     if whose == "t1":
         shutil.rmtree(tmp_path / "t1")
     write_weights(tmp_path / whose, spoilt)
-    label = "the base" if whose == "base" else "task 't1'"
+    label = "base" if whose == "base" else "task 't1'"
     with pytest.raises(ValueError, match=rf"tensor 'b.weight' of {label} \(.*{whose}\) holds NaN or infinity"):
         merge(config, tmp_path / "merged-out")
     # nothing to go on from
