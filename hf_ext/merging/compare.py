@@ -55,6 +55,8 @@ def compare_merges(
 ) -> dict[str, Any]:
     """Sets merges side by side: how far each is from every task's own checkpoint, beside 1-bit deltas, and its
     size."""
+    if not sources:
+        raise ValueError("there is nothing to compare: name at least one merge, a folder or org/name[@revision].")
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]
     entries = [{entry["task"]: entry for entry in report["tasks"]} for report in reports]
     names = list(dict.fromkeys(task for found in entries for task in found))
