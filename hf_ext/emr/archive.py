@@ -122,7 +122,7 @@ def _length(entries: list[tarfile.TarInfo]) -> int:
     return -(-length // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
-class _Counted:
+class _CountingStream:
     """A stream that knows how many bytes were read from it, and ends with an error where there are too many."""
 
     def __init__(self, stream: IO[bytes], length: int) -> None:
@@ -183,7 +183,7 @@ def _extract_all(archive: Path, folder: Path, zstandard: ModuleType, length: int
         open(archive, "rb") as source,
         zstandard.ZstdDecompressor().stream_reader(source, closefd=False) as decompressed,
     ):
-        stream = _Counted(decompressed, length)
+        stream = _CountingStream(decompressed, length)
         with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", tarinfo=_Entry) as tar:
             for number, member in enumerate(tar):
                 if number >= max_files:
