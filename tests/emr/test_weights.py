@@ -120,10 +120,11 @@ def test_a_hub_gives_only_what_is_needed(bert: Path, hub, run_client, tmp_path: 
     push_folder(hub.url, "me/merged", folder)
     first, second, last = run_client(HUB_SCRIPT).strip().splitlines()[-3:]
     small = ["config.json", "emr.json", "emr_loader.py", "tokenizer.json", "tokenizer_config.json"]
-    files = lambda task: [f"tasks/{task}/{name}" for name in ("config.json", "extra.safetensors", "mask.safetensors")]  # noqa: E731
     weights = ["model.safetensors", "model.safetensors"]
-    assert eval(first) == sorted([*small, *weights, *files("two")])
-    assert eval(second) == sorted([*small, *weights, *files("two"), *files("five")])
+    kinds = ("config.json", "extra.safetensors", "mask.safetensors")
+    two, five = ([f"tasks/{task}/{kind}" for kind in kinds] for task in ("two", "five"))
+    assert eval(first) == sorted([*small, *weights, *two])
+    assert eval(second) == sorted([*small, *weights, *two, *five])
     assert last == "5 ['two', 'five', 'plain']"
     exported = open_checkpoint(tmp_path / "home" / "out")
     with exported:
