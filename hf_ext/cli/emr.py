@@ -210,6 +210,14 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
     )
 
 
+def show_result(result: dict[str, Any], as_json: bool) -> None:
+    """What a command did, for a machine or a person."""
+    if as_json:
+        print_json(result)
+    else:
+        print_rows([(key, value) for key, value in result.items() if value is not None])
+
+
 SHOWN_FILES = ("report.json", "README.md")
 
 
@@ -237,15 +245,11 @@ def add(artifact: Path, task: str, frozen: bool, base: str | None, endpoint: str
       hf-ext emr add merged c=org/c
       hf-ext emr add merged c=runs/c --frozen
     """
-    from hf_ext.merging import updating
+    from hf_ext.merging.updating import add_task
 
     name, source = name_and_source(task)
-    run = updating.add_task_frozen if frozen else updating.add_task
-    done = run(artifact, name, source, base=base, endpoint=endpoint)
-    if as_json:
-        print_json(done)
-    else:
-        print_rows([(key, value) for key, value in done.items() if value is not None])
+    done = add_task(artifact, name, source, frozen=frozen, base=base, endpoint=endpoint)
+    show_result(done, as_json)
 
 
 @emr.command()
@@ -262,10 +266,7 @@ def remove(artifact: Path, name: str, as_json: bool) -> None:
     from hf_ext.merging.updating import remove_task
 
     done = remove_task(artifact, name)
-    if as_json:
-        print_json(done)
-    else:
-        print_rows(list(done.items()))
+    show_result(done, as_json)
 
 
 @emr.command()

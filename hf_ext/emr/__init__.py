@@ -2,7 +2,8 @@
 
 import lazy_loader
 
-import hf_ext.fast.emr_operators  # noqa: F401
+from hf_ext.fast.emr_operators import register_kernels
 
 # The name is in __init__.pyi, imported at first use: arithmetic and format, which merging uses, need no transformers.
+register_kernels()
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -86,10 +86,10 @@ def unpack(
         raise ValueError(f"{archive}: {'no regular file' if archive.exists() else 'no such file'}; give an archive")
     if out.exists():
         raise FileExistsError(f"{out} exists; choose another place")
-    _check_length(archive, zstandard, max_bytes, max_ratio)
+    length = _require_length(archive, zstandard, max_bytes, max_ratio)
     with whole_folder(out) as folder:
         try:
-            _extract_all(archive, folder, zstandard, max_files)
+            _extract_all(archive, folder, zstandard, length, max_files)
         except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
             raise ValueError(
                 f"{archive}: not a complete archive of an artifact ({error}); fetch or pack it again"
@@ -122,7 +122,7 @@ def _length(entries: list[tarfile.TarInfo]) -> int:
     return -(-length // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
-class _Counted:
+class _CountingStream:
     """A stream that knows how many bytes were read from it, and ends with an error where there are too many."""
 
     def __init__(self, stream: IO[bytes], length: int) -> None:
@@ -151,8 +151,8 @@ class _Entry(tarfile.TarInfo):
         return entry
 
 
-def _declared_length(archive: Path, zstandard: ModuleType) -> int:
-    """Bytes of the unpacked archive, as its header says."""
+def _require_length(archive: Path, zstandard: ModuleType, max_bytes: int, max_ratio: float) -> int:
+    """Bytes of the unpacked archive, as its header says; refuses one that would become larger than it may."""
     with open(archive, "rb") as source:
         try:
             length: int = zstandard.get_frame_parameters(source.read(_FRAME_HEADER)).content_size
@@ -162,12 +162,7 @@ def _declared_length(archive: Path, zstandard: ModuleType) -> int:
             ) from error
     if length == zstandard.CONTENTSIZE_UNKNOWN:
         raise ValueError(f"{archive}: it does not say how long it is; pack it again with hf-ext emr pack")
-    return length
-
-
-def _check_length(archive: Path, zstandard: ModuleType, max_bytes: int, max_ratio: float) -> None:
-    """Refuses an archive that would become larger than it may, before anything is written."""
-    length, size = _declared_length(archive, zstandard), archive.stat().st_size
+    size = archive.stat().st_size
     if length > max_bytes:
         raise ValueError(
             f"{archive}: {length:,} bytes would be unpacked, at most {max_bytes:,} are allowed. If you trust it, "
@@ -178,17 +173,17 @@ def _check_length(archive: Path, zstandard: ModuleType, max_bytes: int, max_rati
             f"{archive}: {size:,} bytes would become {length:,}, {length / size:,.0f} times as many; weights and "
             f"masks shrink less than {max_ratio:,.0f} times. If you trust it, raise max_ratio (--max-ratio)"
         )
+    return length
 
 
-def _extract_all(archive: Path, folder: Path, zstandard: ModuleType, max_files: int) -> None:
-    length = _declared_length(archive, zstandard)
+def _extract_all(archive: Path, folder: Path, zstandard: ModuleType, length: int, max_files: int) -> None:
     if length > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, f"{length:,} bytes are to be unpacked, and the disk has less", str(folder))
     with (
         open(archive, "rb") as source,
         zstandard.ZstdDecompressor().stream_reader(source, closefd=False) as decompressed,
     ):
-        stream = _Counted(decompressed, length)
+        stream = _CountingStream(decompressed, length)
         with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", tarinfo=_Entry) as tar:
             for number, member in enumerate(tar):
                 if number >= max_files:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 RESCALES = ("global", "official", "tensor", "l2", "tensor_l2", "none")
@@ -36,29 +37,45 @@ SUMS = (
 )
 # Columns of `totals`: ΣW_0², Σ|t|, Σt², #{t≠0}.
 TOTALS = ("base_square", "unified_abs", "unified_square", "unified_nonzero")
+
+
+class Sums(NamedTuple):
+    """What blocks add up, in float64."""
+
+    tasks: Tensor  # [N, 10], columns `SUMS`
+    totals: Tensor  # [4], `TOTALS`
+    gram: Tensor  # [N, N], Σ d_i d_j of every sixteenth sub-block, in its upper triangle
+
+    @classmethod
+    def zeros(cls, count: int) -> "Sums":
+        """Nothing added up yet, of so many tasks."""
+        shapes = ((count, len(SUMS)), (len(TOTALS),), (count, count))
+        return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
+
+
 # Elements that `restore` works on at once.
 _PIECE_CPU = 2**18
 _PIECE_GPU = 2**26
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[slice]:
+def _pieces(tensor: Tensor) -> Iterator[slice]:
     step = _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_GPU
     return (slice(start, min(start + step, len(tensor))) for start in range(0, len(tensor), step))
 
 
-def pack_mask(bits: torch.Tensor) -> torch.Tensor:
+def pack_mask(bits: Tensor) -> Tensor:
     """Pack booleans: element i is bit i % 8 of byte i // 8."""
     padded = F.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
     return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
 
 
-def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
+def unpack_mask(mask: Tensor, n: int) -> Tensor:
     """Undo [`pack_mask`]."""
     bits = mask[: -(-n // 8), None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)
     return (bits & 1).view(-1)[:n].bool()
 
 
-def elect(base: torch.Tensor, tasks: list[torch.Tensor], tie: str) -> torch.Tensor:
+def elect(base: Tensor, tasks: list[Tensor], tie: str) -> Tensor:
     """W_uni in fp32. The first of equal weights is kept, which matters for +0 and -0 only."""
     total = torch.zeros_like(base)
     highest = lowest = tasks[0].float()
@@ -73,7 +90,7 @@ def elect(base: torch.Tensor, tasks: list[torch.Tensor], tie: str) -> torch.Tens
     return torch.where(total > 0, highest, torch.where(negative, lowest, base))
 
 
-def _add_up(values: torch.Tensor) -> torch.Tensor:
+def _add_up(values: Tensor) -> Tensor:
     """[..., n] -> [..., sub-blocks]: sums by halving, so that neither threads nor vectors decide the order."""
     values = F.pad(values, (0, -values.shape[-1] % SUB_BLOCK))
     values = values.view(*values.shape[:-1], -1, SUB_BLOCK)
@@ -83,7 +100,7 @@ def _add_up(values: torch.Tensor) -> torch.Tensor:
     return values.squeeze(-1)
 
 
-def _task_sums(base: torch.Tensor, weights: torch.Tensor, unified: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+def _task_sums(base: Tensor, weights: Tensor, unified: Tensor, bits: Tensor) -> Tensor:
     """`SUMS` of one task for each sub-block, [10, sub-blocks], from weights in fp32."""
     delta, common = (weights - base).double(), (unified - base).double()
     masked = torch.where(bits, common, 0.0)
@@ -102,7 +119,7 @@ def _task_sums(base: torch.Tensor, weights: torch.Tensor, unified: torch.Tensor,
     return torch.stack([_add_up(column.double()) for column in columns])
 
 
-def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+def restore(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tensor) -> None:
     for part in _pieces(base):
         bits = unpack_mask(mask[part.start // 8 :], part.stop - part.start)
         start = base[part].float()
@@ -110,7 +127,7 @@ def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale
         out[part] = torch.where(bits, moved, start)
 
 
-def multiply(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+def multiply(b: Tensor, a: Tensor) -> Tensor:
     """b @ a, [rows, rank] and [rank, columns] of fp32, summed in the order of the rank."""
     product = torch.zeros(len(b), a.shape[1], device=a.device)
     for column, row in zip(b.T, a, strict=True):
@@ -119,15 +136,7 @@ def multiply(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 
 def run_block(
-    base: torch.Tensor,
-    tasks: list[torch.Tensor],
-    unified: torch.Tensor,
-    masks: torch.Tensor | None,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
-    first: int,
-    tie: str | None,
+    base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, first: int, tie: str | None
 ) -> None:
     """[`merge_block`] in torch, or [`mask_block`] if `tie` is None."""
     base = base.float()
@@ -145,13 +154,13 @@ def run_block(
     columns = (base.double().square(), common.double().abs(), common.double().square(), (common != 0).double())
     parts = torch.stack([_add_up(column) for column in columns])
     for position in range(parts.shape[-1]):
-        sums += torch.stack([row[:, position] for row in rows])
-        totals += parts[:, position]
+        sums.tasks.add_(torch.stack([row[:, position] for row in rows]))
+        sums.totals.add_(parts[:, position])
         if (first + position) % GRAM_STEP == 0:
             here = slice(position * SUB_BLOCK, (position + 1) * SUB_BLOCK)
             deltas = torch.stack([task[here].float() - base[here] for task in tasks]).double()
             for index, delta in enumerate(deltas):
-                gram[index, index:] += _add_up(delta * deltas[index:])[:, 0]
+                sums.gram[index, index:] += _add_up(delta * deltas[index:])[:, 0]
 
 
 def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndarray, mode: str) -> np.ndarray:
@@ -188,7 +197,7 @@ class Kernels(NamedTuple):
 
     run_block: Callable[..., None]
     restore: Callable[..., None]
-    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    multiply: Callable[[Tensor, Tensor], Tensor]
     run_files: Callable[..., bool] | None = None
 
 

@@ -6,9 +6,9 @@ those that are written anew without it: card, report, router.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter
-from .manifest import MANIFEST, OWN_FILE, Manifest, artifact_file, find_recorded
+from .emr_loader import OWN_FILE
+from .manifest import MANIFEST, Manifest, artifact_file, find_recorded
 from .ops import SUMS, TOTALS
 
 # In artifacts of earlier versions: what was not known of older tasks once another was added from the kept state.
@@ -84,12 +85,7 @@ def read_sums(folder: str | Path, manifest: Manifest, task: str) -> np.ndarray:
     Columns are `ops.SUMS`; 0 where the task takes no part. NaN stands where an earlier version did not know.
     """
     path = _task_file(folder, manifest, task, "sums.safetensors")
-    with open_checkpoint(path) as file:
-        expected = ((len(manifest.merged), len(SUMS)), torch.float64)
-        found = (file.info("sums").shape, file.info("sums").dtype) if "sums" in file else None
-        _require(found == expected, str(path), f"holds {found}, expected `sums` of {expected}")
-        _require(file.metadata.get("columns") == ",".join(SUMS), str(path), "has other columns")
-        sums: np.ndarray = file["sums"].numpy()
+    sums = _read_arrays(path, {"sums": (len(manifest.merged), len(SUMS))}, SUMS)["sums"]
     known = np.where(np.isnan(sums) & _MAY_BE_UNKNOWN, 0.0, sums)
     _require(bool(np.isfinite(known).all() and (known[:, :7] >= 0).all()), str(path), "holds impossible sums")
     return sums
@@ -102,7 +98,7 @@ def _task_file(folder: str | Path, manifest: Manifest, task: str, name: str) -> 
     return path
 
 
-@contextmanager
+@contextlib.contextmanager
 def _close_on_error(source: str | Path) -> Iterator[Checkpoint]:
     """A checkpoint that stays open unless it is found wrong."""
     checkpoint = open_checkpoint(source)
@@ -140,14 +136,19 @@ def write_totals(folder: Path, totals: np.ndarray, gram: np.ndarray) -> None:
 
 def read_totals(folder: Path, manifest: Manifest) -> tuple[np.ndarray, np.ndarray]:
     """Reads what [`write_totals`] wrote: totals `[merged tensors, 4]` and sampled inner products `[N, N]`."""
-    path = artifact_file(folder, FILE)
     tasks = len(manifest.tasks)
-    expected = {"totals": (len(manifest.merged), len(TOTALS)), "gram": (tasks, tasks)}
+    shapes = {"totals": (len(manifest.merged), len(TOTALS)), "gram": (tasks, tasks)}
+    arrays = _read_arrays(artifact_file(folder, FILE), shapes, TOTALS)
+    return arrays["totals"], arrays["gram"]
+
+
+def _read_arrays(path: Path, shapes: Mapping[str, tuple[int, ...]], columns: Sequence[str]) -> dict[str, np.ndarray]:
     with open_checkpoint(path) as file:
-        found = {name: file.info(name).shape for name in file}
-        if found != expected or any(file.info(name).dtype != torch.float64 for name in file):
-            raise CheckpointError(f"{path}: holds {found}, expected {expected}; the artifact is damaged: merge again.")
-        return file["totals"].numpy(), file["gram"].numpy()
+        expected = {name: (shape, torch.float64) for name, shape in shapes.items()}
+        found = {name: (file.info(name).shape, file.info(name).dtype) for name in file}
+        _require(found == expected, str(path), f"holds {found}, expected {expected}")
+        _require(file.metadata.get("columns") == ",".join(columns), str(path), "has other columns")
+        return {name: file[name].numpy() for name in shapes}
 
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray], columns: Sequence[str]) -> None:
@@ -267,21 +268,23 @@ def mark_root(folder: Path, tasks: Sequence[str]) -> None:
 
 
 def read_tasks(source: str | Path) -> list[str] | None:
-    """The tasks of a merge."""
+    """The tasks of a merge; None of what is none, or cannot be asked: whoever loads it next says what is wrong."""
     folder = Path(source).expanduser()
     if not folder.exists():
-        folder = _fetch_manifest(str(source)) or folder
+        with contextlib.suppress(CheckpointError):
+            folder = fetch_file(str(source), MANIFEST).parent
     return list(Manifest.read(folder).tasks) if (folder / MANIFEST).is_file() else None
 
 
-def _fetch_manifest(source: str) -> Path | None:
-    """The folder in the cache with the manifest of a repository; None if it has none, or cannot be asked."""
+def fetch_file(source: str, file: str, *, token: str | bool | None = None, endpoint: str | None = None) -> Path:
+    """One file of `org/name[@revision]`, in the cache."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name, _, revision = source.partition("@")
     try:
-        return Path(hf_hub_download(name, MANIFEST, revision=revision or None)).parent
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
-        # Whoever loads the checkpoint next says what is wrong with it.
-        return None
+        return Path(hf_hub_download(name, file, revision=revision or None, token=token, endpoint=endpoint))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise CheckpointError(
+            f"{source}: its {file} cannot be fetched ({str(error).splitlines()[0]}); check the name and the token."
+        ) from error

@@ -19,7 +19,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-_TASK = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")
-_FILE = re.compile(r"[\w\-][\w.\- ]*\.safetensors")
+TASK_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")
+# A file without a folder before it, and not hidden; and one in a folder of the artifact.
+_FILE = re.compile(r"[\w\-][\w.\- ]*")
+OWN_FILE = re.compile(rf"({_FILE.pattern}/)*{_FILE.pattern}")
 _MAX_JSON_BYTES = 100_000_000
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _OF_A_TASK = ("mask.safetensors", "extra.safetensors")
@@ -57,7 +59,9 @@ def restore(
     """
     root = Path(folder).expanduser()
     manifest = read_manifest(root)
-    description = _task(manifest, task)
+    if task not in manifest["tasks"]:
+        raise ValueError(f"there is no task {task!r}; the tasks are {', '.join(map(repr, manifest['tasks']))}")
+    description = manifest["tasks"][task]
     weights = _Files({file: inside(root, file, root) for file in manifest["unified"]["files"]}, "the root weights")
     started = find_base(root, manifest, base)
     here = root / "tasks" / task
@@ -72,16 +76,19 @@ def restore(
         source = _base_name(description, name)
         if source not in lengths:
             raise ValueError(f"{here}: mask of {name!r}, but emr.json has no tensor {source!r}; {_DAMAGED}")
-        scale, length = _scale(description, name), lengths[source]
-        leading = restore_tensor(started.get(source), weights.get(source), masks.get(name), scale, length)
+        scale = description.get("scales", {}).get(name, description.get("scale_hex"))
+        if scale is None:
+            raise ValueError(f"{here}: emr.json has no scale for {name!r}; {_DAMAGED}")
+        parts = (started.get(source), weights.get(source), masks.get(name))
+        leading = restore_tensor(*parts, float.fromhex(scale), lengths[source])
         tail = extras.get(name).flatten() if name in extras.names() else leading[:0]
-        shape = description.get("tails", {}).get(name, {}).get("shape", weights.get(source).shape)
+        shape = description["tails"].get(name, {}).get("shape", weights.get(source).shape)
         if tail.dtype != leading.dtype or math.prod(shape) != len(leading) + len(tail):
             raise ValueError(f"{here}: {name!r} of shape {list(shape)} does not fit its parts; {_DAMAGED}")
         restored[name] = torch.cat([leading, tail]).reshape(tuple(shape)) if len(tail) else leading.reshape(shape)
     for name in set(extras.names()) - set(restored):
         restored[name] = extras.get(name).clone()
-    for name in description.get("shared", []):
+    for name in description.get("shared") or ():
         restored[name] = started.get(_base_name(description, name)).clone()
     return restored
 
@@ -110,64 +117,28 @@ def restore_tensor(
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads and checks `emr.json`."""
+    """Reads and checks `emr.json`: whoever has it may use its values, but for what only the files can tell."""
     path = folder / "emr.json"
     if not path.is_file():
         raise ValueError(f"{folder}: there is no emr.json; give the folder that EMR-Merging wrote")
     if path.stat().st_size > _MAX_JSON_BYTES:
         raise ValueError(f"{path}: larger than {_MAX_JSON_BYTES:,} bytes; {_DAMAGED}")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}); {_DAMAGED}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != "emr-merging":
-        raise ValueError(f'{path}: it does not say "format": "emr-merging"; give the folder that EMR-Merging wrote')
-    if manifest.get("format_version") != 1 or manifest.get("bit_order") != "little":
-        raise ValueError(
-            f"{path}: format_version {manifest.get('format_version')!r} and bit_order {manifest.get('bit_order')!r}; "
-            "this loader reads version 1, little: use the one that came with the folder"
-        )
-    kinds = {"base": dict, "unified": dict, "tensors": list, "tasks": dict}
-    wrong = [key for key, kind in kinds.items() if not isinstance(manifest.get(key), kind)]
-    if wrong or not isinstance(manifest["unified"].get("files"), dict):
-        raise ValueError(f"{path}: {wrong or ['unified']} are missing or of the wrong kind; {_DAMAGED}")
-    for entry in manifest["tensors"]:
-        if not (isinstance(entry, dict) and isinstance(entry.get("name"), str) and _is_size(entry.get("elements"))):
-            raise ValueError(f"{path}: a tensor is described by {entry!r:.80}; {_DAMAGED}")
-    base = manifest["base"]
-    texts = [base.get("source"), base.get("revision"), base.get("folder")]
-    files = base.get("files", {})
-    known = isinstance(files, dict) and all(isinstance(entry, dict) for entry in files.values())
-    if not known or not all(isinstance(text, str | None) for text in texts):
-        raise ValueError(f"{path}: the base is described by {base!r:.80}; {_DAMAGED}")
-    # The system refuses such names with an error of its own.
-    named = [str(base.get("source")), *files, *manifest["unified"]["files"]]
-    if long := [name for name in named if max(map(_bytes, name.split("/"))) > 255 or _bytes(name) > 4000]:
-        raise ValueError(f"{path}: {long[0]!r:.80} is too long for a name; {_DAMAGED}")
-    for name, task in manifest["tasks"].items():
-        _check_task(task, f"{path}: task {name!r}")
-    return manifest
+    try:
+        _check_manifest(manifest)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; {_DAMAGED}") from error
+    return dict(manifest)
 
 
-def _check_task(task: Any, where: str) -> None:
-    """Refuses the description of a task whose parts are of other kinds than they must be."""
-    kinds = {"base_prefix": str, "task_prefix": str, "shared": list, "tails": dict, "scales": dict, "scale_hex": str}
-    if not isinstance(task, dict):
-        raise ValueError(f"{where} is described by {task!r:.80}; {_DAMAGED}")
-    for key, kind in kinds.items():
-        if key in task and not isinstance(task[key], kind):
-            raise ValueError(f"{where}: {key} is {task[key]!r:.80}; {_DAMAGED}")
-    for name in task.get("shared", []):
-        if not isinstance(name, str):
-            raise ValueError(f"{where}: `shared` holds {name!r:.80}; {_DAMAGED}")
-    for name, tail in task.get("tails", {}).items():
-        shape = tail.get("shape") if isinstance(tail, dict) else None
-        if not isinstance(shape, list) or not all(map(_is_size, shape)):
-            raise ValueError(f"{where}: the tail of {name!r} is {tail!r:.80}; {_DAMAGED}")
-
-
-def _bytes(name: str) -> int:
-    return len(name.encode("utf-8", "surrogatepass"))
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key comes twice")
+    return found
 
 
 def _is_size(value: object) -> bool:
@@ -175,30 +146,147 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _is_exact(value: object) -> bool:
+    try:
+        return isinstance(value, str) and _is_number(float.fromhex(value))
+    except (ValueError, OverflowError):
+        return False
+
+
+def _is_list(value: object, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
+
+
+def _is_hexadecimal(value: object, *lengths: int) -> bool:
+    return isinstance(value, str) and len(value) in lengths and not re.search("[^0-9a-f]", value)
+
+
+# What a value of emr.json must be: in words, and a test of it. A key that is not there has the value None.
+_Rules = dict[str, tuple[str, Callable[[Any], bool]]]
+_TEXT = ("a text", lambda value: isinstance(value, str))
+_OBJECT = ("an object", lambda value: isinstance(value, dict))
+_DIGEST = ("64 hexadecimal digits, or null", lambda value: value is None or _is_hexadecimal(value, 64))
+_SHAPE = ("a list of sizes", lambda value: _is_list(value, _is_size))
+_MANIFEST: _Rules = {
+    "format": ('"emr-merging"', lambda value: value == "emr-merging"),
+    "format_version": ("1 (a newer hf-ext, or the loader of that folder, may read others)", lambda value: value == 1),
+    "bit_order": ('"little"', lambda value: value == "little"),
+    "hf_ext_version": _TEXT,
+    "library": _TEXT,
+    "base": _OBJECT,
+    "unified": _OBJECT,
+    "method": _OBJECT,
+    "tensors": ("a list", lambda value: isinstance(value, list)),
+    "aliases": _OBJECT,
+    "tasks": _OBJECT,
+}
+_ABOUT_FILE: _Rules = {"bytes": ("a length", _is_size), "sha256": _DIGEST, "header_sha256": _DIGEST}
+_SOURCE: _Rules = {
+    "source": ("a text of at most 4000 bytes", lambda value: isinstance(value, str) and not _is_long(value)),
+    "revision": ("a commit, or null", lambda value: value is None or _is_hexadecimal(value, 40, 64)),
+    "folder": ('"base" or null', lambda value: value in (None, "base")),
+    "files": _OBJECT,
+}
+_TENSOR: _Rules = {"name": _TEXT, "shape": _SHAPE, "dtype": _TEXT, "elements": ("a number of elements", _is_size)}
+_TASK: _Rules = _SOURCE | {
+    "architecture": ("a text or null", lambda value: isinstance(value, str | None)),
+    "base_prefix": _TEXT,
+    "task_prefix": _TEXT,
+    "density": ("a finite number, not negative", _is_number),
+    "shared": ("a list of names", lambda value: value is None or _is_list(value, lambda name: isinstance(name, str))),
+    "tails": _OBJECT,
+}
+_SCALE = ("a finite hexadecimal number in quotes, not negative", _is_exact)
+
+
+def _check_manifest(manifest: Any) -> None:
+    """Refuses whatever no merge writes."""
+    _check(manifest, "", _MANIFEST)
+    _check(manifest["base"], "the base", _SOURCE)
+    _check_files(manifest["base"]["files"], _FILE)
+    _check_files(manifest["unified"].get("files"), _FILE)
+    _check_files(manifest.get("files", {}), OWN_FILE)
+    elements = {}
+    for tensor in manifest["tensors"]:
+        _check(tensor, "an entry of `tensors`", {"name": _TEXT})
+        _check(tensor, repr(tensor["name"]), _TENSOR)
+        elements[tensor["name"]], most = tensor["elements"], math.prod(tensor["shape"])
+        _expect(tensor["elements"] <= most, f"`elements` of {tensor['name']!r} must be from 0 to {most}", tensor)
+        merged = not tensor["elements"] or tensor["dtype"] in ("F32", "F16", "BF16")
+        _expect(merged, f"the merged tensor {tensor['name']!r} must be float32, float16 or bfloat16", tensor["dtype"])
+    _expect(len(elements) == len(manifest["tensors"]), "no tensor may come twice in `tensors`", len(elements))
+    for alias, name in manifest["aliases"].items():
+        fits = isinstance(name, str) and name in elements and alias not in elements
+        _expect(fits, "an alias must lead from a name that is not stored to one that is", {alias: name})
+    for name, task in manifest["tasks"].items():
+        _expect(bool(TASK_ID.fullmatch(name)), "a task must be named by [A-Za-z0-9._-]{1,64}", name)
+        _check_task(task, f"task {name!r}")
+
+
+def _check_task(task: Any, where: str) -> None:
+    _check(task, where, _TASK)
+    _check_files(task["files"], _FILE)
+    _expect(("scale_hex" in task) != ("scales" in task), f"{where}: either scale_hex or scales is needed", task)
+    _check(task, where, {"scales": _OBJECT} if "scales" in task else {"scale_hex": _SCALE})
+    _check(task.get("scales", {}), "`scales`", dict.fromkeys(task.get("scales", {}), _SCALE))
+    for name, tail in task["tails"].items():
+        _check(tail, f"the tail of {name!r}", {"shape": _SHAPE})
+
+
+def _check_files(files: Any, form: re.Pattern[str]) -> None:
+    _expect(isinstance(files, dict), "`files` must be an object", files)
+    for name, about in files.items():
+        what = "a file must be named without folders" if form is _FILE else "a file must lie in the artifact"
+        _expect(bool(form.fullmatch(name)) and not _is_long(name), f"{what}, by a name that no system refuses", name)
+        _check(about, f"file {name!r}", _ABOUT_FILE)
+
+
+def _check(record: Any, where: str, rules: _Rules) -> None:
+    """Refuses a record with a value that is not what it must be."""
+    _expect(isinstance(record, dict), f"{where or 'the manifest'} must be an object", record)
+    of = f" of {where}" if where else ""
+    for key, (allowed, fits) in rules.items():
+        _expect(fits(record.get(key)), f"`{key}`{of} must be {allowed}", record.get(key))
+
+
+def _expect(fits: bool, what: str, value: object) -> None:
+    if not fits:
+        raise ValueError(f"{what}, got {value!r:.80}")
+
+
+def _is_long(path: str) -> bool:
+    """Whether the system refuses a path with an error of its own."""
+    lengths = [len(part.encode("utf-8", "surrogatepass")) for part in path.split("/")]
+    return max(lengths) > 255 or sum(lengths) + len(lengths) > 4000
+
+
 def verify_own(root: Path, manifest: dict[str, Any], names: list[str]) -> None:
     """Compares files of the folder with their SHA-256 in `emr.json`; early folders have none."""
-    told = manifest.get("files") or {}
-    for name in names if isinstance(told, dict) else ():
-        expected = told.get(name)
-        if isinstance(expected, dict) and (root / name).is_file():
+    for name in names:
+        expected = manifest.get("files", {}).get(name, {}).get("sha256")
+        if expected is not None and (root / name).is_file():
             with open(root / name, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if expected.get("sha256") not in (None, digest):
+            if expected != digest:
                 raise ValueError(f"{root / name}: its SHA-256 is {digest}, not that of emr.json; {_DAMAGED}")
 
 
 def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str] | None = None) -> _Files:
     """Finds and verifies the base checkpoint: the length of each file and, where `emr.json` has it, its SHA-256."""
     known = manifest["base"]
-    source, revision, files = known.get("source"), known.get("revision"), known.get("files") or {}
-    named = f"{source} at commit {revision}" if revision else str(source)
+    source, files = known["source"], known["files"]
+    named = f"{source} at commit {known['revision']}" if known.get("revision") else source
     if base is not None:
         place = Path(base).expanduser()
     elif known.get("folder") == "base":
         place = root / "base"
     else:
         # Unlike Path.expanduser it leaves "~nobody" as it is.
-        place = Path(os.path.expanduser(str(source)))
+        place = Path(os.path.expanduser(source))
         # A relative path is one from the folder; early folders have them from where the merge ran.
         if not place.is_absolute() and (root.resolve() / place).exists():
             place = root.resolve() / place
@@ -217,7 +305,7 @@ def find_base(root: Path, manifest: dict[str, Any], base: str | os.PathLike[str]
 
 def inside(folder: Path, file: str, root: Path) -> Path:
     """The path of a safetensors file of a folder."""
-    if not isinstance(file, str) or not _FILE.fullmatch(file):
+    if not _FILE.fullmatch(file) or not file.endswith(".safetensors"):
         raise ValueError(f"{folder}: {file!r} is not the name of a .safetensors file; do not trust this folder")
     path = folder / file
     if not path.is_file():
@@ -267,29 +355,9 @@ class _Files:
         return tensor
 
 
-def _task(manifest: dict[str, Any], task: str) -> dict[str, Any]:
-    if task not in manifest["tasks"]:
-        raise ValueError(f"there is no task {task!r}; the tasks are {', '.join(map(repr, manifest['tasks']))}")
-    if not _TASK.fullmatch(task):
-        raise ValueError(f"{task!r} is not the name of a task (A-Z, a-z, 0-9, '.', '_', '-'); do not trust the folder")
-    description: dict[str, Any] = manifest["tasks"][task]
-    return description
-
-
 def _base_name(description: dict[str, Any], name: str) -> str:
     """The name in the base of a tensor of the task: `bert.pooler.weight` may be `pooler.weight` there."""
-    return str(description.get("base_prefix", "")) + name.removeprefix(description.get("task_prefix", ""))
-
-
-def _scale(description: dict[str, Any], name: str) -> float:
-    scales = description.get("scales")
-    try:
-        scale = float.fromhex(scales[name] if scales is not None else description["scale_hex"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"emr.json: no scale for {name!r} ({error!r}); {_DAMAGED}") from error
-    if not math.isfinite(scale):
-        raise ValueError(f"emr.json: the scale of {name!r} is {scale}; {_DAMAGED}")
-    return scale
+    return str(description["base_prefix"]) + name.removeprefix(description["task_prefix"])
 
 
 def _verify(path: Path, expected: dict[str, Any], named: str) -> None:

@@ -1,14 +1,12 @@
 """`emr.json`, the manifest of a merge: what was merged, from where, and how a task is restored.
 
-What comes from a folder or a Hub is believed only after it has been checked: names, numbers, types, links. The layout
-of an artifact is described in `emr_loader.py`, which reads it without this package.
+What comes from a folder or a Hub is believed only after it has been checked: names, numbers, types, links. The checks
+stand in `emr_loader.py`, which travels with artifacts and reads them without this package.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,18 +15,13 @@ from typing import Any
 import torch
 
 from ..files import stays_inside, write_json
-from ..hub.safetensors_headers import DTYPE_NAMES, CheckpointError, parse_json_object
-from .arithmetic import DTYPES, RESCALES
+from ..hub.safetensors_headers import DTYPE_NAMES, CheckpointError
+from .arithmetic import RESCALES
+from .emr_loader import read_manifest
 
 MANIFEST = "emr.json"
 FORMAT = "emr-merging"
 FORMAT_VERSION = 1
-TASK_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")
-# A file without a folder before it, and not hidden.
-_FILE = re.compile(r"[\w\-][\w.\- ]*")
-OWN_FILE = re.compile(rf"({_FILE.pattern}/)*{_FILE.pattern}")
-_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
@@ -97,7 +90,11 @@ class Manifest:
     def read(cls, folder: str | Path) -> Manifest:
         """Reads and verifies `emr.json`."""
         path = artifact_file(folder, MANIFEST)
-        return _parse(parse_json_object(path.read_bytes(), str(path)), str(path))
+        try:
+            record = read_manifest(Path(folder))
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        return _parse(record, path)
 
     def write(self, folder: str | Path) -> Path:
         """Writes `emr.json`, complete or not at all."""
@@ -160,148 +157,45 @@ def _task_dict(task: TaskRecord) -> dict[str, Any]:
     return record | {"density": task.density, "shared": list(task.shared), "tails": tails}
 
 
-class _Reader:
-    """Values of one JSON file, refused with their place when they are not what they must be."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-
-    def expect(self, fits: bool, what: str, value: object) -> None:
-        if not fits:
-            raise CheckpointError(
-                f"{self.file}: {what}, got {value!r:.80}; the artifact is damaged or was not written by hf-ext: "
-                "fetch it again, or merge again."
-            )
-
-    def text(self, record: Mapping[str, Any], key: str) -> str:
-        self.expect(isinstance(record.get(key), str), f"`{key}` must be a text", record.get(key))
-        return str(record[key])
-
-    def mapping(self, record: Mapping[str, Any], key: str) -> dict[str, Any]:
-        self.expect(isinstance(record.get(key), dict), f"`{key}` must be an object", record.get(key))
-        return dict(record[key])
-
-    def shape(self, value: object, name: str) -> tuple[int, ...]:
-        fits = isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
-        self.expect(fits, f"the shape of {name!r} must be a list of sizes", value)
-        assert isinstance(value, list)
-        return tuple(value)
-
-    def number(self, value: object, what: str) -> float:
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-        self.expect(fits, f"{what} must be a finite number, not negative", value)
-        assert isinstance(value, (int, float))
-        return float(value)
-
-    def exact(self, value: object, what: str) -> float:
-        """A number as `float.hex` writes it."""
-        self.expect(isinstance(value, str), f"{what} must be a hexadecimal number in quotes", value)
-        try:
-            number = float.fromhex(str(value))
-        except (ValueError, OverflowError):
-            number = math.nan
-        return self.number(number, what)
-
-    def files(self, record: Mapping[str, Any], form: re.Pattern[str] = _FILE) -> dict[str, dict[str, Any]]:
-        files = self.mapping(record, "files")
-        for name, about in files.items():
-            what = "a file must be named without folders" if form is _FILE else "a file must lie in the artifact"
-            self.expect(bool(form.fullmatch(name)), what, name)
-            self.expect(isinstance(about, dict), f"what is said of {name!r} must be an object", about)
-            size = about.get("bytes")
-            self.expect(type(size) is int and size >= 0, f"`bytes` of {name!r} must be its length", size)
-            for key in ("sha256", "header_sha256"):
-                digest = about.get(key)
-                fits = digest is None or (isinstance(digest, str) and bool(_SHA256.fullmatch(digest)))
-                self.expect(fits, f"`{key}` of {name!r} must be 64 hexadecimal digits, or null", digest)
-        return files
-
-    def source(self, record: Mapping[str, Any]) -> SourceRecord:
-        revision, folder = record.get("revision"), record.get("folder")
-        fits = revision is None or (isinstance(revision, str) and bool(_COMMIT.fullmatch(revision)))
-        self.expect(fits, "`revision` must be a commit, or null", revision)
-        self.expect(folder in (None, "base"), '`folder` must be "base" or null', folder)
-        return SourceRecord(self.text(record, "source"), revision, self.files(record), folder)
-
-    def tensor(self, record: object) -> TensorRecord:
-        self.expect(isinstance(record, dict), "an entry of `tensors` must be an object", record)
-        assert isinstance(record, dict)
-        name = self.text(record, "name")
-        shape, dtype, elements = (
-            self.shape(record.get("shape"), name),
-            self.text(record, "dtype"),
-            record.get("elements"),
-        )
-        self.expect(dtype in _DTYPES, f"`dtype` of {name!r} must be one of {sorted(_DTYPES)}", dtype)
-        fits = type(elements) is int and 0 <= elements <= math.prod(shape)
-        self.expect(fits, f"`elements` of {name!r} must be from 0 to {math.prod(shape)}", elements)
-        assert isinstance(elements, int)
-        fits = not elements or _DTYPES[dtype] in DTYPES
-        self.expect(fits, f"the merged tensor {name!r} must be float32, float16 or bfloat16", dtype)
-        return TensorRecord(name, shape, _DTYPES[dtype], elements)
-
-    def task(self, record: object) -> TaskRecord:
-        self.expect(isinstance(record, dict), "an entry of `tasks` must be an object", record)
-        assert isinstance(record, dict)
-        self.expect(("scale_hex" in record) != ("scales" in record), "either scale_hex or scales is needed", record)
-        scale, scales = None, {}
-        if "scales" in record:
-            scales = {name: self.exact(value, "a scale") for name, value in self.mapping(record, "scales").items()}
-        else:
-            scale = self.exact(record["scale_hex"], "`scale_hex`")
-        architecture = record.get("architecture")
-        self.expect(architecture is None or isinstance(architecture, str), "`architecture` must be a text", record)
-        shared = record.get("shared", [])
-        fits = isinstance(shared, list) and all(isinstance(name, str) for name in shared)
-        self.expect(fits, "`shared` must be a list of names", shared)
-        tails = self.mapping(record, "tails")
-        self.expect(all(isinstance(tail, dict) for tail in tails.values()), "`tails` must hold objects", tails)
-        return TaskRecord(
-            origin=self.source(record),
-            architecture=architecture,
-            base_prefix=self.text(record, "base_prefix"),
-            task_prefix=self.text(record, "task_prefix"),
-            scale=scale,
-            density=self.number(record.get("density"), "`density`"),
-            scales=scales,
-            shared=tuple(shared),
-            tails={name: self.shape(tail.get("shape"), name) for name, tail in tails.items()},
-        )
-
-
-def _parse(record: dict[str, Any], file: str) -> Manifest:
-    read = _Reader(file)
-    read.expect(record.get("format") == FORMAT, f'`format` must be "{FORMAT}"', record.get("format"))
-    read.expect(
-        record.get("format_version") == FORMAT_VERSION,
-        f"`format_version` must be {FORMAT_VERSION} (a newer hf-ext may read others)",
-        record.get("format_version"),
-    )
-    read.expect(record.get("bit_order") == "little", '`bit_order` must be "little"', record.get("bit_order"))
-    entries = record.get("tensors")
-    read.expect(isinstance(entries, list), "`tensors` must be a list", entries)
-    tensors = tuple(read.tensor(entry) for entry in entries or ())
-    names = {tensor.name for tensor in tensors}
-    read.expect(len(names) == len(tensors), "no tensor may come twice in `tensors`", len(tensors) - len(names))
-    aliases = read.mapping(record, "aliases")
-    for alias, name in aliases.items():
-        fits = isinstance(name, str) and name in names and alias not in names
-        read.expect(fits, "an alias must lead from a name that is not stored to one that is", {alias: name})
-    tasks = read.mapping(record, "tasks")
-    for task in tasks:
-        read.expect(bool(TASK_ID.fullmatch(task)), "a task must be named by [A-Za-z0-9._-]{1,64}", task)
-    method = read.mapping(record, "method")
-    read.expect(method.get("rescale") in RESCALES, f"`rescale` must be one of {RESCALES}", method.get("rescale"))
+def _parse(record: dict[str, Any], path: Path) -> Manifest:
+    """The manifest of what `emr_loader.read_manifest` has checked, and what only this package needs to be right."""
+    for tensor in record["tensors"]:
+        if tensor["dtype"] not in _DTYPES:
+            known = sorted(_DTYPES)
+            raise CheckpointError(f"{path}: `dtype` of {tensor['name']!r} must be one of {known}: fetch it again.")
+    if record["method"].get("rescale") not in RESCALES:
+        raise CheckpointError(f"{path}: `rescale` must be one of {RESCALES}: fetch the artifact again, or merge.")
     return Manifest(
-        library=read.text(record, "library"),
-        base=read.source(read.mapping(record, "base")),
-        unified=read.files(read.mapping(record, "unified")),
-        method=method,
-        tensors=tensors,
-        aliases=aliases,
-        tasks={name: read.task(task) for name, task in tasks.items()},
-        version=read.text(record, "hf_ext_version"),
-        files=read.files(record, OWN_FILE) if "files" in record else {},
+        library=record["library"],
+        base=_source(record["base"]),
+        unified=record["unified"]["files"],
+        method=record["method"],
+        tensors=tuple(
+            TensorRecord(tensor["name"], tuple(tensor["shape"]), _DTYPES[tensor["dtype"]], tensor["elements"])
+            for tensor in record["tensors"]
+        ),
+        aliases=record["aliases"],
+        tasks={name: _task(task) for name, task in record["tasks"].items()},
+        version=record["hf_ext_version"],
+        files=record.get("files", {}),
+    )
+
+
+def _source(record: Mapping[str, Any]) -> SourceRecord:
+    return SourceRecord(record["source"], record.get("revision"), record["files"], record.get("folder"))
+
+
+def _task(record: Mapping[str, Any]) -> TaskRecord:
+    return TaskRecord(
+        origin=_source(record),
+        architecture=record.get("architecture"),
+        base_prefix=record["base_prefix"],
+        task_prefix=record["task_prefix"],
+        scale=float.fromhex(record["scale_hex"]) if "scale_hex" in record else None,
+        density=float(record["density"]),
+        scales={name: float.fromhex(scale) for name, scale in record.get("scales", {}).items()},
+        shared=tuple(record.get("shared") or ()),
+        tails={name: tuple(tail["shape"]) for name, tail in record["tails"].items()},
     )
 
 

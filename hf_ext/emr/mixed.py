@@ -18,6 +18,8 @@ from .units import Leaf, NotByRows, Unit, are_close, observe, patched_forwards, 
 if TYPE_CHECKING:
     from .model import EMRModel
 
+# The samples of each task.
+Rows = Mapping[str, torch.Tensor]
 # Shapes of batches whose units are remembered.
 _MAX_PLANS = 256
 # What a model may raise when it is run in a way that it is not made for.
@@ -37,7 +39,7 @@ class Mixer:
         self._plans: dict[Any, dict[str, Unit] | NotByRows] = {}
         self._proven: set[Any] = set()
         self._warned: set[str] = set()
-        self._in_turn = InTurn(emr)
+        self._by_sample: dict[Any, set[Any]] = {}
 
     def run(self, task_ids: Sequence[str], arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
         """Runs the model; arguments with as many rows as there are names are split by sample.
@@ -67,7 +69,7 @@ class Mixer:
                 return self._run_together(rows, arguments, batch)
             except _FAILURES as error:
                 failure = error
-            output, left_out = self._in_turn.run(rows, arguments, batch)
+            output, left_out = self._run_in_turn(rows, arguments, batch)
             self._warn_once(failure, left_out)
             return output
 
@@ -81,8 +83,7 @@ class Mixer:
             self._plans.clear()
             self._model = emr.model
         size = sum(map(len, rows.values()))
-        leaves, form = tree_flatten((arguments, batch))
-        key = (str(form), emr.model.training, *(signature(leaf, size) for leaf in leaves))
+        key = self._kind(arguments, batch, size)
         if key not in self._plans:
             other = next(task for task in rows if task != emr.current)
             self._plans[key] = self._plan(other, arguments, batch, size)
@@ -120,6 +121,62 @@ class Mixer:
                 return plan
             failure = NotByRows("samples of two tasks in one pass do not give what each gives alone")
         return failure
+
+    def _run_in_turn(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> tuple[Any, list[Any]]:
+        """Runs the model for one task after the other and puts the outputs that are by sample together."""
+        emr, size = self._emr, sum(map(len, rows.values()))
+        by_sample = self._keys_by_sample(arguments, batch, size)
+        previous, outputs = emr.current, {}
+        try:
+            for task, indices in rows.items():
+                few, many = take_rows((arguments, batch), indices, size)
+                outputs[task] = emr.set_task(task).model(*few, **many)
+        finally:
+            if previous is not None:
+                emr.set_task(previous)
+        first = next(iter(outputs.values()))
+        keys = _keys(first)
+        joined: dict[Any, Any] = {
+            key: _join_samples({task: output[key] for task, output in outputs.items()}, rows)
+            for key in keys
+            if key in by_sample
+        }
+        joined = {key: value for key, value in joined.items() if value is not None}
+        if not joined:
+            raise ValueError(
+                f"no output of {type(emr.model).__name__} ({', '.join(map(str, keys))}) is by sample, so that the "
+                "samples of several tasks cannot be told apart; run one task at a time"
+            )
+        left_out = [key for key in keys if key not in joined]
+        if isinstance(first, Mapping):
+            return type(first)(**joined), left_out
+        return tuple(joined.get(key) for key in keys), left_out
+
+    def _keys_by_sample(self, arguments: tuple[Any, ...], batch: dict[str, Any], size: int) -> set[Any]:
+        """
+        The outputs with a row for each sample that does not depend on the other samples.
+
+        Seen, not guessed from shapes: contrastive logits of three samples have three rows, and each holds what belongs
+        to the others. So the model runs on the first sample and on the first two, once for each kind of batch.
+        """
+        model, key = self._emr.model, self._kind(arguments, batch, size)
+        if key not in self._by_sample:
+            runs = (take_rows((arguments, batch), torch.arange(count), size) for count in (1, 2))
+            one, two = (model(*few, **many) for few, many in runs)
+            self._by_sample[key] = {name for name in _keys(one) if _is_by_sample(one[name], two[name], model.training)}
+        return self._by_sample[key]
+
+    def _kind(self, arguments: tuple[Any, ...], batch: dict[str, Any], size: int) -> Any:
+        """What the course of a forward pass may depend on, but for the values."""
+        leaves, form = tree_flatten((arguments, batch))
+        found: list[Any] = [type(self._emr.model), self._emr.model.training, str(form)]
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                by_row = leaf.shape[:1] == (size,)
+                found.append((leaf.dtype, by_row, tuple(leaf.shape[int(by_row) :])))
+            else:
+                found.append(repr(leaf))
+        return tuple(found)
 
     def _warn_once(self, error: Exception, left_out: list[Any]) -> None:
         missing = f", and these outputs, which are not by sample, are left out: {left_out}" if left_out else ""
@@ -309,64 +366,6 @@ def _agree(together: Any, alone: list[Any]) -> bool:
     return compared > 0
 
 
-# The samples of each task.
-Rows = Mapping[str, torch.Tensor]
-
-
-class InTurn:
-    """Runs a model on batches whose samples are of different tasks, one task after the other, under its lock."""
-
-    def __init__(self, emr: EMRModel) -> None:
-        self._emr = emr
-        self._by_sample: dict[Any, set[Any]] = {}
-
-    def run(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> tuple[Any, list[Any]]:
-        """Runs the model for each task and puts the outputs that are by sample together."""
-        emr, size = self._emr, sum(map(len, rows.values()))
-        by_sample = self._keys_by_sample(arguments, batch, size)
-        previous, outputs = emr.current, {}
-        try:
-            for task, indices in rows.items():
-                few, many = take_rows((arguments, batch), indices, size)
-                outputs[task] = emr.set_task(task).model(*few, **many)
-        finally:
-            if previous is not None:
-                emr.set_task(previous)
-        first = next(iter(outputs.values()))
-        keys = _keys(first)
-        joined: dict[Any, Any] = {
-            key: _join_samples({task: output[key] for task, output in outputs.items()}, rows)
-            for key in keys
-            if key in by_sample
-        }
-        joined = {key: value for key, value in joined.items() if value is not None}
-        if not joined:
-            raise ValueError(
-                f"no output of {type(emr.model).__name__} ({', '.join(map(str, keys))}) is by sample, so that the "
-                "samples of several tasks cannot be told apart; run one task at a time"
-            )
-        left_out = [key for key in keys if key not in joined]
-        if isinstance(first, Mapping):
-            return type(first)(**joined), left_out
-        return tuple(joined.get(key) for key in keys), left_out
-
-    def _keys_by_sample(self, arguments: tuple[Any, ...], batch: dict[str, Any], size: int) -> set[Any]:
-        """
-        The outputs with a row for each sample that does not depend on the other samples.
-
-        Seen, not guessed from shapes: contrastive logits of three samples have three rows, and each holds what belongs
-        to the others. So the model runs on the first sample and on the first two, once for each kind of batch.
-        """
-        leaves, form = tree_flatten((arguments, batch))
-        model = self._emr.model
-        key = (type(model), str(form), model.training, *(signature(leaf, size) for leaf in leaves))
-        if key not in self._by_sample:
-            runs = (take_rows((arguments, batch), torch.arange(count), size) for count in (1, 2))
-            one, two = (model(*few, **many) for few, many in runs)
-            self._by_sample[key] = {name for name in _keys(one) if _is_by_sample(one[name], two[name], model.training)}
-        return self._by_sample[key]
-
-
 def _keys(output: Any) -> list[Any]:
     return list(output) if isinstance(output, Mapping) else list(range(len(output)))
 
@@ -389,14 +388,6 @@ def _join_samples(parts: dict[str, Any], rows: Rows) -> Any:
         samples |= {int(row): sample for row, sample in zip(rows[task], part, strict=True)}
     ordered = [samples[row] for row in sorted(samples)]
     return torch.stack(ordered) if len({sample.shape for sample in ordered}) == 1 else ordered
-
-
-def signature(leaf: Any, size: int) -> Any:
-    """What the course of a forward pass may depend on."""
-    if not isinstance(leaf, torch.Tensor):
-        return repr(leaf)
-    shape = tuple(leaf.shape)
-    return (shape[1:] if shape[:1] == (size,) else shape, leaf.dtype, shape[:1] == (size,))
 
 
 def take_rows(tree: Any, rows: torch.Tensor, size: int) -> Any:

@@ -9,8 +9,9 @@ sub-blocks are added in the order of their index: how a tensor is cut into block
 """
 
 import torch
+from torch import Tensor
 
-from .arithmetic import DTYPES, SUB_BLOCK, SUMS, TOTALS, find_kernels, pack_mask, unpack_mask
+from .arithmetic import DTYPES, SUB_BLOCK, SUMS, TOTALS, Sums, find_kernels, pack_mask, unpack_mask
 
 __all__ = [
     "DTYPES",
@@ -18,6 +19,7 @@ __all__ = [
     "SUB_BLOCK",
     "SUMS",
     "TOTALS",
+    "Sums",
     "lora_rows",
     "mask_block",
     "merge_block",
@@ -33,13 +35,11 @@ _PIECE = 2**18
 
 
 def merge_block(
-    base: torch.Tensor,  # [n], W_0; float32, float16 or bfloat16, as all weights
-    tasks: list[torch.Tensor],  # [n] each, W_t, each of its own dtype
-    unified: torch.Tensor,  # [n], takes W_uni, rounded to its dtype
-    masks: torch.Tensor | None,  # [N, ceil(n / 8) or more], takes M_t, lowest bit first; bits after the last are 0
-    sums: torch.Tensor,  # [N, 10], `SUMS` are added to it; float64
-    totals: torch.Tensor,  # [4], `TOTALS` are added to it; float64
-    gram: torch.Tensor,  # [N, N], Σ d_i d_j of every sixteenth sub-block is added to its upper triangle; float64
+    base: Tensor,  # [n], W_0; float32, float16 or bfloat16, as all weights
+    tasks: list[Tensor],  # [n] each, W_t, each of its own dtype
+    unified: Tensor,  # [n], takes W_uni, rounded to its dtype
+    masks: Tensor | None,  # [N, ceil(n / 8) or more], takes M_t, lowest bit first; bits after the last are 0
+    sums: Sums,  # the block's are added to them
     *,
     first: int = 0,  # index in the tensor of the block's first sub-block
     tie: str = "zero",  # where S = 0: "zero" elects nobody (the paper), "negative" the lowest d_t (the authors' code)
@@ -54,31 +54,21 @@ def merge_block(
     """
     if tie not in ("zero", "negative"):
         raise ValueError(f"tie is {tie!r}: choose 'zero' (the paper) or 'negative' (the authors' code)")
-    _check_block(base, tasks, unified, masks, sums, totals, gram, first)
-    find_kernels(base.device.type).run_block(base, tasks, unified, masks, sums, totals, gram, first, tie)
+    _check_block(base, tasks, unified, masks, sums, first)
+    find_kernels(base.device.type).run_block(base, tasks, unified, masks, sums, first, tie)
 
 
 def mask_block(
-    base: torch.Tensor,
-    tasks: list[torch.Tensor],
-    unified: torch.Tensor,
-    masks: torch.Tensor | None,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
-    *,
-    first: int = 0,
+    base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, *, first: int = 0
 ) -> None:
     """Mask each task against unified weights that are given, and add the block's sums: the second half of
     [`merge_block`], and mask-and-rescale as a post-process of any merged model (Table 9 of the paper)."""
-    _check_block(base, tasks, unified, masks, sums, totals, gram, first)
-    find_kernels(base.device.type).run_block(base, tasks, unified, masks, sums, totals, gram, first, None)
+    _check_block(base, tasks, unified, masks, sums, first)
+    find_kernels(base.device.type).run_block(base, tasks, unified, masks, sums, first, None)
 
 
 @torch.no_grad()
-def restore_block(
-    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor
-) -> None:
+def restore_block(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tensor) -> None:
     """Weights of one task: Ŵ = W_0 + λ·(W_uni - W_0) where the mask is set and W_0 elsewhere, computed in fp32 and
     rounded once. On the CPU it runs on as many threads as torch uses."""
     weights = {"base": base, "unified": unified, "out": out}
@@ -90,9 +80,7 @@ def restore_block(
 
 
 @torch.no_grad()
-def lora_rows(
-    base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float, start: int, stop: int, out: torch.Tensor
-) -> None:
+def lora_rows(base: Tensor, a: Tensor, b: Tensor, scaling: float, start: int, stop: int, out: Tensor) -> None:
     """Elements `start` to `stop` of the flat base + s·B·A, in fp32 with one rounding: the sum over the rank is taken
     in order, so that how a matrix is cut changes no bit."""
     rows, columns = b.shape[0], a.shape[1]
@@ -114,7 +102,7 @@ def lora_rows(
         low = high
 
 
-def _check_weights(name: str, tensor: torch.Tensor, n: int, device: torch.device) -> None:
+def _check_weights(name: str, tensor: Tensor, n: int, device: torch.device) -> None:
     if tensor.dtype not in DTYPES:
         raise TypeError(f"{name} is {tensor.dtype}: weights must be float32, float16 or bfloat16; convert them first")
     if tensor.numel() != n or not tensor.is_contiguous() or tensor.device != device:
@@ -124,7 +112,7 @@ def _check_weights(name: str, tensor: torch.Tensor, n: int, device: torch.device
         )
 
 
-def _check_mask(mask: torch.Tensor, n: int, device: torch.device) -> None:
+def _check_mask(mask: Tensor, n: int, device: torch.device) -> None:
     if mask.dtype != torch.uint8:
         raise TypeError(f"the mask is {mask.dtype}: it must be packed bits in uint8, as pack_mask makes them")
     if mask.shape[-1] < -(-n // 8) or mask.stride(-1) != 1 or mask.device != device:
@@ -133,14 +121,7 @@ def _check_mask(mask: torch.Tensor, n: int, device: torch.device) -> None:
 
 
 def _check_block(
-    base: torch.Tensor,
-    tasks: list[torch.Tensor],
-    unified: torch.Tensor,
-    masks: torch.Tensor | None,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
-    first: int,
+    base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, first: int
 ) -> None:
     """A block is done in a few hundred microseconds: so much for each tensor, and no more."""
     n, count, device = base.numel(), len(tasks), base.device
@@ -155,15 +136,9 @@ def _check_block(
         if masks.ndim != 2 or len(masks) != count:
             raise ValueError(f"masks have shape {tuple(masks.shape)}: one row of packed bits for each task is needed")
         _check_mask(masks, n, device)
-    expected = (("sums", sums, (count, 10)), ("totals", totals, (4,)), ("gram", gram, (count, count)))
-    for name, tensor, shape in expected:
-        if (
-            tensor.dtype != torch.float64
-            or tensor.shape != shape
-            or not tensor.is_contiguous()
-            or tensor.device != device
-        ):
+    for name, tensor, shape in zip(Sums._fields, sums, ((count, 10), (4,), (count, count)), strict=True):
+        if (tensor.dtype, tensor.shape, tensor.device) != (torch.float64, shape, device) or not tensor.is_contiguous():
             raise ValueError(
-                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}: "
+                f"sums of {name} are {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}: "
                 f"contiguous float64 of {shape} on {device} is needed"
             )

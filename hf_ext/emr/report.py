@@ -7,6 +7,7 @@ tensor (BitDelta, https://arxiv.org/abs/2402.10193), which take the room of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,24 +54,24 @@ def make_report(
         "method": {**method, "masks": masks},
         "tasks": entries,
         "mean": _mean(entries),
-        "norm": {
-            "base": _plain(float(totals[:, 0].sum() ** 0.5)),
-            "unified": _plain(float(totals[:, 2].sum() ** 0.5)),
-        },
-        "cosines": _plain(cosine_matrix(gram)),
+        "norm": {"base": float(totals[:, 0].sum() ** 0.5), "unified": float(totals[:, 2].sum() ** 0.5)},
+        "cosines": cosine_matrix(gram),
         "layers": _layers(names, data),
         "sizes": _sizes(sizes, masks),
     }
+    report = _plain(report)
     return {**report, "warnings": _warnings(report)}
 
 
-def _plain(values: Any) -> Any:
-    """Numbers for JSON: NaN becomes None."""
-    if isinstance(values, Array):
-        return _plain(values.tolist())
-    if isinstance(values, list):
-        return [_plain(value) for value in values]
-    return None if values != values else values
+def _plain(value: Any) -> Any:
+    """The value for JSON: null for what is not known."""
+    if isinstance(value, Array):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _task_entry(task: int, name: str, whole: Mapping[str, Array], data: MergeSums) -> dict[str, Any]:
@@ -100,12 +101,11 @@ def _scale_entry(data: MergeSums, mode: str, task: int) -> Any:
     """λ; where each tensor has its own, what they lie between."""
     scales = data.scales[mode]
     if scales.ndim == 1:
-        return _plain(float(scales[task]))
+        return float(scales[task])
     own = scales[data.participates[:, task], task]
     if own.size == 0:
         return None
-    spread = {"least": own.min(), "median": np.median(own), "greatest": own.max()}
-    return {key: _plain(float(value)) for key, value in spread.items()}
+    return {"least": float(own.min()), "median": float(np.median(own)), "greatest": float(own.max())}
 
 
 def _mean(entries: Sequence[Any]) -> Any:
@@ -122,7 +122,7 @@ def _layers(names: Sequence[str], data: MergeSums) -> list[dict[str, Any]]:
     found = data.measure(groups, len(layers))
     keys = ("elements", "conflict", "density", "norm", "error_unified", "error_rescaled", "error_one_bit")
     return [
-        {"layer": layer, "tensors": int((groups == index).sum()), **{key: _plain(found[key][index]) for key in keys}}
+        {"layer": layer, "tensors": int((groups == index).sum()), **{key: found[key][index] for key in keys}}
         for index, layer in enumerate(layers)
     ]
 

@@ -38,11 +38,10 @@ from .ops import restore_block
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 # What an artifact has and a plain checkpoint does not.
 _OWN_FILES = (MANIFEST, "emr_loader.py", "README.md", "report.json", "report.png")
-SHARD_BYTES = 5 * 10**9
 _LOGGER = logging.getLogger(__name__)
 
 
-class _Mapped:
+class _MappedFiles:
     """Tensors of safetensors files, mapped into memory; nothing is read until it is used."""
 
     def __init__(self, checkpoints: Iterable[Checkpoint]) -> None:
@@ -67,12 +66,12 @@ class _Mapped:
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _TaskFiles:
     """The files of one task; its scales, types and shapes by tensor."""
 
     record: TaskRecord
-    masks: _Mapped
-    extras: _Mapped
+    masks: _MappedFiles
+    extras: _MappedFiles
     scales: dict[str, float]
     entries: dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -84,6 +83,9 @@ class TaskWeights:
     Opening takes the root files and the base; the files of a task are fetched when they are first needed. Nothing is
     believed unchecked: names, lengths, types and links of the artifact, and that the base is the one of the merge.
     """
+
+    # The largest file of an export, as `save_pretrained` has it.
+    shard_bytes = 5 * 10**9
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class TaskWeights:
     ) -> None:
         self._api = HfApi(endpoint=endpoint, token=token)
         self._rescale = rescale
-        self._tasks: dict[str, _Opened] = {}
+        self._tasks: dict[str, _TaskFiles] = {}
         self._repository: tuple[str, str] | None = None
         self.folder = Path(source).expanduser()
         if not self.folder.exists():
@@ -115,8 +117,8 @@ class TaskWeights:
         self._merged = self.manifest.merged
         if self._repository:
             self._download(*self._repository, list(self.manifest.unified))
-        self._unified = _Mapped([open_unified(self.folder, self.manifest)])
-        self._base = _Mapped(self._open_base(base))
+        self._unified = _MappedFiles([open_unified(self.folder, self.manifest)])
+        self._base = _MappedFiles(self._open_base(base))
         self._require_base()
 
     def entries(self, task: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -189,7 +191,7 @@ class TaskWeights:
                 shutil.copyfile(path, partial / name)
             sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in entries.items()}
             stem = re.sub(r"-\d{5}-of-\d{5}$", "", Path(next(iter(self.manifest.unified))).stem)
-            shards = plan_shards(sizes, SHARD_BYTES, stem)
+            shards = plan_shards(sizes, self.shard_bytes, stem)
             for file, names in shards.items():
                 self._write(task, partial / file, {name: entries[name] for name in names})
             if len(shards) > 1:
@@ -208,7 +210,7 @@ class TaskWeights:
         finally:
             writer.close()
 
-    def _open(self, task: str) -> _Opened:
+    def _open(self, task: str) -> _TaskFiles:
         if task in self._tasks:
             return self._tasks[task]
         if task not in self.manifest.tasks:
@@ -218,9 +220,9 @@ class TaskWeights:
             skipped = [f"*/{STATE}"] + ([] if self._rescale else ["*/sums.safetensors"])
             self._download(*self._repository, [f"tasks/{task}/*"], skipped)
         record = self.manifest.tasks[task]
-        masks = _Mapped([open_masks(self.folder, self.manifest, task)])
+        masks = _MappedFiles([open_masks(self.folder, self.manifest, task)])
         checkpoint = open_extras(self.folder, self.manifest, task)
-        extras = _Mapped([checkpoint] if checkpoint else [])
+        extras = _MappedFiles([checkpoint] if checkpoint else [])
         entries = {}
         for name in masks.infos:
             tensor = self._merged[record.base_name(name)]
@@ -234,10 +236,10 @@ class TaskWeights:
                     "the artifact is damaged: fetch it again, or merge again."
                 )
             entries[name] = (info.dtype, info.shape)
-        opened = _Opened(record, masks, extras, self._scales(task, record, masks), entries)
+        opened = _TaskFiles(record, masks, extras, self._scales(task, record, masks), entries)
         return self._tasks.setdefault(task, opened)
 
-    def _scales(self, task: str, record: TaskRecord, masks: _Mapped) -> dict[str, float]:
+    def _scales(self, task: str, record: TaskRecord, masks: _MappedFiles) -> dict[str, float]:
         if self._rescale is None:
             return {name: record.scales[name] if record.scale is None else record.scale for name in masks.infos}
         merged = list(self._merged.values())

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from numba import carray, njit, types
+from torch import Tensor
 
-from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK
+from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK, Sums
 
 TILE = 1024
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -186,9 +187,16 @@ def _mask(task, base, unified, common, delta, masked, flags, sums):
     sums[9] += crossed
 
 
+# Bits. Eight flags are eight bytes, each 0 or 1, and so one number of 64 bits with bit 8i for flag i. The product with
+# 0x0102040810204080, whose bits are 7, 14, 21 to 56, adds up copies of it, each shifted by one of these: flag i lands
+# at 8i + 7j for j = 1 to 8, and 8i + 7j is 56 + i for j = 8 - i alone. No two flags meet in a bit of the highest byte,
+# and nothing below carries into it: 8i + 7j = 8k + 7l would need j - l to be a multiple of 8. So that byte is the
+# eight bits of the mask, lowest first, for one multiplication instead of eight shifts. Bytes after the last element
+# are zeroed before, so that the last byte has no bits of an earlier tile. `pack_mask` of plain torch says the same by
+# its formula, and the tests compare the two bit for bit, at all lengths around a byte.
 @njit
 def _pack(flags, out):
-    """A byte, 0 or 1, becomes a bit: the product moves bit 0 of byte i, of eight, to bit 56 + i."""
+    """A byte, 0 or 1, becomes a bit."""
     words = flags[: 8 * len(out)].view(np.uint64)
     for i in range(len(out)):
         out[i] = (words[i] * np.uint64(0x0102040810204080)) >> np.uint64(56)
@@ -243,6 +251,12 @@ def _dot(first, second):
     return total
 
 
+# Election. The paper's two passes, first the signs of the sums and then the largest magnitude among those who agree,
+# are one here: with S = Σ d_t, the winner along S > 0 is the largest weight, along S < 0 the smallest, so sum, maximum
+# and minimum are kept in one pass, and no task vector has to be kept for it. The weight itself is kept, not W_0 + d:
+# it has no rounding. S is taken in fp32 in the order of the tasks, as in `arithmetic.elect`; two tasks at once change
+# neither the order nor a rounding, and the base, which stands in for a missing second one, has d = 0. The tests
+# compare the elected weights with plain torch and with the paper's two passes (`reference_ops`), ties included.
 @njit
 def _unify(addresses, kinds, place, base, tie, work, unified):
     """Elect a tile of the unified weights and write it in its dtype."""
@@ -353,7 +367,7 @@ def _kernel() -> Callable[..., bool]:
     return compile_kernel(_run, f"boolean(int32[::1], {arrays}, {whole}, {sums})")
 
 
-def _call(files, weights, masks, elements, tie, sums, totals, gram) -> bool:
+def _call(files, weights, masks, elements, tie, sums) -> bool:
     """The kernel with addresses in place of tensors."""
     return _kernel()(
         np.array([file for file, _ in files], np.int32),
@@ -366,21 +380,12 @@ def _call(files, weights, masks, elements, tie, sums, totals, gram) -> bool:
         elements.stop,
         elements.step,
         {None: -1, "zero": 0, "negative": 1}[tie],
-        sums.numpy(),
-        totals.numpy(),
-        gram.numpy(),
+        *(part.numpy() for part in sums),
     )
 
 
 def run_files(
-    files: list[tuple[int, int]],
-    buffers: list[torch.Tensor],
-    masks: torch.Tensor | None,
-    elements: range,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
-    tie: str,
+    files: list[tuple[int, int]], buffers: list[Tensor], masks: Tensor | None, elements: range, sums: Sums, tie: str
 ) -> bool:
     """`ops.merge_block` of `elements` of a tensor that lies in local files, as many at once as their step.
 
@@ -388,21 +393,13 @@ def run_files(
     `buffers`: a block in the dtype of each but the masks; `masks` has room for those of all elements. Start and step
     are multiples of `SUB_BLOCK`. False if a file did not give or take everything: the sums are of no use then.
     """
-    return _call(files, buffers, masks, elements, tie, sums, totals, gram)
+    return _call(files, buffers, masks, elements, tie, sums)
 
 
 def run_block(
-    base: torch.Tensor,
-    tasks: list[torch.Tensor],
-    unified: torch.Tensor,
-    masks: torch.Tensor | None,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
-    first: int,
-    tie: str | None,
+    base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, first: int, tie: str | None
 ) -> None:
     """`ops.merge_block`, or `mask_block` if `tie` is None; arguments are checked there."""
     start, n = first * SUB_BLOCK, len(base)
     elements = range(start, start + n, max(n, 1))
-    _call([], [base, *tasks, unified], masks, elements, tie, sums, totals, gram)
+    _call([], [base, *tasks, unified], masks, elements, tie, sums)

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""What hf_ext puts in place of EMR-Merging's plain torch: `hf_ext.emr` imports it, and it registers itself there.
+"""What hf_ext puts in place of EMR-Merging's plain torch: `hf_ext.emr` registers it there.
 
 On the CPU the kernels that numba compiles, unless `HF_EXT_NO_NUMBA=1`. On CUDA those in triton, if `HF_EXT_TRITON=1`
 asks for them: until a GPU has run them, torch computes there. The first call imports them: numba takes a second.
@@ -38,5 +38,6 @@ def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "0") not in ("", "0")
 
 
-KERNELS["cpu"] = compiled_kernels
-KERNELS["cuda"] = triton_kernels
+def register_kernels() -> None:
+    """Enters the kernels into the table of EMR-Merging's arithmetic."""
+    KERNELS.update(cpu=compiled_kernels, cuda=triton_kernels)

@@ -9,6 +9,7 @@ have the bits of the other paths. Sums are taken by tile, then by sub-block, the
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 import torch
+from torch import Tensor
 
 try:
     import triton
@@ -16,7 +17,7 @@ try:
 except ImportError as error:
     raise ImportError("triton is not installed: torch computes instead") from error
 
-from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK, SUMS, TOTALS
+from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK, SUMS, TOTALS, Sums
 from hf_ext.emr.arithmetic import run_block as plain
 
 # Elements of a program.
@@ -164,20 +165,12 @@ def _restore(base, unified, mask, scale, out, n, size: tl.constexpr):
 
 
 def run_block(
-    base: torch.Tensor,
-    tasks: list[torch.Tensor],
-    unified: torch.Tensor,
-    masks: torch.Tensor | None,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
-    first: int,
-    tie: str | None,
+    base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, first: int, tie: str | None
 ) -> None:
     """`ops.merge_block`, or `mask_block` if `tie` is None; arguments are checked there."""
     if len({task.dtype for task in tasks}) > 1:
         # One pointer type for all.
-        plain(base, tasks, unified, masks, sums, totals, gram, first, tie)
+        plain(base, tasks, unified, masks, sums, first, tie)
         return
     n, count = len(base), len(tasks)
     if n == 0:
@@ -201,19 +194,19 @@ def run_block(
         size=_TILE,
         enable_fp_fusion=False,
     )
-    out = torch.cat([sums.flatten(), totals])
+    out = torch.cat([sums.tasks.flatten(), sums.totals])
     width = 64
     _add_up[(triton.cdiv(columns, width),)](parts, out, tiles, columns, SUB_BLOCK // _TILE, size=width)
-    sums.copy_(out[: -len(TOTALS)].view_as(sums))
-    totals.copy_(out[-len(TOTALS) :])
+    sums.tasks.copy_(out[: -len(TOTALS)].view_as(sums.tasks))
+    sums.totals.copy_(out[-len(TOTALS) :])
     for place in range(-first % GRAM_STEP * SUB_BLOCK, n, GRAM_STEP * SUB_BLOCK):
         here = slice(place, place + SUB_BLOCK)
         deltas = torch.stack([task[here].float() - base[here].float() for task in tasks]).double()
         for index, delta in enumerate(deltas):
-            gram[index, index:] += (delta * deltas[index:]).sum(dim=1)
+            sums.gram[index, index:] += (delta * deltas[index:]).sum(dim=1)
 
 
-def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+def restore(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tensor) -> None:
     """`ops.restore_block` of flat tensors; arguments are checked there."""
     if len(base):
         grid = (triton.cdiv(len(base), _RESTORE_TILE),)

@@ -32,7 +32,7 @@ def resolve_adapters(
 ) -> tuple[Source, tuple[Source, ...], list[str]]:
     """Puts in the place of adapters what is merged for them."""
     if base.library == "peft":
-        raise ValueError(f"{base.described} is an adapter; give the model that it belongs to as base.")
+        raise ValueError(f"{base.title} is an adapter; give the model that it belongs to as base.")
     adapters = [task for task in tasks if task.library == "peft"]
     if not adapters:
         return base, tasks, []
@@ -47,7 +47,17 @@ def resolve_adapters(
     return _common_base(base, tasks), tasks, warnings
 
 
-class BaseAdapter(Source):
+class VirtualSource(Source):
+    """A checkpoint whose tensors are made when they are read."""
+
+    def location(self, name: str) -> None:
+        """As [`Source.location`]: the elements lie nowhere."""
+
+    def will_need(self, name: str, start: int, stop: int) -> None:
+        """As [`Source.will_need`]: there is nothing to fetch, or others fetch it anyway."""
+
+
+class BaseAdapter(VirtualSource):
     """The adapter that changes nothing, as the base of adapters that are merged among themselves: ones for (IA)³; for
     LoRA the common A, and B = 0."""
 
@@ -71,12 +81,6 @@ class BaseAdapter(Source):
         else:
             out.fill_(1.0 if name.endswith("ia3_l") else 0.0)
 
-    def location(self, name: str) -> None:
-        """As [`Source.location`]: the elements lie nowhere."""
-
-    def will_need(self, name: str, start: int, stop: int) -> None:
-        """As [`Source.will_need`]; there is nothing to fetch."""
-
     def identity(self, *, hash_files: bool = False) -> dict[str, Any]:
         """As [`Source.identity`]; it has no files of its own."""
         return {"source": self.spec, "revision": None, "files": {}}
@@ -98,30 +102,26 @@ def _common_base(base: Source, tasks: tuple[Source, ...]) -> Source:
             ours, theirs = tasks[0].config.get(key), task.config.get(key)
             if ours != theirs:
                 raise ValueError(
-                    f"{task.described} has {key} {theirs!r} and {tasks[0].described} has {ours!r}: their weights do "
+                    f"{task.title} has {key} {theirs!r} and {tasks[0].title} has {ours!r}: their weights do "
                     "not mean the same. Use adapters: delta, which merges the full weights that LoRA gives."
                 )
         odd = [name for name in task.tensors if ".lora_embedding_" in name or name.endswith(BIAS)]
         if odd:
-            raise ValueError(f"{task.described}: {odd[0]} is not merged among adapters; use adapters: delta.")
+            raise ValueError(f"{task.title}: {odd[0]} is not merged among adapters; use adapters: delta.")
     virtual = BaseAdapter(base, tasks)
     for task in tasks:
         common = frozenset(name for name in task.tensors if name.endswith(".lora_A.weight"))
         for name in common:
-            _require_common(virtual, task, name)
+            same_form = virtual.tensors[name].shape == task.tensors[name].shape
+            if not same_form or not virtual.read(name).equal(task.read(name)):
+                raise ValueError(
+                    f"{task.title}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot "
+                    "be compared. Use adapters: delta, which merges the full weights, or keep the adapters."
+                )
         task.same_as_base = common
         task.tensors = {name: info for name, info in task.tensors.items() if name not in common}
     base.close()
     return virtual
-
-
-def _require_common(virtual: BaseAdapter, task: Source, name: str) -> None:
-    same_form = virtual.tensors[name].shape == task.tensors[name].shape
-    if not same_form or not virtual.read(name).equal(task.read(name)):
-        raise ValueError(
-            f"{task.described}: {name} is not the same as in the other tasks, so that the signs of lora_B cannot be "
-            "compared. Use adapters: delta, which merges the full weights, or keep the adapters as they are."
-        )
 
 
 def _advice(base: Source, adapters: Sequence[Source]) -> str:
@@ -172,7 +172,7 @@ _PREFIX = "base_model.model."
 _FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 BIAS = ".lora_B.bias"
 _CACHED_FACTORS = 8
-_ADVICE = "Merge it into its model with merge_and_unload(), save that, and give it as the task."
+_ADVICE = "Merge it into its model with merge_and_unload(), save that with save_pretrained, and give it as the task."
 _HEADS = {
     "SEQ_CLS": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
     "TOKEN_CLS": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
@@ -193,7 +193,7 @@ class _Delta:
     transposed: bool
 
 
-class DeltaSource(Source):
+class DeltaSource(VirtualSource):
     """The full weights that a LoRA adapter gives, read as if they were a checkpoint: base + s·B·A in float32, computed
     when it is read. Tensors that the adapter replaces (`modules_to_save`, `bias`) are its own; all others are the
     base's."""
@@ -214,14 +214,17 @@ class DeltaSource(Source):
         modules = lora_modules(adapter)
         targets = {f"{module}.weight" for module in modules} | set(self._own)
         self._names = Names(base.tensors, targets)
-        self._deltas = {}
+        self._deltas: dict[str, _Delta] = {}
         for module, (first, second) in modules.items():
             name = f"{module}.weight"
             self._deltas[name] = self._weight_delta(name, module, first, second)
             bias = first.removesuffix(_FACTORS[0][0]) + BIAS
             if bias in adapter.tensors:
                 self._deltas[f"{module}.bias"] = self._bias_delta(f"{module}.bias", bias, self._deltas[name].scaling)
-        self.tensors = self._whole_tensors()
+        # the sum is not rounded to the base's type before it is compared with the base
+        shapes = {name: base.tensors[delta.base].shape for name, delta in self._deltas.items()}
+        sums = {name: TensorInfo(torch.float32, shape, 4 * math.prod(shape), "", 0) for name, shape in shapes.items()}
+        self.tensors = {name: adapter.tensors[own] for name, own in self._own.items()} | sums
         taken = {self._names.in_base(name) for name in self.tensors}
         self.same_as_base = frozenset(name for name in base.tensors if name not in taken)
         self.library: Library = base.library
@@ -239,35 +242,15 @@ class DeltaSource(Source):
         if delta is None:
             self._adapter.read_into(self._own[name], start, stop, out)
             return
-        own = self._own.get(name)
-        info = self._adapter.tensors[own] if own else self._base.tensors[delta.base]
-        block = torch.empty(stop - start, dtype=info.dtype)
-        if own:
-            self._adapter.read_into(own, start, stop, block)
-        else:
-            self._base.read_into(delta.base, start, stop, block)
+        source, stored = (self._adapter, self._own[name]) if name in self._own else (self._base, delta.base)
+        block = torch.empty(stop - start, dtype=source.tensors[stored].dtype)
+        source.read_into(stored, start, stop, block)
         a, b = self._both_factors(delta)
         lora_rows(block, a, b, delta.scaling, start, stop, out)
 
     def small_files(self, patterns: tuple[str, ...] = SMALL_FILES) -> dict[str, Path]:
         """As [`Source.small_files`], without configurations: the adapter's are not those of the full weights."""
         return {name: path for name, path in super().small_files(patterns).items() if name not in CONFIGURATION_FILES}
-
-    def location(self, name: str) -> None:
-        """As [`Source.location`]: the elements lie nowhere."""
-
-    def will_need(self, name: str, start: int, stop: int) -> None:
-        """As [`Source.will_need`]; the base is read by others anyway."""
-
-    def _whole_tensors(self) -> dict[str, TensorInfo]:
-        found: dict[str, TensorInfo] = {}
-        for name, own in self._own.items():
-            found[name] = self._adapter.tensors[own]
-        for name, delta in self._deltas.items():
-            shape = self._base.tensors[delta.base].shape
-            # the sum is not rounded to the base's type before it is compared with the base
-            found[name] = TensorInfo(torch.float32, shape, 4 * math.prod(shape), "", 0)
-        return found
 
     def _weight_delta(self, name: str, module: str, first: str, second: str) -> _Delta:
         """How the factors of one module fit its weight, or an error."""
@@ -282,7 +265,7 @@ class DeltaSource(Source):
         turned = len(shape) == 2 and (columns, rows) == tuple(shape)
         if math.prod(b[1:]) != rank or not (straight or turned):
             raise ValueError(
-                f"{self._adapter.described}: {first} {list(a)} and {second} {list(b)} do not give the base's "
+                f"{self._adapter.title}: {first} {list(a)} and {second} {list(b)} do not give the base's "
                 f"{target!r} {list(shape)}; give the model that the adapter was trained on as base."
             )
         return _Delta(
@@ -292,14 +275,14 @@ class DeltaSource(Source):
     def _bias_delta(self, name: str, bias: str, scaling: float) -> _Delta:
         target = self._in_base(name)
         if self._base.tensors[target].shape != self._adapter.tensors[bias].shape:
-            raise ValueError(f"{self._adapter.described}: {bias} does not fit the base's {target!r}.")
+            raise ValueError(f"{self._adapter.title}: {bias} does not fit the base's {target!r}.")
         return _Delta(target, bias, None, scaling, False)
 
     def _in_base(self, name: str) -> str:
         found = self._names.in_base(name)
         if found not in self._base.tensors:
             raise ValueError(
-                f"{self._adapter.described} changes {name!r}, which {self._base.described} does not have; give the "
+                f"{self._adapter.title} changes {name!r}, which {self._base.title} does not have; give the "
                 "model that the adapter was trained on as base."
             )
         return found
@@ -340,25 +323,22 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
                 known |= {name, partner}
     unknown = [name for name in adapter.tensors if name not in known]
     if unknown:
-        raise ValueError(f"{adapter.described}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
+        raise ValueError(f"{adapter.title}: {unknown[0]!r} is no part of a plain LoRA. {_ADVICE}")
     return found
 
 
 def refuse_variants(adapter: Source) -> None:
     config = adapter.config
-    advice = (
-        "Merge it into its model with merge_and_unload(), save that with save_pretrained, and give it as the task."
-    )
     if config.get("peft_type") != "LORA":
         more = " (adapters: adapter merges (IA)³)" if config.get("peft_type") == "IA3" else ""
-        raise ValueError(f"{adapter.described} is {config.get('peft_type')!r}, not LoRA{more}. {advice}")
+        raise ValueError(f"{adapter.title} is {config.get('peft_type')!r}, not LoRA{more}. {_ADVICE}")
     for key in _OTHER_VARIANTS:
         if config.get(key):
-            raise ValueError(f"{adapter.described} uses {key}, whose weights are not base + s·B·A. {advice}")
+            raise ValueError(f"{adapter.title} uses {key}, whose weights are not base + s·B·A. {_ADVICE}")
     if config.get("init_lora_weights") not in _KEPT_BASE:
         raise ValueError(
-            f"{adapter.described} was initialised with {config['init_lora_weights']!r}, which changes the base's own "
-            f"weights. {advice}"
+            f"{adapter.title} was initialised with {config['init_lora_weights']!r}, which changes the base's own "
+            f"weights. {_ADVICE}"
         )
 
 

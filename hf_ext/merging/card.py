@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from hf_ext.emr.manifest import MANIFEST, Manifest, SourceRecord, TaskRecord
+from hf_ext.emr.report import report_markdown
 
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
 from .configuration import MergeConfig
@@ -96,7 +96,7 @@ def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: 
         "loading": _task_loading(merge, tasks[0]) if manifest else _model_loading(merge, config, repo_id),
         "notes": _notes(merge),
         "configuration": _configuration(merge),
-        "report": _report_text(report),
+        "report": report_markdown(report) if report else "",
         "picture": (folder / "report.png").is_file(),
     }
 
@@ -182,7 +182,8 @@ def _configuration(merge: Merge) -> str:
         return f"{name}@{source.revision}" if source.revision else name
 
     method = str(merge.method.get("method", "emr"))
-    defaults = {field.name: _default(field) for field in dataclasses.fields(MergeConfig) if field.name not in _RUNNING}
+    plain = MergeConfig(base="base", tasks={"task": "task"}).to_dict()
+    defaults = {name: value for name, value in plain.items() if name not in _RUNNING}
     if method in METHODS:
         defaults |= {name: option.default for name, option in METHODS[method].options.items()}
     chosen = {
@@ -192,17 +193,3 @@ def _configuration(merge: Merge) -> str:
     }
     fields = {"base": spec(merge.base), "tasks": {name: spec(task) for name, task in merge.tasks.items()}}
     return yaml.safe_dump({**fields, "method": method, **chosen}, sort_keys=False).strip()
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
-def _report_text(report: dict[str, Any]) -> str:
-    if not report:
-        return ""
-    from hf_ext.emr.report import report_markdown
-
-    return report_markdown(report)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_ext.emr.artifact import fetch_file
 from hf_ext.emr.report import aligned_table, number_text
 
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
@@ -18,7 +19,7 @@ def read_report(source: str | Path, *, token: str | bool | None = None, endpoint
     """Reads the report of a merge."""
     path = Path(source).expanduser()
     if not path.exists() and "/" in str(source):
-        path = _download_report(str(source), token, endpoint)
+        path = fetch_file(str(source), REPORT, token=token, endpoint=endpoint)
     elif path.is_dir():
         path = path / REPORT
     if not path.is_file():
@@ -49,25 +50,13 @@ def _is_entry(entry: Any) -> bool:
     return isinstance(entry.get("task"), str) and all(isinstance(n, int | float | None) for n in (*numbers, *errors))
 
 
-def _download_report(source: str, token: str | bool | None, endpoint: str | None) -> Path:
-    """The report of a repository, in the cache."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    name, _, revision = source.partition("@")
-    try:
-        return Path(hf_hub_download(name, REPORT, revision=revision or None, token=token, endpoint=endpoint))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise CheckpointError(
-            f"{source}: its {REPORT} cannot be fetched ({str(error).splitlines()[0]}); check the name and the token."
-        ) from error
-
-
 def compare_merges(
     sources: Sequence[str | Path], *, token: str | bool | None = None, endpoint: str | None = None
 ) -> dict[str, Any]:
     """Sets merges side by side: how far each is from every task's own checkpoint, beside 1-bit deltas, and its
     size."""
+    if not sources:
+        raise ValueError("there is nothing to compare: name at least one merge, a folder or org/name[@revision].")
     reports = [read_report(source, token=token, endpoint=endpoint) for source in sources]
     entries = [{entry["task"]: entry for entry in report["tasks"]} for report in reports]
     names = list(dict.fromkeys(task for found in entries for task in found))

@@ -102,8 +102,9 @@ class MergeConfig:
         known = options_by_name()
         options = {key: value for key, value in mapping.items() if key in known and value is not None}
         fields = {key: value for key, value in mapping.items() if key not in known}
-        if options:
-            fields["options"] = fields.get("options", {}) | options
+        own = fields.get("options", {})
+        if options and isinstance(own, Mapping):
+            fields["options"] = {**own, **options}
         return build(cls, fields, also=known)
 
     @classmethod
@@ -208,7 +209,7 @@ class MergeConfig:
                 continue
             holders = known.get(name, {})
             # A file may say what is the default anyway, wherever there is such an option.
-            if {option.default for option in holders.values()} != {value}:
+            if not holders or any(option.default != value for option in holders.values()):
                 users = " and ".join(holders) or "no method"
                 _refuse(True, name, self.method, f"only {users} use it" if holders else "no method has it")
         self.options = found
@@ -253,7 +254,8 @@ def _refuse(condition: bool, name: str, method: str, why: str) -> None:
 
 
 def _in_bytes(name: str, text: str) -> int:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B)\s*", text, re.IGNORECASE)
+    # More digits than any disk needs are no number of bytes.
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?B)\s*", text, re.IGNORECASE)
     if found is None:
-        raise ValueError(f"{name} must be a number and a unit, such as '64MB' or '5GB'; got {text!r}.")
+        raise ValueError(f"{name} must be a number and a unit, such as '64MB' or '5GB'; got {text!r:.80}.")
     return int(float(found[1]) * _UNITS[found[2].upper()])

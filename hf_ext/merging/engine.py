@@ -3,6 +3,13 @@
 A unit is a segment of a tensor, or several small tensors. Which worker takes it, and in which blocks it is read,
 changes no bit: sums are taken per segment and added up in the order of the segments.
 
+A unit is also what a kill can cost. Its results go to the output files before its sums go to the journal, so a unit
+that the journal knows is there, and one that it does not know is done again, over the same bytes. Nothing else has to
+be remembered: no unit reads what another one writes, their sums are added up only when all are there, and in their
+order, and whatever a resumed merge computes is computed from the checkpoints, whose identity was compared before. So
+the result of a merge that was interrupted ten times is that of one that was not, to the bit; `test_interrupted` and
+`test_failures` kill and fill disks and compare all files.
+
 Memory does not depend on the models: a worker has one buffer for a block of each checkpoint, of the result and of the
 masks, and every tensor goes through them. Where all lies in local files, compiled code reads, merges and writes such a
 block without the interpreter; a block is then as small as the caches ask for. Where it does not, or where another
@@ -23,7 +30,7 @@ import numpy as np
 import torch
 
 from hf_ext.emr.arithmetic import find_kernels
-from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, mask_block, merge_block
+from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
 from ..hub.system_calls import has_positions
 from .methods import Block
@@ -114,17 +121,9 @@ class NotFiniteError(ValueError):
 class _Buffers:
     """What one worker reads into; nothing is allocated for a block."""
 
-    inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, given
+    inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, merged model
     unified: torch.Tensor  # [bytes]
     masks: torch.Tensor  # [N, bytes]
-
-
-class _Sums(NamedTuple):
-    """What is summed up for a piece, as [`merge_block`] adds to it."""
-
-    tensors: torch.Tensor  # [members, 10]
-    totals: torch.Tensor  # [4]
-    gram: torch.Tensor  # [members, members]
 
 
 class Engine:
@@ -171,7 +170,7 @@ class Engine:
             counts = vectors.new_counts()
             for piece in unit:
                 for low, high in _blocks(piece.start, piece.stop, self.block) if piece.merged else ():
-                    base, tasks = self._read(self._plan.merged[piece.index], low, high, buffers)
+                    base, tasks = self._read(self._plan.merged_rows[piece.index], low, high, buffers)
                     for task, weights in tasks.items():
                         vector = vectors.make(piece.index, task, low, base, weights)
                         vectors.count(index, task, vector, counts)
@@ -235,7 +234,7 @@ class Engine:
         if not piece.merged:
             item = self._outputs.copies[piece.index]
             return [(item.source, item.name)]
-        row = self._plan.merged[piece.index]
+        row = self._plan.merged_rows[piece.index]
         named = zip(self._plan.tasks, row.task_names, strict=True)
         return [(self._plan.base, row.name), *((task, name) for task, name in named if name is not None)]
 
@@ -255,7 +254,7 @@ class Engine:
             values = buffers.inputs.view(-1)[: (high - low) * info.dtype.itemsize].view(info.dtype)
             item.source.read_into(item.name, low, high, values)
             if info.dtype.is_floating_point and not bool(torch.isfinite(values.float()).all()):
-                raise NotFiniteError(_not_finite(item.name, item.source))
+                raise _not_finite(item.name, item.source)
             item.writer.write(item.target, item.at + low - item.start, values.to(item.writer.dtypes[item.target]))
 
     def _read(self, row: Row, low: int, high: int, buffers: _Buffers) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
@@ -276,23 +275,23 @@ class Engine:
 
     def _merge(self, piece: Piece, buffers: _Buffers) -> np.ndarray:
         """Merges a piece; its sums, totals and gram in one row."""
-        plan, row = self._plan, self._plan.merged[piece.index]
+        plan, row = self._plan, self._plan.merged_rows[piece.index]
         members = [task for task, name in enumerate(row.task_names) if name is not None]
-        sums = _new_sums(len(members))
+        sums = Sums.zeros(len(members))
         if not self._merge_files(piece, members, sums, buffers):
             # what a file did not give or take, this gets on with, or says why not
-            sums = _new_sums(len(members))
+            sums = Sums.zeros(len(members))
             self._merge_blocks(piece, members, sums, buffers)
         self._require_finite(piece, members, sums, buffers)
         wide, pairs = np.zeros((len(plan.tasks), len(SUMS))), np.zeros((len(plan.tasks),) * 2)
-        wide[members], pairs[np.ix_(members, members)] = sums.tensors.numpy(), sums.gram.numpy()
+        wide[members], pairs[np.ix_(members, members)] = sums.tasks.numpy(), sums.gram.numpy()
         return np.concatenate([wide.ravel(), sums.totals.numpy(), pairs[np.triu_indices(len(plan.tasks))]])
 
-    def _merge_files(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> bool:
+    def _merge_files(self, piece: Piece, members: list[int], sums: Sums, buffers: _Buffers) -> bool:
         """Merges a piece without the interpreter, if everything lies in local files; False if it is not done."""
         if self._run_files is None:
             return False
-        plan, row = self._plan, self._plan.merged[piece.index]
+        plan, row = self._plan, self._plan.merged_rows[piece.index]
         inputs = self._names(piece)
         writers = [(self._outputs.root[row.name], row.name)]
         if plan.config.with_masks:
@@ -306,13 +305,13 @@ class Engine:
         blocks.append(buffers.unified.view(row.dtype))
         masks = buffers.masks if plan.config.with_masks else None
         return all(
-            self._run_files(files, blocks, masks, range(begin, end, self.step), *sums, self._arguments["tie"])
+            self._run_files(files, blocks, masks, range(begin, end, self.step), sums, self._arguments["tie"])
             for begin, end in _blocks(piece.start, piece.stop, self.span)
         )
 
-    def _merge_blocks(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
+    def _merge_blocks(self, piece: Piece, members: list[int], sums: Sums, buffers: _Buffers) -> None:
         """Merges a piece by any method, from and to anywhere."""
-        plan, row = self._plan, self._plan.merged[piece.index]
+        plan, row = self._plan, self._plan.merged_rows[piece.index]
         whole = None
         if self._method.whole:
             with self._whole:
@@ -326,15 +325,15 @@ class Engine:
                     masks = buffers.masks[: len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
                 first, weights = low // SUB_BLOCK, list(tasks.values())
                 if self._fused:
-                    merge_block(base, weights, unified, masks, *sums, first=first, tie=self._arguments["tie"])
+                    merge_block(base, weights, unified, masks, sums, first=first, tie=self._arguments["tie"])
                 else:
                     if whole is None:
                         vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
-                        merged = self._read_given(row, low, high, buffers)
+                        merged = self._read_merged(row, low, high, buffers)
                         self._unify(Block(row.name, row.shape, low, base, vectors, merged), unified)
                     else:
                         unified.copy_(whole[low:high])
-                    mask_block(base, weights, unified, masks, *sums, first=first)
+                    mask_block(base, weights, unified, masks, sums, first=first)
                 data = unified.view(torch.uint8).numpy().data
                 self._outputs.root[row.name].write_bytes(row.name, low * row.dtype.itemsize, data)
             for place, task in enumerate(members if plan.config.with_masks else ()):
@@ -366,29 +365,34 @@ class Engine:
         self._unify(Block(row.name, shape, 0, base, vectors), out)
         return out
 
-    def _read_given(self, row: Row, low: int, high: int, buffers: _Buffers) -> torch.Tensor | None:
+    def _read_merged(self, row: Row, low: int, high: int, buffers: _Buffers) -> torch.Tensor | None:
         """A block of the model that was merged elsewhere, if there is one."""
-        given = self._plan.given
-        if given is None:
+        model = self._plan.merged_model
+        if model is None:
             return None
-        name = self._plan.given_names[row.name]
-        dtype = given.tensors[name].dtype
+        name = self._plan.merged_model_names[row.name]
+        dtype = model.tensors[name].dtype
         values = buffers.inputs[-1, : (high - low) * dtype.itemsize].view(dtype)
-        given.read_into(name, low, high, values)
+        model.read_into(name, low, high, values)
         return values
 
-    def _require_finite(self, piece: Piece, members: list[int], sums: _Sums, buffers: _Buffers) -> None:
-        if bool(torch.isfinite(sums.tensors).all()) and bool(torch.isfinite(sums.totals).all()):
+    def _require_finite(self, piece: Piece, members: list[int], sums: Sums, buffers: _Buffers) -> None:
+        if bool(torch.isfinite(sums.tasks).all()) and bool(torch.isfinite(sums.totals).all()):
             return
-        row = self._plan.merged[piece.index]
+        row = self._plan.merged_rows[piece.index]
         if not math.isfinite(sums.totals[TOTALS.index("base_square")]):
-            raise NotFiniteError(_not_finite(row.name, self._plan.base))
+            raise _not_finite(row.name, self._plan.base)
         for place, task in enumerate(members):
-            if math.isfinite(sums.tensors[place, SUMS.index("square")]):
+            if math.isfinite(sums.tasks[place, SUMS.index("square")]):
                 continue
-            if self._is_finite(piece, task, buffers):
-                raise NotFiniteError(_too_far(str(row.task_names[task]), self._plan.tasks[task]))
-            raise NotFiniteError(_not_finite(str(row.task_names[task]), self._plan.tasks[task]))
+            name, source = str(row.task_names[task]), self._plan.tasks[task]
+            if not self._is_finite(piece, task, buffers):
+                raise _not_finite(name, source)
+            raise NotFiniteError(
+                f"tensor {name!r} of {source.title} is finite, but its difference from the base does not fit into "
+                "float32: such weights are no fine-tune of this base; repair that checkpoint, leave it out, or "
+                "exclude the tensor."
+            )
         raise NotFiniteError(
             f"tensor {row.name!r}: merged, it does not fit into {row.dtype}, or the merged model holds NaN or "
             "infinity there; choose another dtype, or another merged model."
@@ -397,30 +401,16 @@ class Engine:
     def _is_finite(self, piece: Piece, task: int, buffers: _Buffers) -> bool:
         """Whether the weights of a task themselves are finite."""
         blocks = _blocks(piece.start, piece.stop, self.block)
-        reads = (self._read(self._plan.merged[piece.index], low, high, buffers)[1][task] for low, high in blocks)
+        reads = (self._read(self._plan.merged_rows[piece.index], low, high, buffers)[1][task] for low, high in blocks)
         return all(bool(torch.isfinite(weights.float()).all()) for weights in reads)
-
-
-def _new_sums(members: int) -> _Sums:
-    shapes = ((members, len(SUMS)), (len(TOTALS),), (members, members))
-    return _Sums(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
 
 
 def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
     return ((low, min(low + step, stop)) for low in range(start, stop, step))
 
 
-def _not_finite(name: str, source: Source) -> str:
-    whose = "the base" if source.label == "base" else f"task {source.label!r}"
-    return (
-        f"tensor {name!r} of {whose} ({source.spec}) holds NaN or infinity, which would spoil the merge; "
-        "repair that checkpoint, or leave it out."
-    )
-
-
-def _too_far(name: str, source: Source) -> str:
-    return (
-        f"tensor {name!r} of task {source.label!r} ({source.spec}) is finite, but its difference from the base does "
-        "not fit into float32: such weights are no fine-tune of this base; repair that checkpoint, leave it out, or "
-        "exclude the tensor."
+def _not_finite(name: str, source: Source) -> NotFiniteError:
+    return NotFiniteError(
+        f"tensor {name!r} of {source.title} holds NaN or infinity, which would spoil the merge; repair that "
+        "checkpoint, or leave it out."
     )

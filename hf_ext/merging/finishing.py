@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,14 +29,13 @@ from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, TensorRecord
 from hf_ext.emr.ops import SUMS
 from hf_ext.emr.report import make_report
 
-from ..hub.file_hashes import file_sha256
-from ..hub.safetensors_headers import header_length
 from .card import read_report
 from .configuration import MergeConfig
 from .engine import TensorSums
 from .outputs import masked_rows
 from .plan import Plan
-from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source
+from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Source, open_weights
+from .tensors import KEPT, SHARED
 
 # They do not change what comes out, or are told elsewhere.
 _NOT_METHOD = ("base", "tasks", "memory", "workers", "max_shard_size")
@@ -48,18 +45,20 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
     """Completes the folder of a merge whose weights are written."""
     with ThreadPoolExecutor(1) as beside:
         # The weights are complete, and reading them through for their hashes needs no interpreter.
-        weights = [name for name in list_files(folder) if _is_of_the_engine(name)]
+        # But for sums, which are written below, nothing writes such a file any more.
+        names = [name for name in list_files(folder) if name.endswith(".safetensors")]
+        weights = [name for name in names if not name.endswith("sums.safetensors")]
         hashing = beside.submit(hash_files, folder, weights) if plan.config.with_masks else None
-        written = beside.submit(_weight_files, folder / "base") if plan.config.include_base else None
+        written = beside.submit(_identify_copy, folder / "base") if plan.config.include_base else None
         _copy_small_files(folder, plan)
         sources = {
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
         }
-        participates = np.array([[name is not None for name in part.task_names] for part in plan.merged], bool)
-        participates = participates.reshape(len(plan.merged), len(plan.tasks))
-        elements = np.array([part.elements for part in plan.merged], np.int64)
-        method = method_record(plan.config, plan.given, out)
+        participates = np.array([[name is not None for name in part.task_names] for part in plan.merged_rows], bool)
+        participates = participates.reshape(len(plan.merged_rows), len(plan.tasks))
+        elements = np.array([part.elements for part in plan.merged_rows], np.int64)
+        method = method_record(plan.config, plan.merged_model, out)
         if plan.config.with_masks:
             for index, task in enumerate(plan.tasks):
                 write_sums(folder, task.label, sums.tensors[:, index])
@@ -74,7 +73,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             library=plan.base.library,
             warnings=plan.warnings,
             masks=plan.config.with_masks,
-            names=[part.name for part in plan.merged],
+            names=[part.name for part in plan.merged_rows],
             elements=elements,
             participates=participates,
             sums=sums.tensors,
@@ -91,11 +90,6 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
 
     write_card(folder, repo_id=out.name)
     return report
-
-
-def _is_of_the_engine(name: str) -> bool:
-    """Whether nothing writes a file any more once all units are done; sums are written after that."""
-    return name.endswith(".safetensors") and not name.endswith("sums.safetensors")
 
 
 def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[str, Any]:
@@ -189,7 +183,7 @@ def _make_manifest(
 def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray, scales: np.ndarray) -> TaskRecord:
     task, masked = plan.tasks[index], masked_rows(plan, index)
     merged = sum(row.elements for row in masked.values())
-    places = {row.name: place for place, row in enumerate(plan.merged)}
+    places = {row.name: place for place, row in enumerate(plan.merged_rows)}
     by_tensor = plan.config.rescale in TENSOR_RESCALES
     architectures = task.config.get("architectures") or [task.config.get("_class_name")]
     return TaskRecord(
@@ -200,24 +194,16 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
         scale=None if by_tensor else float(scales[index]),
         density=float(sums[:, SUMS.index("mask")].sum() / merged) if merged else 0.0,
         scales={name: float(scales[places[row.name], index]) for name, row in masked.items()} if by_tensor else {},
-        shared=tuple(item.name for item in plan.shared if item.task == index),
-        tails={item.name: tuple(item.shape) for item in plan.extras if item.task == index and item.start},
+        shared=tuple(item.name for item in plan.own_tensors(SHARED, task=index)),
+        tails={item.name: tuple(item.shape) for item in plan.own_tensors(KEPT, task=index) if item.start},
     )
 
 
-def _weight_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Lengths and hashes of weight files that were just written."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with open(path, "rb") as file:
-            prefix = file.read(8)
-            header = file.read(header_length(prefix, path.stat().st_size, path.name))
-        found[path.name] = {
-            "bytes": path.stat().st_size,
-            "sha256": file_sha256(path),
-            "header_sha256": hashlib.sha256(prefix + header).hexdigest(),
-        }
-    return found
+def _identify_copy(folder: Path) -> dict[str, dict[str, Any]]:
+    """Lengths and hashes of the base's weight files that were just written."""
+    with open_weights("base", folder) as copy:
+        files: dict[str, dict[str, Any]] = copy.identity(hash_files=True)["files"]
+        return files
 
 
 # What is recorded of files: bytes and hash, by name.
@@ -269,7 +255,7 @@ def write_report(
 
     tasks = sources["tasks"]
     sizes = _measure_sizes(folder, base, [source["files"] for source in tasks.values()])
-    report = _finite(make_report(tasks=list(tasks), sizes=sizes, masks=masks, **numbers))
+    report = make_report(tasks=list(tasks), sizes=sizes, masks=masks, **numbers)
     report["warnings"] = list(dict.fromkeys([*warnings, *report["warnings"]]))
     report["files"] = _list_own_files(folder, tasks) if masks else {}
     report["library"] = library
@@ -319,12 +305,3 @@ def rewrite_report(folder: Path, manifest: Manifest, warnings: Sequence[str]) ->
         gram=gram,
         method=manifest.method,
     )
-
-
-def _finite(value: Any) -> Any:
-    """The value with null for what is not known."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from hf_ext.hub.safetensors_headers import TensorInfo
-
 from .sources import Source
 
 # What quantised checkpoints keep beside their packed weights.
@@ -51,7 +49,7 @@ def refuse_quantised(source: Source) -> None:
             break
     if reason is not None:
         raise ValueError(
-            f"{source.described} is quantised: {reason}. Its differences from the base would be meaningless; merge "
+            f"{source.title} is quantised: {reason}. Its differences from the base would be meaningless; merge "
             "the checkpoint that it was made from, or dequantise it: model.dequantize(), model.save_pretrained(…)."
         )
 
@@ -84,15 +82,18 @@ def tied_names(base: Source, tasks: Sequence[Source], warnings: list[str]) -> di
         try:
             model = meta_model(base.config)
         except ValueError as error:
-            warnings.append(f"{base.described}: {error}; only what its file says about tied tensors is known")
+            warnings.append(f"{base.title}: {error}; only what its file says about tied tensors is known")
     if model is not None:
+        stored = base.tensors
         groups: dict[int, list[str]] = defaultdict(list)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             groups[id(parameter)].append(name)
         for names in groups.values():
             kept = next((name for name in names if name in base.tensors), None)
             if kept is not None:
-                tied |= {name: kept for name in names if name != kept and _could_be(base.tensors, name, kept)}
+                shape = base.tensors[kept].shape
+                others = [name for name in names if name != kept]
+                tied |= {name: kept for name in others if name not in stored or stored[name].shape == shape}
     return tied
 
 
@@ -104,19 +105,15 @@ def _has_vocabulary_twice(source: Source, config: Mapping[str, Any]) -> bool:
     return len(set(shapes)) < len(shapes)
 
 
-def _could_be(tensors: Mapping[str, TensorInfo], name: str, kept: str) -> bool:
-    return name not in tensors or tensors[name].shape == tensors[kept].shape
-
-
 def refuse_other_model(base: Source, task: Source) -> None:
     """Refuses a task whose configuration says that it is another kind of model than the base."""
     if base.config and task.config and base.library != task.library:
-        raise ValueError(f"{task.described} is a {task.library} model, {base.described} a {base.library} model.")
+        raise ValueError(f"{task.title} is a {task.library} model, {base.title} a {base.library} model.")
     for key in ("model_type", "_class_name"):
         expected, found = base.config.get(key), task.config.get(key)
         if expected is not None and found is not None and expected != found:
             raise ValueError(
-                f"{task.described} has {key} {found!r}, {base.described} has {expected!r}: they cannot come from "
+                f"{task.title} has {key} {found!r}, {base.title} has {expected!r}: they cannot come from "
                 "one model. Give the model that the task was fine-tuned from as base, or leave the task out."
             )
 
@@ -127,13 +124,11 @@ def provenance_warnings(base: Source, task: Source) -> list[str]:
     origin = task.config.get("base_model_name_or_path") or task.config.get("_name_or_path")
     known = {base.repo_id, base.spec, base.spec.partition("@")[0], base.config.get("_name_or_path")}
     if isinstance(origin, str) and origin and base.repo_id and origin not in known and not Path(origin).is_absolute():
-        warnings.append(f"{task.described} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
+        warnings.append(f"{task.title} says that it comes from {origin!r}, not from {base.repo_id!r}: check it")
     for key in _WARNED_SETTINGS:
         expected, found = base.config.get(key), task.config.get(key)
         if expected is not None and found is not None and expected != found:
-            warnings.append(
-                f"{task.described} has {key} {found!r}, the base {expected!r}: the elected model mixes them"
-            )
+            warnings.append(f"{task.title} has {key} {found!r}, the base {expected!r}: the elected model mixes them")
     return warnings
 
 
@@ -143,7 +138,7 @@ def refuse_little_overlap(base: Source, task: Source, pairs: Mapping[str, str], 
     if 2 * len(fitting) >= min(counts) and fitting:
         return
     message = (
-        f"{task.described} is no fine-tune of {base.described}: of {counts[1]} floating-point tensors (base: "
+        f"{task.title} is no fine-tune of {base.title}: of {counts[1]} floating-point tensors (base: "
         f"{counts[0]}) only {len(fitting)} have the same name and shape."
     )
     other_shapes = [name for name in pairs if name not in fitting and base.tensors[name].dtype.is_floating_point]
@@ -175,7 +170,7 @@ def refuse_other_tokens(base: Source, task: Source, count: int, name: str) -> No
         found = tokens_by_id(source)
         if not found:
             raise ValueError(
-                f"{name!r}: {source.described} has no tokenizer.json, vocab.json or vocab.txt, so that nobody can "
+                f"{name!r}: {source.title} has no tokenizer.json, vocab.json or vocab.txt, so that nobody can "
                 f"tell which rows of the vocabularies belong together. {advice}"
             )
         tokens.append({index: token for index, token in found.items() if index < count})
@@ -184,7 +179,7 @@ def refuse_other_tokens(base: Source, task: Source, count: int, name: str) -> No
         index = min(index for index in both if tokens[0].get(index) != tokens[1].get(index))
         raise ValueError(
             f"{name!r}: token {index} is {tokens[0].get(index)!r} in the base and {tokens[1].get(index)!r} in "
-            f"{task.described}: the rows do not belong together. {advice}"
+            f"{task.title}: the rows do not belong together. {advice}"
         )
 
 
@@ -200,7 +195,7 @@ def tokens_by_id(source: Source) -> dict[int, str]:
         if "vocab.txt" in files:
             return dict(enumerate(files["vocab.txt"].read_text(encoding="utf-8").split("\n")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{source.described}: {next(iter(files))} is malformed ({error}); fetch it again.") from error
+        raise ValueError(f"{source.title}: {next(iter(files))} is malformed ({error}); fetch it again.") from error
     return {}
 
 

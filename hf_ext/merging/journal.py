@@ -1,7 +1,7 @@
 """The folder in which a merge grows, and its journal: which units are finished, with their sums. A merge goes on.
 
-In `.NAME.partial/` beside the result lie `result/`, the `journal/`, `merge.json` (what is merged), `passes.json` (what
-the counting passes of TIES have found) and `lock`.
+In `.NAME.partial/` beside the result lie `result/`, the `journal/`, `merge.json` (what is merged) and `lock`. The
+journal also holds `passes.json`: what the counting passes of TIES have found.
 
 Every process appends to a file of its own, one line for each finished unit, so that nothing is ever rewritten and a
 line that a kill cut off is recognised. Another boot of the machine means that what was not flushed may be lost: of
@@ -32,10 +32,11 @@ from filelock import FileLock, Timeout
 
 from hf_ext.emr.manifest import FORMAT, MANIFEST
 
-from ..files import read_json, recover_folder, write_json
+from ..files import read_json, recover_folder
 from ..hub.system_calls import free_bytes, open_descriptor, sync_data
 from .plan import Plan
 
+PASSES = "passes.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -63,8 +64,10 @@ class Journal:
         self._append({"boot": self._boot})
 
     @staticmethod
-    def any_finished(folder: Path) -> bool:
-        """Whether a folder holds a journal with at least one finished unit."""
+    def has_begun(folder: Path) -> bool:
+        """Whether a folder holds a journal with at least one finished unit or pass."""
+        if read_passes(folder) is not None:
+            return True
         return any("unit" in _parse(line) for file in folder.glob("*.jsonl") for _, line in _lines(file))
 
     def add(self, unit: int, sums: np.ndarray) -> None:
@@ -152,7 +155,6 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOCK = "lock"
-_PASSES = "passes.json"
 
 
 def require_free(out: Path, overwrite: bool) -> None:
@@ -231,19 +233,9 @@ def explain_full_disk(plan: Plan, partial: Path) -> Iterator[None]:
         ) from error
 
 
-def write_passes(partial: Path, state: dict[str, Any]) -> None:
-    """Keeps what the counting passes have found so far, complete or not at all."""
-    write_json(partial / _PASSES, state, indent=None)
-
-
-def read_passes(partial: Path) -> dict[str, Any] | None:
-    """Reads what [`write_passes`] kept."""
+def read_passes(folder: Path) -> dict[str, Any] | None:
+    """What the counting passes have found, of a journal; None where none is finished."""
     with contextlib.suppress(OSError, ValueError):
-        state = read_json(partial / _PASSES)
+        state = read_json(folder / PASSES)
         return state if isinstance(state, dict) else None
     return None
-
-
-def forget_passes(partial: Path) -> None:
-    """Removes what [`write_passes`] kept."""
-    (partial / _PASSES).unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from ..hub.system_calls import count_cores
 from .configuration import MergeConfig, load_config
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish
-from .journal import Journal, explain_full_disk, forget_passes, lock_partial, read_passes, require_free, write_passes
+from .journal import PASSES, Journal, explain_full_disk, lock_partial, read_passes, require_free
 from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
 from .ranks import Ranks
@@ -130,15 +130,13 @@ class _Run:
         if not begun:
             shutil.rmtree(self.partial / "result", ignore_errors=True)
             shutil.rmtree(self.partial / "journal", ignore_errors=True)
-            forget_passes(self.partial)
             write_json(known, self.identity, indent=1)
         # reserved once, so that the others find the files
         Outputs(self.partial / "result", self.plan, resume=begun).close(sync=False)
 
     def _can_resume(self, known: Path) -> bool:
         """Whether there is something to go on from."""
-        counted = read_passes(self.partial) is not None
-        if not known.is_file() or not (counted or Journal.any_finished(self.partial / "journal")):
+        if not known.is_file() or not Journal.has_begun(self.partial / "journal"):
             return False
         changed = _differences(read_json(known), self.identity)
         if changed:
@@ -164,8 +162,8 @@ class _Run:
         memory = self.plan.config.memory_bytes
         self.engine = Engine(self.plan, self.outputs, self.vectors, workers, memory)
         stack.callback(self.engine.close)
-        self.units = make_units(self.plan.merged, self.outputs.copies, whole=self.plan.config.merge_method.whole)
-        if self.vectors.passes and (counted := read_passes(self.partial)) is not None:
+        self.units = make_units(self.plan.merged_rows, self.outputs.copies, whole=self.plan.config.merge_method.whole)
+        if self.vectors.passes and (counted := read_passes(self.partial / "journal")) is not None:
             self.vectors.load_state(counted)
 
     def count(self) -> None:
@@ -177,7 +175,7 @@ class _Run:
             self.vectors.close_pass(index, self.ranks.sum(counts))
             with _on_all_ranks(self.ranks), explain_full_disk(self.plan, self.partial):
                 if self.ranks.index == 0:
-                    write_passes(self.partial, self.vectors.state())
+                    write_json(self.partial / "journal" / PASSES, self.vectors.state(), indent=None)
 
     def merge(self) -> None:
         """Does this process's share of the units that are not finished."""
@@ -207,6 +205,11 @@ class _Run:
         if self.ranks.index > 0:
             self.outputs.close()
 
+    # The folder appears whole. Until its very last step all lies in `.NAME.partial/result`, which nothing reads; that
+    # step is one rename, or one exchange with an earlier result, so at every moment `NAME` is what was there before or
+    # all of the new. What is written after the weights is written anew after a kill, from the sums of the journal, and
+    # therefore needs no journal of its own. Before the rename everything is flushed to the disk, and the journal is
+    # deleted: were it deleted after, a kill between the two would leave a journal without its result.
     def complete(self) -> dict[str, Any]:
         """What is left when all units are finished: scales, manifest, report, card; then the rename."""
         changed = _differences(self.identity, _identity(self.plan))
@@ -214,7 +217,7 @@ class _Run:
             shutil.rmtree(self.partial)
             raise ValueError(f"a checkpoint changed while it was merged: {'; '.join(changed[:5])}; merge again.")
         config, folder = self.plan.config, self.partial / "result"
-        sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged), len(config.tasks))
+        sums = add_up(self.units, self.journal.read(len(self.units)), len(self.plan.merged_rows), len(config.tasks))
         base = self.base_identity.result()
         closed = _start_beside(self.outputs.close)
         try:
@@ -227,7 +230,6 @@ class _Run:
         # without its journal the folder is never taken for an interrupted merge
         self.journal.close()
         shutil.rmtree(self.partial / "journal")
-        forget_passes(self.partial)
         replace_folder(folder, self.out)
         # not the lock, where a file that is open cannot be deleted
         shutil.rmtree(self.partial, ignore_errors=True)

@@ -15,12 +15,12 @@ from hf_ext.emr.artifact import mask_bytes
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .plan import Plan
 from .sources import Source
-from .tensors import Row
+from .tensors import KEPT, Row
 
 _SHARD = re.compile(r"(.+?)(-\d{5}-of-\d{5})?\.safetensors")
 # The names that `from_pretrained` looks for.
 _STEMS = ("model", "diffusion_pytorch_model", "adapter_model")
-Described = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,21 @@ class Outputs:
         for writer in self.writers:
             writer.close(sync=sync)
 
-    def _open(self, place: str, described: Described) -> SafetensorsWriter:
+    def _open(self, place: str, layout: Layout) -> SafetensorsWriter:
         path = self.folder / place
         if self._resume and not path.is_file():
             raise ValueError(f"{path} is gone, without which the merge cannot go on: remove {self.folder.parent}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.writers.append(SafetensorsWriter(path, described))
+        self.writers.append(SafetensorsWriter(path, layout))
         return self.writers[-1]
 
-    def _open_shards(self, folder: str, described: Described) -> dict[str, SafetensorsWriter]:
+    def _open_shards(self, folder: str, layout: Layout) -> dict[str, SafetensorsWriter]:
         """Weights as `from_pretrained` finds them, in as many files as `max_shard_size` asks for."""
-        sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in described.items()}
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in layout.items()}
         shards = plan_shards(sizes, self._plan.config.shard_bytes, weights_stem(self._plan.base))
         found: dict[str, SafetensorsWriter] = {}
         for file, names in shards.items():
-            writer = self._open(folder + file, {name: described[name] for name in names})
+            writer = self._open(folder + file, {name: layout[name] for name in names})
             found |= dict.fromkeys(names, writer)
         if len(shards) > 1:
             stem = weights_stem(self._plan.base)
@@ -94,7 +94,7 @@ class Outputs:
         plan = self._plan
         self.root = self._open_shards("", {row.name: (row.dtype, row.shape) for row in plan.rows})
         # of a merged one what follows the leading elements that all have in common
-        self._copy_base({row.name: row.elements for row in (*plan.copied, *plan.merged)}, self.root)
+        self._copy_base({row.name: row.elements for row in (*plan.copied_rows, *plan.merged_rows)}, self.root)
 
     def _open_base(self) -> None:
         tensors = self._plan.base.tensors
@@ -110,9 +110,9 @@ class Outputs:
     def _open_tasks(self) -> None:
         for index, task in enumerate(self._plan.tasks):
             masks = masked_rows(self._plan, index)
-            described: Described = {name: (torch.uint8, (mask_bytes(row.elements),)) for name, row in masks.items()}
-            self.masks.append(self._open(f"tasks/{task.label}/mask.safetensors", described))
-            own = [extra for extra in self._plan.extras if extra.task == index]
+            layout: Layout = {name: (torch.uint8, (mask_bytes(row.elements),)) for name, row in masks.items()}
+            self.masks.append(self._open(f"tasks/{task.label}/mask.safetensors", layout))
+            own = self._plan.own_tensors(KEPT, task=index)
             if not own:
                 continue
             kept = {
@@ -128,7 +128,7 @@ class Outputs:
 
 def masked_rows(plan: Plan, task: int) -> dict[str, Row]:
     """The merged tensors in which a task takes part."""
-    named = ((row.task_names[task], row) for row in plan.merged)
+    named = ((row.task_names[task], row) for row in plan.merged_rows)
     return {name: row for name, row in named if name is not None}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from hf_ext.emr.artifact import mask_bytes
 
 from .adapters import resolve_adapters
 from .configuration import MergeConfig, load_config
@@ -21,8 +23,6 @@ from .tensors import COMPARED, KEPT, SHARED, SKIPPED, TIED, Names, Own, Row, Tab
 
 _COMPARED_AT_ONCE = 2**18
 _OPENED_AT_ONCE = 8
-# A mask's tensors start at multiples of this.
-_MASK_ALIGNMENT = 64
 _SUMS_BYTES = 8 * 10
 
 
@@ -37,56 +37,38 @@ class Plan:
     own: tuple[Own, ...]  # the tensors of the tasks that are not merged
     names: tuple[Names, ...]  # the names of each task beside the base's
     aliases: dict[str, str]  # other names of tensors of the base
-    given: Source | None = None  # the merged model of method `"given"`, opened
-    given_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
+    merged_model: Source | None = None  # the one of method `"given"`, opened
+    merged_model_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
     warnings: list[str] = field(default_factory=list)  # what the user should look at
 
     @cached_property
-    def merged(self) -> tuple[Row, ...]:
+    def merged_rows(self) -> tuple[Row, ...]:
         """Tensors that are merged."""
         return tuple(row for row in self.rows if row.task_names)
 
     @cached_property
-    def copied(self) -> tuple[Row, ...]:
+    def copied_rows(self) -> tuple[Row, ...]:
         """Tensors that keep the base's values."""
         return tuple(row for row in self.rows if not row.task_names)
 
-    @cached_property
-    def extras(self) -> tuple[Own, ...]:
-        """Tensors that are stored for a task."""
-        return self._own_by(KEPT)
-
-    @cached_property
-    def undecided(self) -> tuple[Own, ...]:
-        """Tensors that are stored for a task unless they equal the base's: [`resolve_plan`] compares."""
-        return self._own_by(COMPARED)
-
-    @cached_property
-    def shared(self) -> tuple[Own, ...]:
-        """Tensors of the tasks that equal the base's."""
-        return self._own_by(SHARED)
-
-    @cached_property
-    def skipped(self) -> tuple[Own, ...]:
-        """Tensors of the tasks that are not stored at all."""
-        return self._own_by(SKIPPED)
-
-    def _own_by(self, rule: str) -> tuple[Own, ...]:
-        return tuple(item for item in self.own if item.rule == rule)
+    def own_tensors(self, *rules: str, task: int | None = None) -> list[Own]:
+        """Tensors of the tasks, or of one, that are not merged and for which one of these rules holds."""
+        return [item for item in self.own if item.rule in rules and task in (None, item.task)]
 
     @property
     def bytes_read(self) -> int:
         """Bytes of tensors that the merge will read, at most."""
         total = self.base_bytes if self.config.include_base else 0
-        for row in self.merged:
+        for row in self.merged_rows:
             # what a vocabulary leaves over is copied
             total += math.prod(row.shape) * self.base.tensors[row.name].dtype.itemsize
             for task, name in zip(self.tasks, row.task_names, strict=True):
                 total += 0 if name is None else row.elements * task.tensors[name].dtype.itemsize
-        if self.given is not None:
-            total += sum(self.given.tensors[name].nbytes for name in self.given_names.values())
-        own = sum(item.nbytes for item in self.extras) + 2 * sum(item.nbytes for item in self.undecided)
-        return total + own + sum(row.nbytes for row in self.copied)
+        if self.merged_model is not None:
+            total += sum(self.merged_model.tensors[name].nbytes for name in self.merged_model_names.values())
+        # what is compared may be copied afterwards
+        own = sum(item.nbytes * (1 if item.rule == KEPT else 2) for item in self.own_tensors(KEPT, COMPARED))
+        return total + own + sum(row.nbytes for row in self.copied_rows)
 
     @property
     def unified_bytes(self) -> int:
@@ -97,22 +79,22 @@ class Plan:
     def mask_bytes(self) -> tuple[int, ...]:
         """Bytes of each task's mask."""
         return tuple(
-            sum(_mask_bytes(row.elements) for row in self.merged if row.task_names[index] is not None)
+            sum(mask_bytes(row.elements) for row in self.merged_rows if row.task_names[index] is not None)
             for index in range(len(self.tasks))
         )
 
     @property
     def extra_bytes(self) -> tuple[int, ...]:
-        """Bytes of each task's own tensors, at most: the undecided ones count."""
-        own = (*self.extras, *self.undecided)
-        return tuple(sum(item.nbytes for item in own if item.task == index) for index in range(len(self.tasks)))
+        """Bytes of each task's own tensors, at most: those that are to be compared count."""
+        own = [self.own_tensors(KEPT, COMPARED, task=index) for index in range(len(self.tasks))]
+        return tuple(sum(item.nbytes for item in items) for items in own)
 
     @property
     def result_bytes(self) -> int:
         """Bytes of the result's weights: root, masks, tensors and sums of the tasks; without a copy of the base."""
         if not self.config.with_masks:
             return self.unified_bytes
-        sums = _SUMS_BYTES * len(self.merged) * len(self.tasks)
+        sums = _SUMS_BYTES * len(self.merged_rows) * len(self.tasks)
         return self.unified_bytes + sum(self.mask_bytes) + sum(self.extra_bytes) + sums
 
     @property
@@ -136,7 +118,7 @@ class Plan:
         if not self.config.merge_method.whole:
             return self.config.memory_bytes
         # the base, the task vectors and what the method makes of them, in float32
-        return self.config.memory_bytes + 4 * (len(self.tasks) + 3) * max(row.elements for row in self.merged)
+        return self.config.memory_bytes + 4 * (len(self.tasks) + 3) * max(row.elements for row in self.merged_rows)
 
     @property
     def header_bytes(self) -> int:
@@ -146,7 +128,7 @@ class Plan:
     @property
     def sources(self) -> tuple[Source, ...]:
         """Every checkpoint that is read."""
-        return (self.base, *self.tasks) if self.given is None else (self.base, *self.tasks, self.given)
+        return (self.base, *self.tasks) if self.merged_model is None else (self.base, *self.tasks, self.merged_model)
 
     def close(self) -> None:
         """Closes the checkpoints."""
@@ -188,15 +170,15 @@ def make_plan(
         for future in futures:
             future.result()
         count = len(config.tasks) + 1
-        given = opened[count] if config.merged is not None else None
-        return _plan(config, opened[0], tuple(opened[1:count]), given)
+        model = opened[count] if config.merged is not None else None
+        return _plan(config, opened[0], tuple(opened[1:count]), model)
     except BaseException:
         for source in opened:
             source.close()
         raise
 
 
-def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], given: Source | None) -> Plan:
+def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], model: Source | None) -> Plan:
     for source in (base, *tasks):
         refuse_quantised(source)
     base, tasks, warnings = resolve_adapters(config, base, tasks)
@@ -207,28 +189,27 @@ def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], given: S
         refuse_other_model(base, task)
     warnings += [warning for task in tasks for warning in provenance_warnings(base, task)]
     warnings += [
-        f"{source.described} holds float64, which is treated as float32"
-        for source in (base, *tasks)
-        if source.has_float64
+        f"{source.title} holds float64, which is treated as float32" for source in (base, *tasks) if source.has_float64
     ]
     aliases = tied_names(base, tasks, warnings)
     table = Table(config, base, tasks, aliases)
-    plan = Plan(config, base, tasks, tuple(table.rows), tuple(table.own), table.names, aliases, given, {}, warnings)
-    warnings += narrowing_warnings(tasks, plan.merged)
-    return plan if given is None else dataclasses.replace(plan, given_names=_names_in(given, base, plan.merged))
+    merged = [row for row in table.rows if row.task_names]
+    warnings += narrowing_warnings(tasks, merged)
+    named = {} if model is None else _names_in(model, base, merged)
+    return Plan(config, base, tasks, tuple(table.rows), tuple(table.own), table.names, aliases, model, named, warnings)
 
 
-def _names_in(given: Source, base: Source, merged: tuple[Row, ...]) -> dict[str, str]:
+def _names_in(model: Source, base: Source, merged: Sequence[Row]) -> dict[str, str]:
     """Names of the merged tensors in the model of method `"given"`."""
-    refuse_quantised(given)
-    refuse_other_model(base, given)
-    names = Names(base.tensors, given.tensors)
+    refuse_quantised(model)
+    refuse_other_model(base, model)
+    names = Names(base.tensors, model.tensors)
     for row in merged:
-        info = given.tensors.get(names.in_task(row.name))
+        info = model.tensors.get(names.in_task(row.name))
         if info is None or info.shape != row.shape or not info.dtype.is_floating_point:
             found = "missing" if info is None else f"{info.dtype} {list(info.shape)}"
             raise ValueError(
-                f"{given.described}: {row.name!r} must be floating-point {list(row.shape)} and is {found}; give a "
+                f"{model.title}: {row.name!r} must be floating-point {list(row.shape)} and is {found}; give a "
                 "model that was merged from these tasks, or exclude the tensor."
             )
     return {row.name: names.in_task(row.name) for row in merged}
@@ -239,10 +220,10 @@ def resolve_plan(plan: Plan) -> Plan:
     for name, kept in plan.aliases.items():
         if name in plan.base.tensors and not _equal(plan.base, name, plan.base, kept):
             raise ValueError(
-                f"{plan.base.described}: {name!r} and {kept!r} differ, but its model ties them. Save the base with "
+                f"{plan.base.title}: {name!r} and {kept!r} differ, but its model ties them. Save the base with "
                 "save_pretrained, or set tie_word_embeddings to false in its config.json if they are separate."
             )
-    decided = [dataclasses.replace(item, rule=_compare(plan, item)) for item in plan.undecided]
+    decided = [dataclasses.replace(item, rule=_compare(plan, item)) for item in plan.own_tensors(COMPARED)]
     # those that were compared come last, as they were found out last
     own = (*(item for item in plan.own if item.rule != COMPARED), *decided)
     return dataclasses.replace(plan, own=own)
@@ -272,7 +253,3 @@ def _equal(first: Source, first_name: str, second: Source, second_name: str) -> 
         if not blocks[0].view(torch.uint8).equal(blocks[1].view(torch.uint8)):
             return False
     return True
-
-
-def _mask_bytes(elements: int) -> int:
-    return math.ceil(math.ceil(elements / 8) / _MASK_ALIGNMENT) * _MASK_ALIGNMENT

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from .plan import Plan
 from .sources import Source, size_text
-from .tensors import KEPT, Own, Row, type_name
+from .tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, Row, type_name
 
 _SHOWN_NAMES = 3
 
@@ -18,16 +18,15 @@ def plan_lines(plan: Plan) -> list[str]:
     """What is read, what happens to the tensors, sizes, memory, warnings."""
     rows = [("base", _source_text(plan.base))]
     rows += [(f"task {task.label}", _source_text(task)) for task in plan.tasks]
-    if plan.given is not None:
-        rows.append(("merged model", _source_text(plan.given)))
+    if plan.merged_model is not None:
+        rows.append(("merged model", _source_text(plan.merged_model)))
     rows.append(("method", _method_text(plan)))
-    rows.append(("merged", _count_text([row.name for row in plan.merged], sum(row.elements for row in plan.merged))))
-    partial = [row for row in plan.merged if row.elements != math.prod(row.shape)]
+    rows.append(("merged", _count_text({row.name: row.elements for row in plan.merged_rows})))
+    partial = [row for row in plan.merged_rows if row.elements != math.prod(row.shape)]
     if partial:
         rows.append(("of these in part", ", ".join(f"{row.name} ({row.elements:,} elements)" for row in partial)))
-    if plan.copied:
-        elements = sum(math.prod(row.shape) for row in plan.copied)
-        rows.append(("base's values", _count_text([row.name for row in plan.copied], elements)))
+    if plan.copied_rows:
+        rows.append(("base's values", _count_text({row.name: math.prod(row.shape) for row in plan.copied_rows})))
     rows += [("tied", f"{name} = {kept}") for name, kept in plan.aliases.items() if name in plan.base.tensors]
     for index, task in enumerate(plan.tasks):
         rows += [(f"  {task.label}", text) for text in _task_texts(plan, index)]
@@ -42,12 +41,13 @@ def plan_values(plan: Plan) -> dict[str, Any]:
     return {
         "config": plan.config.to_dict() | plan.config.arguments,
         "base": _source_values(plan.base),
-        "merged_model": None if plan.given is None else _source_values(plan.given),
+        "merged_model": None if plan.merged_model is None else _source_values(plan.merged_model),
         "tasks": {task.label: _source_values(task) | _task_values(plan, i) for i, task in enumerate(plan.tasks)},
         "merged": [
-            _tensor_values(row) | {"elements": row.elements, "task_names": list(row.task_names)} for row in plan.merged
+            _tensor_values(row) | {"elements": row.elements, "task_names": list(row.task_names)}
+            for row in plan.merged_rows
         ],
-        "copied": [_tensor_values(row) for row in plan.copied],
+        "copied": [_tensor_values(row) for row in plan.copied_rows],
         "aliases": plan.aliases,
         "bytes_read": plan.bytes_read,
         "bytes_written": plan.bytes_written,
@@ -59,8 +59,12 @@ def plan_values(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _stored(plan: Plan, index: int) -> list[Own]:
+    """What is stored for a task, as far as headers tell: first what is sure."""
+    return plan.own_tensors(KEPT, task=index) + plan.own_tensors(COMPARED, task=index)
+
+
 def _task_values(plan: Plan, index: int) -> dict[str, Any]:
-    stored = [item for item in (*plan.extras, *plan.undecided) if item.task == index]
     return {
         "base_prefix": plan.names[index].base_prefix,
         "task_prefix": plan.names[index].task_prefix,
@@ -68,10 +72,10 @@ def _task_values(plan: Plan, index: int) -> dict[str, Any]:
         "extra_bytes": plan.extra_bytes[index],
         "extras": [
             _tensor_values(item) | {"start": item.start, "reason": item.reason, "compared_first": item.rule != KEPT}
-            for item in stored
+            for item in _stored(plan, index)
         ],
-        "shared": [item.name for item in plan.shared if item.task == index],
-        "skipped": [{"name": item.name, "reason": item.reason} for item in plan.skipped if item.task == index],
+        "shared": [item.name for item in plan.own_tensors(SHARED, task=index)],
+        "skipped": [{"name": item.name, "reason": item.reason} for item in plan.own_tensors(SKIPPED, task=index)],
     }
 
 
@@ -103,29 +107,28 @@ def _method_text(plan: Plan) -> str:
     return f"{text}, masks, rescale {config.rescale}" if config.with_masks else f"{text}, one model"
 
 
-def _count_text(names: Sequence[str], elements: int) -> str:
-    shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
-    return f"{len(names)} tensors, {elements:,} elements: {shown}"
+def _count_text(elements: Mapping[str, int]) -> str:
+    """Elements by the names of tensors, in a line."""
+    shown = ", ".join([*elements][:_SHOWN_NAMES]) + (", …" if len(elements) > _SHOWN_NAMES else "")
+    return f"{len(elements)} tensors, {sum(elements.values()):,} elements: {shown}"
 
 
 def _task_texts(plan: Plan, index: int) -> list[str]:
     """What is special about one task, grouped by the reason."""
     texts = []
     groups: dict[str, list[Own]] = defaultdict(list)
-    for item in (*plan.extras, *plan.undecided):
+    for item in _stored(plan, index):
         groups[f"{item.rule}: {item.reason}"].append(item)
     for reason, items in groups.items():
-        mine = [item for item in items if item.task == index]
-        if mine:
-            count = _count_text([item.name for item in mine], sum(item.nbytes // item.dtype.itemsize for item in mine))
-            texts.append(f"{reason}: {count} ({size_text(sum(item.nbytes for item in mine))})")
-    shared = {item.base_name for item in plan.shared if item.task == index}
+        count = _count_text({item.name: item.nbytes // item.dtype.itemsize for item in items})
+        texts.append(f"{reason}: {count} ({size_text(sum(item.nbytes for item in items))})")
+    shared = {item.base_name for item in plan.own_tensors(SHARED, task=index)}
     if shared:
         texts.append(f"{len(shared)} tensors are the base's")
-    absent = sum(row.task_names[index] is None and row.name not in shared for row in plan.merged)
+    absent = sum(row.task_names[index] is None and row.name not in shared for row in plan.merged_rows)
     if absent:
         texts.append(f"does not take part in {absent} merged tensors")
-    return texts + [f"skipped {item.name}: {item.reason}" for item in plan.skipped if item.task == index]
+    return texts + [f"skipped {item.name}: {item.reason}" for item in plan.own_tensors(SKIPPED, task=index)]
 
 
 def _size_rows(plan: Plan) -> list[tuple[str, str]]:

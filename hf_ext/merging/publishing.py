@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_ext.emr import manifest
+from hf_ext.emr import emr_loader
 from hf_ext.emr.artifact import hash_files, open_extras, open_masks, open_unified
 from hf_ext.emr.manifest import MANIFEST, Manifest
 
@@ -19,13 +19,10 @@ from ..hub.safetensors_headers import parse_json_object
 from .card import public_name, read_merge
 
 LOADER = "emr_loader.py"
+# The one that travels with artifacts.
+_LOADER_HERE = Path(emr_loader.__file__)
 # What a folder of an artifact has beside what loaders of other libraries read; the state of the merge stays behind.
 _OWN = (MANIFEST, "mask.safetensors", "extra.safetensors", "sums.safetensors", "router.safetensors")
-
-
-def packaged_loader() -> Path:
-    """Where the loader that travels with artifacts lies."""
-    return Path(manifest.__file__).with_name(LOADER)
 
 
 def copy_artifact(folder: Path, out: Path) -> None:
@@ -36,7 +33,7 @@ def copy_artifact(folder: Path, out: Path) -> None:
     manifest = Manifest.read(folder)
     _require_reachable(manifest, folder)
     loader = folder / LOADER
-    if loader.is_file() and loader.read_bytes() != packaged_loader().read_bytes():
+    if loader.is_file() and loader.read_bytes() != _LOADER_HERE.read_bytes():
         raise ValueError(
             f"{loader}: not the loader of the installed hf_ext, so it is not published; remove it (the installed one "
             "is published), or install the version of hf_ext that wrote it"
@@ -53,7 +50,7 @@ def copy_artifact(folder: Path, out: Path) -> None:
         (out / place).mkdir(parents=True, exist_ok=True)
         _copy(folder, place, out, _weights(manifest.base.files if place == Path("base") else manifest.unified))
     _promise_no_task(out / "config.json")
-    shutil.copyfile(packaged_loader(), out / LOADER)
+    shutil.copyfile(_LOADER_HERE, out / LOADER)
 
 
 def _promise_no_task(path: Path) -> None:
@@ -99,7 +96,9 @@ def hide_paths(folder: Path) -> None:
     names = {source.source: public_name(source) for source in (merge.base, *merge.tasks.values())}
     if merged := merge.method.get("merged"):
         # `org/name` stays as it is
-        names[merged] = Path(merged).name if _is_path(merged) else merged
+        place = Path(merged).expanduser()
+        is_path = place.is_absolute() or merged.startswith(".") or place.exists()
+        names[merged] = place.name if is_path else merged
     # the longest first: one may begin another
     paths = [
         (path, names[path]) for path in sorted(names, key=len, reverse=True) if "/" in path and names[path] != path
@@ -109,20 +108,10 @@ def hide_paths(folder: Path) -> None:
         if path.is_file():
             content = _hide(parse_json_object(path.read_bytes(), str(path)), paths)
             if file == MANIFEST and merge.manifest is not None and merge.manifest.files:
-                content["files"] = _published_files(folder, merge.manifest)
+                # Weights are copies, and keep the hashes of the merge, by which a fault of the copy is noticed;
+                # configurations may have been changed for publication.
+                content["files"] = hash_files(folder, known=merge.manifest.files)
             path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _is_path(spec: str) -> bool:
-    return Path(spec).is_absolute() or spec.startswith((".", "~")) or Path(spec).expanduser().exists()
-
-
-def _published_files(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """
-    What is published, as `emr.json` names it: weights are copies, and keep the hashes of the merge, by which a fault
-    of the copy is noticed; configurations may have been changed for publication.
-    """
-    return hash_files(folder, known=manifest.files)
 
 
 def _hide(value: Any, paths: list[tuple[str, str]]) -> Any:

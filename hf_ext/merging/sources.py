@@ -75,7 +75,7 @@ class Source:
         )
 
     @property
-    def described(self) -> str:
+    def title(self) -> str:
         """How messages name it."""
         what = {"base": "base", "merged": "merged model"}.get(self.label, f"task {self.label!r}")
         return f"{what} ({self.spec})"

@@ -124,7 +124,7 @@ class Table:
             self._decide_rest(index, names)
         if not any(row.task_names for row in self.rows):
             raise ValueError(
-                f"nothing to merge: every floating-point tensor of {base.described} is excluded, kept raw, or of "
+                f"nothing to merge: every floating-point tensor of {base.title} is excluded, kept raw, or of "
                 "another shape in the tasks. Check base, tasks, exclude and small_raw."
             )
 
@@ -185,7 +185,7 @@ class Table:
         elif self._config.shape_policy == "error":
             raise ValueError(
                 f"{name!r} is {list(ours.shape)} in the base and {list(info.shape)} in "
-                f"{self._tasks[index].described}. Exclude it, or use shape_policy: extra, which keeps it per task."
+                f"{self._tasks[index].title}. Exclude it, or use shape_policy: extra, which keeps it per task."
             )
         elif self._config.shape_policy == "overlap" and self._is_resized(index, name, own):
             count = min(ours.shape[0], info.shape[0])

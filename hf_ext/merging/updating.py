@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hf_ext.emr.artifact import STATE, hash_files, mark_root, read_sums, read_totals, write_sums, write_totals
-from hf_ext.emr.manifest import TASK_ID, Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
+from hf_ext.emr.manifest import Manifest, SourceRecord, TaskRecord, find_recorded, recorded_path
 from hf_ext.emr.ops import SUMS
 
 from ..files import recover_folder, replace_folder, sync
@@ -42,24 +42,30 @@ def add_task(
     name: str,
     source: str,
     *,
+    frozen: bool = False,
     base: str | None = None,
     token: str | bool | None = None,
     endpoint: str | None = None,
 ) -> dict[str, Any]:
     """
-    Adds a task as a merge of all tasks would: they are merged again by the options of the first merge, from where they
-    came. Their checkpoints must still be there, on the Hub or on this disk.
+    Adds a task to an artifact.
+
+    All tasks are merged again, from where they came, by the options of the first merge: the result is that of a merge
+    of all. Their checkpoints must still be there, on the Hub or on this disk. Frozen, unified weights and other tasks
+    stay bit for bit as they are, only the new checkpoint and the base are read: the new task has no vote, is
+    restored less well, and the card says so.
 
     Args:
         folder (`str` or `Path`): The artifact.
         name (`str`): The new task: up to 64 of the letters A-Z and a-z, digits, `.`, `_` and `-`.
         source (`str`): Its checkpoint: a folder, or `org/name[@revision]`.
+        frozen (`bool`, *optional*, defaults to `False`): Leave all but the new task as it is.
         base (`str`, *optional*): Where the base is, if not where the artifact says.
         token (`str` or `bool`, *optional*): Token of the Hub.
         endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
 
     Returns:
-        `dict[str, Any]`: `task`, `how` (`"merged again"`), `scale`, `density` and `path`.
+        `dict[str, Any]`: `task`, `how` (`"merged again"` or `"frozen"`), `scale`, `density` and `path`.
 
     Raises:
         ValueError: The task is there already or does not fit, or a checkpoint is gone or changed; the message says
@@ -67,7 +73,20 @@ def add_task(
     """
     place, manifest = _open(folder)
     _require_new(manifest, name, place)
-    base = base or _base_spec(place, manifest.base)
+    if base is None:
+        inside = manifest.base.folder
+        base = source_spec(manifest.base, place) if inside is None else str(place / inside)
+    if frozen:
+        _add_frozen(place, manifest, name, source, base, {"token": token, "endpoint": endpoint})
+    else:
+        _merge_again(place, manifest, name, source, base, {"token": token, "endpoint": endpoint})
+    record = Manifest.read(place).tasks[name]
+    how = "frozen" if frozen else "merged again"
+    return {"task": name, "how": how, "scale": record.scale, "density": record.density, "path": str(place)}
+
+
+def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:
+    """Merges all tasks with the new one, by the options of the first merge."""
     # An artifact of an earlier version tells of options that there are no longer, or that its method does not have.
     own = METHODS.get(str(manifest.method.get("method")))
     known = {*(own.options if own else ()), *(field.name for field in dataclasses.fields(MergeConfig))}
@@ -84,8 +103,7 @@ def add_task(
             _require_same(manifest.tasks[opened.label].origin, opened.identity(), f"task {opened.label!r}")
 
     try:
-        options: dict[str, Any] = {"token": token, "endpoint": endpoint, "overwrite": True, "progress": False}
-        merge_checkpoints(config, place, **options, show=require_same_checkpoints)
+        merge_checkpoints(config, place, **options, overwrite=True, progress=False, show=require_same_checkpoints)
     except NotFiniteError:
         raise
     except (CheckpointError, ValueError) as error:
@@ -93,50 +111,17 @@ def add_task(
             f"{place}: to add {name!r}, all tasks are merged again, and that fails: {error} Bring the checkpoints "
             "back, or add it frozen (hf-ext emr add --frozen)"
         ) from error
-    return _summary(place, Manifest.read(place), name, "merged again")
 
 
-def add_task_frozen(
-    folder: str | Path,
-    name: str,
-    source: str,
-    *,
-    base: str | None = None,
-    token: str | bool | None = None,
-    endpoint: str | None = None,
-) -> dict[str, Any]:
-    """
-    Adds a task without its vote: the unified weights and all other tasks stay bit for bit as they are. The new task
-    is restored less well than after a merge of all, and the card says so.
-
-    Args:
-        folder (`str` or `Path`): The artifact.
-        name (`str`): The new task.
-        source (`str`): Its checkpoint: a folder, or `org/name[@revision]`.
-        base (`str`, *optional*): Where the base is, if not where the artifact says.
-        token (`str` or `bool`, *optional*): Token of the Hub.
-        endpoint (`str`, *optional*): Address of the Hub. Defaults to `HF_ENDPOINT`.
-
-    Returns:
-        `dict[str, Any]`: `task`, `how` (`"frozen"`), `scale`, `density` and `path`.
-
-    Raises:
-        ValueError: The task is there already, or does not fit; the message says what to do.
-    """
-    place, manifest = _open(folder)
-    _require_new(manifest, name, place)
-    given = {
-        **{key: manifest.method[key] for key in _KEPT if key in manifest.method},
-        "base": base or _base_spec(place, manifest.base),
-        "tasks": {name: source},
-    }
-    options: dict[str, Any] = {"token": token, "endpoint": endpoint}
-    with make_plan(MergeConfig.from_dict(given), **options) as plan:
-        _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {given['base']}")
+def _add_frozen(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:
+    """Masks and rescales the new task against the unified weights as they are."""
+    method = {key: manifest.method[key] for key in _KEPT if key in manifest.method}
+    config = {**method, "base": base, "tasks": {name: source}}
+    with make_plan(MergeConfig.from_dict(config), **options) as plan:
+        _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
         with _rewrite(place) as work:
-            manifest = _append(work, place, dataclasses.replace(manifest, files={}), name, given, plan, options)
+            manifest = _append(work, place, dataclasses.replace(manifest, files={}), name, config, plan, options)
             _complete(work, place, manifest, plan.warnings)
-    return _summary(place, manifest, name, "frozen")
 
 
 def remove_task(folder: str | Path, name: str) -> dict[str, Any]:
@@ -177,10 +162,6 @@ def source_spec(source: SourceRecord, place: Path) -> str:
     return str(found) if Path(source.source).expanduser().is_absolute() else os.path.relpath(found)
 
 
-def _base_spec(place: Path, base: SourceRecord) -> str:
-    return source_spec(base, place) if base.folder is None else str(place / base.folder)
-
-
 def _open(folder: str | Path) -> tuple[Path, Manifest]:
     place = Path(folder).expanduser().resolve()
     recover_folder(place)
@@ -192,11 +173,6 @@ def _open(folder: str | Path) -> tuple[Path, Manifest]:
 def _require_new(manifest: Manifest, name: str, place: Path) -> None:
     if manifest.library == "peft":
         raise ValueError(f"{place} holds adapters, which are small: merge them again with the new one")
-    if not TASK_ID.fullmatch(name):
-        raise ValueError(
-            f"{name!r:.80} cannot be the name of a task: use up to 64 of the letters A-Z and a-z, digits, '.', '_' "
-            "and '-', and not '.' or '..' alone"
-        )
     known = [task for task in manifest.tasks if task.casefold() == name.casefold()]
     if known:
         raise ValueError(f"{place} has a task {known[0]!r}; choose another name than {name!r}, or remove it first")
@@ -220,6 +196,12 @@ def _require_same(record: SourceRecord, found: dict[str, Any], what: str) -> Non
         )
 
 
+# An update is a copy of the folder in which some files are new. The copy costs nothing: its files are hard links to
+# those of the artifact. Hence the one rule of this module: a file of the copy is never written into, it is removed and
+# made anew (`write_json`, `whole_file`, `unlink` before a write), or the artifact, and whoever has it open, would
+# change under the old name. When all is on the disk, copy and artifact change places in one step, as a merge's folder
+# does; a kill before that leaves `.NAME.update`, which the next update removes. The tests hold links to an artifact
+# while it is updated, make every step fail, kill it before the exchange, and compare every byte.
 @contextmanager
 def _rewrite(place: Path) -> Iterator[Path]:
     """A copy of the artifact that shares its files; in the end it takes its place in one step."""
@@ -244,21 +226,22 @@ def _link(source: str, target: str) -> None:
 
 
 def _append(
-    work: Path, place: Path, manifest: Manifest, name: str, given: dict[str, Any], plan: Plan, options: dict[str, Any]
+    work: Path, place: Path, manifest: Manifest, name: str, config: dict[str, Any], plan: Plan, options: dict[str, Any]
 ) -> Manifest:
     """Masks and rescales the new task against the unified weights as they are: method `given`, of one task."""
     merged = manifest.merged
     # What was not merged before, or not in as many elements, has no unified weights: the task keeps it.
-    own = [part.name for part in plan.merged if part.name not in merged or merged[part.name].elements != part.elements]
-    exclude = [*given.get("exclude", []), *(f"{re.escape(tensor)}$" for tensor in own)]
+    known = {tensor.name: tensor.elements for tensor in merged.values()}
+    own = [row.name for row in plan.merged_rows if known.get(row.name) != row.elements]
+    exclude = [*config.get("exclude", []), *(f"{re.escape(tensor)}$" for tensor in own)]
     alone = work / ".adding"
     merge_checkpoints(
-        given | {"method": "given", "merged": str(work), "exclude": exclude}, alone, **options, progress=False
+        config | {"method": "given", "merged": str(work), "exclude": exclude}, alone, **options, progress=False
     )
     found = Manifest.read(alone)
     record: TaskRecord = found.tasks[name]
     if record.origin.revision is None:
-        origin = dataclasses.replace(record.origin, source=recorded_path(given["tasks"][name], place))
+        origin = dataclasses.replace(record.origin, source=recorded_path(config["tasks"][name], place))
         record = dataclasses.replace(record, origin=origin)
     rows = [list(merged).index(tensor) for tensor in found.merged]
     sums = np.zeros((len(merged), len(SUMS)))
@@ -292,15 +275,7 @@ def _complete(work: Path, place: Path, manifest: Manifest, warnings: list[str]) 
     rewrite_report(work, manifest, warnings)
     # Files that the copy shares with the artifact have the hashes that they had.
     before = Manifest.read(place).files
-    shared = {name: about for name, about in before.items() if _is_shared(work / name, place / name)}
+    there = (name for name in before if (work / name).is_file() and (place / name).is_file())
+    shared = {name: before[name] for name in there if (work / name).samefile(place / name)}
     dataclasses.replace(manifest, files=hash_files(work, known=shared)).write(work)
     write_card(work, repo_id=place.name)
-
-
-def _is_shared(ours: Path, theirs: Path) -> bool:
-    return ours.is_file() and theirs.is_file() and ours.samefile(theirs)
-
-
-def _summary(place: Path, manifest: Manifest, name: str, how: str) -> dict[str, Any]:
-    record = manifest.tasks[name]
-    return {"task": name, "how": how, "scale": record.scale, "density": record.density, "path": str(place)}

@@ -76,11 +76,6 @@ class TaskVectors:
             self._threshold[task] |= digit << LOWER_BITS if index == 0 else digit
         self.passes_done += 1
 
-    @property
-    def thresholds(self) -> torch.Tensor:
-        """The smallest magnitude that is kept of each task vector, `[N]`, fp32; 0 keeps all."""
-        return torch.from_numpy(self._threshold.astype(np.int32).view(np.float32))
-
     def make(self, tensor: int, task: int, start: int, base: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """A block of a task vector after DARE and, once the thresholds are known, trimmed."""
         vector = weights.float() - base.float()

@@ -155,11 +155,7 @@ def _ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
 
 
 def _draw_layers(
-    paper: _Paper,
-    report: Mapping[str, Any],
-    tasks: Sequence[str],
-    layers: Sequence[str],
-    place: tuple[float, float],
+    paper: _Paper, report: Mapping[str, Any], tasks: Sequence[str], layers: Sequence[str], place: tuple[float, float]
 ) -> None:
     """Heat maps, the first layer at the top; `place` is their upper edge and height in inches."""
     measures = {"conflict": ("sign conflict of task vectors", "conflict")}

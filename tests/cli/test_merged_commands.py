@@ -16,7 +16,7 @@ import hf_ext  # noqa: F401  (registers the pipeline)
 from hf_ext.emr import EMRModel
 from hf_ext.emr.artifact import read_tasks
 from hf_ext.emr.weights import task_checkpoint
-from hf_ext.merging import add_task_frozen, remove_task
+from hf_ext.merging import add_task, remove_task
 from hf_ext.semanir import SemanIRImageProcessor
 from hf_ext_cli.main import main
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir
@@ -100,7 +100,7 @@ def test_the_root_says_which_tasks_there_are(merged: Path, tmp_path: Path):
     base = tiny_bert(tmp_path / "base")
     tasks = {name: tiny_bert(tmp_path / name, seed, base=base) for seed, name in enumerate("abc", 1)}
     folder = merge(base, {name: tasks[name] for name in "ab"}, tmp_path / "merged")
-    add_task_frozen(folder, "c", str(tasks["c"]))
+    add_task(folder, "c", str(tasks["c"]), frozen=True)
     assert AutoConfig.from_pretrained(folder).emr_tasks == read_tasks(folder) == ["a", "b", "c"]
     remove_task(folder, "a")
     assert AutoConfig.from_pretrained(folder).emr_tasks == read_tasks(folder) == ["b", "c"]

@@ -54,14 +54,16 @@ class Block:
                 [task[low:high] for task in self.tasks],
                 self.unified[low:high],
                 masks,
-                self.sums,
-                self.totals,
-                self.gram,
+                self.added,
                 first=first + low // ops.SUB_BLOCK,
                 **options,
             )
             self.masks[:, low // 8 :] = masks
         return self
+
+    @property
+    def added(self):
+        return ops.Sums(self.sums, self.totals, self.gram)
 
     def bits(self, task):
         return ops.unpack_mask(self.masks[task], len(self.base))

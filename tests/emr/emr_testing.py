@@ -28,6 +28,7 @@ from transformers import (
 
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.plan_table import Plan
+from hf_ext.merging.tensors import COMPARED, KEPT
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz")
@@ -219,7 +220,7 @@ def raw_plan(
 
 def reasons(plan: Plan) -> dict[tuple[int, str], str]:
     """Why tasks keep tensors: by index of the task and name."""
-    return {(item.task, item.name): item.reason for item in (*plan.extras, *plan.undecided)}
+    return {(item.task, item.name): item.reason for item in (*plan.own_tensors(KEPT), *plan.own_tensors(COMPARED))}
 
 
 def resized(folder: Path, base: Path, words: tuple[str, ...], seed: int) -> Path:

@@ -6,18 +6,17 @@ taken over the whole block in fp64.
 """
 
 import torch
+from torch import Tensor
 
-from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK
+from hf_ext.emr.arithmetic import GRAM_STEP, SUB_BLOCK, Sums
 
 
 def merge_block(
-    base: torch.Tensor,
-    tasks: list[torch.Tensor],
-    unified: torch.Tensor,
-    masks: torch.Tensor | None,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
+    base: Tensor,
+    tasks: list[Tensor],
+    unified: Tensor,
+    masks: Tensor | None,
+    sums: Sums,
     *,
     first: int = 0,
     tie: str = "zero",
@@ -35,19 +34,11 @@ def merge_block(
     # ε belongs to the agreeing weight farthest along γ; that weight is W_0 + τ_uni without the rounding of the sum.
     winner = torch.where(agreeing, gamma * weights, -torch.inf).argmax(dim=0)
     unified.copy_(torch.where(agreeing.any(dim=0), weights.gather(0, winner[None])[0], base.float()))
-    mask_block(base, tasks, unified, masks, sums, totals, gram, first=first)
+    mask_block(base, tasks, unified, masks, sums, first=first)
 
 
 def mask_block(
-    base: torch.Tensor,
-    tasks: list[torch.Tensor],
-    unified: torch.Tensor,
-    masks: torch.Tensor | None,
-    sums: torch.Tensor,
-    totals: torch.Tensor,
-    gram: torch.Tensor,
-    *,
-    first: int = 0,
+    base: Tensor, tasks: list[Tensor], unified: Tensor, masks: Tensor | None, sums: Sums, *, first: int = 0
 ) -> None:
     """M_t = [τ_t ⊙ τ_uni > 0], a product that cannot underflow in fp64. See [`ops.mask_block`]."""
     common = (unified.float() - base.float()).double()
@@ -56,7 +47,7 @@ def mask_block(
         mask = vector * common > 0
         if masks is not None:
             masks[index, : -(-len(mask) // 8)] = pack_mask(mask)
-        sums[index] += torch.stack(
+        sums.tasks[index] += torch.stack(
             [
                 vector.abs().sum(),
                 vector.square().sum(),
@@ -71,15 +62,13 @@ def mask_block(
             ]
         )
     pieces = [base.double().square(), common.abs(), common.square(), (common != 0)]
-    totals += torch.stack([piece.sum() for piece in pieces])
+    sums.totals.add_(torch.stack([piece.sum() for piece in pieces]))
     sub_blocks = first + torch.arange(len(base)) // SUB_BLOCK
     sampled = vectors[:, sub_blocks % GRAM_STEP == 0]
-    gram += (sampled @ sampled.T).triu()
+    sums.gram.add_((sampled @ sampled.T).triu())
 
 
-def restore_block(
-    base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor
-) -> None:
+def restore_block(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tensor) -> None:
     """Ŵ = W_0 + λ·M ⊙ τ_uni in fp32. See [`ops.restore_block`]."""
     start = base.float().flatten()
     vector = unified.float().flatten() - start
@@ -89,27 +78,27 @@ def restore_block(
     out.copy_(weights.view(out.shape))
 
 
-def pack_mask(bits: torch.Tensor) -> torch.Tensor:
+def pack_mask(bits: Tensor) -> Tensor:
     """Byte i // 8 holds element i at bit i % 8. See [`ops.pack_mask`]."""
     flags = [int(flag) for flag in bits.tolist()]
     packed = [sum(flag << bit for bit, flag in enumerate(flags[i : i + 8])) for i in range(0, len(flags), 8)]
     return torch.tensor(packed, dtype=torch.uint8)
 
 
-def unpack_mask(mask: torch.Tensor, n: int) -> torch.Tensor:
+def unpack_mask(mask: Tensor, n: int) -> Tensor:
     """Element i is (byte[i // 8] >> (i % 8)) & 1. See [`ops.unpack_mask`]."""
     packed = mask.tolist()
     return torch.tensor([bool(packed[i // 8] >> (i % 8) & 1) for i in range(n)], dtype=torch.bool)
 
 
 def lora_rows(
-    base: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    base: Tensor,
+    a: Tensor,
+    b: Tensor,
     scaling: float,
     start: int,
     stop: int,
-    out: torch.Tensor,
+    out: Tensor,
 ) -> None:
     """The whole product, then its rows: out = base + s·Σ_k b[:, k] a[k, :]. See [`ops.lora_rows`]."""
     product = torch.zeros(b.shape[0], a.shape[1])

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import textwrap
 from pathlib import Path
 
 import pytest
 import zstandard
 
 from hf_ext.emr.archive import pack, unpack
+from tests import warm_python
 from tests.hub.published import contents
 
 LONG = "tasks/" + "a" * 64 + "/" + "special_tokens_map_that_is_long_" * 5 + ".json"
@@ -150,12 +152,13 @@ def test_an_archive_of_something_else(tmp_path):
         unpack(tmp_path / "a.tar.zst", tmp_path / "b")
 
 
-def test_more_than_the_disk_holds_is_refused_before_anything_is_written(artifact, tmp_path, monkeypatch):
-    pack(artifact, tmp_path / "a.tar.zst")
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(OSError, match="are to be unpacked, and the disk has less"):
-        unpack(tmp_path / "a.tar.zst", tmp_path / "b")
+def test_more_than_the_disk_holds_is_refused_before_anything_is_written(tmp_path):
+    # The header of a frame that says how long its content is, in eight bytes.
+    header = b"\x28\xb5\x2f\xfd\xe0" + (10**18).to_bytes(8, "little")
+    (tmp_path / "a.tar.zst").write_bytes(header + bytes(20))
+    with pytest.raises(OSError, match="1,000,000,000,000,000,000 bytes are to be unpacked, and the disk has less"):
+        unpack(tmp_path / "a.tar.zst", tmp_path / "b", max_bytes=10**19, max_ratio=1e18)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.zst"]
 
 
 def test_what_is_given_must_be_usable(artifact, tmp_path):
@@ -174,12 +177,23 @@ def test_what_is_given_must_be_usable(artifact, tmp_path):
         pack(artifact, tmp_path / "b.tar.zst")
 
 
-def test_without_zstandard_it_says_what_to_install(artifact, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-ext\[archive\]'"):
-        pack(artifact, tmp_path / "a.tar.zst")
-    with pytest.raises(ImportError, match=r"pip install 'hf-ext\[archive\]'"):
-        unpack(tmp_path / "a.tar.zst", tmp_path / "b")
+WITHOUT_ZSTANDARD = """
+    import sys
+    sys.modules["zstandard"] = None
+    from hf_ext.emr.archive import pack, unpack
+    for run in (pack, unpack):
+        try:
+            run(*sys.argv[1:])
+        except ImportError as error:
+            print(error)
+"""
+
+
+def test_without_zstandard_it_says_what_to_install(artifact, tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_ZSTANDARD), str(artifact), str(tmp_path / "b")]
+    done = warm_python.run(command, env=os.environ, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("pip install 'hf-ext[archive]'") == 2
 
 
 def test_an_archive_that_would_fill_the_disk_is_refused_before_anything_is_written(artifact, tmp_path):

@@ -128,16 +128,20 @@ def test_a_base_somewhere_else(copy: Path, merged: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda m: m.update(format="zip"), 'does not say "format": "emr-merging"'),
-        (lambda m: m.update(format_version=2), "format_version 2"),
-        (lambda m: m.update(tensors=None), r"\['tensors'\] are missing"),
-        (lambda m: m["tensors"][5].pop("name"), "a tensor is described by"),
+        (lambda m: m.update(format="zip"), '`format` must be "emr-merging"'),
+        (lambda m: m.update(format_version=2), "`format_version` must be 1 .*, got 2"),
+        (lambda m: m.update(tensors=None), "`tensors` must be a list, got None"),
+        (lambda m: m["tensors"][5].pop("name"), "`name` of an entry of `tensors` must be a text"),
         (lambda m: m["tensors"][5].update(name="other"), "emr.json has no tensor"),
-        (lambda m: m["tasks"]["a"].update(scale_hex="inf"), "is inf"),
-        (lambda m: m["tasks"]["a"].pop("scale_hex"), "no scale for"),
+        (lambda m: m["tasks"]["a"].update(scale_hex="inf"), "must be a finite hexadecimal number .*, got 'inf'"),
+        (lambda m: m["tasks"]["a"].pop("scale_hex"), "either scale_hex or scales is needed"),
+        (lambda m: m["tasks"]["a"].update(scale_hex=m["tasks"]["a"].pop("scale_hex"), scales={}), "either scale_hex"),
+        (lambda m: (m["tasks"]["a"].pop("scale_hex"), m["tasks"]["a"].update(scales={})), "emr.json has no scale for"),
+        (lambda m: m["base"].update(files={"model.bin": {"bytes": 1}}), "not the name of a .safetensors file"),
+        (lambda m: m["base"].update(source="x" * 256), "`source` of the base must be a text of at most"),
         (lambda m: m["tasks"]["a"].update(shared=["bert.other"]), "there is no tensor 'other'"),
-        (lambda m: m["unified"].update(files={"../model.safetensors": {}}), "not the name of a .safetensors file"),
-        (lambda m: m["base"].update(files={"../base/model.safetensors": {}}), "not the name of a .safetensors file"),
+        (lambda m: m["unified"].update(files={"../model.safetensors": {}}), "must be named without folders"),
+        (lambda m: m["base"].update(files={"../base/model.safetensors": {}}), "must be named without folders"),
         (lambda m: m["base"]["files"]["model.safetensors"].update(bytes=7), "bytes is .* another checkpoint than"),
     ],
 )
@@ -148,9 +152,9 @@ def test_a_manifest_that_does_not_fit(change, message: str, copy: Path):
 
 
 def test_names_of_tasks_stay_in_the_folder(copy: Path):
-    edit(copy, lambda manifest: manifest["tasks"].update({"../a": manifest["tasks"]["a"], "..": {}}))
     for name in ("../a", ".."):
-        with pytest.raises(ValueError, match="is not the name of a task"):
+        edit(copy, lambda manifest, name=name: manifest.update(tasks={name: next(iter(manifest["tasks"].values()))}))
+        with pytest.raises(ValueError, match="a task must be named by"):
             emr_loader.restore(copy, name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from transformers import (
 )
 
 from hf_ext.emr import EMRModel
-from hf_ext.emr.mixed import _MixedForward
+from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging import merge_checkpoints
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from tests.emr.emr_testing import perturb, tiny_adapter, tiny_bert
@@ -168,40 +169,45 @@ def test_as_many_samples_as_tokens(bert: EMRModel):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
 
 
-def test_one_modules_weights_at_a_time(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
-    living: dict[int, int] = {}
-    most = 0
-    original = bert.weights.restore
+class Watching(TaskWeights):
+    """Weights that know how many bytes of what they restored are alive, and may be interrupted."""
 
-    def restore(*arguments: Any, **options: Any) -> torch.Tensor:
-        nonlocal most
-        tensor = original(*arguments, **options)
-        key = len(living), id(tensor)
-        living[key] = tensor.nbytes
-        weakref.finalize(tensor.untyped_storage(), living.pop, key)
-        most = max(most, sum(living.values()))
+    def __init__(self, source: Path) -> None:
+        super().__init__(source)
+        self.living: dict[tuple[int, int], int] = {}
+        self.most, self.left = 0, -1
+
+    def restore(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        tensor = super().restore(*arguments, **options)
+        key = len(self.living), id(tensor)
+        self.living[key] = tensor.nbytes
+        weakref.finalize(tensor.untyped_storage(), self.living.pop, key)
+        self.most = max(self.most, sum(self.living.values()))
         return tensor
 
-    bert(**text(), task_ids=TASKS)
-    monkeypatch.setattr(bert.weights, "restore", restore)
+
+def watching(emr: EMRModel) -> tuple[EMRModel, Watching]:
+    """The same merge with such weights, after its first mixed batch."""
+    weights = Watching(emr.weights.folder)
+    again = EMRModel(weights, "a", source=str(emr.weights.folder))
+    again(**text(), task_ids=TASKS)
+    weights.living, weights.most = {}, 0
+    return again, weights
+
+
+def test_one_modules_weights_at_a_time(bert: EMRModel):
+    bert, weights = watching(bert)
     bert(**text(), task_ids=TASKS)
     modules = [sum(p.nbytes for p in m.parameters(recurse=False)) for m in bert.model.modules()]
-    assert 0 < most <= max(modules)
+    assert 0 < weights.most <= max(modules)
 
 
-def test_the_model_is_as_before_after_an_error(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
-    bert(**text(), task_ids=TASKS)
-    before = snapshot(bert)
-    calls = []
-    original = bert.weights.restore
-
-    def restore(*arguments: Any, **options: Any) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) == 9:
-            raise KeyboardInterrupt
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(bert.weights, "restore", restore)
+def test_the_model_is_as_before_after_an_error(bert: EMRModel):
+    bert, weights = watching(bert)
+    before, weights.left = snapshot(bert), 9
     with pytest.raises(KeyboardInterrupt):
         bert(**text(), task_ids=TASKS)
     assert bert.current == "a"
@@ -263,14 +269,21 @@ def test_adapters_of_several_tasks(tmp_path: Path):
     torch.testing.assert_close(output.last_hidden_state, torch.stack(expected), atol=1e-5, rtol=0)
 
 
-def test_a_plan_that_gives_something_else_is_not_used(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
-    # Every unit runs with the weights of the current task: the check against each task alone must notice.
-    original = _MixedForward._weights_of
-    monkeypatch.setattr(
-        _MixedForward,
-        "_weights_of",
-        lambda self, task, unit: original(self, task if len(self._rows) == 1 else "a", unit),
-    )
+class Confused(TaskWeights):
+    """Weights that give a mixed pass those of the current task, and right ones when they are asked again."""
+
+    def __init__(self, source: Path) -> None:
+        super().__init__(source)
+        self.asked: Counter[tuple[str, str]] = Counter()
+
+    def restore(self, task: str, name: str, **options: Any) -> torch.Tensor:
+        self.asked[task, name] += 1
+        return super().restore("a" if self.asked[task, name] % 2 else task, name, **options)
+
+
+def test_a_plan_that_gives_something_else_is_not_used(bert: EMRModel):
+    # The check against each task alone must notice.
+    bert = EMRModel(Confused(bert.weights.folder), "a", source="confused")
     expected = alone(bert, text(), "logits")
     with pytest.warns(UserWarning, match="do not give what each gives alone|different"):
         output = bert(**text(), task_ids=TASKS)

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from hf_ext.emr import EMRModel
+from hf_ext.emr.weights import TaskWeights
 from hf_ext.semanir import SemanIRForImageRestoration, SemanIRImageProcessor
 from tests.emr.emr_testing import (
     WORDS,
@@ -161,9 +162,12 @@ def test_an_export_is_a_plain_checkpoint(bert: Path, task: str, tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-def test_a_large_export_is_sharded(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hf_ext.emr.weights.SHARD_BYTES", 10_000)
-    emr = EMRModel.from_pretrained(gpt2, "b")
+class SmallShards(TaskWeights):
+    shard_bytes = 10_000
+
+
+def test_a_large_export_is_sharded(gpt2: Path, tmp_path: Path):
+    emr = EMRModel(SmallShards(gpt2), "b", source=str(gpt2))
     folder = emr.export("b", tmp_path / "out")
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
     assert equal(copied(AutoModelForCausalLM.from_pretrained(folder)), copied(emr.model))
@@ -266,17 +270,22 @@ def test_what_is_not_there(bert: Path, tmp_path: Path):
         EMRModel.from_pretrained(bert, revision="main")
 
 
-def test_a_switch_that_fails_half_way_is_no_task(bert: Path, monkeypatch: pytest.MonkeyPatch):
-    emr = EMRModel.from_pretrained(bert, "two")
-    before, original, calls = copied(emr.model), emr.weights.restore_into, []
+class Failing(TaskWeights):
+    """Weights on a disk that is gone for a moment."""
 
-    def restore_into(task: str, name: str, out: torch.Tensor) -> None:
-        calls.append(name)
-        if len(calls) == 7:
+    left = -1
+
+    def restore_into(self, task: str, name: str, out: torch.Tensor) -> None:
+        self.left -= 1
+        if self.left == 0:
             raise OSError("the disk is gone")
-        original(task, name, out)
+        super().restore_into(task, name, out)
 
-    monkeypatch.setattr(emr.weights, "restore_into", restore_into)
+
+def test_a_switch_that_fails_half_way_is_no_task(bert: Path):
+    weights = Failing(bert)
+    emr = EMRModel(weights, "two", source=str(bert))
+    before, weights.left = copied(emr.model), 7
     with pytest.raises(OSError, match="disk is gone"):
         emr.set_task("five")
     assert emr.current is None

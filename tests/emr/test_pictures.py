@@ -1,6 +1,7 @@
 """The picture of a report."""
 
 import json
+import resource
 
 import pytest
 from PIL import Image
@@ -36,12 +37,16 @@ def test_the_picture_is_drawn_from_a_report_read_from_json(report, picture, tmp_
     assert (tmp_path / "again.png").read_bytes() == picture.read_bytes()
 
 
-def test_a_picture_that_cannot_be_written_leaves_the_old_one(report, picture, tmp_path, monkeypatch):
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(report, picture, tmp_path):
     old = tmp_path / "report.png"
     old.write_bytes(b"old")
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
-    with pytest.raises(OSError, match="no space left"):
-        draw_report(report, old)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            draw_report(report, old)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert old.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [old]
 

@@ -19,9 +19,10 @@ def test_every_training_has_valid_settings(load, tmp_path, monkeypatch):
         assert script[0].is_file()
         launched[run.name] = studies.read_arguments(recipe, values)
 
-    monkeypatch.setattr(finetunes, "launch", launch)
-    monkeypatch.setattr(restorers, "launch", launch)
-    monkeypatch.setattr(finetunes, "copy_minilm", lambda folder: folder)
+    # Nothing is trained or downloaded, and few pictures are written.
+    stand_ins = [(finetunes, "launch", launch), (finetunes, "copy_minilm", lambda folder: folder)]
+    for module, name, value in [*stand_ins, (restorers, "launch", launch), (restorers, "TRAIN_TILES", 20)]:
+        monkeypatch.setattr(module, name, value)
     write_tweets(tmp_path / "tweeteval" / "irony")
     assert finetunes.fine_tune("irony", tmp_path / "tweeteval", tmp_path) == tmp_path / "runs" / "irony" / "snapshot"
     irony = launched.pop("irony")
@@ -33,7 +34,6 @@ def test_every_training_has_valid_settings(load, tmp_path, monkeypatch):
         for index in range(restorers.TEST_PHOTOS):
             pixels = np.random.default_rng(index).integers(256, size=(260, 258, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "bsds" / part / f"{index}.jpg")
-    monkeypatch.setattr(restorers, "TRAIN_TILES", 20)
     restorers.write_photos(tmp_path / "bsds", tmp_path)
     assert len(list((tmp_path / "jpeg-train" / "lq").iterdir())) == 20
     snapshots = {name: restorers.train_restorer(name, tmp_path) for name in (None, *restorers.RESTORERS)}

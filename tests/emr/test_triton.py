@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -27,9 +26,7 @@ for n, (kind, dtype), tie in itertools.product((9, 8192 + 1500), kinds, ("zero",
     expected, ours = given.merge(tie=tie or "zero"), Block(given.base, given.tasks, dtype)
     if tie is None:
         ours.unified = expected.unified.clone()
-    emr_triton.run_block(
-        ours.base, ours.tasks, ours.unified, ours.masks, ours.sums, ours.totals, ours.gram, 0, tie
-    )
+    emr_triton.run_block(ours.base, ours.tasks, ours.unified, ours.masks, ours.added, 0, tie)
     assert_agree(ours, expected)
     assert same_bits(ours.unified, expected.unified) and same_bits(ours.masks, expected.masks)
     one, other = torch.empty(n, dtype=dtype), torch.empty(n, dtype=dtype)
@@ -48,17 +45,18 @@ def test_interpreted_kernels_have_the_bits_of_the_cpu():
 
 def test_torch_is_the_default_on_cuda_and_triton_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch):
     # Also where triton can be imported, as on every machine with a CUDA build of torch; no GPU is touched.
-    stand_in = ModuleType("hf_ext.fast.emr_triton")
-    stand_in.restore = stand_in.run_block = lambda *arguments: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "hf_ext.fast.emr_triton", stand_in)
     monkeypatch.delenv("HF_EXT_TRITON", raising=False)
-    assert arithmetic.find_kernels("cuda") == arithmetic.Kernels(
-        arithmetic.run_block, arithmetic.restore, arithmetic.multiply
-    )
+    plain = arithmetic.Kernels(arithmetic.run_block, arithmetic.restore, arithmetic.multiply)
+    assert arithmetic.find_kernels("cuda") == plain
     monkeypatch.setenv("HF_EXT_TRITON", "1")
-    assert arithmetic.find_kernels("cuda").run_block is stand_in.run_block
-    assert arithmetic.find_kernels("cuda").restore is stand_in.restore
-    assert arithmetic.find_kernels("cpu").restore is not stand_in.restore
+    if importlib.util.find_spec("triton") is None:
+        with pytest.raises(ImportError, match="triton is not installed"):
+            arithmetic.find_kernels("cuda")
+    else:
+        from hf_ext.fast import emr_triton
+
+        assert arithmetic.find_kernels("cuda") == (emr_triton.run_block, emr_triton.restore, arithmetic.multiply, None)
+    assert arithmetic.find_kernels("cpu").run_block is not plain.run_block
 
 
 @pytest.mark.gpu
@@ -71,8 +69,7 @@ def test_the_device_has_the_bits_of_the_cpu(kind, kernels, monkeypatch: pytest.M
         block = Block(expected.base.cuda(), [task.cuda() for task in expected.tasks], kind)
         for name in ("unified", "masks", "sums", "totals", "gram"):
             setattr(block, name, getattr(block, name).cuda())
-        arguments = (block.base, block.tasks, block.unified, block.masks, block.sums, block.totals, block.gram)
-        ops.merge_block(*arguments, first=3)
+        ops.merge_block(block.base, block.tasks, block.unified, block.masks, block.added, first=3)
         out, restored = torch.empty_like(block.unified), torch.empty_like(expected.unified)
         ops.restore_block(block.base, block.unified, block.masks[0], 0.73, out)
         ops.restore_block(expected.base, expected.unified, expected.masks[0], 0.73, restored)

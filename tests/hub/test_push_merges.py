@@ -19,7 +19,7 @@ from hf_ext.emr import EMRModel
 from hf_ext.hub import load_check
 from hf_ext.hub.load_check import check_loads, verify_code
 from hf_ext.hub.publish import push, stage
-from hf_ext.merging import add_task_frozen, merge_checkpoints, remove_task
+from hf_ext.merging import add_task, merge_checkpoints, remove_task
 from tests.emr.emr_testing import push_folder, tiny_bert, tiny_semanir, tiny_unet
 
 from .published import CODE, contents, save_bert
@@ -243,7 +243,7 @@ def test_a_second_push_removes_tasks_that_are_gone(hub, artifact, models, tmp_pa
     api = HfApi(endpoint=hub.url, token=False)
     api.upload_file(repo_id="org/merged", path_or_fileobj=b"mine", path_in_repo="notes.md")
     remove_task(artifact, "a")
-    add_task_frozen(artifact, "c", str(models / "c"))
+    add_task(artifact, "c", str(models / "c"), frozen=True)
     push(artifact, "org/merged", **options)
     names = api.list_repo_files("org/merged")
     assert {name.split("/")[1] for name in names if name.startswith("tasks/")} == {"b", "c"}

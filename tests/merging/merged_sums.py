@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from hf_ext.emr.ops import SUMS, TOTALS
+from hf_ext.emr.ops import SUMS, TOTALS, Sums
 from hf_ext.emr.report import make_report
 from tests.emr.reference_ops import mask_block, merge_block
 
@@ -23,15 +23,14 @@ class Merge:
         self.totals, self.gram = np.zeros((len(base), len(TOTALS))), np.zeros((count, count))
         for index, tensor in enumerate(base):
             who = np.flatnonzero(self.participates[index])
-            sums, totals = torch.zeros(len(who), len(SUMS)).double(), torch.zeros(len(TOTALS)).double()
-            gram = torch.zeros(len(who), len(who)).double()
+            found = Sums.zeros(len(who))
             weights = [tasks[task][index] for task in who]
             merged = torch.empty_like(tensor) if unified is None else unified[index]
             operation = merge_block if unified is None else mask_block
-            operation(tensor, weights, merged, None, sums, totals, gram)
+            operation(tensor, weights, merged, None, found)
             self.unified.append(merged)
-            self.sums[index, who], self.totals[index] = sums, totals
-            self.gram[np.ix_(who, who)] += gram.numpy()
+            self.sums[index, who], self.totals[index] = found.tasks, found.totals
+            self.gram[np.ix_(who, who)] += found.gram.numpy()
 
     def report(self, **changes):
         names = [f"task-{index}" for index in range(len(self.tasks))]

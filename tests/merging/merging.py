@@ -10,15 +10,13 @@ import torch
 
 from hf_ext.emr.ops import SUB_BLOCK
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.plots import merges
 from tests.emr.emr_testing import write_tokenizer, write_weights
 
 
 @pytest.fixture(autouse=True)
-def short_segments_and_no_picture(monkeypatch, request):
-    """Units of two sub-blocks, so that small tensors have several; the picture takes longer than such a merge."""
+def short_segments(monkeypatch):
+    """Units of two sub-blocks, so that small tensors have several."""
     monkeypatch.setattr("hf_ext.merging.engine.SEGMENT", 2 * SUB_BLOCK)
-    monkeypatch.setattr(merges, "draw_report", lambda report, path: None)
 
 
 def write_set(place: Path, tasks: int = 3, seed: int = 0) -> dict[str, Any]:

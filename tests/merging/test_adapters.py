@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import UNet2DModel
-from huggingface_hub import close_session, constants
+from huggingface_hub import close_session
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertForSequenceClassification
@@ -18,6 +18,7 @@ from hf_ext.emr.model import EMRModel
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.plan_table import Plan, plan_lines, plan_values
+from hf_ext.merging.tensors import COMPARED, KEPT, SHARED
 from tests.emr.emr_testing import push_folder, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
 
 # peft 0.21 asks transformers for a property by its old name, and takes the bias of lora_B for a cut matrix.
@@ -39,8 +40,7 @@ def gpt2(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _clean_client(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def _clean_client(hub_cache):
     yield
     close_session()
 
@@ -57,7 +57,7 @@ def full_weights(plan: Plan, index: int = 0) -> dict[str, torch.Tensor]:
     """The weights of one task: what it holds, and what it shares with the base."""
     task, base = plan.tasks[index], plan.base
     weights = {name: task.read(name) for name in task.tensors}
-    return weights | {item.name: base.read(item.base_name) for item in plan.shared if item.task == index}
+    return weights | {item.name: base.read(item.base_name) for item in plan.own_tensors(SHARED) if item.task == index}
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -87,8 +87,8 @@ def test_lora_is_the_weights_that_peft_merges(bert, tmp_path, variant):
         assert different and different <= set(plan.tasks[0].tensors)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7, msg=name)
-        assert {part.name for part in plan.merged} == set(plan.tasks[0].tensors)
-        assert not plan.extras and not plan.undecided
+        assert {part.name for part in plan.merged_rows} == set(plan.tasks[0].tensors)
+        assert not plan.own_tensors(KEPT) and not plan.own_tensors(COMPARED)
 
 
 def test_the_transposed_matrices_of_gpt2(gpt2, tmp_path):
@@ -120,7 +120,7 @@ def test_convolutions_of_a_diffusers_model(tmp_path):
     expected = merged_by_peft(UNet2DModel.from_pretrained(base), tmp_path / "adapter")
     with plan_of(base, task=tmp_path / "adapter") as plan:
         assert plan.tasks[0].library == "diffusers"
-        assert any(len(part.shape) == 4 for part in plan.merged)
+        assert any(len(part.shape) == 4 for part in plan.merged_rows)
         for name, value in full_weights(plan).items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=name)
 
@@ -147,14 +147,14 @@ def test_a_classifier_keeps_its_head_its_class_and_its_number_of_labels(bert, tm
     }
     with plan_of(bert, **tasks) as plan:
         assert [names.task_prefix for names in plan.names] == ["bert.", "bert."]
-        assert {item.name for item in plan.extras} == {"classifier.weight", "classifier.bias"}
+        assert {item.name for item in plan.own_tensors(KEPT)} == {"classifier.weight", "classifier.bias"}
         assert [task.config["architectures"] for task in plan.tasks] == [["BertForSequenceClassification"]] * 2
         assert "id2label" not in plan.tasks[0].config and len(plan.tasks[1].config["id2label"]) == 5
         # only the adapted matrices are voted on; all else is the base's
-        assert {part.name.rpartition(".attention.")[2] for part in plan.merged} == {"self.query.weight"}
+        assert {part.name.rpartition(".attention.")[2] for part in plan.merged_rows} == {"self.query.weight"}
         assert plan.result_bytes < plan.base.nbytes + 2 * 1500
         # a matrix read in pieces of any size
-        part, task = plan.merged[0], plan.tasks[0]
+        part, task = plan.merged_rows[0], plan.tasks[0]
         name = str(part.task_names[0])
         whole, pieces = task.read(name).flatten(), torch.empty(part.elements)
         for start in range(0, part.elements, 37):
@@ -166,10 +166,11 @@ def test_a_classifier_keeps_its_head_its_class_and_its_number_of_labels(bert, tm
 def test_full_weights_and_adapters_together(bert, tmp_path):
     tasks = {"full": tiny_bert(tmp_path / "full", 1, base=bert), "lora": tiny_adapter(tmp_path / "lora", bert, 2)}
     with plan_of(bert, **tasks) as plan:
-        assert len(plan.merged) == len(plan.base.tensors)
-        taking_part = [part for part in plan.merged if part.task_names[1] is not None]
-        assert len(taking_part) == 4 and all(part.task_names[0] is not None for part in plan.merged)
-        assert len(plan.shared) == len(plan.base.tensors) - 4 and {item.task for item in plan.shared} == {1}
+        assert len(plan.merged_rows) == len(plan.base.tensors)
+        taking_part = [part for part in plan.merged_rows if part.task_names[1] is not None]
+        assert len(taking_part) == 4 and all(part.task_names[0] is not None for part in plan.merged_rows)
+        shared = plan.own_tensors(SHARED)
+        assert len(shared) == len(plan.base.tensors) - 4 and {item.task for item in shared} == {1}
 
 
 def test_by_default_the_sizes_and_the_break_even_rank_are_told(tmp_path):
@@ -242,14 +243,14 @@ def test_loras_with_one_common_factor_are_merged_among_themselves(bert, tmp_path
     b = with_common_factor(tmp_path / "b", bert, 2, a)
     with plan_of(bert, "adapter", a=a, b=b) as plan:
         assert plan.base.library == "peft" and plan.config.include_base
-        assert {part.name.partition(".lora_")[2] for part in plan.merged} == {"B.weight"}
-        assert {item.name.partition(".lora_")[2] for item in plan.copied} == {"A.weight"}
-        assert len(plan.shared) == 2 * len(plan.copied) and not plan.extras
+        assert {part.name.partition(".lora_")[2] for part in plan.merged_rows} == {"B.weight"}
+        assert {item.name.partition(".lora_")[2] for item in plan.copied_rows} == {"A.weight"}
+        assert len(plan.own_tensors(SHARED)) == 2 * len(plan.copied_rows) and not plan.own_tensors(KEPT)
         stored = load_file(a / "adapter_model.safetensors")
-        for part in plan.merged:
+        for part in plan.merged_rows:
             assert not plan.base.read(part.name).any()
             assert plan.tasks[0].read(part.name).equal(stored[part.name])
-        for item in plan.copied:
+        for item in plan.copied_rows:
             assert plan.base.read(item.name).equal(stored[item.name])
         assert (plan.base.folder / "adapter_config.json").is_file()
 
@@ -271,8 +272,8 @@ def test_other_factors_and_other_settings_are_refused_among_adapters(bert, tmp_p
 def test_ia3_is_merged_from_a_base_of_ones(bert, tmp_path):
     tasks = {name: tiny_adapter(tmp_path / name, bert, seed, kind="ia3") for seed, name in enumerate("ab")}
     with plan_of(bert, "adapter", **tasks) as plan:
-        assert len(plan.merged) == 4 and not plan.copied and not plan.extras
-        for part in plan.merged:
+        assert len(plan.merged_rows) == 4 and not plan.copied_rows and not plan.own_tensors(KEPT)
+        for part in plan.merged_rows:
             assert plan.base.read(part.name).equal(torch.ones(16, 1))
             assert part.task_names == (part.name, part.name)
         assert "IA3" in "\n".join(plan_lines(plan))

@@ -137,6 +137,8 @@ def test_a_report_of_a_hub(merges, url):
 
 
 def test_what_is_no_merge_is_refused(folders, tmp_path, url):
+    with pytest.raises(ValueError, match="name at least one merge"):
+        compare_merges([])
     with pytest.raises(ValueError, match=r"no report\.json; name the folder of a merge"):
         read_report(folders["red"])
     with pytest.raises(ValueError, match=r"no report\.json"):

@@ -6,19 +6,22 @@ import errno
 import os
 import resource
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hf_ext.hub.safetensors_writer import SafetensorsWriter
 from hf_ext.merging import finishing
 from hf_ext.merging.engine import Engine
+from hf_ext.merging.methods import METHODS, Block, merge_method
 from hf_ext.merging.sources import Source
 
-from .merging import assert_same_files, config, merge, short_segments_and_no_picture, write_set
+from .merging import assert_same_files, config, merge, short_segments, write_set
 
-__all__ = ["config", "short_segments_and_no_picture"]
+__all__ = ["config", "short_segments"]
 
 
 def interrupted(config: dict[str, Any], out: Path, monkeypatch, after: int = 3) -> Path:
@@ -100,14 +103,24 @@ def test_a_limit_that_is_met_while_writing(config, tmp_path, monkeypatch, limit)
     assert_same_files(merge(config, tmp_path / "merged-out"), merge(config, tmp_path / "merged-expected"))
 
 
-def test_a_checkpoint_that_is_cut_while_it_is_merged(config, tmp_path, monkeypatch):
-    run = Engine.run
+@pytest.fixture
+def meanwhile() -> Iterator[list[Callable[[], None]]]:
+    """What happens while the method "meanwhile", an average, is merging: each of these functions once, in order."""
+    events: list[Callable[[], None]] = []
 
-    def cut(self: Engine, *arguments: Any) -> None:
-        os.truncate(tmp_path / "t2" / "model-00001-of-00002.safetensors", 20_000)
-        run(self, *arguments)
+    @merge_method("meanwhile", "an average, and what happens meanwhile")
+    def average(tensor: Block) -> torch.Tensor:
+        if events:
+            events.pop(0)()
+        return METHODS["average"].function(tensor)
 
-    monkeypatch.setattr(Engine, "run", cut)
+    yield events
+    del METHODS["meanwhile"]
+
+
+def test_a_checkpoint_that_is_cut_while_it_is_merged(config, tmp_path, meanwhile):
+    meanwhile.append(lambda: os.truncate(tmp_path / "t2" / "model-00001-of-00002.safetensors", 20_000))
+    config |= {"method": "meanwhile", "workers": 1}
     with pytest.raises(ValueError, match=r"t2/model-00001-of-00002.safetensors: short read, .* was cut while it was"):
         merge(config, tmp_path / "merged-out")
     assert not (tmp_path / "merged-out").exists()
@@ -143,30 +156,26 @@ def test_a_file_that_was_taken_from_the_partial_folder(config, tmp_path, monkeyp
         merge(config, tmp_path / "merged-out")
 
 
-def test_a_checkpoint_that_changes_while_it_is_merged(config, tmp_path, monkeypatch):
-    run = Engine.run
-
-    def touched(self: Engine, *arguments: Any) -> None:
-        run(self, *arguments)
-        os.utime(tmp_path / "base" / "model.safetensors", ns=(1, 1))
-
-    monkeypatch.setattr(Engine, "run", touched)
+def test_a_checkpoint_that_changes_while_it_is_merged(config, tmp_path, meanwhile):
+    meanwhile.append(lambda: os.utime(tmp_path / "base" / "model.safetensors", ns=(1, 1)))
+    config |= {"method": "meanwhile"}
     with pytest.raises(ValueError, match=r"a checkpoint changed while it was merged: checkpoints.base"):
         merge(config, tmp_path / "merged-out")
     assert not (tmp_path / "merged-out").exists()
 
 
-def test_two_merges_into_one_folder_at_once(config, tmp_path, monkeypatch):
-    run = Engine.run
+def test_two_merges_into_one_folder_at_once(config, tmp_path, meanwhile):
+    refusals: list[str] = []
 
-    def nested(self: Engine, *arguments: Any) -> None:
-        monkeypatch.setattr(Engine, "run", run)
-        with pytest.raises(ValueError, match="another process is merging into"):
+    def merge_there_too() -> None:
+        with pytest.raises(ValueError, match="another process is merging into") as caught:
             merge(config, tmp_path / "merged-out")
-        run(self, *arguments)
+        refusals.append(str(caught.value))
 
-    monkeypatch.setattr(Engine, "run", nested)
+    meanwhile.append(merge_there_too)
+    config |= {"method": "meanwhile"}
     merge(config, tmp_path / "merged-out")
+    assert len(refusals) == 1
 
 
 def test_a_failure_at_the_very_end_is_resumed_without_reading_again(config, tmp_path, monkeypatch):

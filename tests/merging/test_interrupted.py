@@ -15,9 +15,9 @@ import pytest
 
 from tests import warm_python
 
-from .merging import assert_same_files, merge, short_segments_and_no_picture, write_set
+from .merging import assert_same_files, merge, short_segments, write_set
 
-__all__ = ["short_segments_and_no_picture"]
+__all__ = ["short_segments"]
 
 ROOT = Path(__file__).parents[2]
 PREPARE = """
@@ -28,7 +28,7 @@ PREPARE = """
     from hf_ext.plots import merges
     from hf_ext.merging.merge import merge_checkpoints
     engine.SEGMENT = 2 * ops.SUB_BLOCK
-    merges.draw_report = lambda report, path: None
+    merges.draw_report = lambda report, path: path.write_bytes(b"picture")
     config, out = json.loads(sys.argv[1]), Path(sys.argv[2])
 """
 # One process imports everything, and every attempt is a fork of it that kills itself at its n-th write, flush or

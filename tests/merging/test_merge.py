@@ -16,7 +16,7 @@ from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SUB_BLOCK
 from hf_ext.hub.checkpoints import open_checkpoint
-from hf_ext.merging import engine, make_plan, plan
+from hf_ext.merging import make_plan
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.engine import Engine, Piece, make_units
 from hf_ext.merging.merge import merge_checkpoints
@@ -24,9 +24,9 @@ from hf_ext.merging.plan_table import Plan, plan_lines
 from hf_ext.merging.vectors import TaskVectors
 from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_weights
 
-from .merging import assert_same_files, config, contents, merge, short_segments_and_no_picture
+from .merging import assert_same_files, config, contents, merge, short_segments
 
-__all__ = ["config", "short_segments_and_no_picture"]
+__all__ = ["config", "short_segments"]
 
 
 EVERYTHING = {"include_base": True, "max_shard_size": "150KB", "shape_policy": "extra"}
@@ -58,12 +58,12 @@ def test_local_files_merged_in_compiled_calls_and_block_by_block_are_the_same(co
         done.append(kernels.run_files(*arguments))
         return done[-1]
 
-    monkeypatch.setitem(arithmetic.KERNELS, "cpu", lambda: kernels._replace(run_files=called))
-    # in one block and in several
-    monkeypatch.setattr(engine, "FAST_BYTES", 4 * 5 * SUB_BLOCK)
-    first = merge(config, tmp_path / "merged-calls", **options)
+    by_calls = [called, None]
+    monkeypatch.setitem(arithmetic.KERNELS, "cpu", lambda: kernels._replace(run_files=by_calls[0]))
+    # in one block and in several: five workers with so little memory have one sub-block each
+    first = merge(config, tmp_path / "merged-calls", workers=5, memory="1MB", **options)
     assert done and all(done)
-    monkeypatch.setitem(arithmetic.KERNELS, "cpu", lambda: kernels._replace(run_files=None))
+    del by_calls[0]
     assert_same_files(merge(config, tmp_path / "merged-blocks", **options), first)
 
 
@@ -223,7 +223,7 @@ def test_nan_and_infinity_are_refused_with_the_tensor_and_the_task(config, tmp_p
     if whose == "t1":
         shutil.rmtree(tmp_path / "t1")
     write_weights(tmp_path / whose, spoilt)
-    label = "the base" if whose == "base" else "task 't1'"
+    label = "base" if whose == "base" else "task 't1'"
     with pytest.raises(ValueError, match=rf"tensor 'b.weight' of {label} \(.*{whose}\) holds NaN or infinity"):
         merge(config, tmp_path / "merged-out")
     # nothing to go on from
@@ -272,18 +272,19 @@ def test_nothing_is_overwritten_unless_asked_and_only_a_merge(config, tmp_path):
         merge_checkpoints(config, tmp_path / "file", overwrite=True, progress=False)
 
 
-def test_one_plan_is_shown_before_any_weight_is_read(config, tmp_path, monkeypatch):
-    opened, shown = [], []
-    open_weights = plan.open_weights
-    monkeypatch.setattr(plan, "open_weights", lambda *given, **options: opened.append(given) or open_weights(*given))
+def test_one_plan_is_shown_before_any_weight_is_read(config, tmp_path):
+    shown: list[tuple[Plan, int]] = []
 
     def show(found: Plan) -> None:
-        shown.append(plan_lines(found))
+        assert plan_lines(found)
+        shown.append((found, found.header_bytes))
         assert found.header_bytes == sum(source.bytes_read for source in (found.base, *found.tasks))
         assert not list(tmp_path.glob(".*"))
 
     merge_checkpoints(config, tmp_path / "merged", progress=False, show=show)
-    assert len(shown) == 1 and len(opened) == 4
+    # its sources are those that were merged: they have read more than headers since
+    ((found, headers),) = shown
+    assert found.header_bytes > headers and all(source.bytes_read for source in found.sources)
     with pytest.raises(RuntimeError, match="no"):
         merge_checkpoints(config, tmp_path / "other", show=lambda found: (_ for _ in ()).throw(RuntimeError("no")))
     assert not (tmp_path / "other").exists()

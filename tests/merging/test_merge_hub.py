@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import close_session, constants
+from huggingface_hub import close_session
 
 from hf_ext.emr.manifest import Manifest
 from hf_ext.hub import range_readers
@@ -17,14 +17,13 @@ from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.emr_testing import push_folder
 from tests.hub.misbehaving_hub import COMMIT, Handler, MisbehavingHub
 
-from .merging import contents, short_segments_and_no_picture, write_set
+from .merging import contents, short_segments, write_set
 
-__all__ = ["short_segments_and_no_picture"]
+__all__ = ["short_segments"]
 
 
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path) -> Iterator[None]:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def own_cache(monkeypatch, hub_cache) -> Iterator[None]:
     monkeypatch.setattr(range_readers, "FIRST_WAIT_SECONDS", 0.001)
     yield
     close_session()

@@ -15,20 +15,16 @@ import torch
 from hf_ext.emr.artifact import open_extras, open_masks, open_unified, read_sums
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
-from hf_ext.emr.ops import SUB_BLOCK, SUMS, unpack_mask
+from hf_ext.emr.ops import SUMS, unpack_mask
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.plots import merges
 from tests.emr.emr_testing import write_tokenizer, write_weights
+
+from .merging import short_segments
+
+__all__ = ["short_segments"]
 
 Tensors = dict[str, torch.Tensor]
 SHAPES = {"wide": (300, 70), "bias": (13,), "scalar": (), "one": (1,)}
-
-
-@pytest.fixture(autouse=True)
-def short_segments_and_no_picture(monkeypatch):
-    """Units of two sub-blocks, so that small tensors have several; the picture takes longer than such a merge."""
-    monkeypatch.setattr("hf_ext.merging.engine.SEGMENT", 2 * SUB_BLOCK)
-    monkeypatch.setattr(merges, "draw_report", lambda report, path: None)
 
 
 @pytest.fixture

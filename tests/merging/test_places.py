@@ -17,16 +17,16 @@ from safetensors.torch import load_file
 from hf_ext.emr import emr_loader
 from hf_ext.emr.manifest import Manifest, find_recorded, recorded_path
 from hf_ext.emr.weights import TaskWeights
-from hf_ext.merging import add_task, add_task_frozen, journal, merge_checkpoints, remove_task
+from hf_ext.merging import add_task, journal, merge_checkpoints, remove_task
 from hf_ext.merging.engine import Engine
 from hf_ext.merging.plan import make_plan
 from hf_ext.merging.plan_table import plan_lines
 from hf_ext.merging.publishing import hide_paths
 from tests.emr.emr_testing import write_weights
 
-from .merging import assert_same_files, config, merge, short_segments_and_no_picture, write_set
+from .merging import assert_same_files, config, merge, short_segments, write_set
 
-__all__ = ["config", "short_segments_and_no_picture"]
+__all__ = ["config", "short_segments"]
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def test_tasks_are_added_from_any_folder(project: Path, tmp_path: Path, monkeypa
     frozen = merge(relative("t0", "t1"), Path("frozen"))
     whole = merge(relative("t0", "t1", "t2"), Path("whole"))
     monkeypatch.chdir(project / "models")
-    for run, place in ((add_task, again), (add_task_frozen, frozen)):
-        run(place, "t2", "t2")
+    for place in (again, frozen):
+        add_task(place, "t2", "t2", frozen=place == frozen)
         assert Manifest.read(place).tasks["t2"].origin.source == os.path.join("..", "models", "t2")
         assert Manifest.read(place).tasks["t0"].origin.source == os.path.join("..", "models", "t0")
         assert Manifest.read(place).base.source == os.path.join("..", "models", "base")
@@ -145,7 +145,7 @@ def test_the_two_writers_of_a_report_agree(config: dict[str, Any], tmp_path: Pat
     some = config | {"tasks": {name: config["tasks"][name] for name in ("t0", "t1")}}
     expected = json.loads((merge(some, tmp_path / "two") / "report.json").read_text())
     grown = merge(some, tmp_path / "grown")
-    add_task_frozen(grown, "t2", config["tasks"]["t2"])
+    add_task(grown, "t2", config["tasks"]["t2"], frozen=True)
     remove_task(grown, "t2")
     found = json.loads((grown / "report.json").read_text())
     assert found["sizes"] == expected["sizes"]
@@ -210,7 +210,7 @@ def test_counting_goes_on_after_the_last_finished_pass(
             merge(ties, tmp_path / "merged-out")
     assert passes == list(range(finished))
     partial = tmp_path / ".merged-out.partial"
-    assert (journal.read_passes(partial) or {"passes": 0})["passes"] == finished
+    assert (journal.read_passes(partial / "journal") or {"passes": 0})["passes"] == finished
     if finished:
         with pytest.raises(ValueError, match="interrupted merge of something else: config.density was 0.3, is 0.5"):
             merge(ties | {"density": 0.5}, tmp_path / "merged-out")
@@ -226,10 +226,10 @@ def test_passes_that_are_damaged_are_counted_again(config: dict[str, Any], tmp_p
     ties = config | {"method": "ties", "density": 0.3}
     expected = merge(ties, tmp_path / "merged-expected")
     partial = tmp_path / ".merged-out.partial"
-    partial.mkdir()
+    (partial / "journal").mkdir(parents=True)
     for text in ("", "[]", '{"passes": '):
-        (partial / "passes.json").write_text(text)
-        assert journal.read_passes(partial) is None
+        (partial / "journal" / "passes.json").write_text(text)
+        assert journal.read_passes(partial / "journal") is None
     assert_same_files(merge(ties, tmp_path / "merged-out"), expected)
 
 

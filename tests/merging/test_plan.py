@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from huggingface_hub import close_session, constants
+from huggingface_hub import close_session
 from safetensors.torch import load_file
 
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import Plan, make_plan, resolve_plan
 from hf_ext.merging.plan_table import plan_lines, plan_values
-from hf_ext.merging.tensors import KEPT, Own, Row
+from hf_ext.merging.tensors import COMPARED, KEPT, SHARED, SKIPPED, Own, Row
 from tests.emr.emr_testing import (
     WORDS,
     ones,
@@ -29,8 +29,7 @@ from tests.emr.emr_testing import (
 
 
 @pytest.fixture(autouse=True)
-def _clean_client(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def _clean_client(hub_cache):
     yield
     close_session()
 
@@ -51,10 +50,10 @@ def test_classifiers_of_a_bare_base(tmp_path):
     }
     with make_plan({"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}) as plan:
         stored = load_file(base / "model.safetensors")
-        assert [part.name for part in plan.merged] == list(plan.base.tensors) and not plan.copied
+        assert [part.name for part in plan.merged_rows] == list(plan.base.tensors) and not plan.copied_rows
         assert set(stored) == set(plan.base.tensors)
         assert prefixes(plan) == [("", "bert."), ("", "bert."), ("", "")]
-        for part in plan.merged:
+        for part in plan.merged_rows:
             assert part == Row(
                 part.name,
                 tuple(stored[part.name].shape),
@@ -62,12 +61,12 @@ def test_classifiers_of_a_bare_base(tmp_path):
                 stored[part.name].numel(),
                 (f"bert.{part.name}", f"bert.{part.name}", part.name),
             )
-        assert set(plan.extras) == {
+        assert set(plan.own_tensors(KEPT)) == {
             Own(index, f"classifier.{name}", f"classifier.{name}", shape, torch.float32, KEPT, "not in the base")
             for index, labels in ((0, 2), (1, 5))
             for name, shape in (("weight", (labels, 16)), ("bias", (labels,)))
         }
-        assert resolve_plan(plan).own == plan.own and not plan.warnings and not plan.skipped
+        assert resolve_plan(plan).own == plan.own and not plan.warnings and not plan.own_tensors(SKIPPED)
 
 
 def test_a_base_with_a_head_and_bare_tasks(tmp_path):
@@ -75,8 +74,8 @@ def test_a_base_with_a_head_and_bare_tasks(tmp_path):
     base = tiny_bert(tmp_path / "base", 1, base=bare)
     with make_plan({"base": str(base), "tasks": {"a": str(bare)}}) as plan:
         assert prefixes(plan) == [("bert.", "")]
-        assert len(plan.merged) == len(plan.tasks[0].tensors)
-        assert {item.name for item in plan.copied} == {"classifier.weight", "classifier.bias"}
+        assert len(plan.merged_rows) == len(plan.tasks[0].tensors)
+        assert {item.name for item in plan.copied_rows} == {"classifier.weight", "classifier.bias"}
 
 
 def test_other_heads_in_base_and_task_are_not_mixed(tmp_path):
@@ -84,7 +83,7 @@ def test_other_heads_in_base_and_task_are_not_mixed(tmp_path):
     base, task = (tiny_bert(tmp_path / str(labels), labels, base=bare, num_labels=labels) for labels in (2, 3))
     with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
         assert set(reasons(plan).values()) == {"shape [3], in the base [2]", "shape [3, 16], in the base [2, 16]"}
-        assert {item.name for item in plan.copied} == {"classifier.weight", "classifier.bias"}
+        assert {item.name for item in plan.copied_rows} == {"classifier.weight", "classifier.bias"}
 
 
 def test_a_diffusers_model_and_our_own(tmp_path):
@@ -92,8 +91,8 @@ def test_a_diffusers_model_and_our_own(tmp_path):
         base = tiny(tmp_path / f"{library}-base")
         task = tiny(tmp_path / f"{library}-task", 1, base=base)
         with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
-            assert plan.base.library == library and len(plan.merged) == len(plan.base.tensors)
-            assert not plan.extras and not plan.aliases
+            assert plan.base.library == library and len(plan.merged_rows) == len(plan.base.tensors)
+            assert not plan.own_tensors(KEPT) and not plan.aliases
 
 
 def test_tied_weights_are_merged_once_however_the_file_says_it(tmp_path):
@@ -102,7 +101,7 @@ def test_tied_weights_are_merged_once_however_the_file_says_it(tmp_path):
     with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
         # no file holds the other name, so the class of transformers, which would know it, is not imported
         assert plan.aliases == {}
-        assert "lm_head.weight" not in {part.name for part in plan.merged} and not plan.extras
+        assert "lm_head.weight" not in {part.name for part in plan.merged_rows} and not plan.own_tensors(KEPT)
     weights = load_file(base / "model.safetensors")
     doubled = weights | {"lm_head.weight": weights["transformer.wte.weight"].clone()}
     config = json.loads((base / "config.json").read_text())
@@ -111,9 +110,9 @@ def test_tied_weights_are_merged_once_however_the_file_says_it(tmp_path):
     write_weights(tmp_path / "named", weights, config={}, metadata=named)
     for folder in ("doubled", "named"):
         with make_plan({"base": str(tmp_path / folder), "tasks": {"a": str(task)}}) as plan:
-            assert plan.aliases == named and len(plan.merged) == len(weights) and not plan.copied
+            assert plan.aliases == named and len(plan.merged_rows) == len(weights) and not plan.copied_rows
             assert plan.unified_bytes == sum(tensor.nbytes for tensor in weights.values())
-            assert not (resolve_plan(plan).extras or resolve_plan(plan).shared)
+            assert not resolve_plan(plan).own_tensors(KEPT, SHARED)
 
 
 def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(tmp_path):
@@ -127,10 +126,13 @@ def test_a_task_that_untied_its_head_keeps_it_and_one_that_repeats_it_does_not(t
     write_weights(tmp_path / "renamed", only_head, config=config)
     tasks = {name: str(tmp_path / name) for name in ("repeated", "untied", "renamed")}
     with make_plan({"base": str(base), "tasks": tasks}) as plan:
-        assert [item.reason for item in plan.undecided] == ["tied to another tensor in the base"] * 3
+        assert [item.reason for item in plan.own_tensors(COMPARED)] == ["tied to another tensor in the base"] * 3
         resolved = resolve_plan(plan)
-        assert [(item.task, item.name) for item in resolved.extras] == [(1, "lm_head.weight"), (2, "lm_head.weight")]
-        assert not resolved.shared
+        assert [(item.task, item.name) for item in resolved.own_tensors(KEPT)] == [
+            (1, "lm_head.weight"),
+            (2, "lm_head.weight"),
+        ]
+        assert not resolved.own_tensors(SHARED)
 
 
 def test_a_base_whose_tied_tensors_differ_is_refused(tmp_path):
@@ -213,7 +215,9 @@ def test_a_given_model_is_matched_by_name(tmp_path):
     given = tiny_bert(tmp_path / "given", 3, base=base)
     config = {"base": str(base), "tasks": tasks, "method": "given", "merged": str(given)}
     with make_plan(config) as plan:
-        assert plan.given is not None and plan.given_names == {part.name: f"bert.{part.name}" for part in plan.merged}
+        assert plan.merged_model is not None and plan.merged_model_names == {
+            part.name: f"bert.{part.name}" for part in plan.merged_rows
+        }
         assert any(line.startswith("merged model") for line in plan_lines(plan))
     other = {name: value for name, value in load_file(given / "model.safetensors").items() if "pooler" not in name}
     write_weights(tmp_path / "given", other)

@@ -95,10 +95,15 @@ def test_a_merge_without_the_calls_of_linux(tmp_path: Path):
     assert [name for name in found if found[name] != expected[name]] == []
 
 
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """On a system that lacks some functions."""
+    for name in names:
+        monkeypatch.delattr(os, name)
+
+
 @pytest.mark.parametrize("missing", [(), ("preadv",), ("preadv", "pread", "pwrite")])
 def test_bytes_at_a_place_of_a_file(missing: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in missing:
-        monkeypatch.delattr(os, name)
+    without(monkeypatch, *missing)
     assert system_calls.has_positions() == ("pwrite" not in missing)
     path = tmp_path / "file"
     descriptor = system_calls.open_descriptor(path, os.O_RDWR | os.O_CREAT)
@@ -120,26 +125,27 @@ def test_bytes_at_a_place_of_a_file(missing: tuple[str, ...], tmp_path: Path, mo
 
 
 def test_a_full_disk_is_noticed_where_nothing_can_be_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delattr(os, "posix_fallocate")
-    monkeypatch.setattr(system_calls, "free_bytes", lambda folder: 1000)
+    without(monkeypatch, "posix_fallocate")
+    # More than is free; as a hole it takes no room.
+    size = system_calls.free_bytes(tmp_path) + 2**30
     descriptor = system_calls.open_descriptor(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     try:
         system_calls.reserve(descriptor, 1000, tmp_path / "file")
         # What the file has already is not needed again.
-        system_calls.reserve(descriptor, 1500, tmp_path / "file")
+        os.truncate(descriptor, size)
+        system_calls.reserve(descriptor, size + 1000, tmp_path / "file")
         with pytest.raises(OSError) as caught:
-            system_calls.reserve(descriptor, 3000, tmp_path / "file")
+            system_calls.reserve(descriptor, 2 * size + 1000, tmp_path / "file")
         assert caught.value.errno == errno.ENOSPC
     finally:
         os.close(descriptor)
 
 
-def test_cores_where_the_system_does_not_tell_which(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert system_calls.count_cores() == 7
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert system_calls.count_cores() == 1
+@pytest.mark.parametrize(("told", "cores"), [(7, 7), (None, 1)])
+def test_cores_where_the_system_does_not_tell_which(told, cores, monkeypatch: pytest.MonkeyPatch):
+    without(monkeypatch, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: told)
+    assert system_calls.count_cores() == cores
 
 
 def test_threads_write_at_once_where_a_file_has_one_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -147,8 +153,7 @@ def test_threads_write_at_once_where_a_file_has_one_position(tmp_path: Path, mon
 
     from hf_ext.hub.safetensors_writer import SafetensorsWriter
 
-    for name in ("preadv", "pread", "pwrite"):
-        monkeypatch.delattr(os, name)
+    without(monkeypatch, "preadv", "pread", "pwrite")
     writer = SafetensorsWriter(tmp_path / "w.safetensors", {"a": (torch.int64, (400,))})
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: writer.write("a", i, torch.tensor([i])), range(400)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import close_session, constants
+from huggingface_hub import close_session
 from safetensors.torch import load_file
 
 from hf_ext.hub.checkpoints import CheckpointError
@@ -19,9 +19,8 @@ from tests.emr.emr_testing import push_folder, tiny_bert, tiny_unet, write_token
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    yield tmp_path / "cache"
+def cache(hub_cache):
+    yield hub_cache
     close_session()
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from hf_ext.merging.plan import make_plan, resolve_plan
 from hf_ext.merging.plan_table import plan_lines, plan_values
-from hf_ext.merging.tensors import Row
+from hf_ext.merging.tensors import KEPT, SHARED, SKIPPED, Row
 from tests.emr.emr_testing import (
     WORDS,
     ones,
@@ -30,14 +30,14 @@ from tests.emr.emr_testing import (
 def decided(plan):
     """What the tasks keep and what they share with the base once all is compared, by task and name."""
     plan = resolve_plan(plan)
-    return tuple([(item.task, item.name) for item in items] for items in (plan.extras, plan.shared))
+    return tuple([(item.task, item.name) for item in plan.own_tensors(rule)] for rule in (KEPT, SHARED))
 
 
 def test_what_is_missing_somewhere(tmp_path):
     base = {"a": ones(4), "b": ones(4), "only_base": ones(4)}
     with raw_plan(tmp_path, base, {"a": ones(4), "b": ones(4), "only_task": ones(2)}, {"a": ones(4)}) as plan:
-        assert [(part.name, part.task_names) for part in plan.merged] == [("a", ("a", "a")), ("b", ("b", None))]
-        assert plan.copied == (Row("only_base", (4,), torch.float32),)
+        assert [(part.name, part.task_names) for part in plan.merged_rows] == [("a", ("a", "a")), ("b", ("b", None))]
+        assert plan.copied_rows == (Row("only_base", (4,), torch.float32),)
         assert reasons(plan) == {(0, "only_task"): "not in the base"}
         assert any("does not take part in 1 merged tensors" in line for line in plan_lines(plan))
 
@@ -52,10 +52,10 @@ def test_integers_are_compared_and_stored_only_where_they_differ(tmp_path):
     same = dict(base)
     other = base | {"ids": torch.arange(1, 6), "mask": torch.tensor([True, True]), "bytes": torch.zeros(3)}
     with raw_plan(tmp_path, base, same, other) as plan:
-        assert [part.name for part in plan.merged] == ["w"]
-        assert [item.name for item in plan.copied] == [name for name in plan.base.tensors if name != "w"]
+        assert [part.name for part in plan.merged_rows] == ["w"]
+        assert [item.name for item in plan.copied_rows] == [name for name in plan.base.tensors if name != "w"]
         # another type cannot be equal
-        assert [(item.task, item.name) for item in plan.extras] == [(1, "bytes")]
+        assert [(item.task, item.name) for item in plan.own_tensors(KEPT)] == [(1, "bytes")]
         extras, shared = decided(plan)
         assert sorted(shared) == [(0, "bytes"), (0, "ids"), (0, "mask")]
         assert sorted(extras) == [(1, "bytes"), (1, "ids"), (1, "mask")]
@@ -70,9 +70,9 @@ def test_running_statistics_stay_with_each_task(tmp_path):
         "bn.num_batches_tracked": torch.tensor(7),
     }
     with raw_plan(tmp_path, norm, norm, norm | {"bn.num_batches_tracked": torch.tensor(8)}) as plan:
-        assert {part.name for part in plan.merged} == {"bn.weight", "bn.bias"}
-        assert {item.name for item in plan.copied} == set(norm) - {"bn.weight", "bn.bias"}
-        assert {(item.task, item.name) for item in plan.extras} == {
+        assert {part.name for part in plan.merged_rows} == {"bn.weight", "bn.bias"}
+        assert {item.name for item in plan.copied_rows} == set(norm) - {"bn.weight", "bn.bias"}
+        assert {(item.task, item.name) for item in plan.own_tensors(KEPT)} == {
             (task, f"bn.running_{what}") for task in (0, 1) for what in ("mean", "var")
         }
         extras, shared = decided(plan)
@@ -88,7 +88,7 @@ def test_buffers_that_follow_from_the_configuration(tmp_path):
         "h.0.attn.masked_bias": torch.tensor(-1e4),
     }
     with raw_plan(tmp_path, base, base, base | {"rotary.inv_freq": ones(4) / 2}) as plan:
-        assert [part.name for part in plan.merged] == ["w"] and not plan.extras
+        assert [part.name for part in plan.merged_rows] == ["w"] and not plan.own_tensors(KEPT)
         extras, shared = decided(plan)
         assert extras == [(1, "rotary.inv_freq")] and len(shared) == 7
 
@@ -99,8 +99,8 @@ def test_a_buffer_that_the_model_no_longer_saves_is_dropped(tmp_path):
     weights = load_file(task / "model.safetensors") | {"bert.embeddings.position_ids": torch.arange(16)[None]}
     write_weights(task, weights)
     with make_plan({"base": str(base), "tasks": {"a": str(task)}}) as plan:
-        assert [(item.task, item.name) for item in plan.skipped] == [(0, "bert.embeddings.position_ids")]
-        assert {item.name for item in plan.extras} == {"classifier.weight", "classifier.bias"}
+        assert [(item.task, item.name) for item in plan.own_tensors(SKIPPED)] == [(0, "bert.embeddings.position_ids")]
+        assert {item.name for item in plan.own_tensors(KEPT)} == {"classifier.weight", "classifier.bias"}
         assert any("skipped bert.embeddings.position_ids" in line for line in plan_lines(plan))
 
 
@@ -109,7 +109,7 @@ def test_excluded_tensors_by_the_names_of_either_side(tmp_path):
     task = {f"bert.{name}": value for name, value in base.items()}
     with raw_plan(tmp_path, base, task, base, exclude=["head", r"bert\..*b$", "coder"]) as plan:
         # anchored at the start: "coder" matches nothing
-        assert [(part.name, part.task_names) for part in plan.merged] == [
+        assert [(part.name, part.task_names) for part in plan.merged_rows] == [
             ("encoder.a", ("bert.encoder.a", "encoder.a")),
             ("encoder.b", (None, "encoder.b")),
             ("encoder.c", ("bert.encoder.c", "encoder.c")),
@@ -124,10 +124,10 @@ def test_excluded_tensors_by_the_names_of_either_side(tmp_path):
 def test_small_tensors_raw(tmp_path):
     base = {"w": ones(4, 4), "bias": ones(4), "scale": torch.tensor(1.0)}
     with raw_plan(tmp_path, base, base, small_raw=True) as plan:
-        assert [part.name for part in plan.merged] == ["w"]
+        assert [part.name for part in plan.merged_rows] == ["w"]
         assert reasons(plan) == {(0, "bias"): "one-dimensional", (0, "scale"): "one-dimensional"}
     with raw_plan(tmp_path, base, base) as plan:
-        assert len(plan.merged) == 3 and not plan.extras
+        assert len(plan.merged_rows) == 3 and not plan.own_tensors(KEPT)
 
 
 def test_other_shapes_are_kept_or_refused(tmp_path):
@@ -135,7 +135,7 @@ def test_other_shapes_are_kept_or_refused(tmp_path):
     task = {"w": ones(4, 4), "positions": ones(16, 4)}
     with raw_plan(tmp_path, base, task, base) as plan:
         assert reasons(plan) == {(0, "positions"): "shape [16, 4], in the base [8, 4]"}
-        assert [part.task_names for part in plan.merged if part.name == "positions"] == [(None, "positions")]
+        assert [part.task_names for part in plan.merged_rows if part.name == "positions"] == [(None, "positions")]
     with pytest.raises(
         ValueError, match=r"'positions' is \[8, 4\] in the base and \[16, 4\] in task 't0'.*shape_policy: extra"
     ):
@@ -149,19 +149,19 @@ def test_types_of_base_tasks_and_result(tmp_path):
     base = {"w": ones(4, dtype=torch.bfloat16), "ids": torch.arange(3)}
     tasks = [{"w": ones(4, dtype=dtype)} for dtype in (torch.float16, torch.float32, torch.bfloat16)]
     with raw_plan(tmp_path, base, *tasks) as plan:
-        assert plan.merged == (Row("w", (4,), torch.bfloat16, 4, ("w", "w", "w")),)
+        assert plan.merged_rows == (Row("w", (4,), torch.bfloat16, 4, ("w", "w", "w")),)
         # float16 and float32 are told of, bfloat16 is not
         assert [text.partition(":")[0] for text in plan.warnings] == ["t0", "t1"]
         assert plan.bytes_read == 4 * (2 + 2 + 4 + 2) + 24
     with raw_plan(tmp_path, base, *tasks, dtype="float32") as plan:
-        assert plan.merged[0].dtype == torch.float32 and plan.copied[0].dtype == torch.int64
+        assert plan.merged_rows[0].dtype == torch.float32 and plan.copied_rows[0].dtype == torch.int64
         assert plan.unified_bytes == 16 + 24
 
 
 def test_float64_is_said_to_be_treated_as_float32(tmp_path):
     double = {"w": ones(4, dtype=torch.float64)}
     with raw_plan(tmp_path, double, {"w": ones(4)}, double) as plan:
-        assert plan.merged[0].dtype == torch.float32
+        assert plan.merged_rows[0].dtype == torch.float32
         assert [warning.partition(" (")[0] for warning in plan.warnings] == ["base", "task 't1'"]
         assert all("treated as float32" in warning for warning in plan.warnings)
 
@@ -169,7 +169,7 @@ def test_float64_is_said_to_be_treated_as_float32(tmp_path):
 def test_empty_and_single_elements(tmp_path):
     base = {"w": ones(3), "empty": ones(0, 4), "scalar": torch.tensor(2.0)}
     with raw_plan(tmp_path, base, base) as plan:
-        assert {part.name: part.elements for part in plan.merged} == {"w": 3, "scalar": 1}
+        assert {part.name: part.elements for part in plan.merged_rows} == {"w": 3, "scalar": 1}
         assert decided(plan) == ([], [(0, "empty")])
 
 
@@ -189,20 +189,20 @@ def test_the_common_rows_of_resized_vocabularies(tmp_path):
     }
     config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}}
     with make_plan(config | {"shape_policy": "overlap"}) as plan:
-        part = next(part for part in plan.merged if part.name == EMBEDDING)
+        part = next(part for part in plan.merged_rows if part.name == EMBEDDING)
         rows = len(less)
         assert part == Row(EMBEDDING, (len(WORDS), 16), torch.float32, rows * 16, (EMBEDDING,) * 3)
-        assert [(item.task, item.shape, item.start, item.nbytes) for item in plan.extras] == [
+        assert [(item.task, item.shape, item.start, item.nbytes) for item in plan.own_tensors(KEPT)] == [
             (0, (len(more), 16), rows * 16, 5 * 64),
             # nothing left over, but another shape than the base's
             (1, (len(less), 16), rows * 16, 0),
             (2, (len(WORDS), 16), rows * 16, 3 * 64),
         ]
         assert any(EMBEDDING in line and "of these in part" in line for line in plan_lines(plan))
-        assert plan.mask_bytes[0] == sum(64 * math.ceil(part.elements / 512) for part in plan.merged)
+        assert plan.mask_bytes[0] == sum(64 * math.ceil(part.elements / 512) for part in plan.merged_rows)
     with make_plan(config) as plan:
-        kept = {(item.task, item.name) for item in plan.extras}
-        assert kept == {(0, EMBEDDING), (1, EMBEDDING)} and all(item.start == 0 for item in plan.extras)
+        kept = {(item.task, item.name) for item in plan.own_tensors(KEPT)}
+        assert kept == {(0, EMBEDDING), (1, EMBEDDING)} and all(item.start == 0 for item in plan.own_tensors(KEPT))
     with pytest.raises(ValueError, match="shape_policy: extra"):
         make_plan(config | {"shape_policy": "error"})
 
@@ -290,14 +290,14 @@ def test_every_tensor_has_one_place_or_the_plan_is_refused(tmp_path, family, opt
         assert len(str(error)) > 40
         return
     with plan:
-        root = [*(part.name for part in plan.merged), *(item.name for item in plan.copied), *plan.aliases]
-        assert sorted(root) == sorted(base) and plan.merged
+        root = [*(part.name for part in plan.merged_rows), *(item.name for item in plan.copied_rows), *plan.aliases]
+        assert sorted(root) == sorted(base) and plan.merged_rows
         extras, shared = decided(plan)
         for index, task in enumerate(tasks):
-            places = [part.task_names[index] for part in plan.merged if part.task_names[index] is not None]
+            places = [part.task_names[index] for part in plan.merged_rows if part.task_names[index] is not None]
             places += [name for task, name in (*extras, *shared) if task == index]
             assert sorted(places) == sorted(task)
-        for part in plan.merged:
+        for part in plan.merged_rows:
             assert part.elements == math.prod(base[part.name][0]) > 0 and part.dtype.is_floating_point
             for index, name in enumerate(part.task_names):
                 assert name is None or tasks[index][name][0] == part.shape

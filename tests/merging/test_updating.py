@@ -19,7 +19,7 @@ from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SEGMENT, SUMS
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging.merge import merge_checkpoints
-from hf_ext.merging.updating import add_task, add_task_frozen, remove_task
+from hf_ext.merging.updating import add_task, remove_task
 from tests.hub.published import contents
 from tests.merging.updating_sources import (
     artifact,
@@ -60,7 +60,7 @@ def test_an_added_task_is_merged_with_all_others(sources, tmp_path, options):
 
 
 def test_of_tasks_that_were_frozen_or_removed_only_those_that_are_there_vote(sources, kept, artifact):
-    add_task_frozen(artifact, "c", str(sources / "c"))
+    add_task(artifact, "c", str(sources / "c"), frozen=True)
     remove_task(artifact, "b")
     add_task(artifact, "b", str(sources / "b"))
     assert "elected_from" not in Manifest.read(artifact).method
@@ -92,7 +92,7 @@ def test_the_state_of_an_earlier_version_is_ignored_and_left_behind(sources, kep
     (artifact / "tasks" / "b" / STATE).unlink()
     found = verify_artifact(artifact)
     assert found.wrong == [] and any("state.safetensors: of an earlier version" in note for note in found.notes)
-    add_task_frozen(artifact, "c", str(sources / "c"))
+    add_task(artifact, "c", str(sources / "c"), frozen=True)
     assert not list(artifact.rglob(STATE)) and verify_artifact(artifact).wrong == []
     report = json.loads((artifact / "report.json").read_text())
     assert report["tasks"][0]["error"]["rescaled"] is None and report["tasks"][2]["error"]["rescaled"] is not None
@@ -110,7 +110,7 @@ def restored(folder: Path, task: str) -> dict[str, torch.Tensor]:
 
 def test_a_frozen_task_changes_nothing_else(sources, kept, artifact):
     before = contents(artifact)
-    done = add_task_frozen(artifact, "c", str(sources / "c"))
+    done = add_task(artifact, "c", str(sources / "c"), frozen=True)
     after = contents(artifact)
     assert done["how"] == "frozen"
     changed = {name for name in before if before[name] != after[name]}
@@ -166,7 +166,7 @@ def test_a_removed_task_leaves_the_others_as_they_are(kept, tmp_path):
 def test_baselines_with_masks_take_frozen_tasks(sources, tmp_path):
     artifact = merge(sources, "ab", tmp_path / "artifact", method="average", masks=True, rescale="l2")
     before = weights_of(artifact)
-    add_task_frozen(artifact, "c", str(sources / "c"))
+    add_task(artifact, "c", str(sources / "c"), frozen=True)
     after = weights_of(artifact)
     assert {name: after[name] for name in before} == before
     # least squares: the rest of what was masked in is orthogonal to it

@@ -28,7 +28,7 @@ def block(n: int, dtype: torch.dtype, device: str) -> list[Any]:
     tasks = [(base + 0.01 * torch.randn(n, generator=generator, device=device)).to(dtype) for _ in range(TASKS)]
     masks = torch.zeros(TASKS, -(-n // 8), dtype=torch.uint8, device=device)
     sums = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in ((TASKS, 10), (4,), (TASKS, TASKS))]
-    return [base.to(dtype), tasks, torch.empty(n, dtype=dtype, device=device), masks, *sums]
+    return [base.to(dtype), tasks, torch.empty(n, dtype=dtype, device=device), masks, arithmetic.Sums(*sums)]
 
 
 def kernels(name: str) -> Any:

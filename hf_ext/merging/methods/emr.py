@@ -1,26 +1,22 @@
 """EMR-Merging (Huang et al., https://arxiv.org/abs/2405.17461): elect the unified weights; masks and scales follow."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-from .registry import Block, Option, merge_method
-
-if TYPE_CHECKING:
-    import torch
+from .registry import Block, Option, Tensor, merge_method
 
 Tie = Annotated[Literal["zero", "negative"], Option("Elected value where the tasks sum to zero.")]
 
 
 @merge_method("elect", "the election of EMR-Merging", fused=True)
 @merge_method("emr", "EMR-Merging", masks=True, fused=True)
-def elect(tensor: Block, *, tie: Tie = "zero") -> "torch.Tensor":
+def elect(tensor: Block, *, tie: Tie = "zero") -> Tensor:
     """The weight farthest along the sign of Σ_t τ_t; where the sum is zero nobody is elected, or the lowest."""
     import torch
 
-    from hf_ext.emr.ops import SUMS, TOTALS, merge_block
+    from hf_ext.emr.ops import Sums, merge_block
 
-    base, count = tensor.base.float(), len(tensor.vectors)
-    merged = torch.empty_like(base)
+    base, merged = tensor.base.float(), torch.empty(tensor.base.shape)
+    weights = [base + vector for vector in tensor.vectors]
     # The compiled election is faster than plain torch, even with the sums, which nobody reads here.
-    sums = (torch.zeros(shape, dtype=torch.float64) for shape in ((count, len(SUMS)), (len(TOTALS),), (count, count)))
-    merge_block(base, [base + vector for vector in tensor.vectors], merged, None, *sums, tie=tie)
+    merge_block(base, weights, merged, None, Sums.zeros(len(weights)), tie=tie)
     return merged

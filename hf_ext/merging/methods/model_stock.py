@@ -1,16 +1,11 @@
 """Model stock: Jang et al., https://arxiv.org/abs/2403.19522: an average drawn to the base, tensor by tensor."""
 
-from typing import TYPE_CHECKING
-
 from .average import add_up
-from .registry import Block, merge_method
-
-if TYPE_CHECKING:
-    import torch
+from .registry import Block, Tensor, merge_method
 
 
 @merge_method("model_stock", "model stock", whole=True)
-def model_stock(tensor: Block) -> "torch.Tensor":
+def model_stock(tensor: Block) -> Tensor:
     """W_0 + t/N Σ_i τ_i with t = N c / (1 + (N - 1) c), c the mean cosine of two task vectors, at least 0."""
     vectors, count = tensor.vectors, len(tensor.vectors)
     norms = [float(vector.norm()) for vector in vectors]

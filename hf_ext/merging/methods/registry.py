@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
+else:
+    # For the annotations of methods; torch is imported when one of them runs.
+    Tensor = Any
 
 
 @dataclass
@@ -29,9 +32,9 @@ class Block:
     name: str
     shape: tuple[int, ...]
     start: int
-    base: "torch.Tensor"
-    vectors: "list[torch.Tensor]"
-    merged: "torch.Tensor | None" = None
+    base: Tensor
+    vectors: list[Tensor]
+    merged: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Method:
 
     name: str  # what configurations call it
     label: str  # what cards call it: "merged by …"
-    function: "Callable[..., torch.Tensor]"  # merges a [`Block`]
+    function: Callable[..., Tensor]  # merges a [`Block`]
     options: dict[str, Option] = field(default_factory=dict)  # its options by name
     masks: bool = False
     fused: bool = False
@@ -90,7 +93,7 @@ class Method:
 # By name, in the order in which help shows them.
 METHODS: dict[str, Method] = {}
 
-Function = typing.TypeVar("Function", bound="Callable[..., torch.Tensor]")
+Function = typing.TypeVar("Function", bound=Callable[..., Tensor])
 
 
 def merge_method(
@@ -125,8 +128,7 @@ def merge_method(
     """
 
     def register(function: Function) -> Function:
-        flags = {"masks": masks, "fused": fused, "whole": whole, "takes_merged": takes_merged, "trim": trim}
-        METHODS[name] = Method(name, label, function, _read_options(function), **flags)  # type: ignore[arg-type]
+        METHODS[name] = Method(name, label, function, _read_options(function), masks, fused, whole, takes_merged, trim)
         return function
 
     return register
