@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 from urllib.parse import urljoin, urlsplit
 
 import httpx2
@@ -40,26 +40,6 @@ class WeightsFile:
     path: Path | None
 
 
-class RangeReader(Protocol):
-    """A file of known length whose bytes can be read from any place, by several threads at once."""
-
-    name: str
-    size: int
-    path: Path | None
-    sha256: str | None
-    # of an open file, for plain reads
-    descriptor: int | None
-
-    def read_into(self, buffer: memoryview, start: int) -> None:
-        """Fills `buffer` with the bytes from `start` on, or raises [`CheckpointError`]."""
-
-    def will_need(self, start: int, length: int) -> None:
-        """Says that these bytes will be read soon."""
-
-    def close(self) -> None:
-        """Releases what the reader holds."""
-
-
 class LocalFile:
     """Reads ranges of a file on disk; it is kept open, so that replacing it does not mix two versions."""
 
@@ -76,6 +56,7 @@ class LocalFile:
         self.name = name
         self.path: Path | None = path
         self.sha256 = sha256
+        # for plain reads, as long as the file is open
         self.descriptor: int | None = self._file.fileno()
         self.size = os.fstat(self._file.fileno()).st_size
 
@@ -235,6 +216,10 @@ class RemoteFile:
 
     def _error(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._where}: {what}.")
+
+
+# A file of known length whose bytes can be read from any place, by several threads at once.
+RangeReader: TypeAlias = LocalFile | RemoteFile
 
 
 class _TryAgain(Exception):

@@ -216,13 +216,7 @@ class DisentangledDiTTask(Task):
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Matrices decay, where anything does. Betas are (0.9, 0.95)."""
-        trained = [value for value in model.parameters() if value.requires_grad]
-        groups = {True: weight_decay, False: 0.0}
-        betas: dict[str, Any] = {"betas": (0.9, 0.95)}
-        return [
-            {"params": [value for value in trained if (value.ndim > 1) is large], "weight_decay": decay, **betas}
-            for large, decay in groups.items()
-        ]
+        return [{**group, "betas": (0.9, 0.95)} for group in super().parameter_groups(model, weight_decay)]
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator | None) -> dict[str, Any]:
         """Image or latent, controls, class or caption. Without generator the middle of the image, unmirrored."""
@@ -334,10 +328,6 @@ class DisentangledDiTTask(Task):
             prediction = model(noisy, timesteps, **conditions).sample.float()
             errors += (prediction - target).square().mean((1, 2, 3)) / count
         return [float(error) for error in errors.tolist()]
-
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
-        """The mean loss."""
-        return {"loss": float(np.mean([row["loss"] for row in rows]))}
 
     def pipeline(self, model: torch.nn.Module) -> DisentangledDiTPipeline:
         """The pipeline of a network, or of one with an adapter, on its device; it shares the weights."""
