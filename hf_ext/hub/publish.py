@@ -223,6 +223,8 @@ def _commit(api: HfApi, folder: Path, repo_id: str, branch: str, create_pr: bool
 
 def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
     """Whether the Hub has no Xet storage, as the embedded one; uploads through hf_xet would fail there."""
+    if constants.HF_HUB_DISABLE_XET:
+        return False
     url = f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{quote(branch, safe='')}"
     headers = build_hf_headers(token=api.token)
     return get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).status_code == 404
