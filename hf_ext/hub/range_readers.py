@@ -21,7 +21,7 @@ from .system_calls import read_at
 
 # A range is asked for at most this often; each retry resumes at the byte that was reached.
 _ATTEMPTS = 5
-FIRST_WAIT_SECONDS = 0.25
+_FIRST_WAIT_SECONDS = 0.25
 _MAX_REDIRECTS = 5
 _COMMIT_HEADER = constants.HUGGINGFACE_HEADER_X_REPO_COMMIT
 _RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
@@ -115,7 +115,7 @@ class RemoteFile:
         problem: Exception | None = None
         for attempt in range(_ATTEMPTS):
             if attempt:
-                time.sleep(FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
+                time.sleep(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
             try:
                 for chunk in self._stream(start + done, start + len(buffer)):
                     if done + len(chunk) > len(buffer):
