@@ -3,14 +3,11 @@
 import contextlib
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from .library import import_without_models
-
-if TYPE_CHECKING:
-    from hf_ext.embedded_hub.server import EmbeddedHub
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -73,9 +70,9 @@ def serve(root: Path, **options: Any) -> None:
       HF_ENDPOINT=http://127.0.0.1:8765 hf-ext push runs/denoise/snapshot org/name
       hf-ext hub serve --root hub/ --token-file write.txt --read-token-file read.txt --public-url https://hub.lab
     """
-    from hf_ext.embedded_hub.server import serve as run
+    from hf_ext.embedded_hub.server import EmbeddedHub
 
-    def announce(server: "EmbeddedHub") -> None:
+    def announce(server: EmbeddedHub) -> None:
         click.echo(f"Serving {root} at {server.url}; Ctrl-C stops it. Set this for clients:")
         click.echo(f"  export HF_ENDPOINT={options['public_url'] or server.url} HF_HUB_DISABLE_XET=1")
 
@@ -83,4 +80,4 @@ def serve(root: Path, **options: Any) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         # The options are called as the arguments of EmbeddedHub.
-        run(root, announce, **options)
+        EmbeddedHub(root, **options).serve_forever(announce)

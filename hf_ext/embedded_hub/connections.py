@@ -21,6 +21,10 @@ from .transport import MAXIMUM_JSON_BYTES, Response, error_response
 
 logger = logging.getLogger(__name__)
 
+# A client that sends a byte a minute never stalls, and yet holds a thread for ever: so besides each wait the whole is
+# bounded. A head has a time for all of it. Bodies and answers have a mean speed, counted from a first minute that
+# everybody has, and of a body only the time that we wait for the client counts, not that of our disk.
+#
 # A kept connection may be silent for so long; from its first byte on, the head of a request has less.
 IDLE_SECONDS = 60.0
 HEADER_SECONDS = 20.0

@@ -93,6 +93,11 @@ def stage(
 
     out = Path(out)
     _require_free(out, overwrite)
+    # What may leave this machine is decided in this order, and nothing is added after it was looked at. Models of ours
+    # are saved anew by installed classes; of all else only files of known names are copied, and no link is followed
+    # out of the folder. Paths are cut where libraries and runs note them. Then all code is compared with the installed
+    # package's, byte for byte: only then may the load check run it. The card is written from what is left, and last of
+    # all every file, the card too, is searched for tokens. A step that refuses raises, and the folder never appears.
     with whole_folder(out) as folder:
         write_source(source, folder, processor)
         hide_paths(folder)

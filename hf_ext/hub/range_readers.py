@@ -87,6 +87,12 @@ class LocalFile:
 class RemoteFile:
     """Reads ranges of one file of a Hub repository at one commit."""
 
+    # Ranges of a file that are fetched over minutes must be of the same bytes, and nobody may slip in others. So the
+    # URL names the commit, and of every answer are compared: the commit that the Hub says, the ETag with the first
+    # one's, and Content-Range with what was asked and with the length that the Hub lists. An answer that is cut goes
+    # on at the byte that was reached, which is safe for the same reason. The token goes to the Hub alone: storage that
+    # it redirects to, and whoever that redirects to, gets the request without it, also where the way leads back.
+
     def __init__(
         self,
         repo_id: str,

@@ -130,7 +130,7 @@ def test_images_are_cut_out_of_a_sheet_to_the_bit(load, tmp_path):
 def shrink(study, runs, measuring, monkeypatch, folder: Path) -> None:
     """Networks and sampling that cost nothing."""
     recipe = read_yaml(STUDY / "study.yaml")
-    recipe["model"] |= {"num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 24}
+    recipe["model"] |= {"num_layers": 3, "attention_head_dim": 24}
     (folder / "study.yaml").write_text(json.dumps(recipe))
     known = runs.recipe
     monkeypatch.setattr(
