@@ -12,6 +12,7 @@ from subprocess import DEVNULL, TimeoutExpired
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import close_session
 
 from hf_ext.embedded_hub.server import EmbeddedHub
 from tests import warm_python
@@ -70,6 +71,24 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of huggingface_hub of the test's own: repositories of different tests have the same names."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As with HF_HUB_OFFLINE=1, which the libraries read when they are imported."""
+    for place in ("huggingface_hub.constants", "datasets.config"):
+        monkeypatch.setattr(f"{place}.HF_HUB_OFFLINE", True)
+    close_session()
+    yield
+    close_session()
+
+
+@pytest.fixture
+def released_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package without released models; the folder that they would lie in."""
+    folder = tmp_path / "model_cards" / "released"
+    monkeypatch.setattr("hf_ext.hub.released.FOLDER", folder)
+    return folder
 
 
 @pytest.fixture

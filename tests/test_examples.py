@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_ext import merge_checkpoints
 from hf_ext.merging.configuration import MergeConfig
-from hf_ext.plots.merges import draw_report
 from hf_ext.training import TrainingArguments, build_task
 from hf_ext.training.arguments import build, read_yaml
 from tests import warm_python
@@ -59,20 +56,12 @@ def run_example(*words: str | Path) -> str:
     return result.stdout
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> None:
-    """Runs a script in this process, which has imported the libraries already."""
-    monkeypatch.setattr(sys, "argv", [*map(str, words)])
-    runpy.run_path(str(words[0]), run_name="__main__")
-
-
 def picture_size(path: Path) -> tuple[int, int]:
     with Image.open(path) as picture:
         return picture.size
 
 
-def test_scripts_train_evaluate_and_restore(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     for index in range(8):
         folder = photos / ("train" if index < 4 else "test")
@@ -85,22 +74,19 @@ def test_scripts_train_evaluate_and_restore(
     folder = tmp_path / "run"
     script = ROOT / "examples" / "semanir"
     run_example(script / "train.py", config, "--output_dir", folder, *data, *tiny)
-    run_here(monkeypatch, script / "eval.py", folder / "snapshot", config, *data)
-
-    scores = {row["metric"]: row["value"] for row in json.loads(capsys.readouterr().out)["results"]}
+    printed = run_example(script / "eval.py", folder / "snapshot", config, *data)
+    scores = {row["metric"]: row["value"] for row in json.loads(printed)["results"]}
     trained = {
         row["metric"]: row["value"] for row in json.loads((folder / "snapshot/eval.json").read_text())["results"]
     }
     assert scores == pytest.approx(trained)
-    run_here(monkeypatch, script / "infer.py", folder / "snapshot", photos / "test/4.png", tmp_path / "restored.png")
+    run_example(script / "infer.py", folder / "snapshot", photos / "test/4.png", tmp_path / "restored.png")
     assert picture_size(tmp_path / "restored.png") == (20, 24)
     assert picture_size(folder / "samples" / "step-2.png")[0] == 3 * 20
     assert picture_size(folder / "curves.png")[0] > 300
 
 
-def test_fine_tunes_are_trained_merged_and_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fine_tunes_are_trained_merged_and_used(tmp_path: Path) -> None:
     base = tiny_bert(tmp_path / "base")
     tweets = load_example("tweets")
     write_tweets(tmp_path / "tweeteval" / "irony")
@@ -116,16 +102,14 @@ def test_fine_tunes_are_trained_merged_and_used(
     results = json.loads((snapshot / "eval.json").read_text())["results"]
     assert [row["metric"] for row in results] == ["f1", "accuracy"]
     other = tiny_bert(tmp_path / "other", 1, base=base, num_labels=3)
-    monkeypatch.setattr("hf_ext.plots.merges.draw_report", draw_report)
-    merge_checkpoints(
-        {"base": str(base), "tasks": {"irony": str(snapshot), "other": str(other)}},
-        tmp_path / "merged",
-        progress=False,
-    )
+    # By the command, in a process of its own: in this one no pictures are drawn.
+    merge = "from hf_ext_cli.main import main; main()"
+    words = ["merge", "--base", base, "--task", f"irony={snapshot}", "--task", f"other={other}"]
+    command = [sys.executable, "-c", merge, *map(str, words), "--out", str(tmp_path / "merged")]
+    merged = warm_python.run(command, env=ENVIRONMENT, cwd=ROOT)
+    assert merged.returncode == 0, merged.stderr[-3000:]
     assert picture_size(tmp_path / "merged" / "report.png")[0] > 300
-    capsys.readouterr()
-    run_here(monkeypatch, EMR / "infer.py", tmp_path / "merged", "irony", "a b", "x y")
-    printed = capsys.readouterr().out.split()
+    printed = run_example(EMR / "infer.py", tmp_path / "merged", "irony", "a b", "x y").split()
     assert len(printed) == 2
     assert set(printed) <= {"calm", "loud"}
 

@@ -29,11 +29,9 @@ def test_the_extra_of_a_module_brings_it_and_the_plain_package_does_not(module, 
     assert extra in {part for line in extras["all"] for part in Requirement(line).extras}
 
 
-def test_what_is_missing_is_said_with_what_installs_it(monkeypatch):
+def test_what_is_installed_is_imported_and_what_is_missing_explained():
     check_installed(*EXTRAS)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"needs matplotlib.*pip install 'hf-ext\[plots\]'"):
-        import_extra("matplotlib")
+    assert import_extra("matplotlib").__name__ == "matplotlib"
     assert explain_missing("matplotlib.figure") and explain_missing("os") is None and explain_missing(None) is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -87,19 +88,9 @@ def test_a_reader_never_finds_nothing(tmp_path):
     assert not missing
 
 
-def test_when_the_new_folder_cannot_be_moved_in_the_earlier_one_comes_back(pair, tmp_path, renames, monkeypatch):
-    replace, calls = os.replace, []
-
-    def fail_once(source, target):
-        calls.append(Path(target).name)
-        if len(calls) == 2:
-            raise OSError("no")
-        replace(source, target)
-
-    monkeypatch.setattr(files.os, "replace", fail_once)
-    with pytest.raises(OSError, match="no"):
-        replace_folder(*pair)
-    assert calls == [".out.old", "out", "out"]
+def test_when_the_new_folder_cannot_be_moved_in_the_earlier_one_comes_back(pair, tmp_path, renames):
+    with pytest.raises(FileNotFoundError):
+        replace_folder(tmp_path / "gone", pair[1])
     assert contents(tmp_path) == {"new/sub/file": b"new", "out/sub/file": b"out"}
 
 
@@ -132,19 +123,34 @@ def test_a_file_appears_when_its_block_ends(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["write", "sync", "rename"])
-def test_a_file_that_could_not_be_written_leaves_the_earlier_one(tmp_path, monkeypatch, kind):
-    def fail(*_):
-        raise OSError("no space left")
-
+def test_a_file_that_could_not_be_written_leaves_the_earlier_one(tmp_path, kind):
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    if kind != "write":
-        monkeypatch.setattr(files.os, {"sync": "fsync", "rename": "replace"}[kind], fail)
-    with pytest.raises(OSError, match="no space left"), whole_file(path) as file:
+    reading, writing = os.pipe()
+    with pytest.raises(OSError), whole_file(path) as file:
         file.write(b"new")
         if kind == "write":
-            fail()
+            raise OSError("no space left")
+        if kind == "sync":
+            # What the bytes go to now cannot be synced.
+            os.dup2(writing, file.fileno())
+        if kind == "rename":
+            Path(file.name).unlink()
+    os.close(reading)
+    os.close(writing)
     assert contents(tmp_path) == {"file": b"old"}
+
+
+def test_a_folder_that_cannot_be_synced_leaves_the_earlier_one(tmp_path, either, monkeypatch):
+    with whole_folder(tmp_path / "folder") as folder:
+        (folder / "file").write_text("old")
+    with pytest.raises(OSError), whole_folder(tmp_path / "folder") as folder:
+        (folder / "file").write_text("new")
+        # A socket cannot be opened, and so not be synced. The name of one is short.
+        monkeypatch.chdir(folder)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("socket")
+    assert contents(tmp_path) == {"folder/file": b"old"}
 
 
 def test_two_writers_of_a_file_do_not_meet(tmp_path):

@@ -58,7 +58,11 @@ class Parts:
         self.script = folder / "part.py"
         self.script.write_text(PART)
         self.plans: dict[str, dict[str, str]] = {}
-        monkeypatch.setattr(run, "source_state", lambda: HEAD)
+        # A copy of the tree without git, whose commit the bundle's lock says.
+        self.root = folder / "tree"
+        (self.root / ".gpu").mkdir(parents=True)
+        (self.root / ".gpu" / "LOCK").write_text(json.dumps({**HEAD, "files": {}}))
+        monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(folder))
         monkeypatch.setenv("PYTHONPATH", str(GPU))
 
     def plan(self, name: str, **cases: str) -> None:
@@ -69,7 +73,7 @@ class Parts:
     def run(self, *words: str) -> int:
         """The exit code of `make gpu DEVICE=cpu`."""
         parts = {part: [str(self.script)] for part in self.plans}
-        return run.main(["--device", "cpu", "--results", str(self.folder), *words], parts)
+        return run.main(["--device", "cpu", "--results", str(self.folder), *words], parts, self.root)
 
     def result(self, name: str) -> dict[str, Any]:
         return json.loads((self.folder / f"{name}.json").read_text())
@@ -237,20 +241,43 @@ def test_states_of_the_trainings_fit(task: str):
     assert 8 * sum(value.numel() for value in model.parameters()) < 15 * 2**20
 
 
+# In place of the programs pip and build: a wheel of so many bytes, and the words that they were called with.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+
+folder = sys.argv[sys.argv.index("--{option}") + 1]
+Path(folder, "{name}.whl").write_bytes(b"w" * {count})
+Path(__file__).with_name("words.json").write_text(json.dumps(sys.argv[1:]))
+"""
+
+
 @pytest.fixture
-def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of data; wheels are made up."""
-    monkeypatch.setattr(bundle, "build_wheel", lambda folder: (folder / "hf_ext-0-py3-none-any.whl").write_bytes(b"w"))
-    monkeypatch.setattr(bundle, "source_state", lambda: HEAD)
-    monkeypatch.setattr(bundle, "tree_bytes", lambda: 2**20)
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where pip and build are found that make wheels up."""
+    for program, option, name, count in (("pip", "dest", "transformers", 2**20), ("build", "outdir", "hf_ext", 1)):
+        (tmp_path / "programs" / program).mkdir(parents=True)
+        text = PROGRAM.format(option=option, name=name, count=count)
+        (tmp_path / "programs" / program / "__init__.py").touch()
+        (tmp_path / "programs" / program / "__main__.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "programs"))
+    return tmp_path / "programs"
 
-    def download(command: list[str], check: bool) -> None:
-        assert check and "--no-deps" in command and "--only-binary=:all:" in command
-        assert {word.partition("==")[0] for word in command if "==" in word} == set(bundle.BRING)
-        wheels = Path(command[command.index("--dest") + 1])
-        (wheels / "transformers.whl").write_bytes(b"t" * 2**20)
 
-    monkeypatch.setattr(bundle.subprocess, "run", download)
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree of one MiB that git knows."""
+    (tmp_path / "tree" / "hf_ext").mkdir(parents=True)
+    (tmp_path / "tree" / "hf_ext" / "code.py").write_bytes(b"#" * 2**20)
+    own = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+    for words in (["init", "-q"], ["add", "."], [*own, "commit", "-qm", "all"]):
+        subprocess.run(["git", *words], cwd=tmp_path / "tree", check=True)
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Pictures of two data sets."""
     for name, count in (("bsds500/train/{}.jpg", 8), ("bsds500/test/{}.jpg", 4), ("cifar10/{}.parquet", 2)):
         for index in range(count):
             file = tmp_path / "data" / name.format(index)
@@ -259,15 +286,19 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def test_the_bundle_has_a_lock_and_keeps_to_its_size(faked: Path, tmp_path: Path):
+def test_the_bundle_has_a_lock_and_keeps_to_its_size(data: Path, programs: Path, tree: Path, tmp_path: Path):
     folder = tmp_path / ".gpu"
     (folder / "old").mkdir(parents=True)
     # Wheels of 1 MiB, CIFAR-10 of half of one; of three MiB of photographs every second one fits.
     limit = 5 * 2**20 + 2**19
-    taken = bundle.bundle(folder, str(faked), limit)
+    taken = bundle.bundle(folder, str(data), limit, tree)
+    words = json.loads((programs / "pip" / "words.json").read_text())
+    assert words[0] == "download" and {"--no-deps", "--only-binary=:all:"} < set(words)
+    assert {word.partition("==")[0] for word in words if "==" in word} == set(bundle.BRING)
     assert taken <= limit - 2**20 and not (folder / "old").exists()
     lock = json.loads((folder / "LOCK").read_text())
-    assert lock["commit"] == HEAD["commit"] and lock["dirty"] is False
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree, capture_output=True, text=True, check=True).stdout
+    assert lock["commit"] == head.strip() and lock["dirty"] is False
     files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     assert set(lock["files"]) == set(files) - {"LOCK"}
     for name, facts in lock["files"].items():
@@ -277,7 +308,7 @@ def test_the_bundle_has_a_lock_and_keeps_to_its_size(faked: Path, tmp_path: Path
     assert len([name for name in files if name.startswith("data/cifar10")]) == 2
 
     with pytest.raises(SystemExit, match="bring less"):
-        bundle.bundle(folder, "", 2 * 2**20)
+        bundle.bundle(folder, "", 2 * 2**20, tree)
 
 
 # What a machine for work with GPUs has: large, or in need of nothing that we could bring.

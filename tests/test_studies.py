@@ -78,7 +78,7 @@ def values(tmp_path) -> dict:
     return {"data": data, **small, **short}
 
 
-def test_a_run_is_trained_once(studies, values, tmp_path, monkeypatch):
+def test_a_run_is_trained_once(studies, values, tmp_path):
     run = tmp_path / "run"
     studies.launch(run, TRAIN, RECIPE, values)
     assert (run / "snapshot" / "config.json").is_file()
@@ -88,19 +88,22 @@ def test_a_run_is_trained_once(studies, values, tmp_path, monkeypatch):
     assert [samples for samples, _ in row["losses"]] == [2, 4]
     assert row["arguments"]["data"]["train"]["path"] == "photos"
 
-    commands = []
-    monkeypatch.setattr(studies.subprocess, "run", lambda command, **options: commands.append(command))
-    studies.launch(run, TRAIN, RECIPE, values)
-    assert not commands and (run / "snapshot").is_dir()
+    # From now on nothing is trained: the program notes its words.
+    program = [tmp_path / "program.py"]
+    program[0].write_text("import json, sys; open(f'{sys.argv[0]}.json', 'w').write(json.dumps(sys.argv[1:]))")
+    words = tmp_path / "program.py.json"
+    studies.launch(run, program, RECIPE, values)
+    assert not words.exists() and (run / "snapshot").is_dir()
     # An interrupted run of more steps goes on from its state.
     (run / "state" / "step-2").mkdir(parents=True)
-    studies.launch(run, [*TRAIN, "word"], RECIPE, {**values, "max_steps": 4})
+    studies.launch(run, [*program, "word"], RECIPE, {**values, "max_steps": 4})
     assert not (run / "snapshot").exists() and (run / "metrics.jsonl").is_file()
-    words = commands[0][commands[0].index(str(TRAIN[0])) :]
-    assert words[1:3] == ["word", str(RECIPE)] and {"--max_steps=4", f"--output_dir={run}"} < set(words)
+    first = json.loads(words.read_text())
+    assert first[:2] == ["word", str(RECIPE)] and {"--max_steps=4", f"--output_dir={run}"} < set(first)
     # Without a state nothing of a run with other settings stays.
-    studies.launch(run, TRAIN, RECIPE, {**values, "learning_rate": 0.5})
-    assert len(commands) == 2 and not run.exists()
+    words.unlink()
+    studies.launch(run, program, RECIPE, {**values, "learning_rate": 0.5})
+    assert words.exists() and not run.exists()
 
 
 def test_losses_are_thinned_from_the_end(studies, tmp_path):

@@ -3,8 +3,10 @@
 A test class inherits the mixins it needs and gives `model_class`, `make_config` and `make_inputs` for a tiny model.
 """
 
+import contextlib
 import inspect
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +22,17 @@ from transformers import Trainer, TrainingArguments
 # in another order where memory is aligned otherwise, and a file's tensors lie wherever its header ends. On an AMD EPYC
 # processor with AVX-512 two copies of a network differed by 3.6e-7.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@contextlib.contextmanager
+def file_limit(size: int) -> Iterator[None]:
+    """No file of this process may be written beyond that."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def assert_same_answers(found: torch.Tensor, expected: torch.Tensor, what: str = "") -> None:

@@ -7,6 +7,7 @@ import datasets
 import numpy as np
 import peers
 from captions import border_colour, lightness
+from generating import evaluate_size_control, generate_images, measure_images
 from PIL import Image
 from runs import OURS
 from sets import resized
@@ -14,7 +15,6 @@ from sets import resized
 from hf_ext.metrics import ClassifierFeatures, high_frequency_energy
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.plots.grids import GAP, LEAST, draw_grid, sample_rows, write_picture
-from hf_ext.tasks.diffusion_evaluation import evaluate_size_control, generate_images, measure_images
 
 CLASSES = 10
 # Generated images: steps of DDIM and guidance.
@@ -62,15 +62,13 @@ def load(snapshot: Path, kind: str = OURS) -> DisentangledDiTPipeline:
 def measure_classes(snapshot: Path, judge: Judge, per_class: int, kind: str = OURS) -> dict[str, float]:
     """Equally many images of each of CIFAR-10's classes, by the classifier's eyes."""
     labels = np.tile(np.arange(CLASSES), per_class)
-    made = generate_images(load(snapshot, kind), labels.tolist(), show_progress=False, **SAMPLING)
-    return judge.measure(made, labels)
+    return judge.measure(generate_images(load(snapshot, kind), labels.tolist(), **SAMPLING), labels)
 
 
 def measure_control(snapshot: Path, judge: Judge, sizes: list[int], per_class: int) -> dict[str, Any]:
     """What the size control changes, with noise and class fixed."""
     pipeline = load(snapshot)
-    options = {"images_per_class": per_class, "show_progress": False, **SAMPLING}
-    found = evaluate_size_control(pipeline, judge.classifier, sizes, **options)
+    found = evaluate_size_control(pipeline, judge.classifier, sizes, images_per_class=per_class, **SAMPLING)
     # The classifier knows CIFAR-10's classes only, and so never sees the class of the photographs.
     share = pipeline.transformer.config.num_classes / CLASSES
     return {**found, "accuracy": [value * share for value in found["accuracy"]]}
@@ -92,7 +90,7 @@ def measure_texts(snapshot: Path, judge: Judge, data: Path, count: int) -> dict[
     rows = datasets.load_dataset(str(data), split="test")
     rows = rows.select(range(min(count, len(rows))))
     texts = list(rows["text"])
-    made = generate_images(load(snapshot), texts, show_progress=False, **SAMPLING)
+    made = generate_images(load(snapshot), texts, **SAMPLING)
     light = [lightness(image) == text.split()[1] for text, image in zip(texts, made, strict=True) if " photo " in text]
     colours = [
         border_colour(image) == text.split()[-1] for text, image in zip(texts, made, strict=True) if " front " in text

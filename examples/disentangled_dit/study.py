@@ -94,6 +94,9 @@ class Study(Steps):
         scale (`float`): Share of every budget.
     """
 
+    # What makes a run; anything else where the steps are tried without training.
+    train = staticmethod(train)
+
     def __init__(self, data: Path, work: Path, scale: float):
         super().__init__(work, scale)
         self.sets = prepare(data, work, None if scale >= 0.1 else 60)
@@ -134,7 +137,7 @@ class Study(Steps):
         if "task.samples_per_class" in values:
             values["eval_steps"] = -(-steps // POINTS)
         settings = {"recipe": read_yaml(recipe(kind)), "values": values, "kind": kind}
-        row = self.step(f"run-{name}", settings, lambda: train(self.work / "runs" / name, values, kind))
+        row = self.step(f"run-{name}", settings, lambda: self.train(self.work / "runs" / name, values, kind))
         return {**row, **speed}
 
     def measure(self, name: str, row: dict[str, Any], compute: Callable[[], Any], **settings: Any) -> Any:

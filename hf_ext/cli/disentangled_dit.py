@@ -18,7 +18,9 @@ def dit() -> None:
 @click.argument("data", metavar="DATA")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--vae", required=True, help="Autoencoder of diffusers: folder or org/name[@revision].")
-@click.option("--size", type=click.IntRange(min=1), required=True, help="Side of the pictures in pixels.")
+@click.option(
+    "--size", "image_size", type=click.IntRange(min=1), required=True, help="Side of the pictures in pixels."
+)
 @click.option("--split", default="train", show_default=True, help="Of the data.")
 @click.option("--name", help="Configuration of the data set, where it has several.")
 @click.option("--views", type=click.IntRange(min=1), default=1, show_default=True, help="Latents of each picture.")
@@ -37,23 +39,15 @@ def dit() -> None:
 def precompute(
     data: str,
     out: Path,
-    vae: str,
-    size: int,
     split: str,
     name: str | None,
-    views: int,
-    max_ratio: float,
-    bucket_step: int,
     flip: float,
     local_prob: float,
     local_size: int | None,
     centre: bool,
-    seed: int,
-    batch_size: int,
-    shard_size: int,
-    image_column: str,
     device: str | None,
     progress: bool,
+    **settings: Any,
 ) -> None:
     """Encode the pictures of DATA, a folder, file or Hub id, into the new folder OUT of parquet files.
 
@@ -72,22 +66,12 @@ def precompute(
     from hf_ext.tasks.precompute import Precompute
     from hf_ext.tasks.precompute import precompute as encode
 
-    values = {
-        "data": {"path": data, "split": split, "name": name},
-        "vae": vae,
-        "image_size": size,
-        "crops": {"random": not centre, "flip": flip, "local_prob": local_prob, "local_size": local_size},
-        "views": views,
-        "max_ratio": max_ratio,
-        "bucket_step": bucket_step,
-        "seed": seed,
-        "batch_size": batch_size,
-        "shard_size": shard_size,
-        "image_column": image_column,
-    }
+    # The other options are called as the fields of Precompute.
+    settings["data"] = {"path": data, "split": split, "name": name}
+    settings["crops"] = {"random": not centre, "flip": flip, "local_prob": local_prob, "local_size": local_size}
     # One bar is enough: those of every shard would tear it.
     datasets.disable_progress_bars()
-    click.echo(encode(build(Precompute, values, "precompute"), out, device, progress))
+    click.echo(encode(build(Precompute, settings, "precompute"), out, device, progress))
 
 
 @dit.command()

@@ -101,7 +101,8 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     """The results of an eval.json; each has what a line about it needs."""
     from hf_ext.hub.cards import check_results
 
-    return check_results(read_json(path).get("results") or [], path)
+    results = read_json(path).get("results")
+    return [] if results is None else check_results(results, path)
 
 
 def read_card(path: Path) -> dict[str, Any] | None:

@@ -17,28 +17,18 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("folder", metavar="FOLDER", type=ModelFolder())
 @click.argument("repo_id", metavar="ORG/NAME")
-@click.option("--branch", "--revision", "branch", help="Branch to commit to, made if missing.  [default: main]")
+@click.option("--branch", "--revision", "revision", help="Branch to commit to, made if missing.  [default: main]")
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing to main.")
 @click.option("--private/--public", default=None, help="Visibility of a repository that does not exist yet.")
-@click.option("--message", default="Upload with hf-ext", show_default=True, help="First line of the commit.")
-@click.option("--license", "license_name", help="Licence of the weights, as the Hub names it.")
+@click.option(
+    "--message", "commit_message", default="Upload with hf-ext", show_default=True, help="First line of the commit."
+)
+@click.option("--license", help="Licence of the weights, as the Hub names it.")
 @click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 @click.option("--check/--no-check", default=True, show_default=True, help="Load it first, with hf_ext and without.")
 @click.option("--dry-run", is_flag=True, help="Do everything but the upload, and list what would be uploaded.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def push(
-    folder: Path,
-    repo_id: str,
-    branch: str | None,
-    create_pr: bool,
-    private: bool | None,
-    message: str,
-    license_name: str | None,
-    endpoint: str | None,
-    check: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def push(folder: Path, repo_id: str, check: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Publish FOLDER, the snapshot/ of a run or any safetensors model, as ORG/NAME in one commit.
 
     A clean copy is made first: weights, configuration, the code of the installed package, and a card. It must load
@@ -54,7 +44,7 @@ def push(
       hf-ext push runs/denoise/snapshot org/name --dry-run
     """
     if dry_run:
-        listing = try_push(folder, repo_id, license_name, check)
+        listing = try_push(folder, repo_id, options["license"], check)
         result: dict[str, Any] = {"repo_id": repo_id}
     else:
         from hf_ext.hub.publish import push as run
@@ -65,18 +55,8 @@ def push(
             announced.append(listing)
             print_listing(listing, to_stderr=as_json)
 
-        commit = run(
-            folder,
-            repo_id,
-            license=license_name,
-            endpoint=endpoint,
-            revision=branch,
-            create_pr=create_pr,
-            private=private,
-            commit_message=message,
-            check=check,
-            announce=announce,
-        )
+        # The options are called as the function's arguments.
+        commit = run(folder, repo_id, check=check, announce=announce, **options)
         (listing,) = announced
         result = {"repo_id": repo_id, "commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url}
     if as_json:

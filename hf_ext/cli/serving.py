@@ -3,16 +3,18 @@
 import contextlib
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from .library import import_without_models
 
-if TYPE_CHECKING:
-    from hf_ext.embedded_hub.server import EmbeddedHub
-
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def read_token(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
+    """The token in a file."""
+    return path.read_text(encoding="utf-8").strip() if path else None
 
 
 @click.group()
@@ -29,9 +31,19 @@ def hub() -> None:
 @click.option(
     "--port", default=8765, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one."
 )
-@click.option("--token-file", type=FILE, help="File with the token that clients must send to write.")
 @click.option(
-    "--read-token-file", type=FILE, help="File with a second token, which reads private repositories and cannot write."
+    "--token-file",
+    "token",
+    type=FILE,
+    callback=read_token,
+    help="File with the token that clients must send to write.",
+)
+@click.option(
+    "--read-token-file",
+    "read_token",
+    type=FILE,
+    callback=read_token,
+    help="File with a second token, which reads private repositories and cannot write.",
 )
 @click.option(
     "--allowed-host",
@@ -46,16 +58,7 @@ def hub() -> None:
 @click.option(
     "--max-connections", default=256, show_default=True, type=click.IntRange(1), help="Connections at a time."
 )
-def serve(
-    root: Path,
-    host: str,
-    port: int,
-    token_file: Path | None,
-    read_token_file: Path | None,
-    allowed_hosts: tuple[str, ...],
-    public_url: str | None,
-    max_connections: int,
-) -> None:
+def serve(root: Path, **options: Any) -> None:
     """Serve the repositories in a folder to huggingface_hub, transformers, diffusers and datasets.
 
     It makes the folder if there is none, and runs until Ctrl-C. Clients read its address from HF_ENDPOINT when they
@@ -67,28 +70,14 @@ def serve(
       HF_ENDPOINT=http://127.0.0.1:8765 hf-ext push runs/denoise/snapshot org/name
       hf-ext hub serve --root hub/ --token-file write.txt --read-token-file read.txt --public-url https://hub.lab
     """
-    from hf_ext.embedded_hub.server import serve as run
+    from hf_ext.embedded_hub.server import EmbeddedHub
 
-    def announce(server: "EmbeddedHub") -> None:
+    def announce(server: EmbeddedHub) -> None:
         click.echo(f"Serving {root} at {server.url}; Ctrl-C stops it. Set this for clients:")
-        click.echo(f"  export HF_ENDPOINT={public_url or server.url} HF_HUB_DISABLE_XET=1")
+        click.echo(f"  export HF_ENDPOINT={options['public_url'] or server.url} HF_HUB_DISABLE_XET=1")
 
     # A service manager stops a process with SIGTERM: let requests end, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
-        run(
-            root,
-            announce,
-            host=host,
-            port=port,
-            token=read_token(token_file),
-            read_token=read_token(read_token_file),
-            allowed_hosts=allowed_hosts,
-            public_url=public_url,
-            max_connections=max_connections,
-        )
-
-
-def read_token(path: Path | None) -> str | None:
-    """The token in a file."""
-    return path.read_text(encoding="utf-8").strip() if path else None
+        # The options are called as the arguments of EmbeddedHub.
+        EmbeddedHub(root, **options).serve_forever(announce)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
+from wsgiref.headers import Headers
 
 from .errors import HubError
-from .transport import Headers
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[0-9a-z_](?:[0-9a-z_.-]*[0-9a-z_.])?)(?::(?P<port>[0-9]{1,5}))?")
 
@@ -50,9 +50,11 @@ class Access:
 
     def base_url(self, headers: Headers, local: Any) -> str:
         """Refuse other hosts (DNS rebinding) and pages of other origins; returns the server as clients reach it."""
-        sent = headers.all("Host")
+        sent = headers.get_all("Host")
         match = _HOST.fullmatch(sent[0].lower()) if len(sent) == 1 else None
-        if match is None or (match["name"] not in self._names and match[0] not in {*self._authorities, _own(local)}):
+        if match is None or (
+            match["name"] not in self._names and match[0] not in {*self._authorities, _name_end(local)}
+        ):
             raise HubError(403, f"Host {sent!r} is not a name of this server: it can be added with --allowed-host")
         if headers.get("Origin", f"http://{match[0]}").lower() not in (f"http://{match[0]}", self._origin):
             raise HubError(403, "requests of web pages of another origin are refused")
@@ -60,7 +62,7 @@ class Access:
 
     def permissions(self, headers: Headers) -> tuple[bool, bool]:
         """Whether the client may read what is private, and write; a wrong token is an error."""
-        sent = headers.all("Authorization")
+        sent = headers.get_all("Authorization")
         if self.token is None:
             return True, True
         if not sent:
@@ -72,7 +74,7 @@ class Access:
         raise HubError(401, "Invalid credentials in Authorization header")
 
 
-def _own(address: Any) -> str:
+def _name_end(address: Any) -> str:
     """`host:port` of a socket address."""
     # A socket of both families shows IPv4 addresses as IPv6.
     return f"{url_host(address[0].removeprefix('::ffff:'))}:{address[1]}"

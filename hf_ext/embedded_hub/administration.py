@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -142,24 +141,23 @@ def list_own_repositories(request: Request, owner: str = "") -> Response:
     """The repositories of all owners, or of one, with the bytes that their refs name now."""
     if not request.may_read:
         raise HubError(401, "Invalid username or password.")
-    return json_response(list(_own_repositories(request, owner)))
-
-
-def _own_repositories(request: Request, owner: str) -> Iterator[dict[str, Any]]:
-    """What is told of each repository."""
+    listed = []
     for kind in KINDS:
         for repository in request.server.store.repositories(kind):
             if owner not in ("", repository.id.partition("/")[0]):
                 continue
             heads = [repository.commit(oid) for oid in set(repository.refs.values())]
             blobs = {entry.blob for head in heads for entry in repository.snapshot(head.oid).files.values()}
-            yield {
-                "id": repository.id,
-                "type": repository.kind,
-                "updatedAt": hub_time(max(head.date for head in heads)),
-                "visibility": "private" if repository.private else "public",
-                "storage": sum(blob.size for blob in blobs),
-            }
+            listed.append(
+                {
+                    "id": repository.id,
+                    "type": repository.kind,
+                    "updatedAt": hub_time(max(head.date for head in heads)),
+                    "visibility": "private" if repository.private else "public",
+                    "storage": sum(blob.size for blob in blobs),
+                }
+            )
+    return json_response(listed)
 
 
 def update_settings(request: Request, repository: Repository) -> Response:

@@ -12,14 +12,19 @@ from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
+from wsgiref.headers import Headers
 
 import h11
 
 from .errors import HubError
-from .transport import MAXIMUM_JSON_BYTES, Headers, Response, error_response
+from .transport import MAXIMUM_JSON_BYTES, Response, error_response
 
 logger = logging.getLogger(__name__)
 
+# A client that sends a byte a minute never stalls, and yet holds a thread for ever: so besides each wait the whole is
+# bounded. A head has a time for all of it. Bodies and answers have a mean speed, counted from a first minute that
+# everybody has, and of a body only the time that we wait for the client counts, not that of our disk.
+#
 # A kept connection may be silent for so long; from its first byte on, the head of a request has less.
 IDLE_SECONDS = 60.0
 HEADER_SECONDS = 20.0
@@ -97,11 +102,11 @@ class Connection:
             if request is None:
                 return False
             self.answering, self.since = True, time.monotonic()
-            headers = Headers(request.headers)
-            if _IDENTIFIER.fullmatch(headers.get("X-Amzn-Trace-Id")):
+            headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers])
+            if _IDENTIFIER.fullmatch(headers.get("X-Amzn-Trace-Id", "")):
                 # huggingface_hub names its requests.
-                identifier = headers.get("X-Amzn-Trace-Id")
-            if headers.all("Content-Length") and headers.all("Transfer-Encoding"):
+                identifier = headers.get("X-Amzn-Trace-Id", "")
+            if "Content-Length" in headers and "Transfer-Encoding" in headers:
                 # Which of them a proxy believed is not known: what follows could be somebody else's request.
                 raise HubError(400, "a request may have Content-Length or Transfer-Encoding, not both")
             body = BodyReader(self, headers)
@@ -165,7 +170,7 @@ class Connection:
 
     def _write_file(self, response: Response) -> None:
         """Send a part of a file; h11 counts its bytes without seeing them."""
-        self._protocol.send_with_data_passthrough(h11.Data(data=_Span(response.length)))  # type: ignore[arg-type]
+        self._protocol.send_with_data_passthrough(h11.Data(data=range(response.length)))  # type: ignore[arg-type]
         assert response.file is not None
         started, sent = time.monotonic(), 0
         while sent < response.length:
@@ -205,7 +210,7 @@ class BodyReader(io.RawIOBase):
         self._waited = 0.0
         self.limit = MAXIMUM_JSON_BYTES
         self.finished = False
-        if not self._announced and not headers.all("Transfer-Encoding"):
+        if not self._announced and "Transfer-Encoding" not in headers:
             self._next()
 
     def readable(self) -> bool:
@@ -222,28 +227,16 @@ class BodyReader(io.RawIOBase):
         if self._announced > limit:
             self._refuse()
 
-    def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes: what has arrived, without waiting for more than one."""
-        if size is None or size < 0:
-            return self.readall()
-        self._fill()
-        piece, self._pending = self._pending[:size], self._pending[size:]
-        return bytes(piece)
-
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes of the body."""
-        self._fill()
+        """Fill a buffer with what has arrived, without waiting for more than one byte; `read` goes through it."""
+        if not self._pending and not self.finished:
+            self._connection.send_continue()
+        while not self._pending and not self.finished:
+            self._next()
         count = min(len(buffer), len(self._pending))
         buffer[:count] = self._pending[:count]
         self._pending = self._pending[count:]
         return count
-
-    def _fill(self) -> None:
-        """Have a byte pending, unless the body is at its end."""
-        if not self._pending and not self.finished:
-            self._connection.send_continue()
-            while not self._pending and not self.finished:
-                self._next()
 
     def _next(self) -> None:
         """Take the next part of the body from the connection."""
@@ -269,16 +262,6 @@ class BodyReader(io.RawIOBase):
 
     def _refuse(self) -> None:
         raise HubError(413, "the request body is larger than this server allows")
-
-
-class _Span:
-    """So many bytes that something else sends."""
-
-    def __init__(self, length: int):
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
 
 
 def _response_to(error: Exception, identifier: str) -> Response:

@@ -12,13 +12,14 @@ import threading
 import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from wsgiref.headers import Headers
 
 from .access import Access
 from .connections import BodyReader, Connection
 from .errors import HubError
 from .routes import dispatch
 from .store import HubStore
-from .transport import Headers, Request, Response, error_response
+from .transport import Request, Response, error_response
 from .uploads import UploadTickets
 
 logger = logging.getLogger(__name__)

@@ -12,13 +12,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from .access import Access, url_host
 from .listener import HubListener
 from .store import HubStore
-
-__all__ = ["EmbeddedHub", "serve"]
 
 
 class EmbeddedHub:
@@ -154,11 +151,6 @@ class EmbeddedHub:
         self._access.add_own_names(self._host, server.port)
         self._server = server
         return server
-
-
-def serve(root: str | Path, ready: Callable[[EmbeddedHub], None] | None = None, **options: Any) -> None:
-    """Serve a folder until interrupted."""
-    EmbeddedHub(root, **options).serve_forever(ready)
 
 
 def _resolve(host: str, port: int) -> tuple[int, str]:

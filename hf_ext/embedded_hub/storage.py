@@ -93,6 +93,10 @@ def make_directory(folder: Path) -> None:
 
 def write_atomically(path: Path, data: bytes, incoming: Path) -> None:
     """Replace a file in one step: readers, and a restart after a crash, see the old or the new content."""
+    # The order makes it so: write under another name, wait for the disk, rename, wait for the folder. Without the
+    # first wait the rename may reach the disk before the bytes, and after a loss of power the name belongs to an empty
+    # file; without the second a client may be told of a commit that is gone. What was not renamed lies in `incoming`,
+    # which the next start empties. tests/embedded_hub/test_crash.py records the order, and kills the Hub in between.
     descriptor, temporary = tempfile.mkstemp(dir=incoming)
     try:
         with open(descriptor, "wb") as file:

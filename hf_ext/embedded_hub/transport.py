@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
+from wsgiref.headers import Headers
 
 from .errors import HubError
 
@@ -49,23 +49,6 @@ def error_response(error: HubError) -> Response:
     if error.code:
         headers["X-Error-Code"] = error.code
     return json_response({"error": error.message}, error.status, headers)
-
-
-class Headers:
-    """The headers of a request, by case-insensitive names."""
-
-    def __init__(self, pairs: Iterable[tuple[bytes, bytes]] = ()):
-        self._values: dict[str, list[str]] = {}
-        for name, value in pairs:
-            self._values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-
-    def all(self, name: str) -> list[str]:
-        """Every value of a header."""
-        return self._values.get(name.lower(), [])
-
-    def get(self, name: str, default: str = "") -> str:
-        """The first value of a header."""
-        return self._values.get(name.lower(), [default])[0]
 
 
 @dataclass

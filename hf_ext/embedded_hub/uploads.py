@@ -45,6 +45,10 @@ DEFAULT_GITATTRIBUTES = "".join(
 class UploadTickets:
     """Signed permissions to send one file. The client sends LFS content without its token, so the URL carries them."""
 
+    # A ticket is a message authentication code of hash, length and time of expiry, under a key that this process made.
+    # Whoever sees the URL can send that one content until then, which is stored only if it has that hash and length;
+    # nothing else follows from it. The server keeps no list: a restart makes a new key, and clients ask again.
+
     def __init__(self, key: bytes):
         self._key = key
 

@@ -161,19 +161,22 @@ def _task(
 
 def _template(name: str) -> tuple[dict[str, Any], str]:
     """A template's metadata and text."""
-    source = resources.files("hf_ext.model_cards").joinpath(name).read_text(encoding="utf-8")
-    found = _FRONT_MATTER.fullmatch(source)
+    found = _FRONT_MATTER.fullmatch(_read_resource(name))
     assert found is not None, f"{name} has no front matter"
     return yaml.safe_load(found[1]), found[2]
 
 
-def _environment() -> jinja2.Environment:
-    def load(name: str) -> str:
-        return resources.files("hf_ext.model_cards").joinpath(name).read_text(encoding="utf-8")
+def _read_resource(name: str) -> str:
+    return resources.files("hf_ext.model_cards").joinpath(name).read_text(encoding="utf-8")
 
+
+def _environment() -> jinja2.Environment:
     # the result is Markdown, not HTML
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(load), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(_read_resource),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["cell"] = _cell
     environment.globals["table"] = _table
@@ -287,8 +290,8 @@ def _eval_result(result: dict[str, Any]) -> EvalResult:
     dataset = result["dataset"]
     return EvalResult(
         task_type=result.get("task") or "other",
-        dataset_type=dataset if _is_hub_id(dataset) else re.sub(r"\W+", "-", _shown(dataset).lower()).strip("-"),
-        dataset_name=_shown(dataset),
+        dataset_type=dataset if _is_hub_id(dataset) else re.sub(r"\W+", "-", _show(dataset).lower()).strip("-"),
+        dataset_name=_show(dataset),
         dataset_split=result.get("split"),
         metric_type=result["metric"],
         metric_name=result.get("name"),
@@ -316,8 +319,8 @@ def _benchmark_entries(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _result_row(result: dict[str, Any]) -> dict[str, str]:
     return {
         "name": result.get("name") or result["metric"],
-        "value": _shown(result["value"]),
-        "dataset": _shown(result["dataset"]),
+        "value": _show(result["value"]),
+        "dataset": _show(result["dataset"]),
         "split": result.get("split") or "",
         "options": _options(result),
     }
@@ -359,16 +362,16 @@ def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             flat |= _flatten(value, f"{prefix}{key}.")
         elif value is not None and value != []:
-            flat[f"{prefix}{key}"] = _shown(value)
+            flat[f"{prefix}{key}"] = _show(value)
     return flat
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """A value as text; of a path on this machine only the last part."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        return ", ".join(map(_shown, value))
+        return ", ".join(map(_show, value))
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return Path(text).name if text.startswith(("/", "~", "\\")) or re.match(r"[A-Za-z]:[\\/]", text) else text
 

@@ -93,30 +93,14 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         info = self._tensors[name]
-        return self._read_elements(info, 0, info.nbytes // info.dtype.itemsize).reshape(info.shape)
-
-    def read_block(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """
-        Reads a run of elements of a tensor in row-major order, and no other byte.
-
-        Args:
-            name (`str`): Name of the tensor.
-            start (`int`): First element.
-            stop (`int`): One past the last element.
-
-        Returns:
-            `torch.Tensor`: `[stop - start]`, of the dtype of the tensor.
-
-        Raises:
-            KeyError: There is no such tensor.
-            ValueError: The run is not inside the tensor.
-        """
-        return self._read_elements(self._require_block(name, start, stop), start, stop)
+        data = torch.empty(info.nbytes, dtype=torch.uint8)
+        self._fill(info.file, data.numpy().data, info.offset)
+        return data.view(info.dtype).reshape(info.shape)
 
     def read_into(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
         """
-        Reads a run of elements of a tensor in row-major order into memory that is there already. Several threads may
-        read at once.
+        Reads a run of elements of a tensor in row-major order, and no other byte, into memory that is there already.
+        Several threads may read at once.
 
         Args:
             name (`str`): Name of the tensor.
@@ -177,12 +161,6 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         if not 0 <= start <= stop <= length:
             raise ValueError(f"block [{start}, {stop}) is not inside tensor {name!r} of {length} elements")
         return info
-
-    def _read_elements(self, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
-        size = info.dtype.itemsize
-        data = torch.empty((stop - start) * size, dtype=torch.uint8)
-        self._fill(info.file, data.numpy().data, info.offset + start * size)
-        return data.view(info.dtype)
 
     def _fill(self, file: str, buffer: memoryview, start: int) -> None:
         if self._closed:

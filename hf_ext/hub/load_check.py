@@ -137,6 +137,7 @@ def check_loads(
     repo_id: str | None = None,
     endpoint: str | None = None,
     token: str | bool | None = None,
+    seconds: float = TIMEOUT_SECONDS,
 ) -> None:
     """Loads a staged folder as those do who pull it: from a Hub's cache, in new processes, offline, without token."""
     # In the first process hf_ext cannot be imported, so the code beside the weights is what loads; in the second, for
@@ -160,10 +161,10 @@ def check_loads(
         if base is not None:
             arguments.append(str(fill_cache(cache, *base)))
         for presence in ("absent", "installed") if own else ("absent",):
-            _run_probe(folder, [probe, presence, *arguments], Path(home))
+            _run_probe(folder, [probe, presence, *arguments], Path(home), seconds)
 
 
-def _run_probe(folder: Path, command: list[str], home: Path) -> None:
+def _run_probe(folder: Path, command: list[str], home: Path, seconds: float) -> None:
     how = "where hf_ext is not installed" if command[1] == "absent" else "where hf_ext is installed"
     environment = {key: value for key, value in os.environ.items() if key not in _CREDENTIALS}
     environment |= {
@@ -181,10 +182,10 @@ def _run_probe(folder: Path, command: list[str], home: Path) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_SECONDS,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{folder}: did not load {how} within {TIMEOUT_SECONDS} s") from error
+        raise ValueError(f"{folder}: did not load {how} within {seconds} s") from error
     if result.returncode != 0:
         raise ValueError(
             f"{folder}: does not load {how}; nothing was uploaded. The process said:\n"

@@ -5,6 +5,7 @@ its base, unless that is inside. Where hf_ext is absent it cannot be imported, s
 loads; where it is installed, its classes load and no code is trusted.
 """
 
+import importlib
 import importlib.abc
 import json
 import sys
@@ -115,7 +116,7 @@ def _load_pipeline(repo_id: str, folder: Path, trust: dict[str, bool]) -> None:
     from diffusers import DiffusionPipeline
 
     if PRESENCE != ABSENT:
-        import hf_ext.pipelines  # noqa: F401
+        importlib.import_module("hf_ext.pipelines")
     pipeline = DiffusionPipeline.from_pretrained(repo_id, **trust)
     for name, part in pipeline.components.items():
         if hasattr(part, "state_dict"):
@@ -154,5 +155,5 @@ if __name__ == "__main__":
     if PRESENCE == ABSENT:
         sys.meta_path.insert(0, _Absent())
     else:
-        import hf_ext  # noqa: F401
+        importlib.import_module("hf_ext")
     main(*sys.argv[2:])

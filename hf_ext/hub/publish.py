@@ -93,6 +93,11 @@ def stage(
 
     out = Path(out)
     _require_free(out, overwrite)
+    # What may leave this machine is decided in this order, and nothing is added after it was looked at. Models of ours
+    # are saved anew by installed classes; of all else only files of known names are copied, and no link is followed
+    # out of the folder. Paths are cut where libraries and runs note them. Then all code is compared with the installed
+    # package's, byte for byte: only then may the load check run it. The card is written from what is left, and last of
+    # all every file, the card too, is searched for tokens. A step that refuses raises, and the folder never appears.
     with whole_folder(out) as folder:
         write_source(source, folder, processor)
         hide_paths(folder)
@@ -223,6 +228,8 @@ def _commit(api: HfApi, folder: Path, repo_id: str, branch: str, create_pr: bool
 
 def lacks_xet(api: HfApi, repo_id: str, branch: str) -> bool:
     """Whether the Hub has no Xet storage, as the embedded one; uploads through hf_xet would fail there."""
+    if constants.HF_HUB_DISABLE_XET:
+        return False
     url = f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{quote(branch, safe='')}"
     headers = build_hf_headers(token=api.token)
     return get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).status_code == 404

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 from urllib.parse import urljoin, urlsplit
 
 import httpx2
@@ -21,7 +21,7 @@ from .system_calls import read_at
 
 # A range is asked for at most this often; each retry resumes at the byte that was reached.
 _ATTEMPTS = 5
-FIRST_WAIT_SECONDS = 0.25
+_FIRST_WAIT_SECONDS = 0.25
 _MAX_REDIRECTS = 5
 _COMMIT_HEADER = constants.HUGGINGFACE_HEADER_X_REPO_COMMIT
 _RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
@@ -40,26 +40,6 @@ class WeightsFile:
     path: Path | None
 
 
-class RangeReader(Protocol):
-    """A file of known length whose bytes can be read from any place, by several threads at once."""
-
-    name: str
-    size: int
-    path: Path | None
-    sha256: str | None
-    # of an open file, for plain reads
-    descriptor: int | None
-
-    def read_into(self, buffer: memoryview, start: int) -> None:
-        """Fills `buffer` with the bytes from `start` on, or raises [`CheckpointError`]."""
-
-    def will_need(self, start: int, length: int) -> None:
-        """Says that these bytes will be read soon."""
-
-    def close(self) -> None:
-        """Releases what the reader holds."""
-
-
 class LocalFile:
     """Reads ranges of a file on disk; it is kept open, so that replacing it does not mix two versions."""
 
@@ -76,6 +56,7 @@ class LocalFile:
         self.name = name
         self.path: Path | None = path
         self.sha256 = sha256
+        # for plain reads, as long as the file is open
         self.descriptor: int | None = self._file.fileno()
         self.size = os.fstat(self._file.fileno()).st_size
 
@@ -106,6 +87,12 @@ class LocalFile:
 class RemoteFile:
     """Reads ranges of one file of a Hub repository at one commit."""
 
+    # Ranges of a file that are fetched over minutes must be of the same bytes, and nobody may slip in others. So the
+    # URL names the commit, and of every answer are compared: the commit that the Hub says, the ETag with the first
+    # one's, and Content-Range with what was asked and with the length that the Hub lists. An answer that is cut goes
+    # on at the byte that was reached, which is safe for the same reason. The token goes to the Hub alone: storage that
+    # it redirects to, and whoever that redirects to, gets the request without it, also where the way leads back.
+
     def __init__(
         self,
         repo_id: str,
@@ -134,7 +121,7 @@ class RemoteFile:
         problem: Exception | None = None
         for attempt in range(_ATTEMPTS):
             if attempt:
-                time.sleep(FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
+                time.sleep(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
             try:
                 for chunk in self._stream(start + done, start + len(buffer)):
                     if done + len(chunk) > len(buffer):
@@ -235,6 +222,10 @@ class RemoteFile:
 
     def _error(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._where}: {what}.")
+
+
+# A file of known length whose bytes can be read from any place, by several threads at once.
+RangeReader: TypeAlias = LocalFile | RemoteFile
 
 
 class _TryAgain(Exception):

@@ -131,16 +131,26 @@ def parse_header(data: bytes | bytearray, file_size: int, file: str) -> tuple[di
         raise CheckpointError(
             f"{file}: `__metadata__` must map strings to strings, got {metadata!r:.80}; save it again."
         )
-    start = 8 + len(data)
-    tensors = _in_order({name: _tensor_info(name, entry, start, file) for name, entry in entries.items()})
-
-    position = start
-    for name, info in tensors.items():
-        if info.offset != position:
-            what = "overlaps the tensor before it" if info.offset < position else "leaves a gap before it"
+    for name, entry in entries.items():
+        complete = isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}
+        if not complete or not _are_sizes(entry["data_offsets"]) or len(entry["data_offsets"]) != 2:
             raise CheckpointError(
-                f"{file}: tensor {name!r} {what} (starts at byte {info.offset}, expected {position}); "
-                "the file is malformed: fetch or save it again."
+                f"{file}: tensor {name!r} must have dtype, shape and data_offsets, two non-negative integers; got "
+                f"{entry!r:.80}: save the file again."
+            )
+    start = position = 8 + len(data)
+    tensors = _in_order(
+        {
+            name: describe_tensor(name, entry["dtype"], entry["shape"], start + entry["data_offsets"][0], file)
+            for name, entry in entries.items()
+        }
+    )
+    for name, info in tensors.items():
+        found, needed = entries[name]["data_offsets"], [position - start, position - start + info.nbytes]
+        if found != needed:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} has data_offsets {found}; its dtype and shape, after the tensor before it, "
+                f"need {needed}: the file is malformed, fetch or save it again."
             )
         position += info.nbytes
     if position != file_size:
@@ -179,26 +189,6 @@ def read_header(
 def _in_order(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
     """As they lie in the file, those without bytes by their names: the same order for every reader."""
     return dict(sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes, item[0])))
-
-
-def _tensor_info(name: str, entry: object, start: int, file: str) -> TensorInfo:
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(
-            f"{file}: tensor {name!r} must have dtype, shape and data_offsets, got {entry!r:.80}; save the file again."
-        )
-    offsets = entry["data_offsets"]
-    if not _are_sizes(offsets) or len(offsets) != 2:
-        raise CheckpointError(
-            f"{file}: tensor {name!r} has data_offsets {offsets!r:.80}; two offsets, which are non-negative integers, "
-            "are allowed: save the file again."
-        )
-    info = describe_tensor(name, entry["dtype"], entry["shape"], start + offsets[0], file)
-    if offsets[1] - offsets[0] != info.nbytes:
-        raise CheckpointError(
-            f"{file}: tensor {name!r} of shape {entry['shape']} and dtype {entry['dtype']} needs {info.nbytes} bytes, "
-            f"its offsets give {offsets[1] - offsets[0]}; the file is malformed: fetch or save it again."
-        )
-    return info
 
 
 def describe_tensor(name: str, dtype: object, shape: object, offset: int, file: str) -> TensorInfo:

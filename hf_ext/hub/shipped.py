@@ -20,13 +20,5 @@ ROLES = (
 
 
 def shipped_files(room: Path) -> list[Path]:
-    """
-    The files of a room that travel with checkpoints: of a method each one but `__init__.py`, of other rooms none.
-
-    Args:
-        room (`Path`): The folder of a sub-package of hf_ext.
-
-    Returns:
-        `list[Path]`: In the order of their names.
-    """
+    """The files of a room that travel with checkpoints: of a method all but `__init__.py`, of other rooms none."""
     return sorted(path for path in room.glob("*.py") if room.name in METHODS and path.name != "__init__.py")

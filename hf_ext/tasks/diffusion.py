@@ -7,6 +7,7 @@ strengths combines.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -109,8 +110,6 @@ class DisentangledDiTTask(Task):
         self.config: Any = None
         self._streams = False
         self._transfer = build(Transfer, self.transfer, "task.transfer")
-        self._autoencoder: ModelMixin | None = None
-        self._captions: Captions | None = None
 
     def validate_numbers(self) -> None:
         if len(self.size) != 2 or min(self.size) < 1:
@@ -172,7 +171,7 @@ class DisentangledDiTTask(Task):
     def _shape(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Size and channels of what the network is given, from the autoencoder where the section leaves them out."""
         shape: dict[str, Any] = {"sample_size": list(self.size), "in_channels": 3}
-        autoencoder = None if shape.keys() <= changes.keys() else self.autoencoder()
+        autoencoder = None if shape.keys() <= changes.keys() else self.autoencoder
         if autoencoder is not None:
             factor = DisentangledDiTPipeline.scale_factor_of(autoencoder)
             if any(side % factor for side in self.size):
@@ -186,7 +185,7 @@ class DisentangledDiTTask(Task):
     def _conditions_of_model(self, changes: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         """Number of classes, or width of the text encoder."""
         if self.text_encoder is not None:
-            width = changes.get("joint_attention_dim") or self.captions().encoder.config.hidden_size
+            width = changes.get("joint_attention_dim") or self.captions.encoder.config.hidden_size
             return {"num_classes": None, "joint_attention_dim": width}
         named = None if self.id2label is None else len(self.id2label)
         count = changes.get("num_classes") or named or settings.get("num_classes")
@@ -203,29 +202,19 @@ class DisentangledDiTTask(Task):
                 f"{self.config.get('num_decoder_layers')}: masked-latent training needs both, other training neither."
             )
 
+    @cached_property
     def autoencoder(self) -> ModelMixin | None:
         """The autoencoder, loaded when it is first needed; `None` for a model of pixels."""
-        if self._autoencoder is None and self.vae is not None:
-            self._autoencoder = load_autoencoder(self.vae)
-        return self._autoencoder
+        return None if self.vae is None else load_autoencoder(self.vae)
 
+    @cached_property
     def captions(self) -> Captions:
         """The text encoder, loaded when it is first needed."""
-        if self._captions is None:
-            self._captions = Captions(
-                str(self.text_encoder), self.max_text_length, self.text_padding, self.text_padding_noise
-            )
-        return self._captions
+        return Captions(str(self.text_encoder), self.max_text_length, self.text_padding, self.text_padding_noise)
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Matrices decay, where anything does. Betas are (0.9, 0.95)."""
-        trained = [value for value in model.parameters() if value.requires_grad]
-        groups = {True: weight_decay, False: 0.0}
-        betas: dict[str, Any] = {"betas": (0.9, 0.95)}
-        return [
-            {"params": [value for value in trained if (value.ndim > 1) is large], "weight_decay": decay, **betas}
-            for large, decay in groups.items()
-        ]
+        return [{**group, "betas": (0.9, 0.95)} for group in super().parameter_groups(model, weight_decay)]
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator | None) -> dict[str, Any]:
         """Image or latent, controls, class or caption. Without generator the middle of the image, unmirrored."""
@@ -243,13 +232,13 @@ class DisentangledDiTTask(Task):
                 )
             sample: dict[str, Any] = {"latents": latents}
         else:
-            autoencoder = self.autoencoder()
+            autoencoder = self.autoencoder
             channels = (self.config if autoencoder is None else autoencoder.config)["in_channels"]
             view = cut_view(self._column(example, "image_column"), self.size, channels, self.cut, generator)
             sample, controls = {"pixels": to_pixels([view])[0]}, view.controls
         sample["controls"] = {name: torch.from_numpy(values) for name, values in controls.items()}
         if self.text_encoder is not None:
-            return {**sample, **self.captions().tokens(self._column(example, "text_column"))}
+            return {**sample, **self.captions.tokens(self._column(example, "text_column"))}
         label, count = self._column(example, "label_column"), self.config["num_classes"]
         if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < count:
             raise ValueError(f"column {self.label_column!r} holds {label!r}; allowed: 0 to {count - 1}.")
@@ -282,12 +271,11 @@ class DisentangledDiTTask(Task):
         """What the network is to make: pixels, or latents."""
         if "latents" in batch:
             return batch["latents"]
-        autoencoder = self.autoencoder()
-        if autoencoder is None:
+        if self.autoencoder is None:
             return batch["pixels"]
         with torch.no_grad():
-            autoencoder.to(batch["pixels"].device)
-            return DisentangledDiTPipeline.encode_image(autoencoder, batch["pixels"])
+            self.autoencoder.to(batch["pixels"].device)
+            return DisentangledDiTPipeline.encode_image(self.autoencoder, batch["pixels"])
 
     def _conditions(
         self,
@@ -301,9 +289,8 @@ class DisentangledDiTTask(Task):
         if self.text_encoder is None:
             null = self.config["num_classes"]
             return {**conditions, "class_labels": batch["label"].masked_fill(without_both, null)}
-        captions = self.captions()
-        tokens = captions.drop(batch, without_both)
-        return {**conditions, "encoder_hidden_states": captions.encode(tokens, generators)}
+        tokens = self.captions.drop(batch, without_both)
+        return {**conditions, "encoder_hidden_states": self.captions.encode(tokens, generators)}
 
     def evaluate_batch(
         self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
@@ -338,16 +325,12 @@ class DisentangledDiTTask(Task):
             errors += (prediction - target).square().mean((1, 2, 3)) / count
         return [float(error) for error in errors.tolist()]
 
-    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
-        """The mean loss."""
-        return {"loss": float(np.mean([row["loss"] for row in rows]))}
-
     def pipeline(self, model: torch.nn.Module) -> DisentangledDiTPipeline:
         """The pipeline of a network, or of one with an adapter, on its device; it shares the weights."""
-        captions = None if self.text_encoder is None else self.captions()
+        captions = None if self.text_encoder is None else self.captions
         base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
         device = next(base.parameters()).device
-        autoencoder, encoder = self.autoencoder(), None if captions is None else captions.encoder
+        autoencoder, encoder = self.autoencoder, None if captions is None else captions.encoder
         return DisentangledDiTPipeline(
             base,
             self.scheduler,

@@ -1,5 +1,6 @@
 """Captions for the training of a text-to-image Disentangled DiT, through a frozen transformers encoder."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ class Captions:
         self.max_length = max_length
         self.padding = padding
         self.noise = noise
-        self._null: dict[str, Tensor] | None = None
 
     def tokens(self, caption: str) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask` [max_length] of a caption, padded on the right, cut where it is longer."""
@@ -39,15 +39,14 @@ class Captions:
         )
         return {name: found[name][0] for name in ("input_ids", "attention_mask")}
 
+    @cached_property
     def null_tokens(self) -> dict[str, Tensor]:
         """The tokens of no text, which stand for a caption that was dropped."""
-        if self._null is None:
-            self._null = self.tokens("")
-        return self._null
+        return self.tokens("")
 
     def drop(self, batch: dict[str, Any], dropped: Tensor) -> dict[str, Tensor]:
         """Replaces the captions of a batch where `dropped` [B] says so."""
-        null = {name: value.to(dropped.device) for name, value in self.null_tokens().items()}
+        null = {name: value.to(dropped.device) for name, value in self.null_tokens.items()}
         return {name: torch.where(dropped[:, None], null[name], batch[name]) for name in null}
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import diffusers
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from huggingface_hub import snapshot_download
 from huggingface_hub.dataclasses import strict
@@ -75,17 +76,10 @@ def open_pipeline(source: str) -> Checkpoint:
     # JSON has no whole numbers as keys.
     id2label = None if names is None else {int(key): value for key, value in names.items()}
     config = read_json(folder / "transformer" / "config.json")
-    scheduler = _scheduler(folder, index)
-    check_signal(scheduler, f"the schedule of {source}")
-    return Checkpoint(folder / "transformer", config, scheduler, id2label, source)
-
-
-def _scheduler(folder: Path, index: dict[str, Any]) -> SchedulerMixin:
-    import diffusers
-
     kind: Any = getattr(diffusers, index["scheduler"][1])
     scheduler: SchedulerMixin = kind.from_pretrained(folder, subfolder="scheduler")
-    return scheduler
+    check_signal(scheduler, f"the schedule of {source}")
+    return Checkpoint(folder / "transformer", config, scheduler, id2label, source)
 
 
 def settings_of(kind: Callable[..., Any], config: dict[str, Any]) -> dict[str, Any]:

@@ -66,11 +66,9 @@ class Precompute:
     def __post_init__(self) -> None:
         self.source = build(DataSource, self.data, "data")
         self.how = build(Crops, self.crops, "crops")
-        one_size = [(self.image_size, self.image_size)]
-        self.buckets = one_size if self.max_ratio == 1 else self._buckets()
-
-    def _buckets(self) -> list[Size]:
-        return bucket_sizes(self.image_size, self.bucket_step, self.max_ratio)
+        self.buckets: list[Size] = [(self.image_size, self.image_size)]
+        if self.max_ratio != 1:
+            self.buckets = bucket_sizes(self.image_size, self.bucket_step, self.max_ratio)
 
     def validate_counts(self) -> None:
         for name in ("image_size", "views", "bucket_step", "batch_size", "shard_size"):
@@ -116,7 +114,9 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
     done = work.rows - sum(len(work.numbers(shard)) for shard in missing)
     with tqdm(total=work.rows, initial=done, unit=" images", disable=not progress, smoothing=0.05) as bar:
         for shard in missing:
-            _write_shard(partial / work.name(shard), work.table(work.numbers(shard), bar))
+            # A whole file under its final name; its schema carries the features, such as the names of classes.
+            with whole_file(partial / work.name(shard)) as file:
+                work.table(work.numbers(shard), bar).to_parquet(file)
     os.replace(partial, out)
     return out
 
@@ -143,12 +143,6 @@ def _check_sizes(settings: Precompute, factor: int) -> None:
                 f"pictures of {size[0]} x {size[1]} pixels do not fit the autoencoder, which needs multiples of "
                 f"{factor}: change image_size or bucket_step."
             )
-
-
-def _write_shard(path: Path, table: datasets.Dataset) -> None:
-    """A whole file under its final name; its schema carries the features, such as the names of classes."""
-    with whole_file(path) as file:
-        table.to_parquet(file)
 
 
 class _Work:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from diffusers import DDIMScheduler, FlowMatchHeunDiscreteScheduler, UniPCMultistepScheduler
-from huggingface_hub import close_session, constants
 
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline
@@ -31,14 +30,9 @@ def samples(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def offline(tmp_path, samples, monkeypatch):
+def in_the_samples(samples, monkeypatch, offline):
     """A name that a change made may be one of a Hub: nobody is asked. Paths in the samples are relative."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    close_session()
     monkeypatch.chdir(samples)
-    yield
-    close_session()
 
 
 def peak_memory() -> int:

@@ -14,7 +14,6 @@ from diffusers import DDIMScheduler
 from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
-from hf_ext.tasks.diffusion_evaluation import generate_images
 from hf_ext.training import main
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
 from tests.testing import assert_same_answers, assert_same_weights
@@ -161,7 +160,7 @@ def test_a_run_of_a_peer_leaves_a_snapshot_that_samples(peers, tmp_path):
     words = [str(tmp_path / "run.yaml"), "--max_steps", "3"]
     assert main(words, partial(peers.make_task, peer="sd3")) == 0
     pipeline = peers.load_peer(tmp_path / "run" / "snapshot", "sd3")
-    images = generate_images(pipeline, [0, 4], num_inference_steps=2, show_progress=False)
+    images = pipeline([0, 4], num_inference_steps=2, output_type="np").images
     assert images.shape == (2, 8, 8, 3)
     assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
 

@@ -2,7 +2,7 @@
 
 import itertools
 import shutil
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +15,7 @@ from diffusers import (
     TaylorSeerCacheConfig,
 )
 from diffusers.hooks import TextKVCacheConfig
-from diffusers.pipelines import pipeline_utils
-from huggingface_hub import ModelCard
+from huggingface_hub import HfApi, close_session
 
 from hf_ext.pipelines import DisentangledDiTPipeline
 from tests.disentangled_dit.dit_testing import generator, make_inputs, make_transformer
@@ -149,32 +148,33 @@ def test_whole_models_move_to_the_accelerator_in_the_order_of_their_use(monkeypa
     assert order == ["text_encoder", "transformer", "vae", "transformer", "vae"]
 
 
-def test_a_pipeline_that_is_saved_for_a_hub_is_saved_once(tmp_path, monkeypatch):
+# Runs in its own process, whose Hub is the embedded one. Arguments: a saved pipeline.
+PUSH = """
+import sys
+from hf_ext.pipelines import DisentangledDiTPipeline
+
+pipeline = DisentangledDiTPipeline.from_pretrained(sys.argv[1])
+for name in ("transformer", "vae"):
+    part = getattr(pipeline, name)
+    plain = part.save_pretrained
+    part.save_pretrained = lambda *words, name=name, plain=plain, **more: (print("saved", name), plain(*words, **more))
+pipeline.save_pretrained("pictures", push_to_hub=True, repo_id="me/pictures", commit_message="First")
+"""
+
+
+def test_a_pipeline_that_is_saved_for_a_hub_is_saved_once(hub, run_client, tmp_path):
     pipeline = make_pipeline(vae=make_vae())
-    saved, uploaded = [], []
-    for name in ("transformer", "vae"):
-        part = getattr(pipeline, name)
-        plain = part.save_pretrained
-
-        def save(folder, name=name, plain=plain, **options):
-            saved.append(name)
-            plain(folder, **options)
-
-        monkeypatch.setattr(part, "save_pretrained", save)
-
-    def upload(folder, repo_id, **options):
-        uploaded.append((repo_id, options["commit_message"]))
-        shutil.copytree(folder, tmp_path / "hub")
-
-    monkeypatch.setattr(pipeline, "_upload_folder", upload)
-    monkeypatch.setattr(pipeline_utils, "create_repo", lambda name, **_: SimpleNamespace(repo_id=f"me/{name}"))
-    monkeypatch.setattr(pipeline_utils, "load_or_create_model_card", lambda *_, **__: ModelCard("---\n---\n"))
-    pipeline.save_pretrained(tmp_path / "pictures", push_to_hub=True, commit_message="First")
-    assert sorted(saved) == ["transformer", "vae"] and uploaded == [("me/pictures", "First")]
-    files = {path.relative_to(tmp_path / "hub").as_posix() for path in (tmp_path / "hub").rglob("*")}
+    pipeline.save_pretrained(tmp_path / "pipeline")
+    printed = run_client(PUSH, str(tmp_path / "pipeline"))
+    assert sorted(line for line in printed.splitlines() if "saved" in line) == ["saved transformer", "saved vae"]
+    api = HfApi(endpoint=hub.url, token=False)
+    assert [commit.title for commit in api.list_repo_commits("me/pictures")].count("First") == 1
+    folder = Path(api.snapshot_download("me/pictures", local_dir=tmp_path / "hub"))
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     assert {"README.md", "model_index.json", "pipeline.py", "transformer/disentangled_dit.py"} < files
-    again = DisentangledDiTPipeline.from_pretrained(tmp_path / "hub")
+    again = DisentangledDiTPipeline.from_pretrained(folder)
     assert torch.equal(again.transformer.proj_out.weight, pipeline.transformer.proj_out.weight)
+    close_session()
 
 
 @pytest.mark.slow

@@ -27,12 +27,13 @@ from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.embedded_hub.store import HubStore
 from hf_ext.embedded_hub.uploads import store_regular
 from tests.hub_testing import ask, client_environment, commit_body, create_repository, request_lfs_upload, store_now
+from tests.testing import file_limit
 
 COMMIT = "/api/models/me/model/commit/main"
 SERVE = """
 import sys
-from hf_ext.embedded_hub.server import serve
-serve(sys.argv[1], ready=lambda hub: print(hub.url, flush=True))
+from hf_ext.embedded_hub.server import EmbeddedHub
+EmbeddedHub(sys.argv[1]).serve_forever(ready=lambda hub: print(hub.url, flush=True))
 """
 
 
@@ -245,21 +246,22 @@ def test_small_files_of_a_commit_are_synced_together_and_before_they_have_names(
     assert "sync all" not in steps and any(step.startswith("sync ") and "/incoming/" in step for step in steps)
 
 
-def test_a_full_disk(hub: EmbeddedHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_no_more(hub: EmbeddedHub) -> None:
     create_repository(hub.url, "me/model")
     assert ask(hub.url, "POST", COMMIT, commit_body({"kept.txt": b"kept"})).status == 200
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    for module, name in ((storage, "fsync"), (storage, "replace")):
-        with monkeypatch.context() as patch:
-            patch.setattr(module.os, name, full)
-            answer = ask(hub.url, "POST", COMMIT, commit_body({"late.txt": b"late"}))
-        assert answer.status == 507 and "No space left" in answer.headers["X-Error-Message"]
+    body = commit_body({"late.txt": b"late" * 1000})
+    with file_limit(1000):
+        answer = ask(hub.url, "POST", COMMIT, body)
+    assert answer.status == 507 and "File too large" in answer.headers["X-Error-Message"]
+    # A name that cannot be given.
+    blob = hub.store.blobs.path(hashlib.sha256(b"late" * 1000).hexdigest())
+    blob.mkdir(parents=True)
+    answer = ask(hub.url, "POST", COMMIT, body)
+    assert answer.status == 507 and "Is a directory" in answer.headers["X-Error-Message"]
+    blob.rmdir()
     assert list(hub.store.incoming.iterdir()) == []
     assert hub.store.verify() == []
-    assert ask(hub.url, "POST", COMMIT, commit_body({"late.txt": b"late"})).status == 200
+    assert ask(hub.url, "POST", COMMIT, body).status == 200
 
 
 def test_damage_is_found(hub: EmbeddedHub) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from diffusers import DDIMScheduler, DiffusionPipeline
 from huggingface_hub import HfApi, close_session, snapshot_download
 from PIL import Image
 
@@ -24,6 +23,7 @@ from tests.disentangled_dit.dit_testing import make_transformer
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.hub.published import EVALUATION
 from tests.hub.test_cards import assert_finished
+from tests.hub_testing import run_python
 
 pytestmark = [
     pytest.mark.usefixtures("warm_checks"),
@@ -121,7 +121,7 @@ PIPELINES = {
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @pytest.mark.parametrize("name", PIPELINES)
-def test_the_card_says_what_the_pipeline_takes_and_its_snippet_runs(name, tmp_path, monkeypatch):
+def test_the_card_says_what_the_pipeline_takes_and_its_snippet_runs(name, tmp_path):
     make, phrase, tag = PIPELINES[name]
     pipeline = make()
     pipeline.save_pretrained(tmp_path / "pipeline")
@@ -131,20 +131,11 @@ def test_the_card_says_what_the_pipeline_takes_and_its_snippet_runs(name, tmp_pa
     networks = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
     assert f"| parameters | {sum(p.numel() for part in networks for p in part.parameters()):,} |" in card
     (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    # as where hf_ext is not imported
-    monkeypatch.delattr(DiffusionPipeline, "_dict_from_json_file")
-    monkeypatch.setattr(DDIMScheduler, "set_timesteps", short(DDIMScheduler.set_timesteps))
-    scope: dict = {}
-    exec(snippet, scope)
-    assert type(scope["pipeline"]).__module__.startswith("diffusers_modules.local")
-    with Image.open("sample.png") as image:
+    absent = "import sys\nsys.modules['hf_ext'] = None\n"
+    printed = run_python(f"{absent}{snippet}\nprint(type(pipeline).__module__)", "http://127.0.0.1:1", tmp_path)
+    assert printed.startswith("diffusers_modules.local")
+    with Image.open(tmp_path / "sample.png") as image:
         assert image.size == ((20, 12) if pipeline.vae is not None else (10, 6))
-
-
-def short(set_timesteps):
-    """Two steps instead of fifty."""
-    return lambda self, num_inference_steps, device=None: set_timesteps(self, 2, device)
 
 
 def refuse_code(folder: Path) -> None:

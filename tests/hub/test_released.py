@@ -10,7 +10,6 @@ from PIL import Image
 from transformers import AutoModelForImageToImage
 
 import hf_ext
-from hf_ext.hub import released
 from hf_ext.hub.released import find_model, list_released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration, SemanIRImageProcessor
 from hf_ext_cli.main import main
@@ -26,17 +25,10 @@ MODELS = {model.name: model for model in list_released()}
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch) -> Path:
-    """A package without released models; the folder that they would lie in."""
-    monkeypatch.setattr(released, "FOLDER", tmp_path / "released")
+def tiny(released_models, tmp_path, monkeypatch) -> Path:
+    """A package with one small released model, `denoise-tiny`, in half precision as they all are."""
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "released"
-
-
-@pytest.fixture
-def tiny(package) -> Path:
-    """The same with one small model, `denoise-tiny`, in half precision as they all are."""
-    folder = package / "denoise-tiny"
+    folder = released_models / "denoise-tiny"
     SemanIRForImageRestoration(SemanIRConfig(**TINY)).half().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
@@ -90,7 +82,7 @@ def test_models_are_listed_with_scores_and_licence():
     assert entry["name"] == "denoise-tiny" and "folder" not in entry
 
 
-@pytest.mark.usefixtures("package")
+@pytest.mark.usefixtures("released_models")
 def test_without_any_model_the_list_says_so():
     assert "No model" in CliRunner().invoke(main, ["models"]).output
     with pytest.raises(ValueError, match="Released: none"):

@@ -12,7 +12,6 @@ import torch
 from huggingface_hub import close_session, constants, hf_hub_download
 from safetensors.torch import save_file
 
-from hf_ext.hub import range_readers
 from hf_ext.hub.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from hf_ext.hub.range_readers import RemoteFile
 
@@ -23,8 +22,7 @@ OTHER_COMMIT = "f" * 40
 
 
 @pytest.fixture
-def hub(monkeypatch, hub_cache) -> Iterator[MisbehavingHub]:
-    monkeypatch.setattr(range_readers, "FIRST_WAIT_SECONDS", 0.001)
+def hub(hub_cache) -> Iterator[MisbehavingHub]:
     hub = MisbehavingHub()
     yield hub
     close_session()
@@ -52,7 +50,7 @@ def test_remote_tensors_are_read_by_exact_ranges_at_the_resolved_commit(hub, ten
         offset = checkpoint.info("single").offset
         checkpoint["single"]
         assert hub.ranges()[-1][1] == f"bytes={offset}-{offset + 95}"
-        checkpoint.read_block("single", 5, 7)
+        checkpoint.read_into("single", 5, 7, torch.empty(2))
         assert hub.ranges()[-1][1] == f"bytes={offset + 20}-{offset + 27}"
         assert checkpoint.bytes_read == 8 + header + 96 + 8
         assert_same(checkpoint, tensors)
@@ -81,7 +79,7 @@ def test_remote_pickles_and_unknown_repositories(hub):
     assert hub.ranges() == []
 
 
-def test_a_cached_file_is_not_fetched_again_and_serves_offline(hub, tensors, monkeypatch):
+def test_a_cached_file_is_not_fetched_again_and_serves_offline(hub, tensors, request):
     path = Path(constants.HF_HUB_CACHE, "models--org--name", "snapshots", COMMIT, "model.safetensors")
     path.parent.mkdir(parents=True)
     path.write_bytes(hub.files["model.safetensors"])
@@ -90,7 +88,7 @@ def test_a_cached_file_is_not_fetched_again_and_serves_offline(hub, tensors, mon
         assert checkpoint.commit == COMMIT
     assert hub.ranges() == []
     hub.requests.clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    request.getfixturevalue("offline")
     with remote(hub) as checkpoint:
         assert_same(checkpoint, tensors)
         assert checkpoint.commit == COMMIT

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from safetensors.torch import load_file
 from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.safetensors_headers import DTYPE_NAMES, MAX_HEADER_BYTES
 from hf_ext.hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
+from hf_ext.hub.system_calls import reserve
+from tests.testing import file_limit
 
 from .checkpoint_files import assert_same, some_tensors
 
@@ -129,31 +130,27 @@ def test_a_header_over_the_limit_of_the_format(tmp_path):
         SafetensorsWriter(tmp_path / "a.safetensors", {"x" * MAX_HEADER_BYTES: (torch.float32, (4,))})
 
 
+def test_a_system_that_cannot_reserve_gives_the_length_alone(tmp_path):
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.write(descriptor, b"1234")
+    # It refuses to reserve nothing, as a file system that reserves nothing refuses everything.
+    reserve(descriptor, 0, tmp_path / "file")
+    assert os.fstat(descriptor).st_size == 0
+    os.close(descriptor)
+
+
 def test_no_room_is_noticed_at_once_and_says_what_is_needed(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-    try:
-        with pytest.raises(OSError, match=r"this file needs 4,000,\d\d\d bytes in all, [\d,]+ are free") as caught:
-            SafetensorsWriter(tmp_path / "a.safetensors", {"x": (torch.float32, (1000, 1000))})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    message = r"this file needs 4,000,\d\d\d bytes in all, [\d,]+ are free"
+    with file_limit(1 << 20), pytest.raises(OSError, match=message) as caught:
+        SafetensorsWriter(tmp_path / "a.safetensors", {"x": (torch.float32, (1000, 1000))})
     assert caught.value.errno == errno.EFBIG and str(tmp_path / "a.safetensors") in str(caught.value)
 
 
-def test_a_disk_that_fills_up_later(tmp_path, monkeypatch):
-    def unsupported(*arguments: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "not supported")
-
-    def full(*arguments: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+def test_a_disk_that_fills_up_later(tmp_path):
     writer = SafetensorsWriter(tmp_path / "a.safetensors", {"x": (torch.float32, (1000,))})
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match=r"this file needs 4,\d\d\d bytes in all") as caught:
+    with file_limit(1000), pytest.raises(OSError, match=r"this file needs 4,\d\d\d bytes in all") as caught:
         writer.write("x", 0, torch.ones(1000))
-    assert caught.value.errno == errno.ENOSPC
-    monkeypatch.undo()
+    assert caught.value.errno == errno.EFBIG
     writer.write("x", 0, torch.ones(1000))
     writer.close()
     assert load_file(tmp_path / "a.safetensors")["x"].eq(1).all()

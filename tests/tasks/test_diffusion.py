@@ -226,16 +226,16 @@ def test_captions_train_through_a_frozen_encoder(tmp_path, pictures, objective):
     assert all(torch.equal(saved[name], value) for name, value in encoder.state_dict().items())
     assert pipeline.config.max_text_length == 8 and pipeline.transformer.config.num_classes is None
     # In training the padding's noise is fresh, in evaluation and in the pipeline it is not.
-    tokens = task.captions().tokens("a red hen")
+    tokens = task.captions.tokens("a red hen")
     batch = {name: value[None] for name, value in tokens.items()}
-    assert not torch.equal(task.captions().encode(batch), task.captions().encode(batch))
+    assert not torch.equal(task.captions.encode(batch), task.captions.encode(batch))
     real = int(tokens["attention_mask"].sum())
-    ours, theirs = task.captions().encode(batch)[:, :real], pipeline.encode_prompt("a red hen")[0][:, :real]
+    ours, theirs = task.captions.encode(batch)[:, :real], pipeline.encode_prompt("a red hen")[0][:, :real]
     torch.testing.assert_close(ours, theirs)
-    dropped = task.captions().drop(
+    dropped = task.captions.drop(
         {name: value.repeat(2, 1) for name, value in batch.items()}, torch.tensor([True, False])
     )
-    assert dropped["input_ids"][0].tolist() == task.captions().tokens("")["input_ids"].tolist()
+    assert dropped["input_ids"][0].tolist() == task.captions.tokens("")["input_ids"].tolist()
     assert dropped["input_ids"][1].tolist() == tokens["input_ids"].tolist()
     assert losses(tmp_path / "run")
 

@@ -41,11 +41,11 @@ def download_wheels(folder: Path) -> None:
     subprocess.run([*command, *(f"{name}=={version(name)}" for name in BRING)], check=True)
 
 
-def build_wheel(folder: Path) -> None:
+def build_wheel(folder: Path, root: Path) -> None:
     """Our own, from the tree; setuptools would take up what an earlier build left."""
-    shutil.rmtree(ROOT / "build", ignore_errors=True)
+    shutil.rmtree(root / "build", ignore_errors=True)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
 
 
 def size(files: list[Path]) -> int:
@@ -66,13 +66,13 @@ def copy_data(source: Path, folder: Path, room: int) -> None:
         shutil.copyfile(file, target)
 
 
-def tree_bytes() -> int:
+def tree_bytes(root: Path) -> int:
     """Of the files that git knows, which travel too."""
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return size([path for name in names.split("\0")[:-1] if (path := ROOT / name).is_file()])
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    return size([path for name in names.split("\0")[:-1] if (path := root / name).is_file()])
 
 
-def write_lock(folder: Path) -> None:
+def write_lock(folder: Path, root: Path) -> None:
     """Commit of the code, and size and hash of every file."""
     files = {
         str(path.relative_to(folder)): {
@@ -82,23 +82,23 @@ def write_lock(folder: Path) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "LOCK"
     }
-    content = {**source_state(), "python": PYTHON, "files": files}
+    content = {**source_state(root), "python": PYTHON, "files": files}
     write_json(folder / "LOCK", content)
 
 
-def bundle(folder: Path, data: str, limit: int = LIMIT) -> int:
+def bundle(folder: Path, data: str, limit: int = LIMIT, root: Path = ROOT) -> int:
     """Makes the folder anew; its bytes."""
     shutil.rmtree(folder, ignore_errors=True)
     wheels = folder / "wheels"
     wheels.mkdir(parents=True)
-    build_wheel(wheels)
+    build_wheel(wheels, root)
     download_wheels(wheels)
-    room = limit - tree_bytes() - size(list(wheels.iterdir()))
+    room = limit - tree_bytes(root) - size(list(wheels.iterdir()))
     if data:
         copy_data(Path(data).resolve(), folder / "data", room - 2**20)
-    write_lock(folder)
+    write_lock(folder, root)
     taken = size([path for path in folder.rglob("*") if path.is_file()])
-    if taken > limit - tree_bytes():
+    if taken > limit - tree_bytes(root):
         raise SystemExit(f"{folder} has {taken / 2**20:.1f} MiB; with the tree {limit >> 20} are allowed: bring less.")
     return taken
 

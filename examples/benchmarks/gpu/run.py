@@ -56,11 +56,11 @@ def source_state(root: Path = ROOT) -> dict[str, Any]:
         return {"commit": content["commit"], "dirty": content["dirty"]}
 
 
-def describe(device: str) -> dict[str, Any]:
+def describe(device: str, root: Path = ROOT) -> dict[str, Any]:
     """Device, versions and state of the code: the head of every result."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU ({platform.machine()}), tiny sizes"
     versions = installed_versions(*LIBRARIES) | ({"cuda": torch.version.cuda} if device == "cuda" else {})
-    return {"device": name, "versions": versions, **source_state()}
+    return {"device": name, "versions": versions, **source_state(root)}
 
 
 def is_done(path: Path, head: dict[str, Any]) -> bool:
@@ -188,7 +188,7 @@ def find_device(wanted: str) -> str | None:
     return wanted or "cuda"
 
 
-def main(argv: list[str] | None = None, parts: dict[str, list[str]] = PARTS) -> int:
+def main(argv: list[str] | None = None, parts: dict[str, list[str]] = PARTS, root: Path = ROOT) -> int:
     """Runs the parts that were asked for; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="", help=f"some of {', '.join(parts)}, separated by commas; all by default")
@@ -206,7 +206,7 @@ def main(argv: list[str] | None = None, parts: dict[str, list[str]] = PARTS) -> 
         return 2
     default = REHEARSAL if words.device == "cpu" else HERE.parent / "results" / "gpu"
     words.results = Path(words.results).resolve() if words.results else default
-    head = describe(words.device)
+    head = describe(words.device, root)
     print(f"{head['device']}, commit {head['commit'][:12]}{' with changes' if head['dirty'] else ''}")
     print(", ".join(f"{library} {version}" for library, version in head["versions"].items()), flush=True)
     errors = {}

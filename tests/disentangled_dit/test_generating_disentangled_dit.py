@@ -1,5 +1,7 @@
 """Generated images measured: seeds, batches, distances, and a pipeline whose answers are known."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,19 @@ from diffusers import DDIMScheduler
 
 from hf_ext.metrics import content_drift, frechet_distance, high_frequency_energy, kernel_distance_of_subsets
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
-from hf_ext.tasks.diffusion_evaluation import evaluate_classes, evaluate_size_control, generate_images, measure_images
 from tests.disentangled_dit.dit_testing import make_transformer
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline
+from tests.study_testing import EXAMPLES, module_loader
 from tests.testing import assert_same_picture
 
-STEPS = {"num_inference_steps": 2, "guidance_scale": 1.0, "show_progress": False}
+load = module_loader(EXAMPLES / "disentangled_dit")
+
+STEPS = {"num_inference_steps": 2, "guidance_scale": 1.0}
+
+
+@pytest.fixture
+def generating(load):
+    return load("generating")
 
 
 @pytest.fixture(scope="module")
@@ -30,76 +39,75 @@ class Brightness:
         return means, (means.mean(1) / 51.2).astype(np.int64)
 
 
-def test_an_image_depends_on_seed_and_place_not_on_the_batch(pipeline):
+def test_an_image_depends_on_seed_and_place_not_on_the_batch(generating, pipeline):
     labels = [0, 3, 1, 4, 4]
-    whole = generate_images(pipeline, labels, **STEPS)
+    whole = generating.generate_images(pipeline, labels, **STEPS)
     assert whole.shape == (5, 8, 8, 3)
     assert whole.dtype == np.uint8
-    small = generate_images(pipeline, labels, batch_size=2, **STEPS)
+    small = generating.generate_images(pipeline, labels, batch_size=2, **STEPS)
     # Other shapes of matrix products round differently: at most one level.
     assert np.abs(whole.astype(int) - small).max() <= 1
-    assert_same_picture(generate_images(pipeline, labels, **STEPS), whole)
+    assert_same_picture(generating.generate_images(pipeline, labels, **STEPS), whole)
     # Noise of its own for each place, also for one class; the same place keeps its noise when other labels change.
     assert np.abs(whole[3].astype(int) - whole[4]).max() > 20
-    assert np.abs(whole[1].astype(int) - generate_images(pipeline, [4, 3], **STEPS)[1]).max() <= 1
-    assert np.abs(whole.astype(int) - generate_images(pipeline, labels, seed=1, **STEPS)).max() > 20
+    assert np.abs(whole[1].astype(int) - generating.generate_images(pipeline, [4, 3], **STEPS)[1]).max() <= 1
+    assert np.abs(whole.astype(int) - generating.generate_images(pipeline, labels, seed=1, **STEPS)).max() > 20
 
 
-def test_the_pipelines_own_bar_is_as_before(pipeline, capsys):
-    pipeline.set_progress_bar_config(leave=False)
-    generate_images(pipeline, [0, 1, 2], **{**STEPS, "show_progress": True}, batch_size=2)
-    assert pipeline._progress_bar_config == {"leave": False}
-    shown = capsys.readouterr().err
-    # It counts images; the pipeline's own would count two steps.
-    assert "images:" in shown and "| 0/3 [" in shown
-    assert "/2 [" not in shown
-
-
-def test_texts_are_measured_by_the_classes_that_they_name():
+def test_texts_are_measured_by_the_classes_that_they_name(generating):
     pipeline = make_text_pipeline()
     texts = ["a red hen", "a fish", "a red hen"]
-    images = generate_images(pipeline, texts, batch_size=2, **STEPS)
+    images = generating.generate_images(pipeline, texts, batch_size=2, **STEPS)
     assert images.shape == (3, 6, 10, 3)
     # The same text, other noise; the same noise, another text.
     assert np.abs(images[0].astype(int) - images[2]).max() > 20
-    assert np.abs(images[1].astype(int) - generate_images(pipeline, ["a fish", "a hen"], **STEPS)[1]).max() > 1
+    assert (
+        np.abs(images[1].astype(int) - generating.generate_images(pipeline, ["a fish", "a hen"], **STEPS)[1]).max() > 1
+    )
     labels = Brightness().classify(images)[1]
     reference = np.random.default_rng(0).uniform(0, 255, size=(40, 3)).astype(np.float32)
-    result = measure_images(images, np.append(labels[:2], labels[2] + 1), Brightness(), reference)
+    result = generating.measure_images(images, np.append(labels[:2], labels[2] + 1), Brightness(), reference)
     assert result["accuracy"] == pytest.approx(2 / 3)
     assert result["images"] == 3
 
 
-def test_classes_are_measured_on_equally_many_images(pipeline):
+def test_classes_are_measured_on_equally_many_images(generating, pipeline):
     reference = np.random.default_rng(0).uniform(0, 255, size=(40, 3)).astype(np.float32)
-    result = evaluate_classes(pipeline, Brightness(), reference, images_per_class=4, batch_size=7, **STEPS)
-    labels = [0, 1, 2, 3, 4] * 4
-    features, seen = Brightness().classify(generate_images(pipeline, labels, batch_size=7, **STEPS))
-    assert result == {
+    labels = generating.balance_labels(pipeline, 4)
+    assert labels.tolist() == [0, 1, 2, 3, 4] * 4
+    images = generating.generate_images(pipeline, labels.tolist(), batch_size=7, **STEPS)
+    features, seen = Brightness().classify(images)
+    assert generating.measure_images(images, labels, Brightness(), reference) == {
         "feature_distance": frechet_distance(features, reference),
         "kernel_distance": kernel_distance_of_subsets(features, reference, subset_size=20, subsets=20)[0],
-        "accuracy": float(np.mean(seen == np.array(labels))),
+        "accuracy": float(np.mean(seen == labels)),
         "images": 20,
     }
 
 
-def test_accuracy_is_of_the_class_that_was_asked_for(pipeline, monkeypatch):
-    # A pipeline that paints the class: class c is of brightness 51 c + 25; class 2 it paints as 4.
-    def paint(class_labels, generator, output_type, **options):
+class Painter(DisentangledDiTPipeline):
+    """Paints the class: class c is of brightness 51 c + 25; class 2 it paints as 4."""
+
+    def __call__(self, class_labels, generator, output_type, **options):
         levels = np.array([{2: 4}.get(label, label) for label in class_labels])
         noise = np.stack([torch.rand(8, 8, 3, generator=item).numpy() for item in generator])
-        images = (51 * levels[:, None, None, None] + 20 + 10 * noise) / 255
-        return type("Output", (), {"images": images})
+        return SimpleNamespace(images=(51 * levels[:, None, None, None] + 20 + 10 * noise) / 255)
 
-    monkeypatch.setattr(type(pipeline), "__call__", lambda self, **options: paint(**options))
+
+def test_accuracy_is_of_the_class_that_was_asked_for(generating, pipeline):
+    painter = Painter(**pipeline.components)
     reference = np.random.default_rng(0).uniform(0, 255, size=(40, 3)).astype(np.float32)
-    assert evaluate_classes(pipeline, Brightness(), reference, images_per_class=3, **STEPS)["accuracy"] == 0.8
+    labels = generating.balance_labels(painter, 3)
+    images = generating.generate_images(painter, labels.tolist(), **STEPS)
+    assert generating.measure_images(images, labels, Brightness(), reference)["accuracy"] == 0.8
 
 
-def test_the_size_control_is_varied_alone(pipeline):
-    result = evaluate_size_control(pipeline, Brightness(), [8, 32, 64], images_per_class=2, **STEPS)
+def test_the_size_control_is_varied_alone(generating, pipeline):
+    result = generating.evaluate_size_control(pipeline, Brightness(), [8, 32, 64], images_per_class=2, **STEPS)
     labels = [0, 1, 2, 3, 4] * 2
-    images = np.stack([generate_images(pipeline, labels, original_size=(s, s), **STEPS) for s in (8, 32, 64)])
+    images = np.stack(
+        [generating.generate_images(pipeline, labels, original_size=(s, s), **STEPS) for s in (8, 32, 64)]
+    )
     seen = np.stack([Brightness().classify(made)[1] for made in images])
     expected = content_drift(images, seen)
     assert expected["pixel_distance"] > 0.01
@@ -111,14 +119,14 @@ def test_the_size_control_is_varied_alone(pipeline):
     assert result["accuracy"] == [float(np.mean(classes == np.array(labels))) for classes in seen]
 
 
-def test_what_makes_no_sense_is_refused(pipeline):
+def test_what_makes_no_sense_is_refused(generating, pipeline):
     with pytest.raises(ValueError, match="conditions is empty"):
-        generate_images(pipeline, [])
+        generating.generate_images(pipeline, [])
     with pytest.raises(ValueError, match="2 images and 3 labels"):
-        measure_images(np.zeros((2, 8, 8, 3)), np.zeros(3), Brightness(), np.ones((3, 3)))
+        generating.measure_images(np.zeros((2, 8, 8, 3)), np.zeros(3), Brightness(), np.ones((3, 3)))
     with pytest.raises(ValueError, match="images_per_class must be at least 1"):
-        evaluate_size_control(pipeline, Brightness(), [8, 16], images_per_class=0)
+        generating.evaluate_size_control(pipeline, Brightness(), [8, 16], images_per_class=0)
     with pytest.raises(ValueError, match="at least two different sides"):
-        evaluate_size_control(pipeline, Brightness(), [8, 8])
+        generating.evaluate_size_control(pipeline, Brightness(), [8, 8])
     with pytest.raises(ValueError, match="only class models"):
-        evaluate_classes(make_text_pipeline(), Brightness(), np.ones((3, 3)))
+        generating.balance_labels(make_text_pipeline(), 4)

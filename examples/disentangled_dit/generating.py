@@ -1,0 +1,102 @@
+"""What a Disentangled DiT makes, measured: distance to real images, classes, content drift and what the controls do.
+
+Distances are in the features of a classifier that the user names (`feature_distance`, never FID); the claim of
+arXiv 2411.03177 is tested by varying the size control alone, with seed and class fixed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_ext.metrics import (
+    ClassifierFeatures,
+    content_drift,
+    frechet_distance,
+    high_frequency_energy,
+    kernel_distance_of_subsets,
+)
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+
+# Samples of a kernel distance at once, and how often they are drawn.
+SUBSET, SUBSETS = 1000, 20
+
+
+def generate_images(
+    pipeline: DisentangledDiTPipeline,
+    conditions: Sequence[int] | Sequence[str],
+    *,
+    seed: int = 0,
+    batch_size: int = 64,
+    **options: Any,
+) -> np.ndarray:
+    """An image [height, width, channels], uint8, for each class or text; `options` are those of a call."""
+    # The noise of an image depends on the seed and its place alone: not on the batches, its class or its controls.
+    wanted = list(conditions)
+    if not wanted:
+        raise ValueError("conditions is empty: give the class or the text of each image.")
+    key = "class_labels" if pipeline.transformer.config.joint_attention_dim is None else "prompt"
+    images = []
+    for start in range(0, len(wanted), batch_size):
+        part = range(start, min(start + batch_size, len(wanted)))
+        seeds = [int(np.random.SeedSequence((seed, index)).generate_state(1)[0]) for index in part]
+        inputs: dict[str, Any] = {**options, key: [wanted[index] for index in part]}
+        generators = [torch.Generator().manual_seed(number) for number in seeds]
+        output: Any = pipeline(generator=generators, output_type="np", **inputs)
+        images.append(np.rint(output.images * 255).astype(np.uint8))
+    return np.concatenate(images)
+
+
+def balance_labels(pipeline: DisentangledDiTPipeline, images_per_class: int) -> np.ndarray:
+    """Labels of equally many images of each class; any first part of them is nearly balanced too."""
+    if images_per_class < 1:
+        raise ValueError(f"images_per_class must be at least 1, got {images_per_class}.")
+    count = pipeline.transformer.config.num_classes
+    if count is None:
+        raise ValueError("the pipeline makes images of texts: only class models are measured by a classifier.")
+    return np.tile(np.arange(count), images_per_class)
+
+
+def measure_images(
+    images: np.ndarray, labels: np.ndarray, classifier: ClassifierFeatures, reference: np.ndarray
+) -> dict[str, float]:
+    """
+    How near generated images are to real ones, and whether they show what they were to show.
+
+    `reference` are the features [samples, dimensions] of real images. `accuracy` is the share of images in which the
+    classifier sees the class that was asked for; the Fréchet distance depends on the number of images.
+    """
+    if len(images) != len(labels):
+        raise ValueError(f"there are {len(images)} images and {len(labels)} labels: give the class of each image.")
+    features, seen = classifier.classify(images)
+    subset = min(SUBSET, len(features), len(reference))
+    distance, _ = kernel_distance_of_subsets(features, reference, subset_size=subset, subsets=SUBSETS)
+    return {
+        "feature_distance": frechet_distance(features, reference),
+        "kernel_distance": distance,
+        "accuracy": float(np.mean(seen == labels)),
+        "images": len(images),
+    }
+
+
+def evaluate_size_control(
+    pipeline: DisentangledDiTPipeline,
+    classifier: ClassifierFeatures,
+    sizes: Sequence[int],
+    *,
+    images_per_class: int = 10,
+    **options: Any,
+) -> dict[str, Any]:
+    """What `original_size` changes, with seed and class fixed: content, which it should not, and detail."""
+    if len(set(sizes)) < 2:
+        raise ValueError(f"sizes must be at least two different sides in pixels, got {list(sizes)}.")
+    labels = balance_labels(pipeline, images_per_class)
+    images = [generate_images(pipeline, labels.tolist(), original_size=(size, size), **options) for size in sizes]
+    seen = [classifier.classify(part)[1] for part in images]
+    return {
+        **content_drift(np.stack(images), np.stack(seen)),
+        "sizes": list(sizes),
+        "high_frequency_energy": [float(high_frequency_energy(part).mean()) for part in images],
+        "accuracy": [float(np.mean(classes == labels)) for classes in seen],
+    }
