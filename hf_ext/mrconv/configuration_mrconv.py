@@ -91,8 +91,8 @@ class MRConvConfig(PreTrainedConfig):
             Whether dropout drops whole channels of a sample, at every position.
         norm_eps (`float`, *optional*, defaults to 1e-5): Added to every variance.
         norm_momentum (`float`, *optional*, defaults to 0.1): Share of a new batch in the running statistics.
-        sync_batch_norm (`bool`, *optional*, defaults to `False`):
-            Whether batch statistics are taken over all processes in training.
+        sync_batch_norm (`bool`, *optional*, defaults to `True`):
+            Whether batch statistics are those of all processes together, where several train.
         sampling_rate (`int`, *optional*): Samples per second of the input, where that has a meaning.
         rate_factor (`float`, *optional*, defaults to 1.0):
             How many times fewer samples per second there are than at training; set by `change_rate`.
@@ -126,7 +126,7 @@ class MRConvConfig(PreTrainedConfig):
     tied_dropout: bool = True
     norm_eps: float = 1e-5
     norm_momentum: float = 0.1
-    sync_batch_norm: bool = False
+    sync_batch_norm: bool = True
     sampling_rate: int | None = None
     rate_factor: float | int = 1.0
     reparameterized: bool = False

@@ -57,7 +57,7 @@ class MRConvNextConfig(PreTrainedConfig):
         branch_norm (`str`, *optional*, defaults to `"batch"`): Normalisation of the branches, as in [`MRConvConfig`].
         norm_eps (`float`, *optional*, defaults to 1e-5): Added to the variance in the normalisation of the branches.
         norm_momentum (`float`, *optional*, defaults to 0.1): Share of a new batch in the branches' running statistics.
-        sync_batch_norm (`bool`, *optional*, defaults to `False`):
+        sync_batch_norm (`bool`, *optional*, defaults to `True`):
             Whether the branches' statistics are those of the batches of all processes together.
         layer_norm_eps (`float`, *optional*, defaults to 1e-6): Added to the variance in every LayerNorm.
         layer_scale_init_value (`float`, *optional*, defaults to 1e-6):
@@ -83,7 +83,7 @@ class MRConvNextConfig(PreTrainedConfig):
     branch_norm: str = "batch"
     norm_eps: float = 1e-5
     norm_momentum: float = 0.1
-    sync_batch_norm: bool = False
+    sync_batch_norm: bool = True
     layer_norm_eps: float = 1e-6
     layer_scale_init_value: float | int = 1e-6
     drop_path_rate: float | int = 0.0

@@ -210,6 +210,10 @@ class LanguageModelTask(TokenTask):
         labels = torch.where(tokens["attention_mask"] == 1, tokens["input_ids"], -100)
         return {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"], "labels": labels}
 
+    def count_targets(self, batch: dict[str, Any]) -> torch.Tensor:
+        """The predicted bytes."""
+        return (batch["labels"][:, 1:] != -100).sum()
+
     def evaluate_batch(
         self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
     ) -> list[dict[str, float]]:

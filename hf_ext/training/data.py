@@ -8,10 +8,11 @@ Streams: every worker yields whole batches together with its own reading state, 
 its state back.
 """
 
+import contextlib
 import copy
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import datasets
@@ -265,19 +266,21 @@ class TrainingLoader:
         return split_dataset_by_node(data, rank=rank, world_size=world_size)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for item in self._items():
-            if item is None:
-                continue
-            if self.is_stream:
-                batch, worker, state, bad = item
-                self.stream_states[worker] = state
-            else:
-                batch, bad = item
-            self.samples_read += self.batch_size
-            self.bad.add(bad, self.samples_read)
-            yield batch
+        # Closed by name: the traceback of an error would keep the loader processes alive.
+        with contextlib.closing(self._items()) as items:
+            for item in items:
+                if item is None:
+                    continue
+                if self.is_stream:
+                    batch, worker, state, bad = item
+                    self.stream_states[worker] = state
+                else:
+                    batch, bad = item
+                self.samples_read += self.batch_size
+                self.bad.add(bad, self.samples_read)
+                yield batch
 
-    def _items(self) -> Iterator[Any]:
+    def _items(self) -> Generator[Any, None, None]:
         try:
             yield from self.loader
         except (OSError, ValueError, TypeError) as error:

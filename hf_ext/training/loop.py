@@ -314,12 +314,13 @@ class _Training:
         arguments, accelerator = self.arguments, self.accelerator
         passes, norm = arguments.gradient_accumulation_steps, None
         total = torch.zeros((), device=accelerator.device)
-        for index in range(passes):
+        read = [next(batches) for _ in range(passes)]
+        for index, (batch, share) in enumerate(zip(read, self._weigh(read), strict=True)):
             # Batches for CUDA lie in pinned memory: the copy runs while the last step is computed.
-            batch = send_to_device(next(batches), accelerator.device, non_blocking=accelerator.device.type == "cuda")
+            batch = send_to_device(batch, accelerator.device, non_blocking=accelerator.device.type == "cuda")
             self._seed(self.progress.step * passes + index)
             with accelerator.accumulate(self.model):
-                loss = self.task.loss(self.model, batch, self.progress.step)
+                loss = self.task.loss(self.model, batch, self.progress.step) * share
                 accelerator.backward(loss)
                 total += loss.detach() / passes
                 if accelerator.sync_gradients and arguments.max_grad_norm:
@@ -333,6 +334,19 @@ class _Training:
         self.progress.step += 1
         self.progress.samples += self._batch_size
         return total, norm
+
+    def _weigh(self, batches: list[dict[str, Any]]) -> list[float] | torch.Tensor:
+        """What the mean loss of each batch is worth in the mean of the step; all together as much as their number."""
+        # Accelerate takes the mean over the passes, DDP that over the processes. A mean of means is the mean of all
+        # values only where each was taken of equally many: n_i values of N in all are worth n_i / N in place of 1 in
+        # passes · processes.
+        found = [self.task.count_targets(batch) for batch in batches]
+        counts = [count for count in found if count is not None]
+        if len(counts) < len(batches):
+            return [1.0] * len(batches)
+        mine = torch.stack(counts).to(self.accelerator.device, torch.float32)
+        total = self.accelerator.reduce(mine.sum(), reduction="sum")
+        return mine * (len(batches) * self.accelerator.num_processes) / total.clamp_min(1)
 
     def _seed(self, batch: int) -> None:
         """Dropout and the like as a function of (seed, rank, batch)."""

@@ -90,6 +90,14 @@ class Task:
         loss: torch.Tensor = model(**batch).loss
         return loss
 
+    def count_targets(self, batch: dict[str, Any]) -> torch.Tensor | None:
+        """
+        How many values the loss of a batch is the mean of, where batches of equal size differ in it, such as the
+        predicted tokens of texts. The gradient of a step is then that of the mean over all of them, however they are
+        split into processes and passes. `None`: every batch counts the same.
+        """
+        return None
+
     def evaluate_batch(
         self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
     ) -> list[dict[str, float]]:

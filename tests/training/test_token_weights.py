@@ -1,0 +1,73 @@
+"""A step on texts of uneven length is the same step, however its texts are split into passes and processes."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_ext.training import TrainingArguments, build_task, train
+from hf_ext.training.arguments import build
+from tests.process_state import forget_accelerate
+
+from .launching import fork_two
+
+TEXTS = ["a", "the second text is long, and the third " * 3, "no", "yes, perhaps", "x" * 90, "last but one, " * 4]
+
+
+def make_arguments(folder: Path, batch: int, passes: int) -> TrainingArguments:
+    """One step of plain gradient descent, without what depends on a batch."""
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    model = {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 4, "branch_norm": "none", "norm": "layer"}
+    values = {
+        "method": "mrconv-lm",
+        "output_dir": str(folder / "run"),
+        "data": {"train": {"path": str(folder / "texts.jsonl")}},
+        "task": {"max_length": 128},
+        "model": model,
+        "max_steps": 1,
+        "per_device_train_batch_size": batch,
+        "gradient_accumulation_steps": passes,
+        "optim": "SGD",
+        "learning_rate": 1.0,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "report_to": "none",
+    }
+    return build(TrainingArguments, values)
+
+
+def weights_and_loss(folder: Path) -> tuple[dict[str, torch.Tensor], float]:
+    rows = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return load_file(folder / "run" / "snapshot" / "model.safetensors"), json.loads(rows[0])["loss"]
+
+
+@pytest.mark.parametrize(("processes", "batch", "passes"), [(1, 3, 2), (1, 2, 3), (1, 1, 6), (2, 3, 1), (2, 1, 3)])
+def test_the_split_of_a_step_changes_nothing(tmp_path, processes, batch, passes):
+    for name in ("whole", "split"):
+        (tmp_path / name).mkdir()
+    forget_accelerate()
+    arguments = make_arguments(tmp_path / "whole", 6, 1)
+    train(build_task(arguments), arguments)
+    if processes == 1:
+        forget_accelerate()
+        arguments = make_arguments(tmp_path / "split", batch, passes)
+        train(build_task(arguments), arguments)
+    else:
+        fork_two("tests.training.test_token_weights", str(tmp_path / "split"), str(batch), str(passes))
+    (whole, loss), (split, other) = weights_and_loss(tmp_path / "whole"), weights_and_loss(tmp_path / "split")
+    assert other == pytest.approx(loss, rel=1e-5)
+    for name, value in whole.items():
+        torch.testing.assert_close(split[name], value, rtol=1e-4, atol=1e-6)
+
+
+def main() -> None:
+    folder, batch, passes = sys.argv[1:]
+    arguments = make_arguments(Path(folder), int(batch), int(passes))
+    train(build_task(arguments), arguments)
+
+
+if __name__ == "__main__":
+    main()
