@@ -23,8 +23,9 @@ from transformers.utils import logging
 
 from hf_ext.training import Task, TrainingArguments
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
-from hf_ext.training.data import TrainingLoader, open_source
+from hf_ext.training.data import TrainingLoader
 from hf_ext.training.provenance import public_arguments
+from hf_ext.training.sources import open_source
 
 LAUNCH = ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")

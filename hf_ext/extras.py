@@ -12,6 +12,8 @@ EXTRAS = {
     "pathspec": "hub",
     "pillow_heif": "images",
     "rawpy": "images",
+    "soundfile": "audio",
+    "soxr": "audio",
     "tensorboard": "train",
     "tifffile": "images",
     "zstandard": "archive",

@@ -33,7 +33,7 @@ from versions import installed_versions
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, train
-from hf_ext.training.data import IndexedSamples
+from hf_ext.training.data import IndexedSamples, collate_samples
 
 CLASSES, IMAGES = 10, 64
 Times = list[tuple[float, float]]
@@ -103,8 +103,10 @@ def plain_loop(data: datasets.Dataset, words: argparse.Namespace, device: torch.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     scheduler = get_scheduler("constant", optimizer)
     samples = IndexedSamples(data, plain_sample, 0)
-    loader = DataLoader(samples, batch_size=words.batch_size, sampler=range(words.steps * words.batch_size))
-    for step, batch in enumerate(loader):
+    loader = DataLoader(
+        samples, batch_size=words.batch_size, sampler=range(words.steps * words.batch_size), collate_fn=collate_samples
+    )
+    for step, (batch, _) in enumerate(loader):
         batch["controls"] = {name: value.to(device) for name, value in batch["controls"].items()}
         batch = {name: value if name == "controls" else value.to(device) for name, value in batch.items()}
         times.append(now(device, step))

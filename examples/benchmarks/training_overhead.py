@@ -27,7 +27,7 @@ from versions import installed_versions
 
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments, train
-from hf_ext.training.data import IndexedSamples
+from hf_ext.training.data import IndexedSamples, collate_samples
 
 SIZES = {"batch_size": 1, "patch_size": 16, "images": 16}
 
@@ -58,8 +58,10 @@ def bare_loop(task: TimedTask, data: datasets.Dataset, model_section: dict[str, 
     optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.0), lr=2e-4, fused=True)
     scheduler = get_scheduler("cosine", optimizer, num_warmup_steps=0, num_training_steps=steps)
     samples = IndexedSamples(data, task.training_sample, 0)
-    loader = DataLoader(samples, batch_size=SIZES["batch_size"], sampler=range(steps * SIZES["batch_size"]))
-    for step, batch in enumerate(loader):
+    loader = DataLoader(
+        samples, batch_size=SIZES["batch_size"], sampler=range(steps * SIZES["batch_size"]), collate_fn=collate_samples
+    )
+    for step, (batch, _) in enumerate(loader):
         loss = task.loss(model, batch, step)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -14,7 +14,7 @@ from hf_ext import EMRModel, SemanIRForImageRestoration
 from hf_ext.metrics.psnr import psnr
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training.arguments import DataSource, read_yaml
-from hf_ext.training.data import open_source
+from hf_ext.training.sources import open_source
 
 if TYPE_CHECKING:
     from study import Study

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from hf_ext.mrconv import MRConvForAudioClassification, MRConvForCausalLM
 from hf_ext.training import build_task, evaluate, evaluate_checkpoint
-from hf_ext.training.data import open_source
+from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -34,7 +34,7 @@ def merged_times(snapshot: Path, values: dict[str, Any]) -> dict[str, Any]:
     """Scores, outputs and times of a model with branches and of the same one merged."""
     arguments = run_arguments("fsdd", values)
     task = build_task(arguments)
-    data = open_source(arguments.data_arguments.eval_source)
+    data = open_source(arguments.data_arguments.eval_sources[""])
     model = MRConvForAudioClassification.from_pretrained(snapshot).eval()
     inputs, one = (task.batch(model, [data[index] for index in range(count)]) for count in (8, 1))
     before, branches = model(**inputs).logits, median_seconds(lambda: model(**one), 9)

@@ -34,9 +34,10 @@ from hf_ext.tasks.degradations import gaussian_noise
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
-from hf_ext.training.data import open_source, read_example
+from hf_ext.training.bad_examples import read_example
 from hf_ext.training.evaluation import evaluate
 from hf_ext.training.launch import build_task, evaluate_checkpoint
+from hf_ext.training.sources import open_source
 
 BSDS = "BSDS500, 324 photographs (research and education)"
 RESEARCH = "research and education, as BSDS500"
@@ -167,7 +168,7 @@ def measure(name: str, folder: Path, release: Release) -> tuple[list[dict[str, A
         arguments = build(
             TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words)}
         )
-        source = arguments.data_arguments.eval_source
+        source = arguments.data_arguments.eval_sources[""]
         assert source is not None
         if arguments.method != "semanir":
             continue
@@ -188,7 +189,7 @@ def draw(name: str, folder: Path, release: Release) -> Image.Image:
     )
     task: Any = build_task(arguments)
     model = task.build_model({}, str(folder)).eval()
-    source = arguments.data_arguments.eval_source
+    source = arguments.data_arguments.eval_sources[""]
     assert source is not None
     data = open_source(source)
     if arguments.method == "mrconv-audio":

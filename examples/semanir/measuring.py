@@ -16,7 +16,7 @@ from hf_ext.tasks.degradations import matlab_bicubic
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import build_task, evaluate
 from hf_ext.training.arguments import DataSource
-from hf_ext.training.data import open_source
+from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -43,7 +43,7 @@ def score(snapshot: Path, values: dict[str, Any], source: dict[str, Any]) -> dic
 def sweep(snapshot: Path, values: dict[str, Any], keys: list[int], repeats: int = 5) -> list[dict[str, float]]:
     """PSNR on the run's test images, and seconds for the first of them, with every k."""
     task, model = load(snapshot, values)
-    source = run_arguments(values).data_arguments.eval_source
+    source = run_arguments(values).data_arguments.eval_sources[""]
     data = open_source(source)
     degraded, _ = task.degraded_example(data[0], 0)
     rows = []
@@ -90,7 +90,10 @@ def input_psnr(settings: dict[str, dict[str, Any]]) -> dict[str, float]:
     """PSNR of what the models are given; a small picture is enlarged as MATLAB's bicubic does."""
     result = {}
     for name, values in settings.items():
-        task, data = build_task(run_arguments(values)), open_source(run_arguments(values).data_arguments.eval_source)
+        task, data = (
+            build_task(run_arguments(values)),
+            open_source(run_arguments(values).data_arguments.eval_sources[""]),
+        )
         scale = task.build_model(run_arguments(values).model, None).config.scale
         scores = []
         for index, example in enumerate(data):
@@ -109,7 +112,7 @@ def draw_pictures(snapshot: Path, values: dict[str, Any], weight: float, indices
     from matplotlib import pyplot
 
     task, model = load(snapshot, values)
-    data = open_source(run_arguments(values).data_arguments.eval_source)
+    data = open_source(run_arguments(values).data_arguments.eval_sources[""])
     chosen = [index for index in indices if index < len(data)]
     figure, axes = pyplot.subplots(len(chosen), 4, figsize=(13, 3.5 * len(chosen)), squeeze=False)
     for line, index in zip(axes, chosen, strict=True):

@@ -16,6 +16,7 @@ from .errors import classify
 COMMANDS = {
     "train": "training",
     "evaluate": "training",
+    "data": "training",
     "merge": "emr",
     "emr": "emr",
     "restore": "semanir",

@@ -1,4 +1,4 @@
-"""hf-ext train and hf-ext evaluate."""
+"""hf-ext train, hf-ext evaluate and hf-ext data."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ CONFIG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 # Everything after FILE.yaml belongs to the training arguments, --help included.
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE)
+@click.command(context_settings={"allow_interspersed_args": False}, add_help_option=False)
+@click.option("-h", "--help", "show_help", is_flag=True, help="Show this, and with FILE.yaml its method's fields too.")
+@click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE, required=False)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def train(context: click.Context, config: Path, overrides: tuple[str, ...]) -> None:
+def train(context: click.Context, show_help: bool, config: Path | None, overrides: tuple[str, ...]) -> None:
     """Train a model as a YAML file says.
 
     Values after the file replace those in it; sections take dots. The same command continues a run that was
@@ -27,6 +28,7 @@ def train(context: click.Context, config: Path, overrides: tuple[str, ...]) -> N
     Examples:
       hf-ext train examples/semanir/denoise_color.yaml
       hf-ext train examples/semanir/denoise_color.yaml --max_steps 100 --data.train.path photos/
+      hf-ext train --help examples/semanir/denoise_color.yaml
 
     \b
     Several GPUs or machines:
@@ -36,6 +38,10 @@ def train(context: click.Context, config: Path, overrides: tuple[str, ...]) -> N
     import_without_models()
     from hf_ext.training import main as run
 
+    if show_help or {"-h", "--help"} & {*overrides}:
+        context.exit(run(["--help", *([] if config is None else [str(config)])], usage=context.get_help() + "\n"))
+    if config is None:
+        raise click.UsageError("Missing argument 'FILE.yaml'.")
     context.exit(run([str(config), *overrides]))
 
 
@@ -68,3 +74,50 @@ def evaluate(
         print_json(result)
     else:
         print_rows([result_row(entry) for entry in result["results"]])
+
+
+@click.group()
+def data() -> None:
+    """Look at the data of a training before it begins.
+
+    \b
+    Examples:
+      hf-ext data check examples/semanir/denoise_color.yaml --data.train.path photos/ --data.eval null
+    """
+
+
+@data.command(name="check", context_settings={"allow_interspersed_args": False})
+@click.option("--progress/--no-progress", default=True, help="Show a bar.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.argument("config", metavar="FILE.yaml", type=CONFIG_FILE)
+@click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def check(context: click.Context, config: Path, overrides: tuple[str, ...], progress: bool, as_json: bool) -> None:
+    """Read all data of FILE.yaml once, decode and prepare every example, and tell which cannot be used.
+
+    Values after the file replace those in it, as for `hf-ext train`. Nothing is written. Exit code 1 where training
+    would end, as data.max_bad_examples allows fewer, or where an example of an evaluation cannot be read.
+
+    \b
+    Examples:
+      hf-ext data check examples/semanir/denoise_color.yaml --data.train.path photos/ --data.eval null
+      hf-ext data check --json examples/semanir/denoise_color.yaml
+    """
+    import_without_models()
+    import datasets
+
+    from hf_ext.training.arguments import TrainingArguments, apply_overrides, build, read_yaml
+    from hf_ext.training.data_check import check_data, describe_check
+    from hf_ext.training.launch import build_task
+
+    arguments = build(TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(config), list(overrides))})
+    # One bar is enough.
+    datasets.disable_progress_bars()
+    found = check_data(build_task(arguments), arguments, progress)
+    if as_json:
+        print_json(found)
+    else:
+        for entry in found:
+            click.echo(describe_check(entry))
+    if any(len(entry["bad"]) > entry["allowed"] for entry in found):
+        context.exit(1)

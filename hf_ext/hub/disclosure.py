@@ -114,11 +114,21 @@ def _rewrite(path: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def _keep_known_training(content: dict[str, Any]) -> dict[str, Any]:
-    from ..training.arguments import DataArguments, DataSource, TrainingArguments
+    from ..training.arguments import DataArguments, SourcePart, TrainingArguments
 
     def known(value: Any, kind: type) -> Any:
         names = [item.name for item in dataclasses.fields(kind)]
         return {name: value[name] for name in names if name in value} if isinstance(value, dict) else value
+
+    def known_source(value: Any) -> Any:
+        """One source, a list of them, or evaluation sets by name."""
+        if isinstance(value, list):
+            return [known_source(part) for part in value]
+        if not isinstance(value, dict):
+            return value
+        if "path" not in value:
+            return {name: known_source(part) for name, part in value.items() if isinstance(part, dict)}
+        return {**known(value, SourcePart), "path": known_source(value["path"])}
 
     kept = {name: content[name] for name in _TRAINING if name in content}
     if not isinstance(arguments := kept.get("arguments"), dict):
@@ -129,7 +139,7 @@ def _keep_known_training(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(arguments.get("data"), dict):
         data = known(arguments["data"], DataArguments)
         arguments["data"] = {
-            name: known(value, DataSource) if name in ("train", "eval") else value for name, value in data.items()
+            name: known_source(value) if name in ("train", "eval") else value for name, value in data.items()
         }
     return kept
 

@@ -69,7 +69,9 @@ class DisentangledDiTTask(Task):
         sample_steps (`int`, defaults to 20): Steps of the pictures in the run's folder.
         sample_guidance (`float`, defaults to 4.0): Their guidance.
         samples_per_class (`int`, defaults to 4): Their number for each class or caption.
-        image_column, label_column, text_column (`str`): Columns of the data.
+        image_column (`str`, defaults to `"image"`): Column of the pictures.
+        label_column (`str`, defaults to `"label"`): Column of the classes.
+        text_column (`str`, defaults to `"text"`): Column of the texts.
     """
 
     image_size: int | list[int] = 32
@@ -93,6 +95,7 @@ class DisentangledDiTTask(Task):
 
     # Replaced in a subclass, other networks train on the same data: examples/disentangled_dit/peers.py.
     model_class: ClassVar[Callable[..., ModelMixin]] = DisentangledDiTTransformer2DModel
+    config_class: ClassVar[type | None] = DisentangledDiTTransformer2DModel
     greater_is_better: ClassVar[bool] = False
     eval_batch_size: ClassVar[int] = 32
 

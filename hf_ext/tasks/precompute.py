@@ -22,7 +22,8 @@ from hf_ext.files import read_json, remove_leftovers, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.settings import build
 from hf_ext.training.arguments import DataSource
-from hf_ext.training.data import open_source, read_example
+from hf_ext.training.bad_examples import read_example
+from hf_ext.training.sources import open_source
 
 from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
 from .diffusion_latents import COLUMNS, load_autoencoder, to_pixels, write_row

@@ -65,6 +65,8 @@ class SemanIRTask(Task):
     pipeline_tag: ClassVar[str] = "image-to-image"
     greater_is_better: ClassVar[bool] = True
     eval_batch_size: ClassVar[int] = 1
+    config_class: ClassVar[type | None] = SemanIRConfig
+    presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     def __post_init__(self) -> None:
         self.config = SemanIRConfig()

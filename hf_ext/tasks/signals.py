@@ -1,5 +1,6 @@
 """MRConv on signals: images as sequences of pixels, raw audio, and images with MRConvNeXt."""
 
+import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from huggingface_hub.dataclasses import strict
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_ext.extras import import_extra
 from hf_ext.mrconv.configuration_mrconvnext import PRESETS, MRConvNextConfig
 from hf_ext.mrconv.feature_extraction_mrconv import MRConvFeatureExtractor
 from hf_ext.mrconv.image_processing_mrconvnext import MRConvNextImageProcessor
@@ -95,7 +97,8 @@ class AudioTask(ClassificationTask):
         decimation (`int`, defaults to 1):
             Evaluate a trained model on every n-th sample, without a filter, its kernels moved by `change_rate`.
         audio_column (`str`, defaults to `"audio"`):
-            Column of the recordings: lists of samples, floats or 16-bit, or what `datasets.Audio` decodes.
+            Column of the recordings: sound files (WAV, FLAC, …, read with soundfile, several channels averaged,
+            other rates resampled), lists of samples, floats or 16-bit, or what `datasets.Audio` decodes.
     """
 
     sampling_rate: int = 16000
@@ -147,6 +150,8 @@ class AudioTask(ClassificationTask):
             samples = np.asarray(value)
             # A column of whole numbers comes back as 64-bit ones.
             return samples.astype(np.int16) if samples.dtype == np.int64 and abs(samples).max() <= 32768 else samples
+        if isinstance(value, dict) and "bytes" in value:
+            return read_recording(value, self.sampling_rate)
         # A decoder of torchcodec or a dictionary: both have these keys.
         if value["sampling_rate"] != self.sampling_rate:
             raise ValueError(
@@ -219,6 +224,18 @@ class ImageTask(ClassificationTask):
     def processor(self) -> MRConvNextImageProcessor:
         """The image processor."""
         return self._processor
+
+
+def read_recording(value: dict[str, Any], sampling_rate: int) -> np.ndarray:
+    """The samples of a sound file, which lies on disk or is given as bytes, at a rate, as one channel."""
+    soundfile = import_extra("soundfile")
+    try:
+        file = io.BytesIO(value["bytes"]) if value["bytes"] else value["path"]
+        samples, rate = soundfile.read(file, dtype="float32")
+    except soundfile.SoundFileError as error:
+        raise ValueError(f"{value['path'] or 'a recording'} is no sound file that can be read: {error}") from error
+    mono = samples if samples.ndim == 1 else samples.mean(1)
+    return mono if rate == sampling_rate else import_extra("soxr").resample(mono, rate, sampling_rate)
 
 
 def random_box(width: int, height: int, min_scale: float, generator: np.random.Generator) -> tuple[int, int, int, int]:

@@ -31,22 +31,46 @@ class DataSource:
     Where examples come from: anything that `datasets.load_dataset` reads, or a folder of paired images.
 
     Args:
-        path (`str`):
-            A local folder (images, parquet, webdataset, … as `datasets` infers it), a folder with `lq/` and `hq/`
-            sub-folders of equally named images, a single data file, or a Hub id, optionally `org/name@revision`.
+        path (`str` or `list`):
+            A local folder (images, sound files, parquet, webdataset, … as `datasets` infers it), a folder with `lq/`
+            and `hq/` sub-folders of equally named images, a data file (`.parquet`, `.jsonl`, `.csv`, `.txt`, `.tar`,
+            …, also compressed), a pattern such as `shards/*.jsonl.gz`, or a Hub id, optionally `org/name@revision`.
+            A list holds several of them, each a path or a mapping of a [`SourcePart`]; the columns that all have are
+            kept.
         name (`str`, *optional*): Configuration of a data set that has several.
         split (`str`, defaults to `"train"`): Split, with slices as in `"train[:10%]"` for map-style data.
+        rename_columns (`dict[str, str]`, *optional*):
+            New names of columns, so that training, evaluation and the parts of a list agree: `{png: image}`.
         streaming (`bool`, defaults to `False`): Read as a stream instead of indexing.
         shuffle_buffer (`int`, defaults to 0):
             Examples held to shuffle a stream. 0 shuffles only the order of the shards and resumes at once; a buffer
             resumes exactly too, by reading the epoch again up to where it stopped.
     """
 
-    path: str
+    path: str | list
     name: str | None = None
     split: str = "train"
+    rename_columns: dict | None = None
     streaming: bool = False
     shuffle_buffer: int = 0
+
+    @property
+    def parts(self) -> "list[SourcePart]":
+        """The entries of a list of sources; none of a single one."""
+        if not isinstance(self.path, list):
+            return []
+        shared = {"split": self.split, "rename_columns": self.rename_columns, "streaming": self.streaming}
+        return [
+            build(SourcePart, {**shared, **(part if isinstance(part, dict) else {"path": part})}, f"path[{place}]")
+            for place, part in enumerate(self.path)
+        ]
+
+    def validate_path(self) -> None:
+        if not self.path:
+            raise ValueError("path is empty: give a folder, a data file, a Hub data set id, or a list of them.")
+        for part in self.parts:
+            if part.shuffle_buffer or part.streaming != self.streaming:
+                raise ValueError("streaming and shuffle_buffer are set once, beside the list of sources.")
 
     def validate_shuffle_buffer(self) -> None:
         if self.shuffle_buffer < 0 or (self.shuffle_buffer and not self.streaming):
@@ -58,35 +82,80 @@ class DataSource:
 
 @strict
 @dataclass
+class SourcePart(DataSource):
+    """
+    One of several sources in a list.
+
+    Args:
+        weight (`float`, *optional*):
+            Its share of the examples, relative to the other parts'; 1 where only others say one. Without any weight
+            the parts are put one after the other.
+    """
+
+    weight: float | None = None
+
+    def validate_weight(self) -> None:
+        if self.weight is not None and not 0 < self.weight < math.inf:
+            raise ValueError(f"weight must be more than 0, got {self.weight}.")
+
+
+@strict
+@dataclass
 class DataArguments:
     """
     Data of a run.
 
     Args:
         train (`dict`): The training [`DataSource`].
-        eval (`dict`, *optional*): The evaluation [`DataSource`]; always map-style.
-        num_workers (`int`, defaults to 0): Loader processes for each training process.
+        eval (`dict`, *optional*):
+            The evaluation [`DataSource`], always map-style; or several by name, `{kodak: {path: …}, own: {path: …}}`,
+            whose names their metrics begin with. The first one's first metric decides which state is the best.
+        num_workers (`int`, defaults to 0): Loader processes for each training process, and for its evaluation.
+        max_bad_examples (`float`, defaults to 0.001):
+            Share of the training data that may be unreadable: such examples are left out, counted and listed in the
+            run folder's `bad_examples.jsonl`. Beyond it the run ends and says why.
     """
 
-    train: dict
+    train: dict | None = None
     eval: dict | None = None
     num_workers: int = 0
+    max_bad_examples: float = 0.001
 
     @property
-    def train_source(self) -> DataSource:
-        return build(DataSource, self.train, "data.train")
+    def train_source(self) -> DataSource | None:
+        return None if self.train is None else build(DataSource, self.train, "data.train")
 
     @property
-    def eval_source(self) -> DataSource | None:
-        return None if self.eval is None else build(DataSource, self.eval, "data.eval")
+    def eval_sources(self) -> dict[str, DataSource]:
+        """The evaluation sets by name; a single one has an empty name."""
+        if self.eval is None:
+            return {}
+        if "path" in self.eval or not all(isinstance(value, dict) for value in self.eval.values()):
+            return {"": build(DataSource, self.eval, "data.eval")}
+        return {name: build(DataSource, value, f"data.eval.{name}") for name, value in self.eval.items()}
+
+    def require_train_source(self) -> DataSource:
+        """The training source, or an error where there is none."""
+        source = self.train_source
+        if source is None:
+            raise SettingsError("missing key(s) train in section 'data': say what to train on, --data.train.path.")
+        return source
+
+    @property
+    def paths(self) -> list[str]:
+        """All places that are read."""
+        sources = [*filter(None, [self.train_source]), *self.eval_sources.values()]
+        return [str(part.path) for source in sources for part in [source, *source.parts] if not part.parts]
 
     def validate_sources(self) -> None:
         """Fails early on a bad source, and on what an evaluation cannot do."""
         _ = self.train_source
-        if self.eval_source is not None and self.eval_source.streaming:
+        if any(source.streaming for source in self.eval_sources.values()):
             raise ValueError("data.eval.streaming must be false: evaluation needs the number of examples.")
         if self.num_workers < 0:
             raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}.")
+        if not 0 <= self.max_bad_examples <= 1:
+            raise ValueError(f"data.max_bad_examples must be a share from 0 to 1, got {self.max_bad_examples}.")
 
 
 @strict
@@ -99,7 +168,7 @@ class TrainingArguments:
     Args:
         method (`str`): Which method trains: `"semanir"`, `"mrconv-audio"`, …; `TASKS` of `launch` lists them.
         output_dir (`str`): The run folder. An unfinished run in it is continued.
-        data (`dict`): See [`DataArguments`].
+        data (`dict`): See [`DataArguments`]; without it, data sets are given to [`train`].
         task (`dict`): Options of the method's task, for instance its degradation; the task checks them.
         model (`dict`): Configuration of the model; with `init_from`, what to change in the checkpoint's configuration.
         init_from (`str`, *optional*): Folder or `org/name@revision` whose safetensors weights start the run.
@@ -109,6 +178,8 @@ class TrainingArguments:
         seed (`int`, defaults to 0): Decides initial weights, order, augmentation and dropout.
         max_steps (`int`, defaults to 1000): Optimizer steps.
         per_device_train_batch_size (`int`, defaults to 8): Examples for each process and backward pass.
+        per_device_eval_batch_size (`int`, *optional*): Examples that a process scores at once; the task's own number
+            when not given.
         gradient_accumulation_steps (`int`, defaults to 1): Backward passes for each optimizer step.
         learning_rate (`float`, defaults to 2e-4): Peak learning rate of AdamW.
         weight_decay (`float`, defaults to 0.0): Decoupled weight decay for the parameters that the task decays.
@@ -134,7 +205,7 @@ class TrainingArguments:
 
     method: str
     output_dir: str
-    data: dict
+    data: dict = field(default_factory=dict)
     task: dict = field(default_factory=dict)
     model: dict = field(default_factory=dict)
     init_from: str | None = None
@@ -142,6 +213,7 @@ class TrainingArguments:
     seed: int = 0
     max_steps: int = 1000
     per_device_train_batch_size: int = 8
+    per_device_eval_batch_size: int | None = None
     gradient_accumulation_steps: int = 1
     learning_rate: float = 2e-4
     weight_decay: float = 0.0
@@ -169,6 +241,9 @@ class TrainingArguments:
         positive = "max_steps per_device_train_batch_size gradient_accumulation_steps logging_steps eval_steps"
         for name in (*positive.split(), "save_steps", "save_total_limit"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        if self.per_device_eval_batch_size is not None:
+            name = "per_device_eval_batch_size"
+            _require(self.per_device_eval_batch_size >= 1, name, self.per_device_eval_batch_size, "1 or more")
         for name in ("seed", "weight_decay", "max_grad_norm", "warmup_steps", "save_minutes", "deadline_minutes"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "save_minutes", "deadline_minutes"):

@@ -26,7 +26,7 @@ from .arguments import SCHEDULES_WITHOUT_END, TrainingArguments
 from .fingerprint import compare_fingerprints, find_places
 
 FREE = {"output_dir", "logging_steps", "eval_steps", "save_steps", "save_minutes", "deadline_minutes"}
-FREE |= {"save_total_limit", "report_to", "data.max_bad_examples"}
+FREE |= {"save_total_limit", "report_to", "per_device_eval_batch_size", "data.max_bad_examples"}
 BATCHING = ("processes", "per_device_train_batch_size", "gradient_accumulation_steps")
 SAME = "the result stays equal, bit for bit"
 OTHER = "the result is no longer bit-equal"

@@ -1,4 +1,4 @@
-"""Data for the training loop: sources opened with `datasets`, in an order that is a function of (seed, rank, step).
+"""Batches for the training loop, in an order that is a function of (seed, rank, step).
 
 Map-style data: batch `b` of rank `r` holds the positions `(b · world + r) · B + j` of an endless sequence in which
 epoch `e` is a permutation drawn from `(seed, e)`; example and augmentation depend on the position alone. A loader that
@@ -12,103 +12,26 @@ import copy
 import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
 from datasets.distributed import split_dataset_by_node
-from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from .arguments import DataSource
+from .bad_examples import UNUSABLE, BadExamples, describe_bad, find_example_file, find_row_file, name_bad, read_example
 from .stopping import ignore_signals
-
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 
 # (example, generator) → tensors of one training sample.
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
-
-
-def open_source(source: DataSource, section: str = "data") -> datasets.Dataset | datasets.IterableDataset:
-    """Opens a data source."""
-    path = Path(source.path).expanduser()
-    if (path / "lq").is_dir() and (path / "hq").is_dir():
-        return _paired_folder(path, source)
-    if source.path.startswith((".", "/", "~")) and not path.exists():
-        raise ValueError(
-            f"no data at {source.path}: give a folder, a data file or a Hub data set id. {_advice(section)}"
-        )
-    try:
-        return _load(path, source)
-    # datasets raises ConnectionError, an OSError, for a Hub that it cannot reach.
-    except (OSError, datasets.exceptions.DatasetsError, ValueError, TypeError) as error:
-        kind = "" if path.exists() else "there is no such folder or file here, and as a data set of the Hub: "
-        raise ValueError(
-            f"cannot read data from {source.path!r} (split {source.split!r}): {kind}{_reasons(error)} "
-            f"{_advice(section)}"
-        ) from error
-
-
-def _reasons(error: BaseException) -> str:
-    """What an exception and its causes say."""
-    # datasets writes "An error occurred" over the exception that tells which.
-    texts: list[str] = []
-    found: BaseException | None = error
-    while found is not None:
-        text = str(found).strip() or type(found).__name__
-        if not any(text in known for known in texts):
-            texts.append(text)
-        found = found.__cause__
-    return " ← ".join(text.rstrip(".") for text in texts) + "."
-
-
-def _advice(section: str) -> str:
-    """Names the flags that set another place."""
-    if section == "data":
-        return ""
-    without = ", or train without an evaluation: --data.eval null" if section == "data.eval" else ""
-    return f"Set --{section}.path (and --{section}.split){without}."
-
-
-def _load(path: Path, source: DataSource) -> datasets.Dataset | datasets.IterableDataset:
-    options: dict[str, Any] = {"split": source.split, "streaming": source.streaming}
-    if path.is_file():
-        builder = {".tar": "webdataset", ".jsonl": "json"}.get(path.suffix, path.suffix.lstrip("."))
-        # `data_files` names the split itself, so that any split of the request is found.
-        split = source.split.partition("[")[0]
-        return datasets.load_dataset(builder, data_files={split: str(path)}, **options)
-    if path.is_dir():
-        return datasets.load_dataset(str(path), source.name, **options)
-    name, _, revision = source.path.partition("@")
-    return datasets.load_dataset(name, source.name, revision=revision or None, **options)
-
-
-def _paired_folder(path: Path, source: DataSource) -> datasets.Dataset | datasets.IterableDataset:
-    """Equally named images in `lq/` and `hq/` as columns `lq` and `hq`."""
-    names = {
-        side: sorted(
-            str(file.relative_to(path / side))
-            for file in (path / side).rglob("*")
-            if file.suffix.lower() in IMAGE_SUFFIXES
-        )
-        for side in ("lq", "hq")
-    }
-    alone = sorted(set(names["lq"]) ^ set(names["hq"]))
-    if alone or not names["lq"]:
-        raise ValueError(
-            f"{path}: lq/ and hq/ must hold the same image names, at least one; "
-            f"got {len(names['lq'])} and {len(names['hq'])}, unpaired: {alone[:5]}."
-        )
-    columns = {side: [str(path / side / name) for name in names[side]] for side in ("lq", "hq")}
-    features = datasets.Features({side: datasets.Image() for side in ("lq", "hq")})
-    dataset = datasets.Dataset.from_dict(columns, features=features)
-    return dataset.to_iterable_dataset(num_shards=min(64, len(dataset))) if source.streaming else dataset
+# Lines of `bad_examples.jsonl`.
+BadRows = list[dict[str, str]]
 
 
 class IndexedSamples(Dataset):
-    """Training samples addressed by their position in the endless shuffled sequence."""
+    """Training samples addressed by their position in the endless shuffled sequence, each with what it replaces."""
 
     def __init__(
         self,
@@ -117,12 +40,14 @@ class IndexedSamples(Dataset):
         seed: int,
         groups: np.ndarray | None = None,
         batch_size: int = 1,
+        bad_allowed: int = 0,
     ):
         if len(source) == 0:
             raise ValueError("the training data is empty.")
         self.source = source
         self.transform = transform
         self.seed = seed
+        self.bad_allowed = bad_allowed
         self.groups = np.zeros(len(source), dtype=np.int64) if groups is None else groups
         # Without groups, batches may go over the end of an epoch.
         self.batch_size = 1 if groups is None else batch_size
@@ -141,33 +66,36 @@ class IndexedSamples(Dataset):
             batches.append(np.resize(members, whole).reshape(-1, self.batch_size))
         return generator.permutation(np.concatenate(batches)).reshape(-1)
 
-    def __getitem__(self, position: int) -> dict[str, Any]:
+    def __getitem__(self, position: int) -> tuple[dict[str, Any], BadRows]:
         epoch, offset = divmod(position, self.epoch_length)
         if epoch not in self._orders:
             # Neighbouring epochs meet in one batch, so two orders are kept.
             self._orders = {key: order for key, order in self._orders.items() if key == epoch - 1}
             self._orders[epoch] = self._order(epoch)
-        index = int(self._orders[epoch][offset])
-        return self.transform(read_example(self.source, index), np.random.default_rng((self.seed, 1, position)))
+        bad: BadRows = []
+        while True:
+            index = int(self._orders[epoch][offset])
+            generator = np.random.default_rng((self.seed, 1, position))
+            try:
+                return self.transform(read_example(self.source, index), generator), bad
+            except UNUSABLE as error:
+                # One more than allowed: the training process, which knows all of them, ends the run.
+                if len(bad) > self.bad_allowed or not self.bad_allowed:
+                    raise
+                bad.append(name_bad(str(index), find_example_file(self.source, index), error))
+                offset = self._next_offset(offset)
+
+    def _next_offset(self, offset: int) -> int:
+        """The neighbour that stands in for a bad example; where batches are of one group, in the same batch."""
+        if self.batch_size == 1:
+            return (offset + 1) % self.epoch_length
+        start = offset - offset % self.batch_size
+        return start + (offset + 1) % self.batch_size
 
 
-def read_example(source: datasets.Dataset, index: int) -> dict[str, Any]:
-    """One example; a file that vanished or cannot be decoded is named."""
-    try:
-        return source[index]
-    # Pillow's for a broken PNG is a SyntaxError, which is no OSError.
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        files = _files_of(source, index)
-        where = f" ({', '.join(files)})" if files and not any(file in str(error) for file in files) else ""
-        raise OSError(
-            f"example {index}{where} cannot be read: {error}. Restore the file or remove it from the data."
-        ) from error
-
-
-def _files_of(source: datasets.Dataset, index: int) -> list[str]:
-    """Where the pictures or recordings of an example lie, or what they are called; nothing is decoded."""
-    row = source.with_format("arrow")[index : index + 1].to_pylist()[0]
-    return [value["path"] for value in row.values() if isinstance(value, dict) and value.get("path")]
+def collate_samples(samples: list[tuple[dict[str, Any], BadRows]]) -> tuple[dict[str, Any], BadRows]:
+    """A batch, and the bad examples of all its samples."""
+    return default_collate([sample for sample, _ in samples]), [row for _, bad in samples for row in bad]
 
 
 class PositionBatches(Sampler[list[int]]):
@@ -208,8 +136,12 @@ class StreamBatches(IterableDataset):
         rank: int,
         first_batch: int,
         states: list[dict[str, Any] | None],
+        bad: BadExamples,
     ):
-        self.stream = stream
+        # Decoded here, after reading: a picture that cannot be decoded would end the stream inside of `datasets`.
+        self.features = stream.features
+        self.stream = stream if stream.features is None else stream.decode(False)
+        self.bad = bad
         self.transform = transform
         self.seed = seed
         self.batch_size = batch_size
@@ -218,7 +150,7 @@ class StreamBatches(IterableDataset):
         self.first_batch = first_batch
         self.states = states
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], int, dict[str, Any]] | None]:
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], int, dict[str, Any], BadRows] | None]:
         worker = get_worker_info()
         identity, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         # The DataLoader asks worker 0 first. A run that stopped after a number of batches that the workers do not
@@ -227,14 +159,23 @@ class StreamBatches(IterableDataset):
             yield None
         # The epoch number of a stream lives in memory that all workers share; each needs its own.
         stream = copy.deepcopy(self.stream)
-        batch = []
+        batch: list[dict[str, Any]] = []
+        bad: BadRows = []
         for example, state in self._examples(stream, self.states[identity]):
             # One generator for each sample, distinct over ranks, workers and time, so that resuming restores it.
             generator = np.random.default_rng((self.seed, 2, self.rank, identity, state["samples"]))
-            batch.append(self.transform(example, generator))
+            try:
+                decoded = example if self.features is None else self.features.decode_example(example)
+                batch.append(self.transform(decoded, generator))
+            except UNUSABLE as error:
+                place = f"{state['consumed']} of epoch {state['epoch']}, process {self.rank}, worker {identity}"
+                bad.append(name_bad(place, find_row_file(example), error))
+                if len(bad) > self.bad.count_allowed(state["samples"]):
+                    kind = OSError if isinstance(error, OSError) else ValueError
+                    raise kind(describe_bad(bad[-1])) from error
             if len(batch) == self.batch_size:
-                yield default_collate(batch), identity, {**state, "dataset": stream.state_dict()}
-                batch = []
+                yield default_collate(batch), identity, {**state, "dataset": stream.state_dict()}, bad
+                batch, bad = [], []
 
     def _examples(
         self, stream: datasets.IterableDataset, state: dict[str, Any] | None
@@ -268,7 +209,7 @@ class TrainingLoader:
     def __init__(
         self,
         data: datasets.Dataset | datasets.IterableDataset,
-        source: DataSource,
+        source: DataSource | None,
         transform: Transform,
         seed: int,
         batch_size: int,
@@ -278,37 +219,43 @@ class TrainingLoader:
         first_batch: int = 0,
         stream_states: list[dict[str, Any] | None] | None = None,
         groups: np.ndarray | None = None,
+        bad: BadExamples | None = None,
     ):
         _check_workers(num_workers)
         options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": torch.cuda.is_available()}
         options["worker_init_fn"] = ignore_signals
         self.stream_states: list[dict[str, Any] | None] = stream_states or [None] * max(1, num_workers)
+        self.bad = bad or BadExamples()
+        self.samples_read = first_batch * batch_size
+        self.batch_size = batch_size
         self.is_stream = isinstance(data, datasets.IterableDataset)
         if isinstance(data, datasets.IterableDataset):
-            stream = self._split_stream(data, source, seed, num_workers, rank, world_size)
+            shuffle_buffer = 0 if source is None else source.shuffle_buffer
+            stream = self._split_stream(data, shuffle_buffer, seed, num_workers, rank, world_size)
             batches = StreamBatches(
                 stream,
                 transform,
                 seed,
                 batch_size,
-                replay=bool(source.shuffle_buffer),
+                replay=bool(shuffle_buffer),
                 rank=rank,
                 first_batch=first_batch,
                 states=list(self.stream_states),
+                bad=self.bad,
             )
             self.loader = _QuietLoader(batches, batch_size=None, **options)
         else:
             sampler = PositionBatches(batch_size, rank, world_size, first_batch)
-            samples = IndexedSamples(data, transform, seed, groups, batch_size)
-            self.loader = _QuietLoader(samples, batch_sampler=sampler, **options)
+            samples = IndexedSamples(data, transform, seed, groups, batch_size, self.bad.count_allowed(0))
+            self.loader = _QuietLoader(samples, batch_sampler=sampler, collate_fn=collate_samples, **options)
 
     @staticmethod
     def _split_stream(
-        data: datasets.IterableDataset, source: DataSource, seed: int, num_workers: int, rank: int, world_size: int
+        data: datasets.IterableDataset, shuffle_buffer: int, seed: int, num_workers: int, rank: int, world_size: int
     ) -> datasets.IterableDataset:
-        if source.shuffle_buffer:
+        if shuffle_buffer:
             # Filling the buffer from several shards at once uses threads, which hang in forked loader processes.
-            data = data.shuffle(seed=seed, buffer_size=source.shuffle_buffer, max_buffer_input_shards=1)
+            data = data.shuffle(seed=seed, buffer_size=shuffle_buffer, max_buffer_input_shards=1)
         shards = data.num_shards // world_size if data.num_shards % world_size == 0 else data.num_shards
         if num_workers > shards:
             raise ValueError(
@@ -319,12 +266,16 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for item in self._items():
-            if not self.is_stream:
-                yield item
-            elif item is not None:
-                batch, worker, state = item
+            if item is None:
+                continue
+            if self.is_stream:
+                batch, worker, state, bad = item
                 self.stream_states[worker] = state
-                yield batch
+            else:
+                batch, bad = item
+            self.samples_read += self.batch_size
+            self.bad.add(bad, self.samples_read)
+            yield batch
 
     def _items(self) -> Iterator[Any]:
         try:

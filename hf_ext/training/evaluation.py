@@ -1,7 +1,7 @@
 """Evaluation: examples shared out over the processes, gathered, summarised, written as eval.json."""
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,25 @@ import datasets
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from ..files import write_json
 from .arguments import DataSource
-from .data import read_example
+from .bad_examples import read_example
 from .provenance import published_name
+from .stopping import ignore_signals
 from .task import Task
 
 
 def evaluate(
-    task: Task, model: torch.nn.Module, data: datasets.Dataset, accelerator: Accelerator | None = None
+    task: Task,
+    model: torch.nn.Module,
+    data: datasets.Dataset,
+    accelerator: Accelerator | None = None,
+    *,
+    batch_size: int | None = None,
+    num_workers: int = 0,
 ) -> dict[str, float]:
     """
     Evaluates a model on every example of a data set exactly once, over all processes.
@@ -29,6 +37,8 @@ def evaluate(
         model (`torch.nn.Module`): The model; it is in evaluation mode for the call.
         data (`datasets.Dataset`): The examples.
         accelerator (`Accelerator`, *optional*): Of a running training; a new one otherwise.
+        batch_size (`int`, *optional*): Examples that a process scores at once; the task's own number when not given.
+        num_workers (`int`, defaults to 0): Loader processes for each process, which read and decode.
 
     Returns:
         `dict[str, float]`: Metrics by name.
@@ -47,15 +57,58 @@ def evaluate(
     scores: list[tuple[int, dict[str, float]]] = []
     with torch.no_grad():
         shares = (accelerator.process_index, accelerator.num_processes)
-        batches = list(share_batches(len(data), task.eval_batch_size, *shares))
-        for indices, is_repeat in tqdm(batches, "evaluating", leave=False, disable=not accelerator.is_main_process):
-            examples = [read_example(data, index) for index in indices]
+        batches = list(share_batches(len(data), batch_size or task.eval_batch_size, *shares))
+        bar = tqdm(batches, "evaluating", leave=False, disable=not accelerator.is_main_process)
+        read = read_batches(data, [indices for indices, _ in batches], num_workers)
+        for (indices, is_repeat), examples in zip(bar, read, strict=True):
             rows = task.evaluate_batch(model, examples, indices)
             if not is_repeat:
                 scores += zip(indices, rows, strict=True)
     model.train(was_training)
     gathered = sorted(gather_object(scores), key=lambda item: item[0])
     return task.summarize([row for _, row in gathered])
+
+
+class _Examples(Dataset):
+    """Lists of examples by their numbers."""
+
+    def __init__(self, data: datasets.Dataset):
+        self.data = data
+
+    def __getitem__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [read_example(self.data, index) for index in indices]
+
+
+def read_batches(data: datasets.Dataset, batches: list[list[int]], num_workers: int) -> Iterable[list[dict[str, Any]]]:
+    """The examples of each batch, read and decoded by loader processes."""
+    return DataLoader(
+        _Examples(data),
+        batch_size=None,
+        sampler=batches,  # type: ignore[arg-type]
+        collate_fn=keep_as_is,
+        num_workers=min(num_workers, len(batches)),
+        worker_init_fn=ignore_signals,
+    )
+
+
+def keep_as_is(examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Examples stay pictures and texts: the task makes tensors of them."""
+    return examples
+
+
+def evaluate_sets(
+    task: Task,
+    model: torch.nn.Module,
+    data: dict[str, datasets.Dataset],
+    accelerator: Accelerator | None = None,
+    **options: Any,
+) -> dict[str, float]:
+    """Evaluates on each data set; the names of several stand before those of their metrics."""
+    return {
+        f"{name}_{metric}" if name else metric: value
+        for name, rows in data.items()
+        for metric, value in evaluate(task, model, rows, accelerator, **options).items()
+    }
 
 
 def share_batches(count: int, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[list[int], bool]]:
@@ -67,20 +120,26 @@ def share_batches(count: int, batch_size: int, rank: int, world_size: int) -> It
 
 
 def write_results(
-    path: Path | None, task: Task, metrics: dict[str, float], source: DataSource, revision: str | None = None
+    path: Path | None,
+    task: Task,
+    metrics: dict[str, float],
+    sources: dict[str, DataSource],
+    revision: str | None = None,
 ) -> dict[str, Any]:
     """Writes `eval.json`: what was measured, how, on what."""
     results = [
         {
-            "metric": name,
-            "name": task.metric_names[name],
-            "value": value,
+            "metric": metric,
+            "name": words,
+            "value": metrics[f"{name}_{metric}" if name else metric],
             "dataset": published_name(source.path),
             "split": source.split,
             "task": task.pipeline_tag,
             "arguments": task.describe(),
         }
-        for name, value in metrics.items()
+        for name, source in sources.items()
+        for metric, words in task.metric_names.items()
+        if (f"{name}_{metric}" if name else metric) in metrics
     ]
     content = {"results": results, "revision": revision}
     if path is not None:

@@ -9,6 +9,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import datasets
 import httpx2
 import numpy as np
 from huggingface_hub import HfApi
+
+from .sources import find_files
 
 # Rows of indexed data; of a stream shards, and the first rows of each.
 _ROWS, _SHARDS, _FIRST = 64, 8, 8
@@ -67,12 +70,12 @@ def find_places(section: Any) -> list[str]:
 
 def _commit(place: str) -> str | None:
     """The commit of a data set of a Hub; nothing of a local one, or where the Hub cannot be asked."""
-    if Path(place).expanduser().exists() or place.startswith((".", "/", "~")):
+    if find_files(place) or place.startswith((".", "/", "~")) or has_magic(place):
         return None
     name, _, revision = place.partition("@")
     try:
         return HfApi().dataset_info(name, revision=revision or None).sha
-    # Offline, from the cache, or a pattern of files.
+    # Offline, or from the cache.
     except (OSError, ValueError, httpx2.TransportError):
         return None
 

@@ -51,10 +51,16 @@ def build_task(arguments: TrainingArguments) -> "Task":
     Raises:
         ValueError: If there is no such method, or the `task` section does not fit it.
     """
-    if arguments.method not in TASKS:
-        raise ValueError(f"unknown method {arguments.method!r}; allowed: {', '.join(sorted(TASKS))}.")
-    module, name = TASKS[arguments.method]
-    return build(getattr(importlib.import_module(module), name), arguments.task, "task")
+    return build(find_task(arguments.method), arguments.task, "task")
+
+
+def find_task(method: str) -> "type[Task]":
+    """The class of a method's task."""
+    if method not in TASKS:
+        raise ValueError(f"unknown method {method!r}; allowed: {', '.join(sorted(TASKS))}.")
+    module, name = TASKS[method]
+    found: type[Task] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def evaluate_checkpoint(
@@ -82,14 +88,14 @@ def evaluate_checkpoint(
     """
     from hf_ext.emr.weights import task_checkpoint
 
-    from .data import open_source
-    from .evaluation import evaluate, write_results
+    from .evaluation import evaluate_sets, write_results
     from .models import adapter_base, build_model, load_adapter, pin_revision
+    from .sources import open_source
 
     mapping = apply_overrides(read_yaml(config), overrides or [])
     arguments = build(TrainingArguments, {"output_dir": "", **mapping})
-    eval_source = arguments.data_arguments.eval_source
-    if eval_source is None:
+    sources = arguments.data_arguments.eval_sources
+    if not sources:
         raise ValueError(f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER.")
     task = build_task(arguments)
     pinned = pin_revision(source)
@@ -99,9 +105,11 @@ def evaluate_checkpoint(
         model = build_model(task, {}, checkpoint if base is None else pin_revision(base))
         if base is not None:
             model = load_adapter(model, checkpoint)
-    metrics = evaluate(task, model, open_source(eval_source, "data.eval"))
+    data = {name: open_source(source, "data.eval") for name, source in sources.items()}
+    options = {"batch_size": arguments.per_device_eval_batch_size, "num_workers": arguments.data_arguments.num_workers}
+    metrics = evaluate_sets(task, model, data, **options)
     revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]
-    return write_results(output, task, metrics, eval_source, revision)
+    return write_results(output, task, metrics, sources, revision)
 
 
 def main(
@@ -121,11 +129,17 @@ def main(
         folder; 75 when a signal or `deadline_minutes` ended it, and the same command goes on.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    if not words or words[0] in ("-h", "--help"):
+    if not words or {"-h", "--help"} & {*words}:
         sys.stdout.write(usage)
+        files = [word for word in words if word.endswith((".yaml", ".yml")) and os.path.isfile(word)]
+        if words:
+            from .reference import show_fields
+
+            sys.stdout.write("\n" + show_fields(str(read_yaml(files[0]).get("method")) if files else None))
         return 0 if words else 2
     try:
         arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
+        arguments.data_arguments.require_train_source()
         _run((make_task or build_task)(arguments), arguments)
     except KeyboardInterrupt as stopped:
         # What was never imported was not raised, and importing it would take seconds before the message.

@@ -33,13 +33,15 @@ from hf_ext.plots.curves import plot_curves
 
 from ..files import whole_folder, write_json
 from .arguments import TrainingArguments
+from .bad_examples import BadExamples
 from .changes import describe_run
-from .data import TrainingLoader, open_source
-from .evaluation import evaluate, write_results
+from .data import TrainingLoader
+from .evaluation import evaluate_sets, write_results
 from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
 from .processes import check_supported, check_tracker, check_weights, run_main_first
 from .provenance import provenance
+from .sources import describe_memory, name_sets, open_source
 from .state import (
     Progress,
     RunFolder,
@@ -53,13 +55,22 @@ from .stopping import Stopping
 from .task import Task
 
 
-def train(task: Task, arguments: TrainingArguments) -> dict[str, float]:
+def train(
+    task: Task,
+    arguments: TrainingArguments,
+    train_dataset: datasets.Dataset | datasets.IterableDataset | None = None,
+    eval_dataset: datasets.Dataset | dict[str, datasets.Dataset] | None = None,
+) -> dict[str, float]:
     """
     Trains a task's model, or continues the run that `arguments.output_dir` holds.
 
     Args:
         task ([`Task`]): The method's part.
         arguments ([`TrainingArguments`]): The run.
+        train_dataset (`datasets.Dataset` or `datasets.IterableDataset`, *optional*):
+            What to train on, in place of what `arguments.data` names.
+        eval_dataset (`datasets.Dataset` or `dict[str, datasets.Dataset]`, *optional*):
+            What to evaluate on, one set or several by name, likewise.
 
     Returns:
         `dict[str, float]`: Metrics of the last evaluation; empty without evaluation data.
@@ -71,7 +82,7 @@ def train(task: Task, arguments: TrainingArguments) -> dict[str, float]:
         RunStopped: After a signal or `deadline_minutes`, once the state is saved; a `KeyboardInterrupt`.
     """
     with RunFolder(arguments.output_dir) as folder:
-        run = _Training(task, arguments, folder)
+        run = _Training(task, arguments, folder, train_dataset, eval_dataset)
         run.resume()
         run.fit()
     return run.metrics
@@ -93,7 +104,14 @@ class _Training:
     # No step reads a random state that an earlier one left. So a run that is continued from a state goes on as the run
     # that was never interrupted: only weights, optimizer, schedule, average and progress have to be saved.
 
-    def __init__(self, task: Task, arguments: TrainingArguments, folder: RunFolder):
+    def __init__(
+        self,
+        task: Task,
+        arguments: TrainingArguments,
+        folder: RunFolder,
+        train_dataset: datasets.Dataset | datasets.IterableDataset | None,
+        eval_dataset: datasets.Dataset | dict[str, datasets.Dataset] | None,
+    ):
         self.task = task
         self.arguments = arguments
         self.folder = folder
@@ -108,6 +126,7 @@ class _Training:
             project_config=ProjectConfiguration(arguments.output_dir, str(self.folder.path / "tensorboard")),
         )
         check_supported(arguments, self.accelerator)
+        self.train_data, self.eval_data = train_dataset, name_sets(eval_dataset)
         run_main_first(self.accelerator, self._open)
         self._build()
         # Only now: what cannot be trained leaves no folder behind.
@@ -121,9 +140,12 @@ class _Training:
             is_sharded = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
             about = describe_run(self.arguments, accelerator.num_processes, is_sharded)
             self.folder.check(self.arguments, about)
-        evaluation = sources.eval_source
-        self.train_data = open_source(sources.train_source, "data.train")
-        self.eval_data = None if evaluation is None else open_source(evaluation, "data.eval")
+        if self.train_data is None:
+            self.train_data = open_source(sources.require_train_source(), "data.train")
+        self.eval_sources = {name: describe_memory(data) for name, data in self.eval_data.items()}
+        if not self.eval_data:
+            self.eval_sources = sources.eval_sources
+            self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
@@ -215,18 +237,22 @@ class _Training:
         for row in self.folder.read_metrics():
             names = [name for name in row if name.startswith("eval_")]
             self.metrics = {name.removeprefix("eval_"): row[name] for name in names} or self.metrics
+        sources, rank = self.arguments.data_arguments, self.accelerator.process_index
+        assert self.train_data is not None
+        total = None if isinstance(self.train_data, datasets.IterableDataset) else len(self.train_data)
         self.loader = TrainingLoader(
             self.train_data,
-            self.arguments.data_arguments.train_source,
+            sources.train_source,
             self.task.training_sample,
             self.arguments.seed,
             self.arguments.per_device_train_batch_size,
-            self.arguments.data_arguments.num_workers,
-            self.accelerator.process_index,
+            sources.num_workers,
+            rank,
             self.accelerator.num_processes,
             first_batch=self.progress.step * self.arguments.gradient_accumulation_steps,
             stream_states=stream_states,
             groups=self.groups,
+            bad=BadExamples(sources.max_bad_examples, total, self.folder.name_bad_examples(rank)),
         )
 
     def fit(self) -> None:
@@ -322,6 +348,8 @@ class _Training:
 
     def _rates(self, norm: torch.Tensor | None) -> dict[str, float]:
         rates = {"learning_rate": self.scheduler.get_last_lr()[0]}
+        if bad := len(self.loader.bad.found):
+            rates["bad_examples"] = bad
         return rates if norm is None else {**rates, "gradient_norm": float(norm)}
 
     def _log(self, values: dict[str, float]) -> None:
@@ -338,7 +366,7 @@ class _Training:
         if not (save or self._due(arguments.eval_steps)):
             return False
         check_weights(self.model, self.accelerator, self.folder, self.progress.step)
-        if self.eval_data is not None and self._due(arguments.eval_steps):
+        if self.eval_data and self._due(arguments.eval_steps):
             improved = self._evaluate()
         if not (improved or save):
             return False
@@ -357,17 +385,20 @@ class _Training:
 
     def _evaluate(self) -> bool:
         """Evaluates the weights that are published; whether they are the best so far."""
-        assert self.eval_data is not None
         with self._published_weights():
             # Statistics such as those of BatchNorm follow each process's own examples; the main process's are saved.
             for buffer in self.module.buffers():
                 broadcast(buffer)
-            self.metrics = evaluate(self.task, self.module, self.eval_data, self.accelerator)
+            options: dict[str, Any] = {"batch_size": self.arguments.per_device_eval_batch_size}
+            options["num_workers"] = self.arguments.data_arguments.num_workers
+            self.metrics = evaluate_sets(self.task, self.module, self.eval_data, self.accelerator, **options)
             # A forward pass of a sharded model is an exchange between all processes.
             if self.accelerator.is_main_process or self.is_sharded:
-                self._draw_samples(self.eval_data)
+                self._draw_samples(next(iter(self.eval_data.values())))
         self._log({f"eval_{name}": value for name, value in self.metrics.items()})
-        value, best = self.metrics[next(iter(self.task.metric_names))], self.progress.best_value
+        # Of several evaluation sets the first one decides.
+        first = "_".join(filter(None, [next(iter(self.eval_data)), next(iter(self.task.metric_names))]))
+        value, best = self.metrics[first], self.progress.best_value
         better = value > best if self.task.greater_is_better else value < best
         # No value yet is NaN, and a first NaN is no best.
         if better or (math.isnan(best) and not math.isnan(value)):
@@ -405,9 +436,8 @@ class _Training:
             folder / "training.json",
             provenance(self.arguments, self.task.describe(), self.progress, self.accelerator.num_processes),
         )
-        source = self.arguments.data_arguments.eval_source
-        if source is not None and self.metrics:
-            write_results(folder / "eval.json", self.task, self.metrics, source)
+        if self.metrics:
+            write_results(folder / "eval.json", self.task, self.metrics, self.eval_sources)
 
     def _bar(self) -> tqdm:
         return tqdm(

@@ -3,6 +3,7 @@
 import platform
 import subprocess
 from dataclasses import asdict
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +33,31 @@ def provenance(
     }
 
 
-def published_name(path: str) -> str:
+def published_name(path: str | list) -> str:
     """How a data set or model is called outside this machine: a local folder by its last name, a Hub id as it is."""
+    if isinstance(path, list):
+        return " + ".join(published_name(part["path"] if isinstance(part, dict) else part) for part in path)
     local = Path(path).expanduser()
-    return local.resolve().name if local.exists() else path
+    return local.resolve().name if local.exists() or has_magic(path) else path
+
+
+def _publish_sources(value: Any) -> Any:
+    """The section `data` with every path as it is published."""
+    if isinstance(value, list):
+        return [_publish_sources(part if isinstance(part, dict) else {"path": part}) for part in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: published_name(item) if name == "path" and isinstance(item, str) else _publish_sources(item)
+        for name, item in value.items()
+    }
 
 
 def public_arguments(arguments: TrainingArguments) -> dict[str, Any]:
     """Arguments as they are published: local folders by their last name only."""
     content = asdict(arguments)
     del content["output_dir"]
-    for source in (content["data"]["train"], content["data"].get("eval")):
-        if source is not None:
-            source["path"] = published_name(source["path"])
+    content["data"] = _publish_sources(content["data"])
     if content["init_from"] is not None:
         content["init_from"] = published_name(content["init_from"])
     # An autoencoder, a text encoder.

@@ -181,11 +181,11 @@ class RunFolder:
                 f"{self.path} holds other files ({', '.join(others[:4])}{', …' if len(others) > 4 else ''}): choose a "
                 "folder that is new or empty as output_dir."
             )
-        for source in filter(None, (arguments.data_arguments.train_source, arguments.data_arguments.eval_source)):
-            data = Path(source.path).expanduser()
+        for place in arguments.data_arguments.paths:
+            data = Path(place).expanduser()
             if data.is_dir() and not (data / "lq").is_dir() and self.path.resolve().is_relative_to(data.resolve()):
                 raise ValueError(
-                    f"{self.path} lies inside the data {source.path}, which would take the files of the run for data: "
+                    f"{self.path} lies inside the data {place}, which would take the files of the run for data: "
                     "choose another output_dir."
                 )
 
@@ -269,6 +269,10 @@ class RunFolder:
         rows = [row for row in self.read_metrics() if row["step"] <= step]
         with whole_file(self.metrics, "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def name_bad_examples(self, rank: int) -> Path:
+        """Where a process lists the examples that it left out."""
+        return self.path / f"bad_examples{f'-{rank}' if rank else ''}.jsonl"
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Adds a row to `metrics.jsonl`."""

@@ -27,6 +27,8 @@ class Task:
             state is the best.
         greater_is_better (`bool`): Direction of that metric.
         eval_batch_size (`int`): Examples that `evaluate_batch` gets at once.
+        config_class (`type`, *optional*): The class that documents the keys of the section `model`.
+        presets (`dict[str, dict]`): Values of that section by name, for `model.preset`.
 
     Example:
 
@@ -56,6 +58,8 @@ class Task:
     metric_names: ClassVar[dict[str, str]] = {"loss": "mean loss"}
     greater_is_better: ClassVar[bool] = False
     eval_batch_size: ClassVar[int] = 32
+    config_class: ClassVar[type | None] = None
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def build_model(self, config: dict[str, Any], init_from: str | None) -> torch.nn.Module:
         """Builds the model from the `model` section and, where given, a checkpoint's weights."""

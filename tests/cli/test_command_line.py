@@ -23,7 +23,7 @@ from hf_ext_cli.main import COMMANDS, Commands, main
 from hf_ext_cli.output import finite
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = ("hub", "emr", "mrconv", "semanir", "dit")
+GROUPS = ("data", "hub", "emr", "mrconv", "semanir", "dit")
 
 
 def run(*arguments: str | Path) -> Result:
@@ -63,7 +63,7 @@ def test_the_commands_are_those_that_are_promised():
     semanir = {"restore", "semanir", "semanir explain"}
     dit = {"dit", "dit precompute", "dit sample"}
     groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
-    expected = {"train", "evaluate", "merge", *groups, "push", "card", "info", "models"}
+    expected = {"train", "evaluate", "data", "data check", "merge", *groups, "push", "card", "info", "models"}
     assert set(all_commands()) == expected
     listing = run("--help").output
     assert all(re.search(rf"^  {name} ", listing, re.MULTILINE) for name in COMMANDS)

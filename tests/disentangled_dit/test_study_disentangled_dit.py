@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel
 from hf_ext.plots.grids import draw_grid
 from hf_ext.training import evaluate
 from hf_ext.training.arguments import DataSource, read_yaml
-from hf_ext.training.data import open_source
+from hf_ext.training.sources import open_source
 from tests.study_testing import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader
 
 from .pipeline_testing import make_tokenizer

@@ -120,11 +120,11 @@ def test_batches_are_of_one_group_and_every_example_comes_once_an_epoch():
     samples = IndexedSamples(Rows(range(12)), lambda row, generator: row, 3, groups, 3)
     # 7 in three batches, 4 in two, 1 in one.
     assert samples.epoch_length == 18
-    epochs = [[samples[epoch * 18 + offset] for offset in range(18)] for epoch in range(4)]
+    epochs = [[samples[epoch * 18 + offset][0] for offset in range(18)] for epoch in range(4)]
     for epoch in epochs:
         assert set(epoch) == set(range(12))
         assert all(len({groups[row] for row in epoch[start : start + 3]}) == 1 for start in range(0, 18, 3))
     assert len({tuple(epoch) for epoch in epochs}) == 4
     # Read from the middle, the order is the same.
     again = IndexedSamples(Rows(range(12)), lambda row, generator: row, 3, groups, 3)
-    assert [again[20 + offset] for offset in range(9)] == [samples[20 + offset] for offset in range(9)]
+    assert [again[20 + offset][0] for offset in range(9)] == [samples[20 + offset][0] for offset in range(9)]

@@ -16,9 +16,11 @@ from hf_ext.settings import MAX_VALUES, SettingsError, build, parse_yaml
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import DataSource, TrainingArguments
 from hf_ext.training.arguments import apply_overrides
-from hf_ext.training.data import TrainingLoader, open_source, read_example
+from hf_ext.training.bad_examples import read_example
+from hf_ext.training.data import TrainingLoader
 from hf_ext.training.launch import main
 from hf_ext.training.models import STARTED_ANEW, add_adapter, initialize_from
+from hf_ext.training.sources import open_source
 from tests.process_state import forget_accelerate
 
 from .launching import ROOT, environment

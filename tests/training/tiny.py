@@ -183,10 +183,10 @@ def make_task(arguments: TrainingArguments) -> Task:
     return build(TinyTask, arguments.task, "task") if arguments.method == "tiny" else build_task(arguments)
 
 
-def run(task: Task, arguments: TrainingArguments) -> dict[str, float]:
+def run(task: Task, arguments: TrainingArguments, *data: Any) -> dict[str, float]:
     """[`train`], as the first thing that a process does with accelerate."""
     forget_accelerate()
-    return train(task, arguments)
+    return train(task, arguments, *data)
 
 
 def prepare(folder: RunFolder, arguments: TrainingArguments) -> None:

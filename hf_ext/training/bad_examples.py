@@ -1,0 +1,97 @@
+"""Examples that cannot be read or used: a run leaves out a few of them, lists them, and ends where they are many."""
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+from PIL import Image
+from tqdm import tqdm
+
+# What Pillow makes of broken files; its error for a broken PNG is a SyntaxError, or that of the module struct.
+UNREADABLE = (OSError, SyntaxError, struct.error, Image.DecompressionBombError)
+# What a broken file or value makes of an example.
+UNUSABLE = (*UNREADABLE, ValueError, TypeError)
+# Of a stream, whose length is not known, the share is taken of what was read so far, as if it were this at least.
+_LEAST_COUNT = 1000
+
+
+class BadExamples:
+    """The bad examples of one process: how many there may be, and which there were."""
+
+    # A bad example is replaced by its neighbour in the order of the epoch, which is a function of the position, as the
+    # order is: a run that was interrupted leaves out the same ones. Whoever makes a sample (mostly a loader process)
+    # hands on what it left out with its batch; the training process counts each once and adds a line to the file.
+    # The file is read again when the run goes on, so that the count goes on too.
+
+    def __init__(self, share: float = 0.0, total: int | None = None, file: Path | None = None):
+        self.share = share
+        self.total = total
+        self.file = file
+        self.found: set[str] = set()
+        if file is not None and file.exists():
+            lines = file.read_text(encoding="utf-8").splitlines()
+            # A last line that a crash cut off is met again.
+            self.found = {json.loads(line)["example"] for line in lines if line.endswith("}")}
+
+    def count_allowed(self, read: int) -> int:
+        """How many examples may be bad once so many were read."""
+        return int(self.share * (max(read, _LEAST_COUNT) if self.total is None else self.total))
+
+    def add(self, rows: list[dict[str, str]], read: int) -> None:
+        """Lists what was not listed before; raises `ValueError` where that is more than allowed."""
+        new = {row["example"]: row for row in rows if row["example"] not in self.found}
+        if not new:
+            return
+        self.found |= new.keys()
+        if self.file is not None:
+            if len(new) == len(self.found):
+                tqdm.write(f"left out: {describe_bad(rows[0])} {self.file} lists all such.", file=sys.stderr)
+            with self.file.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in new.values())
+        if len(self.found) > self.count_allowed(read):
+            raise ValueError(self.explain(rows[-1]))
+
+    def explain(self, last: dict[str, str]) -> str:
+        """Why the run ends."""
+        listed = "" if self.file is None else f" {self.file} lists them."
+        return (
+            f"{len(self.found)} examples cannot be used, more than data.max_bad_examples {self.share:g} allows; the "
+            f"last one: {describe_bad(last)}{listed} Mend the data, or allow a larger share: "
+            "--data.max_bad_examples 0.01."
+        )
+
+
+def describe_bad(row: dict[str, str]) -> str:
+    """An example, its file and what is wrong, as a sentence."""
+    where = f" ({row['file']})" if row["file"] and row["file"] not in row["reason"] else ""
+    return f"example {row['example']}{where} cannot be read: {row['reason'].rstrip('.')}."
+
+
+def name_bad(example: str, file: str, error: BaseException) -> dict[str, str]:
+    """The line of `bad_examples.jsonl` for an example."""
+    return {"example": example, "file": file, "reason": str(error) or type(error).__name__}
+
+
+def read_example(source: datasets.Dataset, index: int) -> dict[str, Any]:
+    """One example; a file that vanished or cannot be decoded is named."""
+    try:
+        return source[index]
+    except UNREADABLE as error:
+        row = name_bad(str(index), find_example_file(source, index), error)
+        raise OSError(
+            f"{describe_bad(row)} Restore the file or remove it from the data; of training data, "
+            "data.max_bad_examples is the share that may be left out."
+        ) from error
+
+
+def find_example_file(source: datasets.Dataset, index: int) -> str:
+    """Where the pictures or recordings of an example lie, or what they are called; nothing is decoded."""
+    return find_row_file(source.with_format("arrow")[index : index + 1].to_pylist()[0])
+
+
+def find_row_file(row: dict[str, Any]) -> str:
+    """The same of an example that was not decoded."""
+    return ", ".join(value["path"] for value in row.values() if isinstance(value, dict) and value.get("path"))

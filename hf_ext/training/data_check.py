@@ -1,0 +1,65 @@
+"""Reading all data of a run once, as the run would, and telling what could not be used."""
+
+from typing import Any
+
+import datasets
+import numpy as np
+from tqdm import tqdm
+
+from .arguments import TrainingArguments
+from .bad_examples import UNUSABLE, describe_bad, find_row_file, name_bad
+from .models import build_model
+from .sources import open_source
+from .task import Task
+
+
+def check_data(task: Task, arguments: TrainingArguments, progress: bool = True) -> list[dict[str, Any]]:
+    """
+    Reads, decodes and prepares every example of a run's training and evaluation data.
+
+    Args:
+        task ([`Task`]): Makes a training sample of each example; samples are not kept.
+        arguments ([`TrainingArguments`]): The run.
+        progress (`bool`, defaults to `True`): Show a bar.
+
+    Returns:
+        `list[dict[str, Any]]`: For each data set its `section`, `path`, `split`, `examples`, `columns`, `bad` (as the
+        lines of `bad_examples.jsonl`) and `allowed`, how many bad ones a training leaves out.
+    """
+    data = arguments.data_arguments
+    sources = {"data.train": data.require_train_source()}
+    sources |= {".".join(filter(None, ["data.eval", name])): source for name, source in data.eval_sources.items()}
+    opened = {section: open_source(source, section) for section, source in sources.items()}
+    # A task learns sizes and names from the data and the model.
+    task.read_data(opened["data.train"])
+    build_model(task, arguments.model, arguments.init_from)
+    found = []
+    for section, rows in opened.items():
+        count, bad = 0, []
+        total = None if isinstance(rows, datasets.IterableDataset) else len(rows)
+        stream = rows if isinstance(rows, datasets.IterableDataset) else rows.to_iterable_dataset()
+        # Decoded one by one, as a picture that cannot be decoded would end the reading.
+        features, raw = stream.features, stream if stream.features is None else stream.decode(False)
+        for row in tqdm(raw, section, total=total, disable=not progress):
+            try:
+                example = row if features is None else features.decode_example(row)
+                task.training_sample(example, np.random.default_rng(count))
+            except UNUSABLE as error:
+                bad.append(name_bad(str(count), find_row_file(row), error))
+            count += 1
+        described = {"section": section, "path": sources[section].path, "split": sources[section].split}
+        allowed = int(data.max_bad_examples * count) if section == "data.train" else 0
+        columns = sorted(features or [])
+        found.append({**described, "examples": count, "columns": columns, "bad": bad, "allowed": allowed})
+    return found
+
+
+def describe_check(found: dict[str, Any]) -> str:
+    """One data set of [`check_data`] in a sentence."""
+    bad = [describe_bad(row) for row in found["bad"][:5]]
+    more = f" … and {len(found['bad']) - 5} more." if len(found["bad"]) > 5 else ""
+    columns, count = ", ".join(found["columns"]) or "as they come", len(found["bad"])
+    return (
+        f"{found['section']}: {found['examples']:,} examples of {found['path']!r} ({found['split']}), columns "
+        f"{columns}; {count} cannot be used. {' '.join(bad)}{more}".rstrip()
+    )

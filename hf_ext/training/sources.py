@@ -1,0 +1,181 @@
+"""Where examples come from: files, folders, the Hub and mixtures of them, opened with `datasets`."""
+
+import glob
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import datasets
+from datasets.data_files import get_data_patterns
+from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
+
+from .arguments import DataSource, SourcePart
+
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
+AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
+
+AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
+
+
+def open_source(source: DataSource, section: str = "data") -> AnyDataset:
+    """Opens a data source."""
+    parts = source.parts
+    try:
+        if parts:
+            return _join([open_source(part, section) for part in parts], parts)
+        data = _load(source, section)
+        if source.rename_columns:
+            data = data.rename_columns(source.rename_columns)
+        return _keep_audio_files(data)
+    except SourceError:
+        raise
+    # datasets raises ConnectionError, an OSError, for a Hub that it cannot reach.
+    except (OSError, datasets.exceptions.DatasetsError, ValueError, TypeError) as error:
+        here = bool(parts) or bool(find_files(source.path))
+        kind = "" if here else "there is no such folder or file here, and as a data set of the Hub: "
+        raise SourceError(
+            f"cannot read data from {source.path!r} (split {source.split!r}): {kind}{_reasons(error)} "
+            f"{_advice(section)}"
+        ) from error
+
+
+def name_sets(data: datasets.Dataset | dict[str, datasets.Dataset] | None) -> dict[str, datasets.Dataset]:
+    """Evaluation sets by name; a single one has an empty name."""
+    return data if isinstance(data, dict) else {} if data is None else {"": data}
+
+
+def describe_memory(data: datasets.Dataset) -> DataSource:
+    """How results name a data set that was given in Python."""
+    return DataSource(data.info.dataset_name or "a data set given in Python", split=str(data.split or "all"))
+
+
+class SourceError(ValueError):
+    """Data that cannot be opened, with what to do."""
+
+
+def find_files(path: Any) -> list[str]:
+    """The folder or files of this machine that a path, or a pattern such as `shards/*.tar`, means."""
+    place = Path(path).expanduser()
+    return [str(place)] if place.exists() else sorted(glob.glob(str(place), recursive=True))
+
+
+def _reasons(error: BaseException) -> str:
+    """What an exception and its causes say."""
+    # datasets writes "An error occurred" over the exception that tells which.
+    texts: list[str] = []
+    found: BaseException | None = error
+    while found is not None:
+        text = str(found).strip() or type(found).__name__
+        if not any(text in known for known in texts):
+            texts.append(text)
+        found = found.__cause__
+    return " ← ".join(text.rstrip(".") for text in texts) + "."
+
+
+def _advice(section: str) -> str:
+    """Names the flags that set another place."""
+    if section == "data":
+        return ""
+    without = ", or train without an evaluation: --data.eval null" if section == "data.eval" else ""
+    return f"Set --{section}.path (and --{section}.split){without}."
+
+
+def _load(source: DataSource, section: str) -> AnyDataset:
+    path, found = str(source.path), find_files(source.path)
+    if not found:
+        if path.startswith((".", "/", "~")) or glob.has_magic(path):
+            raise SourceError(
+                f"no data at {path}: give a folder, a data file, a pattern of files or a Hub data set id. "
+                f"{_advice(section)}"
+            )
+        name, _, revision = path.partition("@")
+        return datasets.load_dataset(
+            name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
+        )
+    first = Path(found[0])
+    if (first / "lq").is_dir() and (first / "hq").is_dir():
+        return _paired_folder(first, source)
+    # A folder's own files, or those that were named; `data_files` names the split, so that any split is found.
+    files = None if first.is_dir() else {source.split.partition("[")[0]: [str(Path(file).resolve()) for file in found]}
+    # Of a folder of a million pictures the first files tell enough.
+    looked_at = islice(first.rglob("*"), 10_000) if files is None else found
+    if any(Path(file).suffix.lower() in AUDIO_SUFFIXES for file in looked_at):
+        return _recordings(str(first.resolve()), files, source)
+    folder = found[0] if files is None else str(first.parent)
+    return datasets.load_dataset(folder, source.name, data_files=files, split=source.split, streaming=source.streaming)
+
+
+class _RecordingFolder(AudioFolder):
+    """A folder of sound files whose column holds the files, not what a decoder makes of them."""
+
+    # The type Audio of datasets asks for torchcodec and FFmpeg even to note the name of a file. The type Image without
+    # decoding keeps the same pair of bytes and path; splits, labels from the names of folders and metadata.csv are
+    # the builder's. The tasks decode with soundfile.
+    def _base_feature(self) -> datasets.Image:
+        return datasets.Image(decode=False)
+
+    BASE_FEATURE = datasets.Image
+
+
+def _recordings(folder: str, files: dict[str, list[str]] | None, source: DataSource) -> AnyDataset:
+    builder = _RecordingFolder(data_files=files or get_data_patterns(folder), base_path=folder)
+    if source.streaming:
+        return builder.as_streaming_dataset(split=source.split)
+    builder.download_and_prepare()
+    return builder.as_dataset(split=source.split)
+
+
+def _keep_audio_files(data: AnyDataset) -> AnyDataset:
+    """Recordings as their files' bytes, which the tasks decode."""
+    for name, kind in (data.features or {}).items():
+        if isinstance(kind, datasets.Audio):
+            data = data.cast_column(name, datasets.Audio(decode=False))
+    return data
+
+
+def _join(data: list[AnyDataset], parts: list[SourcePart]) -> AnyDataset:
+    """One data set of several: one after the other, or mixed by their weights."""
+    if all(part.column_names for part in data):
+        # What only some of them have cannot be asked of all.
+        shared = [name for name in data[0].column_names if all(name in part.column_names for part in data)]
+        if not shared:
+            raise ValueError(
+                f"the parts have no column in common: {[part.column_names for part in data]}; set rename_columns of "
+                "a part"
+            )
+        # `.txt` and `.csv` have types of their own for the same text: those of the first part count.
+        kinds = datasets.Features({name: data[0].features[name] for name in shared})
+        data = [part.select_columns(shared).cast(kinds) for part in data]
+    weights = [part.weight for part in parts]
+    if all(weight is None for weight in weights):
+        return datasets.concatenate_datasets(data)
+    shares = [1.0 if weight is None else weight for weight in weights]
+    # An epoch holds every example at least once; of a part that is worth more than its size, some again.
+    return datasets.interleave_datasets(
+        data,
+        probabilities=[share / sum(shares) for share in shares],
+        seed=0,
+        stopping_strategy="all_exhausted",
+    )
+
+
+def _paired_folder(path: Path, source: DataSource) -> AnyDataset:
+    """Equally named images in `lq/` and `hq/` as columns `lq` and `hq`."""
+    names = {
+        side: sorted(
+            str(file.relative_to(path / side))
+            for file in (path / side).rglob("*")
+            if file.suffix.lower() in IMAGE_SUFFIXES
+        )
+        for side in ("lq", "hq")
+    }
+    alone = sorted(set(names["lq"]) ^ set(names["hq"]))
+    if alone or not names["lq"]:
+        raise ValueError(
+            f"{path}: lq/ and hq/ must hold the same image names, at least one; "
+            f"got {len(names['lq'])} and {len(names['hq'])}, unpaired: {alone[:5]}."
+        )
+    columns = {side: [str(path / side / name) for name in names[side]] for side in ("lq", "hq")}
+    features = datasets.Features({side: datasets.Image() for side in ("lq", "hq")})
+    dataset = datasets.Dataset.from_dict(columns, features=features)
+    return dataset.to_iterable_dataset(num_shards=min(64, len(dataset))) if source.streaming else dataset

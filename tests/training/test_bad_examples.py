@@ -1,0 +1,142 @@
+"""Examples that cannot be used: a few are left out, listed and counted, also after a resume; many end the run."""
+
+import json
+
+import datasets
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from hf_ext.training.data import IndexedSamples
+from hf_ext_cli.main import main
+
+from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_images
+
+# datasets leaves the file of a picture that cannot be decoded to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <_io:pytest.PytestUnraisableExceptionWarning"),
+]
+BAD = ("004.png", "007.png")
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Twelve pictures, one of them cut off and one empty."""
+    folder = write_images(tmp_path / "photos", 12)
+    whole = (folder / BAD[0]).read_bytes()
+    (folder / BAD[0]).write_bytes(whole[: len(whole) // 2])
+    (folder / BAD[1]).write_bytes(b"")
+    return folder
+
+
+def listed(folder):
+    """The rows of bad_examples.jsonl."""
+    return [json.loads(line) for line in (folder / "bad_examples.jsonl").read_text().splitlines()]
+
+
+def arguments(output, photos, share=0.25, streaming=False, workers=0, **changes):
+    data = {"train": {"path": str(photos), "streaming": streaming}, "max_bad_examples": share}
+    return make_arguments(output, {**data, "num_workers": workers}, **changes)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_few_are_left_out_listed_and_counted_also_after_a_resume(tmp_path, broken, streaming, workers, capfd):
+    # A stream's share is taken of a thousand examples at least.
+    options = {"share": 0.02 if streaming else 0.25, "streaming": streaming, "workers": workers}
+    run(TinyTask(), arguments(tmp_path / "whole", broken, **options))
+    rows = listed(tmp_path / "whole")
+    assert {row["file"].rpartition("/")[2] for row in rows} == set(BAD)
+    assert all(row["reason"] for row in rows) and len({row["example"] for row in rows}) == len(rows)
+    if not streaming:
+        assert sorted(row["example"] for row in rows) == ["4", "7"]
+    assert "left out: example" in capfd.readouterr().err
+    last = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["bad_examples"] == len(rows)
+
+    run_interrupted(arguments(tmp_path / "cut", broken, **options), step=4)
+    run(TinyTask(), arguments(tmp_path / "cut", broken, **options))
+    whole, cut = contents(tmp_path / "whole"), contents(tmp_path / "cut")
+    assert [name for name in whole if whole[name] != cut[name] and "/stream-" not in name] == []
+    assert sorted(map(str, listed(tmp_path / "cut"))) == sorted(map(str, rows))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_too_many_end_the_run_and_name_the_last(tmp_path, broken, streaming, workers):
+    for number in range(12):
+        (broken / f"{number:03d}.png").write_bytes(b"no picture")
+    with pytest.raises((ValueError, OSError), match=r"example .*cannot be read: .*\.png"):
+        run(TinyTask(), arguments(tmp_path / "run", broken, share=0.001, streaming=streaming, workers=workers))
+
+
+def test_more_than_the_share_end_the_run_with_a_list(tmp_path, broken):
+    said = r"2 examples cannot be used, more than data\.max_bad_examples 0\.1 allows; .*bad_examples\.jsonl lists them"
+    with pytest.raises(ValueError, match=said):
+        run(TinyTask(), arguments(tmp_path / "run", broken, share=0.1))
+    assert len(listed(tmp_path / "run")) == 2
+    with pytest.raises(ValueError, match=r"data.max_bad_examples must be a share from 0 to 1, got 3"):
+        arguments(tmp_path / "other", broken, share=3)
+
+
+def test_a_sample_that_the_task_refuses_is_left_out_too(tmp_path, examples):
+    class Picky(TinyTask):
+        def training_sample(self, example, generator):
+            if example["pixels"][0] > 0.075:
+                raise ValueError("the pixel is too bright")
+            return super().training_sample(example, generator)
+
+    data = {"train": {"path": str(examples)}, "max_bad_examples": 0.2}
+    run(Picky(), make_arguments(tmp_path / "run", data))
+    assert [row["reason"] for row in listed(tmp_path / "run")] == ["the pixel is too bright"]
+    with pytest.raises(ValueError, match="^the pixel is too bright$"):
+        run(Picky(), make_arguments(tmp_path / "strict", {**data, "max_bad_examples": 0.0}))
+
+
+def test_a_stand_in_is_of_the_same_group_and_has_the_randomness_of_its_position():
+    numbers = datasets.Dataset.from_dict({"row": range(12)})
+
+    def sample(example, generator):
+        if example["row"] in (2, 9):
+            raise ValueError("not this one")
+        return {"row": example["row"], "noise": generator.random()}
+
+    groups = np.array([0] * 6 + [1] * 6)
+    strict = IndexedSamples(numbers, lambda example, generator: example, 3, groups, 3)
+    samples = IndexedSamples(numbers, sample, 3, groups, 3, bad_allowed=2)
+    left_out = []
+    for position in range(24):
+        meant = strict[position][0]["row"]
+        found, bad = samples[position]
+        assert groups[found["row"]] == groups[meant]
+        assert (found["row"] == meant) == (bad == [])
+        assert found["noise"] == np.random.default_rng((3, 1, position)).random()
+        left_out += [row["example"] for row in bad]
+    assert set(left_out) == {"2", "9"}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_data_check_reads_everything_once_and_tells(tmp_path, broken, streaming):
+    (tmp_path / "run.yaml").write_text(
+        json.dumps(
+            {
+                "method": "semanir",
+                "data": {"train": {"path": str(broken), "streaming": streaming}, "eval": {"path": str(broken)}},
+                "task": {"patch_size": 8},
+            }
+        )
+    )
+    words = ["data", "check", "--no-progress", "--json", str(tmp_path / "run.yaml"), "--data.max_bad_examples", "0.2"]
+    result = CliRunner().invoke(main, words)
+    train, evaluation = json.loads(result.stdout)
+    assert (train["section"], train["examples"], train["allowed"]) == ("data.train", 12, 2)
+    assert [row["example"] for row in train["bad"]] == ["4", "7"]
+    assert all(name in row["file"] + row["reason"] for name, row in zip(BAD, train["bad"], strict=True))
+    # Of an evaluation nothing may be left out.
+    assert evaluation["allowed"] == 0 and len(evaluation["bad"]) == 2 and result.exit_code == 1
+    result = CliRunner().invoke(main, [*words, "--data.eval", "null"])
+    assert result.exit_code == 0 and len(json.loads(result.stdout)) == 1
+    words.remove("--json")
+    said = CliRunner().invoke(main, [*words, "--data.eval", "null"]).stdout
+    assert "12 examples of" in said and "2 cannot be used. example 4" in said

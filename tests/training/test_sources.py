@@ -1,0 +1,183 @@
+"""Data as people have them: patterns, lists, mixtures, compressed texts, sound files, data sets in memory."""
+
+import gzip
+import json
+from collections import Counter
+
+import datasets
+import numpy as np
+import pytest
+
+from hf_ext.tasks.signals import AudioTask, read_recording
+from hf_ext.training import DataArguments, DataSource, evaluate
+from hf_ext.training.arguments import build
+from hf_ext.training.sources import open_source
+
+from .tiny import TinyTask, contents, make_arguments, run, run_interrupted, write_images, write_shards
+
+soundfile = pytest.importorskip("soundfile")
+
+
+def write_lines(path, rows):
+    """JSON lines, compressed where the name says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return str(path)
+
+
+def texts(source):
+    return [row["text"] for row in open_source(source)]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_patterns_lists_and_compressed_files_are_one_data_set(tmp_path, streaming):
+    one = write_lines(tmp_path / "a" / "1.jsonl.gz", [{"text": "a"}, {"text": "b"}])
+    two = write_lines(tmp_path / "a" / "2.jsonl.gz", [{"text": "c"}])
+    (tmp_path / "lines.txt").write_text("d\ne\n")
+    (tmp_path / "table.csv").write_text("words,more\nf,1\n")
+    assert texts(DataSource(str(tmp_path / "a" / "*.gz"), streaming=streaming)) == ["a", "b", "c"]
+    assert texts(DataSource([two, one], streaming=streaming)) == ["c", "a", "b"]
+    table = {"path": str(tmp_path / "table.csv"), "rename_columns": {"words": "text"}}
+    everything = DataSource([str(tmp_path / "a"), str(tmp_path / "lines.txt"), table], streaming=streaming)
+    assert texts(everything) == ["a", "b", "c", "d", "e", "f"]
+    if not streaming:
+        # What only one part has is left out; the columns of streamed texts are not known beforehand.
+        assert open_source(everything).column_names == ["text"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_mixture_follows_its_weights_and_holds_everything(tmp_path, streaming):
+    few = write_lines(tmp_path / "few.jsonl", [{"text": f"few {row}"} for row in range(10)])
+    many = write_lines(tmp_path / "many.jsonl", [{"text": f"many {row}"} for row in range(300)])
+    source = DataSource([{"path": few, "weight": 1}, {"path": many, "weight": 3}], streaming=streaming)
+    found = Counter(texts(source))
+    assert len(found) == 310
+    share = sum(count for text, count in found.items() if text.startswith("few")) / found.total()
+    assert share == pytest.approx(0.25, abs=0.06)
+    # Without weights nothing is repeated.
+    assert Counter(texts(DataSource([few, many], streaming=streaming))).most_common(1)[0][1] == 1
+
+
+@pytest.mark.parametrize("buffer", [0, 4])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_on_a_mixture_goes_on_bit_for_bit(tmp_path, streaming, buffer):
+    if buffer and not streaming:
+        pytest.skip("other data needs no buffer")
+    parts = [write_shards(tmp_path / name, 2, count) for name, count in (("one", 9), ("two", 5))]
+    data = {"train": {"path": [{"path": str(part), "weight": 1 + n} for n, part in enumerate(parts)]}}
+    data["train"] |= {"streaming": streaming, "shuffle_buffer": buffer}
+    run(TinyTask(), make_arguments(tmp_path / "whole", data))
+    run_interrupted(make_arguments(tmp_path / "cut", data), step=3)
+    run(TinyTask(), make_arguments(tmp_path / "cut", data))
+    whole, cut = ({**contents(tmp_path / name)} for name in ("whole", "cut"))
+    # The place in a stream may be told in other words: the weights and moments after it say that it is the same.
+    assert whole.keys() == cut.keys()
+    assert [name for name in whole if whole[name] != cut[name] and "/stream-" not in name] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ([], "path is empty"),
+        ([{"path": "a", "weight": 0}], "weight must be more than 0"),
+        ([{"path": "a", "wait": 1}], r"unknown key 'wait' in section 'path\[0\]'. Did you mean 'weight'"),
+        ([{"path": "a", "streaming": True}], "streaming and shuffle_buffer are set once"),
+        ([3], "path"),
+    ],
+)
+def test_a_list_that_cannot_be_used_is_refused_in_words(path, said):
+    with pytest.raises(ValueError, match=said):
+        build(DataSource, {"path": path})
+
+
+def test_parts_without_a_common_column_and_absent_parts_are_named(tmp_path):
+    one = write_lines(tmp_path / "one.jsonl", [{"text": "a"}])
+    two = write_lines(tmp_path / "two.jsonl", [{"words": "b"}])
+    with pytest.raises(ValueError, match=r"no column in common: \[\['text'\], \['words'\]\]; set rename_columns"):
+        open_source(DataSource([one, two]), "data.train")
+    with pytest.raises(ValueError, match=r"^no data at .*absent-\*: .* Set --data.train.path"):
+        open_source(DataSource([one, str(tmp_path / "absent-*")]), "data.train")
+    with pytest.raises(ValueError, match="cannot read data from .*nothing"):
+        open_source(DataSource(one, rename_columns={"nothing": "text"}))
+
+
+def write_sounds(folder):
+    """Two words as WAV and FLAC at different rates, one of them with two channels."""
+    tone = np.sin(np.arange(8000) / 9).astype(np.float32) / 2
+    for word, name, rate, samples in (
+        ("no", "1.wav", 8000, tone),
+        ("yes", "2.flac", 16000, np.stack([np.repeat(tone, 2), np.repeat(tone, 2)], 1)),
+    ):
+        (folder / word).mkdir(parents=True)
+        soundfile.write(folder / word / name, samples, rate)
+    return folder, tone
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_sound_files_are_read_without_torchcodec(tmp_path, streaming):
+    folder, tone = write_sounds(tmp_path / "sounds")
+    task = AudioTask(sampling_rate=8000, max_length=8000, num_labels=2)
+    data = open_source(DataSource(str(folder), streaming=streaming))
+    assert data.features["label"].names == ["no", "yes"]
+    rows = list(data)
+    for row in rows:
+        assert row["audio"]["bytes"] is None
+        samples = read_recording(row["audio"], 8000)
+        # FLAC holds 16 bits, and the file of 16,000 samples a second is brought down to 8,000.
+        tolerance = 1e-4 if row["label"] == 0 else 0.05
+        assert samples.shape == tone.shape and np.abs(samples - tone)[100:-100].max() < tolerance
+        sample = task.training_sample(row, np.random.default_rng(0))
+        assert sample["input_values"].shape[0] == 8000 and int(sample["labels"]) == row["label"]
+    named = open_source(DataSource(str(folder / "*" / "*.flac"), streaming=streaming))
+    assert [row["audio"]["path"].endswith("2.flac") for row in named] == [True]
+
+
+def test_an_audio_column_of_parquet_is_read_without_torchcodec(tmp_path):
+    folder, tone = write_sounds(tmp_path / "sounds")
+    row = {"bytes": (folder / "no" / "1.wav").read_bytes(), "path": "1.wav"}
+    kinds = {"audio": {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}}
+    data = datasets.Dataset.from_list([{"audio": row}], features=datasets.Features(kinds))
+    data.cast(datasets.Features({"audio": datasets.Audio(decode=False)})).to_parquet(tmp_path / "sounds.parquet")
+    for streaming in (False, True):
+        (found,) = open_source(DataSource(str(tmp_path / "sounds.parquet"), streaming=streaming))
+        assert np.abs(read_recording(found["audio"], 8000) - tone).max() < 1e-4
+    with pytest.raises(ValueError, match=r"1\.wav is no sound file that can be read"):
+        read_recording({"bytes": b"no sound", "path": "1.wav"}, 8000)
+
+
+def test_data_sets_in_memory_train_as_those_on_disk(tmp_path, examples):
+    data = {"train": {"path": str(examples)}, "eval": {"path": str(examples)}}
+    found = run(TinyTask(), make_arguments(tmp_path / "disk", data))
+    rows = open_source(DataSource(str(examples)))
+    arguments = make_arguments(tmp_path / "memory", {})
+    assert run(TinyTask(), arguments, rows, rows) == found
+    disk, memory = contents(tmp_path / "disk"), contents(tmp_path / "memory")
+    changed = {name for name in disk if disk[name] != memory[name]}
+    assert {name.rpartition("/")[2] for name in changed} <= {"eval.json", "training.json"}
+    with pytest.raises(ValueError, match=r"missing key\(s\) train in section 'data': .*--data.train.path"):
+        run(TinyTask(), make_arguments(tmp_path / "nothing", {}))
+
+
+def test_several_evaluation_sets_have_names_workers_and_a_batch_size(tmp_path, examples):
+    images = write_images(tmp_path / "images", 5)
+    data = {"train": {"path": str(examples)}, "num_workers": 1}
+    data["eval"] = {"numbers": {"path": str(examples)}, "pictures": {"path": str(images)}}
+    arguments = make_arguments(tmp_path / "run", data, per_device_eval_batch_size=4)
+    found = run(TinyTask(), arguments)
+    assert found["numbers_examples"] == 9 and found["pictures_examples"] == 5
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    scores = [row["eval_numbers_mse"] for row in rows if "eval_numbers_mse" in row]
+    assert scores and all("eval_pictures_mse" in row for row in rows if "eval_numbers_mse" in row)
+    results = json.loads((tmp_path / "run" / "best" / "eval.json").read_text())["results"]
+    assert {(row["dataset"], row["metric"]) for row in results} >= {(examples.name, "mse"), ("images", "mse")}
+    assert min(scores) == next(row["value"] for row in results if row["metric"] == "mse")
+    # The same scores by another batch size and without workers.
+    task = TinyTask()
+    model = task.build_model({}, str(tmp_path / "run" / "snapshot")).eval()
+    again = evaluate(task, model, open_source(DataSource(str(images))), batch_size=1)
+    assert again["mse"] == pytest.approx(found["pictures_mse"], rel=1e-5)
+    with pytest.raises(ValueError, match="per_device_eval_batch_size must be 1 or more"):
+        make_arguments(tmp_path / "other", data, per_device_eval_batch_size=0)
+    with pytest.raises(ValueError, match=r"data.eval.streaming must be false"):
+        build(DataArguments, {"eval": {"a": {"path": "b", "streaming": True}}})
