@@ -37,9 +37,11 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
     # A mistake in the file is found before torch is imported.
     import_without_models()
     from hf_ext.training import main as run
+    from hf_ext.training.launch import describe_fields
 
     if show_help or {"-h", "--help"} & {*overrides}:
-        context.exit(run(["--help", *([] if config is None else [str(config)])], usage=context.get_help() + "\n"))
+        click.echo(f"{context.get_help()}\n\n{describe_fields(config)}", nl=False)
+        context.exit()
     if config is None:
         raise click.UsageError("Missing argument 'FILE.yaml'.")
     context.exit(run([str(config), *overrides]))

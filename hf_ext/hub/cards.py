@@ -41,6 +41,7 @@ _NOT_SHOWN = (
     "deadline_minutes",
     "save_total_limit",
     "allow_other_data",
+    "per_device_eval_batch_size",
     "data",
     "task",
 )

@@ -63,6 +63,13 @@ def find_task(method: str) -> "type[Task]":
     return found
 
 
+def describe_fields(config: str | Path | None) -> str:
+    """Every field of a run, and those of the method that a YAML file names."""
+    from .reference import show_fields
+
+    return show_fields(None if config is None else str(read_yaml(config).get("method")))
+
+
 def evaluate_checkpoint(
     source: str,
     config: Path,
@@ -131,11 +138,10 @@ def main(
     words = sys.argv[1:] if argv is None else list(argv)
     if not words or {"-h", "--help"} & {*words}:
         sys.stdout.write(usage)
-        files = [word for word in words if word.endswith((".yaml", ".yml")) and os.path.isfile(word)]
-        if words:
-            from .reference import show_fields
-
-            sys.stdout.write("\n" + show_fields(str(read_yaml(files[0]).get("method")) if files else None))
+        # A script with words of its own has a task of its own.
+        if words and usage is USAGE:
+            files = [word for word in words if word.endswith((".yaml", ".yml")) and os.path.isfile(word)]
+            sys.stdout.write("\n" + describe_fields(files[0] if files else None))
         return 0 if words else 2
     try:
         arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))

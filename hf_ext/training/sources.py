@@ -101,7 +101,8 @@ def _load(source: DataSource, section: str) -> AnyDataset:
     looked_at = islice(first.rglob("*"), 10_000) if files is None else found
     if any(Path(file).suffix.lower() in AUDIO_SUFFIXES for file in looked_at):
         return _recordings(str(first.resolve()), files, source)
-    folder = found[0] if files is None else str(first.parent)
+    # `datasets` names what it reads by the folder: "." has no name.
+    folder = str((first if files is None else first.parent).resolve())
     return datasets.load_dataset(folder, source.name, data_files=files, split=source.split, streaming=source.streaming)
 
 

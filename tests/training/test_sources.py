@@ -46,6 +46,12 @@ def test_patterns_lists_and_compressed_files_are_one_data_set(tmp_path, streamin
         assert open_source(everything).column_names == ["text"]
 
 
+def test_files_are_found_from_the_working_folder(tmp_path, monkeypatch):
+    write_lines(tmp_path / "here.jsonl", [{"text": "a"}])
+    monkeypatch.chdir(tmp_path)
+    assert texts(DataSource("here.jsonl")) == texts(DataSource("*.jsonl")) == texts(DataSource(".")) == ["a"]
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_mixture_follows_its_weights_and_holds_everything(tmp_path, streaming):
     few = write_lines(tmp_path / "few.jsonl", [{"text": f"few {row}"} for row in range(10)])
