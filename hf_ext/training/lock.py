@@ -18,6 +18,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..files import write_json
+
 logger = logging.getLogger(__name__)
 
 BEAT = 20.0
@@ -93,7 +95,7 @@ class FolderLock:
                 raise self._refusal(now)
 
     def _read_owner(self) -> dict[str, Any]:
-        """Who wrote last; nothing where nobody did, or it is being written."""
+        """Who wrote last; nothing where nobody did."""
         try:
             owner = json.loads(self._owner.read_text())
             return {name: owner[name] for name in ("host", "process", "since", "beat")}
@@ -102,7 +104,7 @@ class FolderLock:
 
     def _write_owner(self, beat: int) -> None:
         owner = {"host": socket.gethostname(), "process": os.getpid(), "since": self._since, "beat": beat}
-        self._owner.write_text(json.dumps(owner))
+        write_json(self._owner, owner)
 
     def _beat(self) -> None:
         beat = 0

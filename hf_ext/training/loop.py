@@ -173,8 +173,10 @@ class _Training:
     def _warn(self) -> None:
         """Says what is otherwise than before, and what is probably not meant, but is right for a short trial."""
         arguments = self.arguments
-        for text in (*self.folder.warnings, *self.folder.changes.notes):
+        for text in self.folder.warnings:
             self._say(f"warning: {text}.")
+        for text in self.folder.changes.notes:
+            self._say(f"changed since step {self.folder.start}: {text}.")
         if arguments.warmup_steps > arguments.max_steps and arguments.lr_scheduler_type != "constant":
             peak = arguments.learning_rate * arguments.max_steps / arguments.warmup_steps
             self._say(
