@@ -28,8 +28,9 @@ BEAT = 20.0
 class FolderLock:
     """The right to write to a run folder, held until it is released or the process ends."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, beat: float = BEAT):
         self.folder = folder
+        self.beat = beat
         self._lock = FileLock(folder / ".lock", timeout=0)
         self._owner = folder / ".owner"
         self._since = ""
@@ -80,7 +81,7 @@ class FolderLock:
         owner = self._read_owner()
         if not owner or owner["host"] == socket.gethostname():
             return
-        seconds = 2.5 * BEAT
+        seconds = 2.5 * self.beat
         logger.warning(
             "%s was trained in by %s, which left in disorder: looking for %.0f s whether it is still there",
             self.folder,
@@ -89,7 +90,7 @@ class FolderLock:
         )
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            time.sleep(BEAT / 4)
+            time.sleep(self.beat / 4)
             now = self._read_owner()
             if now and now != owner:
                 raise self._refusal(now)
@@ -108,7 +109,7 @@ class FolderLock:
 
     def _beat(self) -> None:
         beat = 0
-        while not self._end.wait(BEAT):
+        while not self._end.wait(self.beat):
             beat += 1
             try:
                 self._write_owner(beat)

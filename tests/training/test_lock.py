@@ -32,13 +32,12 @@ def test_the_holder_is_named_and_leaves_no_name(tmp_path):
     second.release()
 
 
-def test_an_owner_on_another_machine_that_beats_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "BEAT", 0.2)
+def test_an_owner_on_another_machine_that_beats_is_left_alone(tmp_path):
     write_owner(tmp_path, "elsewhere")
     beats = threading.Timer(0.2, write_owner, (tmp_path, "elsewhere", 1))
     beats.start()
     with pytest.raises(ValueError, match="process 77 of elsewhere, since 2026-01-02"):
-        FolderLock(tmp_path).acquire()
+        FolderLock(tmp_path, beat=0.2).acquire()
     beats.join()
     # It has not taken the system's lock with it.
     write_owner(tmp_path, socket.gethostname())
@@ -47,10 +46,9 @@ def test_an_owner_on_another_machine_that_beats_is_left_alone(tmp_path, monkeypa
     holder.release()
 
 
-def test_an_owner_on_another_machine_that_is_silent_is_followed(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(lock, "BEAT", 0.04)
+def test_an_owner_on_another_machine_that_is_silent_is_followed(tmp_path, caplog):
     write_owner(tmp_path, "elsewhere")
-    holder = FolderLock(tmp_path)
+    holder = FolderLock(tmp_path, beat=0.04)
     holder.acquire()
     assert "was trained in by elsewhere" in caplog.text
     # It beats itself.

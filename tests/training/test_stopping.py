@@ -161,14 +161,6 @@ def test_a_second_run_in_a_folder_is_refused(tmp_path, examples, monkeypatch):
         prepare(folder, arguments)
 
 
-def hang_up_in(loss):
-    def hang_up(*words):
-        os.kill(os.getpid(), signal.SIGHUP)
-        return loss(*words)
-
-    return hang_up
-
-
 class HangingUpTask(TinyTask):
     """Gets a signal in each step."""
 
