@@ -288,7 +288,8 @@ class TrainingLoader:
             if "in DataLoader worker process" not in str(error):
                 raise
             kind, _, text = str(error).strip().splitlines()[-1].partition(": ")
-            raise (OSError if isinstance(error, OSError) else ValueError)(text or kind) from error
+            # Its frames hold torch's iterator, which would keep the other loader processes alive.
+            raise (OSError if isinstance(error, OSError) else ValueError)(text or kind) from error.with_traceback(None)
         except RuntimeError as error:
             if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
                 raise
