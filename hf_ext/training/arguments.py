@@ -11,10 +11,8 @@ from ..settings import SettingsError, parse_yaml
 from ..settings import build as build
 from ..settings import read_yaml as read_yaml
 
-# The transformers schedules that need nothing beyond warm-up and length, and follow no metric.
+# The transformers schedules that follow no metric; the last two need `lr_scheduler_kwargs`.
 SCHEDULES = (
-    "cosine_with_min_lr",
-    "warmup_stable_decay",
     "constant",
     "constant_with_warmup",
     "cosine",
@@ -22,6 +20,8 @@ SCHEDULES = (
     "inverse_sqrt",
     "linear",
     "polynomial",
+    "cosine_with_min_lr",
+    "warmup_stable_decay",
 )
 # Those whose learning rate at a step is the same however many steps follow.
 SCHEDULES_WITHOUT_END = ("constant", "constant_with_warmup", "inverse_sqrt")

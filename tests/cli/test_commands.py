@@ -286,8 +286,8 @@ def test_what_training_refuses_ends_with_2(snapshot, configuration):
 
 def test_train_passes_everything_after_the_file_on(configuration):
     words = ["train", configuration, "--output_dir", "run", "--max_steps", "3"]
-    result = run(*words, "--help", "-1", code=2)
-    assert result.stderr.startswith("error: unknown key 'help'.")
+    result = run(*words, "--hello", "-1", code=2)
+    assert result.stderr.startswith("error: unknown key 'hello'.")
     result = run(*words, "--seed", "-1", code=2)
     assert "seed must be 0 or more; got -1" in result.stderr
     result = run(*words, "--data.train.path", "./x y", code=2)

@@ -11,7 +11,6 @@ import pytest
 from huggingface_hub import close_session
 
 from hf_ext.emr.manifest import Manifest
-from hf_ext.hub import range_readers
 from hf_ext.hub.safetensors_headers import CheckpointError
 from hf_ext.merging.merge import merge_checkpoints
 from tests.emr.emr_testing import push_folder
@@ -23,8 +22,7 @@ __all__ = ["short_segments"]
 
 
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch, hub_cache) -> Iterator[None]:
-    monkeypatch.setattr(range_readers, "FIRST_WAIT_SECONDS", 0.001)
+def own_cache(hub_cache) -> Iterator[None]:
     yield
     close_session()
 

@@ -35,7 +35,9 @@ def test_warm_up_and_decay(tmp_path, examples):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_runs(tmp_path, examples, schedule):
-    found, _ = rows(tmp_path / "run", data={"train": {"path": str(examples)}}, lr_scheduler_type=schedule)
+    options = {"cosine_with_min_lr": {"min_lr_rate": 0.1}, "warmup_stable_decay": {"num_decay_steps": 2}}
+    chosen = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": options.get(schedule, {})}
+    found, _ = rows(tmp_path / "run", data={"train": {"path": str(examples)}}, **chosen)
     assert len(found) == 5
 
 
