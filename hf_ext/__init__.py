@@ -6,7 +6,7 @@ from importlib import import_module
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The names are in __init__.pyi, each imported at first use.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,6 +1,6 @@
 """Installs a built wheel into a new environment and uses it there, from a folder that is not the repository.
 
-    python tests/smoke_wheel.py dist/hf_ext-0.1.0-py3-none-any.whl
+    python tests/smoke_wheel.py dist/hf_ext-0.2.0-py3-none-any.whl
 
 The repository's own folder would shadow the wheel, and so would an editable installation. The new environment
 therefore holds the wheel only and reads the dependencies from the environment of the interpreter that runs this
