@@ -246,6 +246,9 @@ class TrainingArguments:
             Resume states kept, beside the best. Where the last one is damaged, a run goes on from the one before: with
             1 there is none, for half the room.
         report_to (`str`, defaults to `"tensorboard"`): An accelerate tracker, or `"none"`.
+        tracker_project (`str`, defaults to `"hf-ext"`): The tracker's project.
+        run_name (`str`, *optional*): The tracker's name of the run; the run folder's name when not given.
+        profile_steps (`list[int]`, *optional*): First and last step of which a trace is written into the run folder.
         hub_model_id (`str`, *optional*): `org/name` to which each best model is pushed as it is found.
         hub_private_repo (`bool`, defaults to `False`): Whether that repository is private.
         allow_other_data (`bool`, defaults to `False`):
@@ -286,6 +289,9 @@ class TrainingArguments:
     deadline_minutes: float = 0.0
     save_total_limit: int = 2
     report_to: str = "tensorboard"
+    tracker_project: str = "hf-ext"
+    run_name: str | None = None
+    profile_steps: list[int] | None = None
     hub_model_id: str | None = None
     hub_private_repo: bool = False
     allow_other_data: bool = False
@@ -331,6 +337,11 @@ class TrainingArguments:
             self.lr_scheduler_type,
             f"one of {', '.join(SCHEDULES)}",
         )
+
+    def validate_profile(self) -> None:
+        steps = self.profile_steps
+        if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
+            raise ValueError(f"profile_steps must be the first and the last step, such as [10, 12]; got {steps}.")
 
     def validate_peft(self) -> None:
         if self.peft is not None and self.init_from is None:

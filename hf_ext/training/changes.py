@@ -34,7 +34,7 @@ FREE |= {
     "per_device_eval_batch_size",
     "data.max_bad_examples",
 }
-FREE |= {"early_stopping_patience"}
+FREE |= {"early_stopping_patience", "tracker_project", "run_name", "profile_steps"}
 BATCHING = ("processes", "per_device_train_batch_size", "gradient_accumulation_steps")
 SAME = "the result stays equal, bit for bit"
 OTHER = "the result is no longer bit-equal"

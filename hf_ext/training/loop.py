@@ -7,9 +7,8 @@ run that was never interrupted.
 import contextlib
 import math
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from .data import TrainingLoader
 from .evaluation import evaluate_sets, write_results
 from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
+from .observing import Clock, Profile, show_picture, start_trackers
 from .optimizing import build_optimizer, build_schedule, count_steps
 from .processes import check_supported, check_tracker, check_weights, run_main_first
 from .provenance import provenance
@@ -265,14 +265,10 @@ class _Training:
             self._say(f"{self.folder.path} is complete: {progress.step} of {arguments.max_steps} steps are done.")
             self.accelerator.end_training()
             return
-        self.accelerator.init_trackers(
-            "hf-ext",
-            config=_flat(asdict(arguments)),
-            # Hides what a run wrote after the state from which it continues.
-            init_kwargs={"tensorboard": {"purge_step": progress.step + 1}},
-        )
+        start_trackers(self.accelerator, arguments, self.folder.path, progress.step)
         self.model.train()
-        window, norm, clock = torch.zeros((), device=self.accelerator.device), None, time.monotonic()
+        self.clock, window, norm = Clock(), torch.zeros((), device=self.accelerator.device), None
+        profile = Profile(arguments.profile_steps, self.folder.path / f"profile-{self.accelerator.process_index}")
         window_start, window_samples = progress.step, progress.samples
         stopping = Stopping(self.accelerator, arguments.save_minutes, arguments.deadline_minutes)
         with self._bar() as bar, stopping:
@@ -280,24 +276,26 @@ class _Training:
             for callback in self.callbacks:
                 callback.on_begin(progress.step, self.folder.path, self.module)
             while not self._is_over():
+                profile.before(progress.step)
                 loss, norm = self._step(batches)
+                profile.after(progress.step)
                 window += loss
                 bar.update(self._batch_size)
                 answer = stopping.ask()
                 if not (answer or self._due(arguments.logging_steps, arguments.eval_steps, arguments.save_steps)):
                     continue
                 mean = self._mean_loss(window, progress.step - window_start)
-                elapsed, clock = time.monotonic() - clock, time.monotonic()
-                progress.seconds += elapsed
-                speed = (progress.samples - window_samples) / elapsed
-                self._log({"loss": mean, "samples_per_second": round(speed, 2), **self._rates(norm)})
-                bar.set_postfix(loss=f"{mean:.4g}", samples_per_second=f"{speed:.3g}")
+                progress.seconds += self.clock.seconds
+                left = (arguments.max_steps - progress.step) * self._batch_size
+                times = self.clock.row(progress.samples - window_samples, left, self.accelerator.device)
+                self._log({"loss": mean, **times, **self._rates(norm)})
+                bar.set_postfix(loss=f"{mean:.4g}", samples_per_second=f"{times['samples_per_second']:.3g}")
                 window.zero_()
                 window_start, window_samples = progress.step, progress.samples
                 if self._checkpoint(save=bool(answer)):
                     stopping.restart_clock()
                 stopping.end(answer, progress.step, arguments.max_steps)
-                clock = time.monotonic()
+                self.clock.restart()
         self.accelerator.end_training()
 
     def _is_over(self) -> bool:
@@ -316,7 +314,7 @@ class _Training:
         arguments, accelerator = self.arguments, self.accelerator
         passes, norm = arguments.gradient_accumulation_steps, None
         total = torch.zeros((), device=accelerator.device)
-        read = [next(batches) for _ in range(passes)]
+        read = [self.clock.wait_for(batches) for _ in range(passes)]
         for index, (batch, share) in enumerate(zip(read, self._weigh(read), strict=True)):
             # Batches for CUDA lie in pinned memory: the copy runs while the last step is computed.
             batch = send_to_device(batch, accelerator.device, non_blocking=accelerator.device.type == "cuda")
@@ -450,6 +448,7 @@ class _Training:
             folder = self.folder.path / "samples"
             folder.mkdir(exist_ok=True)
             picture.save(folder / f"step-{self.progress.step}.png")
+            show_picture(self.accelerator, picture, self.progress.step)
 
     def _published_weights(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.average is None else self.average.apply()
@@ -487,10 +486,3 @@ class _Training:
     def _say(self, text: str) -> None:
         if self.accelerator.is_main_process:
             tqdm.write(text, file=sys.stderr)
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Trackers take plain values only."""
-    return {
-        name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
-    }

@@ -12,6 +12,7 @@ from PIL import Image
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build
+from hf_ext.training.observing import TIMINGS
 from tests.process_state import forget_accelerate
 from tests.training.tiny import digest
 
@@ -67,7 +68,7 @@ def contents(folder: Path) -> dict[str, str]:
     """What a run left behind, without its times: rows of metrics, tensors, pictures."""
     found = {}
     for number, line in enumerate((folder / "metrics.jsonl").read_text().splitlines()):
-        row = {name: value for name, value in json.loads(line).items() if name != "samples_per_second"}
+        row = {name: value for name, value in json.loads(line).items() if name not in TIMINGS}
         found[f"metrics {number}"] = repr(row)
     for pattern in ("state/*/*.bin", "state/*/*.pkl"):
         for path in folder.glob(pattern):

@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hf_ext.plots.curves import plot_curves
+from hf_ext.training.observing import TIMINGS, Clock, list_tracker_settings
 from hf_ext.training.state import RunFolder, WeightAverage
 
 from .tiny import TinyConfig, TinyModel, TinyTask, make_arguments, run
@@ -102,15 +104,51 @@ def test_a_run_leaves_rows_curves_pictures_and_tracks(tmp_path, examples, monkey
     assert [row["step"] for row in rows if "loss" in row] == [2, 3, 4, 6, 7]
     assert [row["step"] for row in rows if "eval_mse" in row] == [3, 6, 7]
     assert all(row["samples"] == 4 * row["step"] for row in rows)
-    assert {"loss", "samples_per_second", "learning_rate", "gradient_norm"} < rows[0].keys()
+    assert {"loss", *TIMINGS, "learning_rate", "gradient_norm"} < rows[0].keys()
+    assert 0 <= rows[0]["data_share"] <= 1 and rows[0]["memory_gb"] > 0.01
+    assert [row["minutes_left"] for row in rows if "loss" in row][-1] == 0
     assert (folder.path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in (folder.path / "samples").iterdir()) == [
         "step-3.png",
         "step-6.png",
         "step-7.png",
     ]
-    assert [*folder.path.glob("tensorboard/**/events.out.tfevents.*")]
+    events = EventAccumulator(str(next(folder.path.glob("tensorboard/**/events.out.tfevents.*")).parent))
+    events.Reload()
+    assert [event.step for event in events.Images("samples")] == [3, 6, 7]
+    assert {event.step for event in events.Scalars("loss")} == {2, 3, 4, 6, 7}
     assert not [*folder.snapshot.glob("*optimizer*")]
+
+
+def test_a_profile_of_some_steps_is_written(tmp_path, examples):
+    data = {"train": {"path": str(examples)}}
+    run(TinyTask(), make_arguments(tmp_path / "run", data, profile_steps=[3, 4]))
+    trace = json.loads((tmp_path / "run" / "profile-0" / "steps-3-4.json").read_text())
+    assert any("conv" in str(event.get("name")) for event in trace["traceEvents"])
+    with pytest.raises(ValueError, match=r"profile_steps must be the first and the last step.*got \[4, 3\]"):
+        make_arguments(tmp_path / "other", data, profile_steps=[4, 3])
+
+
+def test_the_time_left_and_the_wait_for_data_are_told():
+    clock = Clock()
+    batches = iter([{"slow": 1}])
+    clock.began -= 10
+    clock.waited = 4.0
+    assert clock.wait_for(batches) == {"slow": 1}
+    row = clock.row(samples=20, left=120, device=torch.device("cpu"))
+    assert row["samples_per_second"] == pytest.approx(2, abs=0.1) and row["data_share"] == pytest.approx(0.4, abs=0.02)
+    assert row["minutes_left"] == pytest.approx(1, abs=0.1)
+
+
+def test_a_run_folder_is_one_run_of_a_tracker(tmp_path):
+    arguments = make_arguments(tmp_path / "run", {}, run_name="mine")
+    (tmp_path / "run").mkdir()
+    first, again = (list_tracker_settings(arguments, tmp_path / "run", step) for step in (0, 40))
+    assert first["wandb"] == again["wandb"] and first["wandb"]["resume"] == "allow"
+    assert first["trackio"]["name"] == "mine" and again["tensorboard"] == {"purge_step": 41}
+    (tmp_path / "other").mkdir()
+    other = list_tracker_settings(make_arguments(tmp_path / "other", {}), tmp_path / "other", 0)
+    assert other["wandb"]["id"] != first["wandb"]["id"] and other["wandb"]["name"] == "other"
 
 
 def test_a_complete_run_stays_as_it_is(tmp_path, examples):

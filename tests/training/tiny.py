@@ -19,6 +19,7 @@ from hf_ext.training import Task, TrainingArguments, build_task, train
 from hf_ext.training.arguments import build
 from hf_ext.training.changes import describe_run
 from hf_ext.training.models import initialize_from
+from hf_ext.training.observing import TIMINGS
 from hf_ext.training.state import RunFolder
 from tests.process_state import forget_accelerate
 
@@ -208,9 +209,7 @@ def contents(folder: Path) -> dict[str, Any]:
     """What a run left behind, without its times: rows of metrics, and a digest of every tensor of every folder."""
     found: dict[str, Any] = {}
     for number, line in enumerate((folder / "metrics.jsonl").read_text().splitlines()):
-        found[f"metrics {number}"] = {
-            name: value for name, value in json.loads(line).items() if name != "samples_per_second"
-        }
+        found[f"metrics {number}"] = {name: value for name, value in json.loads(line).items() if name not in TIMINGS}
     for path in sorted([*folder.glob("state/*/*"), *folder.glob("snapshot/*"), *folder.glob("best/*")]):
         name = str(path.relative_to(folder))
         if path.suffix in (".bin", ".pkl"):

@@ -1,0 +1,119 @@
+"""What a run shows of itself while it runs: times, memory, a profile, and the runs of trackers."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from accelerate import Accelerator
+from PIL import Image
+
+from ..files import read_json, write_json
+from .arguments import TrainingArguments
+
+# What `Clock.row` says: of two equal runs these differ.
+TIMINGS = ("samples_per_second", "data_share", "memory_gb", "minutes_left")
+
+
+class Clock:
+    """Where the time between two rows of metrics went: in the loop, and there in waiting for data."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.waited = 0.0
+
+    def restart(self) -> None:
+        """Begins the next row; what an evaluation or a state took is in none."""
+        self.began, self.waited = time.monotonic(), 0.0
+
+    def wait_for(self, batches: Iterator[dict[str, Any]]) -> dict[str, Any]:
+        """The next batch."""
+        began = time.monotonic()
+        batch = next(batches)
+        self.waited += time.monotonic() - began
+        return batch
+
+    @property
+    def seconds(self) -> float:
+        """Since the last row."""
+        return time.monotonic() - self.began
+
+    def row(self, samples: int, left: int, device: torch.device) -> dict[str, float]:
+        """Speed, share of the time that was spent waiting for data, memory of this process, and the time left."""
+        seconds = self.seconds
+        if device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(device)
+        else:
+            memory = psutil.Process().memory_info().rss
+        return {
+            "samples_per_second": round(samples / seconds, 2),
+            "data_share": round(self.waited / seconds, 3),
+            "memory_gb": round(memory / 1e9, 2),
+            "minutes_left": round(left / samples * seconds / 60, 1),
+        }
+
+
+class Profile:
+    """A trace of some steps, for chrome://tracing or Perfetto."""
+
+    def __init__(self, steps: list[int] | None, folder: Path):
+        self.steps = steps
+        self.folder = folder
+        self._profiler: Any = None
+
+    def before(self, step: int) -> None:
+        """Begins with the first of the steps; `step` steps are done."""
+        if self.steps is not None and step + 1 == self.steps[0]:
+            self._profiler = torch.profiler.profile(profile_memory=True)
+            self._profiler.start()
+
+    def after(self, step: int) -> None:
+        """Writes the trace after the last of the steps."""
+        if self._profiler is None or self.steps is None or step < self.steps[1]:
+            return
+        self._profiler.stop()
+        self.folder.mkdir(exist_ok=True)
+        self._profiler.export_chrome_trace(str(self.folder / f"steps-{self.steps[0]}-{self.steps[1]}.json"))
+        self._profiler = None
+
+
+def start_trackers(accelerator: Accelerator, arguments: TrainingArguments, folder: Path, step: int) -> None:
+    """Starts the tracker, or goes on with the run of it that this run folder began."""
+    settings = list_tracker_settings(arguments, folder, step) if accelerator.is_main_process else {}
+    accelerator.init_trackers(arguments.tracker_project, config=_flatten(arguments), init_kwargs=settings)
+
+
+def list_tracker_settings(arguments: TrainingArguments, folder: Path, step: int) -> dict[str, dict[str, Any]]:
+    """What each tracker is started with: one run folder is one run of a tracker, however often it goes on."""
+    file = folder / "tracker.json"
+    if not file.exists():
+        write_json(file, {"id": uuid.uuid4().hex[:16]})
+    name = arguments.run_name or folder.resolve().name
+    return {
+        # Hides what a run wrote after the state from which it continues.
+        "tensorboard": {"purge_step": step + 1},
+        "wandb": {"name": name, "id": read_json(file)["id"], "resume": "allow", "dir": str(folder)},
+        "trackio": {"name": name, "resume": "allow"},
+    }
+
+
+def show_picture(accelerator: Accelerator, picture: Image.Image, step: int) -> None:
+    """Gives a picture to the trackers that take pictures."""
+    pixels = np.asarray(picture.convert("RGB"))[None]
+    for tracker in accelerator.trackers:
+        if tracker.name == "tensorboard":
+            tracker.log_images({"samples": pixels}, step=step, dataformats="NHWC")
+        elif hasattr(tracker, "log_images"):
+            tracker.log_images({"samples": [picture]}, step=step)
+
+
+def _flatten(arguments: TrainingArguments) -> dict[str, Any]:
+    """Trackers take plain values only."""
+    values = vars(arguments)
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
+    }
