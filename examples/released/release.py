@@ -102,6 +102,17 @@ RELEASES = {
         },
         ("psnr_gaussian_noise_25",),
     ),
+    "jpeg-color": Release(
+        "removes JPEG artefacts of any quality, 5 to 95, from colour photographs",
+        BSDS,
+        RESEARCH,
+        {
+            "68 photographs of BSDS500's test set": on(
+                "data/photos/test", eval_degradation=[{"kind": "jpeg", "quality": quality} for quality in (10, 20, 40)]
+            )
+        },
+        ("psnr_jpeg_10", "psnr_jpeg_20", "psnr_jpeg_40"),
+    ),
     "spoken-digits": Release(
         "hears which digit is spoken in a recording of 8 kHz, whole or as a stream",
         "Free Spoken Digit Dataset, 2,640 recordings of six speakers (CC BY-SA 4.0)",

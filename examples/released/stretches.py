@@ -24,9 +24,9 @@ QUEUE: dict[str, tuple[str, ...]] = {
     "cifar10-16": (),
     "cifar10": ("cifar10-16",),
     "denoise-color": (),
+    "jpeg-color": ("denoise-color",),
     "denoise-gray": (),
     "super-resolution-x2": (),
-    "jpeg-color": ("denoise-color",),
     "photo": ("denoise-color",),
 }
 
