@@ -267,7 +267,7 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         # Closed by name: the traceback of an error would keep the loader processes alive.
-        with contextlib.closing(self._items()) as items:
+        with contextlib.closing(read_all(self.loader)) as items:
             for item in items:
                 if item is None:
                     continue
@@ -280,23 +280,25 @@ class TrainingLoader:
                 self.bad.add(bad, self.samples_read)
                 yield batch
 
-    def _items(self) -> Generator[Any, None, None]:
-        try:
-            yield from self.loader
-        except (OSError, ValueError, TypeError) as error:
-            # From a loader process it comes with the traceback there as its text, of which the last line is ours.
-            if "in DataLoader worker process" not in str(error):
-                raise
-            kind, _, text = str(error).strip().splitlines()[-1].partition(": ")
-            # Its frames hold torch's iterator, which would keep the other loader processes alive.
-            raise (OSError if isinstance(error, OSError) else ValueError)(text or kind) from error.with_traceback(None)
-        except RuntimeError as error:
-            if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
-                raise
-            raise OSError(
-                f"a loader process died ({error}), most often because memory or shared memory ran out: use fewer "
-                f"than {self.loader.num_workers} data.num_workers, or smaller batches."
-            ) from error
+
+def read_all(loader: DataLoader) -> Generator[Any, None, None]:
+    """What a loader yields; an error in one of its processes is said as if it had happened here."""
+    try:
+        yield from loader
+    except (OSError, ValueError, TypeError) as error:
+        # From a loader process it comes with the traceback there as its text, of which the last line is ours.
+        if "in DataLoader worker process" not in str(error):
+            raise
+        kind, _, text = str(error).strip().splitlines()[-1].partition(": ")
+        # Its frames hold torch's iterator, which would keep the other loader processes alive.
+        raise (OSError if isinstance(error, OSError) else ValueError)(text or kind) from error.with_traceback(None)
+    except RuntimeError as error:
+        if not re.match(r"DataLoader worker .*(exited unexpectedly|is killed by signal)", str(error)):
+            raise
+        raise OSError(
+            f"a loader process died ({error}), most often because memory or shared memory ran out: use fewer than "
+            f"{loader.num_workers} data.num_workers, or smaller batches."
+        ) from error
 
 
 class _QuietLoader(DataLoader):

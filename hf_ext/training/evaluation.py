@@ -1,7 +1,7 @@
 """Evaluation: examples shared out over the processes, gathered, summarised, written as eval.json."""
 
 import atexit
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tqdm import tqdm
 from ..files import write_json
 from .arguments import DataSource
 from .bad_examples import read_example
+from .data import read_all
 from .provenance import published_name
 from .stopping import ignore_signals
 from .task import Task
@@ -79,9 +80,9 @@ class _Examples(Dataset):
         return [read_example(self.data, index) for index in indices]
 
 
-def read_batches(data: datasets.Dataset, batches: list[list[int]], num_workers: int) -> Iterable[list[dict[str, Any]]]:
+def read_batches(data: datasets.Dataset, batches: list[list[int]], num_workers: int) -> Iterator[list[dict[str, Any]]]:
     """The examples of each batch, read and decoded by loader processes."""
-    return DataLoader(
+    loader: DataLoader = DataLoader(
         _Examples(data),
         batch_size=None,
         sampler=batches,  # type: ignore[arg-type]
@@ -89,6 +90,7 @@ def read_batches(data: datasets.Dataset, batches: list[list[int]], num_workers: 
         num_workers=min(num_workers, len(batches)),
         worker_init_fn=ignore_signals,
     )
+    return read_all(loader)
 
 
 def keep_as_is(examples: list[dict[str, Any]]) -> list[dict[str, Any]]:

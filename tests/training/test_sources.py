@@ -183,6 +183,10 @@ def test_several_evaluation_sets_have_names_workers_and_a_batch_size(tmp_path, e
     model = task.build_model({}, str(tmp_path / "run" / "snapshot")).eval()
     again = evaluate(task, model, open_source(DataSource(str(images))), batch_size=1)
     assert again["mse"] == pytest.approx(found["pictures_mse"], rel=1e-5)
+    (images / "004.png").write_bytes(b"no picture")
+    for workers in (0, 1):
+        with pytest.raises(OSError, match=r"^example 4 cannot be read: cannot identify .*004\.png"):
+            evaluate(task, model, open_source(DataSource(str(images))), num_workers=workers)
     with pytest.raises(ValueError, match="per_device_eval_batch_size must be 1 or more"):
         make_arguments(tmp_path / "other", data, per_device_eval_batch_size=0)
     with pytest.raises(ValueError, match=r"data.eval.streaming must be false"):
