@@ -29,7 +29,7 @@ class TestMRConvConfig(ConfigTesterMixin):
         "tied_dropout": False,
         "norm_eps": 1e-3,
         "norm_momentum": 0.01,
-        "sync_batch_norm": True,
+        "sync_batch_norm": False,
         "sampling_rate": 8000,
         "rate_factor": 2.0,
         "reparameterized": True,

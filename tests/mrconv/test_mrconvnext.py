@@ -82,7 +82,7 @@ class TestConfig(ConfigTesterMixin):
         "branch_norm": "kernel",
         "norm_eps": 1e-4,
         "norm_momentum": 0.05,
-        "sync_batch_norm": True,
+        "sync_batch_norm": False,
         "layer_norm_eps": 1e-5,
         "layer_scale_init_value": 1.0,
         "drop_path_rate": 0.1,
