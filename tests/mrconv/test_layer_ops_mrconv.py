@@ -155,8 +155,17 @@ def test_convolution_is_exported_for_any_length():
 def test_bad_input():
     u, kernel = random(2, 3, 10), random(3, 4)
     spectrum = ops.kernel_spectrum(kernel, None, 12)
+    one = torch.ones(1, 3)
     alone, trained = make_layer(hidden_size=3), make_layer(hidden_size=3).train()
     for message, call in {
+        "at least one point": lambda: ops.fft_size(0),
+        "at least one sample apart": lambda: ops.dilated_kernel(kernel, 0, 5),
+        "real and imaginary part": lambda: ops.fourier_kernel(kernel, 5),
+        "at least one branch": lambda: ops.merge_kernels([], one),
+        "need coefficients of shape": lambda: ops.batch_norm_conv(u, [kernel] * 2, one, one, one, 1e-5),
+        "as many backward kernels": lambda: ops.batch_norm_conv(
+            u, [kernel], one, one, one, 1e-5, backward_kernels=[kernel] * 2
+        ),
         "does not fit an FFT": lambda: ops.kernel_spectrum(kernel, kernel, 6),
         "length >= 1": lambda: ops.long_conv(u[..., :0], kernel),
         "with the 3 channels": lambda: ops.long_conv(u, kernel[:2]),
