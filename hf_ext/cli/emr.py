@@ -72,13 +72,31 @@ def method_options() -> list[click.Parameter]:
         click.Option(["--method"], type=choice(*METHODS), help=f"How to merge: {labels}.  [default: emr]")
     ]
     for name, holders in options_by_name().items():
-        option = next(iter(holders.values()))
-        told = ", ".join(f"{holder}: {own.default}" for holder, own in holders.items())
-        kind = choice(*option.choices) if option.choices else option.kind
+        option, dashed = next(iter(holders.values())), name.replace("_", "-")
+        told = ", ".join(f"{holder}: {str(own.default).lower()}" for holder, own in holders.items())
+        flag = option.kind is bool
         found.append(
-            click.Option([f"--{name.replace('_', '-')}"], type=kind, help=f"{option.help}  [default: {told}]")
+            click.Option(
+                [f"--{dashed}/--no-{dashed}" if flag else f"--{dashed}"],
+                type=None if flag else choice(*option.choices) if option.choices else Number(),
+                default=None,
+                help=f"{option.help}  [default: {told}]",
+            )
         )
     return found
+
+
+class Number(click.ParamType):
+    """A number, or as YAML has it a list by layer or a mapping by task."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
+            return click.FLOAT.convert(value, param, ctx)
+        from hf_ext.settings import parse_yaml
+
+        return parse_yaml(value)
 
 
 def field_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -120,6 +138,7 @@ def merge(
       hf-ext merge --base org/base --task a=org/a --task b=runs/b --out merged
       hf-ext merge --base org/base --task a=org/a --task b=org/b@v1 --method ties --out ties --dry-run
       hf-ext merge merge.yaml merged --rescale l2
+      hf-ext merge merge.yaml merged --method task_arithmetic --weight '{a: 0.5, b: [0.2, 0.8]}'
 
     \b
     Several processes or machines that share a disk:

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,8 @@ from hf_ext.emr.arithmetic import find_kernels
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
 from ..hub.system_calls import has_positions
-from .methods import Block
+from .methods import Block, MethodError
+from .methods.options import find_depths
 from .outputs import Copy, Outputs
 from .plan import Plan
 from .sources import Source
@@ -134,6 +135,7 @@ class Engine:
         self._outputs = outputs
         self._vectors = vectors
         self._method, self._arguments = plan.config.merge_method, plan.config.arguments
+        self._options = [_find_options(plan, row, depth) for row, depth in _with_depths(plan)]
         # elected plainly, by the kernels that mask and sum up too
         self._fused = self._method.fused and plan.config.drop == 0
         # one worker at a time holds a whole tensor of every checkpoint
@@ -330,7 +332,7 @@ class Engine:
                     if whole is None:
                         vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
                         merged = self._read_merged(row, low, high, buffers)
-                        self._unify(Block(row.name, row.shape, low, base, vectors, merged), unified)
+                        self._unify(piece.index, Block(row.name, row.shape, low, base, vectors, merged), unified)
                     else:
                         unified.copy_(whole[low:high])
                     mask_block(base, weights, unified, masks, sums, first=first)
@@ -340,11 +342,11 @@ class Engine:
                 data = buffers.masks[place, : -(-(end - begin) // 8)].numpy().data
                 self._outputs.masks[task].write_bytes(str(row.task_names[task]), begin // 8, data)
 
-    def _unify(self, block: Block, out: torch.Tensor) -> None:
+    def _unify(self, index: int, block: Block, out: torch.Tensor) -> None:
         """Calls the method and rounds what it returns."""
-        merged = self._method.function(block, **self._arguments)
+        merged = self._method.function(block, **self._options[index])
         if merged.shape != block.base.shape:
-            raise ValueError(
+            raise MethodError(
                 f"method {self._method.name!r} returned {list(merged.shape)} for {block.name!r}, of which it got "
                 f"{list(block.base.shape)}; a method returns as many elements as the base has"
             )
@@ -361,8 +363,14 @@ class Engine:
             if name is not None:
                 weights = task.read(name, row.elements)
                 vectors.append(self._vectors.make(piece.index, index, 0, base.view(-1), weights.view(-1)).view(shape))
+        members = [index for index, name in enumerate(row.task_names) if name is not None]
+
+        def draw(place: int) -> torch.Tensor:
+            return self._vectors.draw(piece.index, members[place], row.elements)
+
         out = torch.empty(row.elements, dtype=row.dtype)
-        self._unify(Block(row.name, shape, 0, base, vectors), out)
+        count = len(self._plan.tasks)
+        self._unify(piece.index, Block(row.name, shape, 0, base, vectors, draw=draw, count=count), out)
         return out
 
     def _read_merged(self, row: Row, low: int, high: int, buffers: _Buffers) -> torch.Tensor | None:
@@ -403,6 +411,17 @@ class Engine:
         blocks = _blocks(piece.start, piece.stop, self.block)
         reads = (self._read(self._plan.merged_rows[piece.index], low, high, buffers)[1][task] for low, high in blocks)
         return all(bool(torch.isfinite(weights.float()).all()) for weights in reads)
+
+
+def _find_options(plan: Plan, row: Row, depth: float) -> dict[str, Any]:
+    """The options of the method for one merged tensor and the tasks that have it."""
+    named = zip(plan.config.tasks, row.task_names, strict=True)
+    return plan.config.find_options(row.name, depth, [task for task, name in named if name is not None])
+
+
+def _with_depths(plan: Plan) -> Iterator[tuple[Row, float]]:
+    depths = find_depths(plan.base.tensors)
+    return ((row, depths[row.name]) for row in plan.merged_rows)
 
 
 def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:

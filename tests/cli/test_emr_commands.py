@@ -18,7 +18,7 @@ from transformers import BertForSequenceClassification
 
 from hf_ext.emr.manifest import Manifest
 from hf_ext.merging import MergeConfig
-from hf_ext.merging.methods import METHODS
+from hf_ext.merging.methods import METHODS, options_by_name
 from hf_ext_cli.main import main
 from tests.emr.emr_testing import push_folder, tiny_bert
 from tests.hub.published import contents
@@ -75,8 +75,11 @@ def test_there_is_an_option_for_each_field_with_the_same_choices():
     }
     options = {option.name: option for option in merge.get_params(click.Context(merge)) if option.name not in others}
     assert list(options)[2:6] == ["method", "tie", "weight", "density"]
-    assert "task_arithmetic: 0.3, ties: 1.0" in options.pop("weight").help
-    assert "ties: 0.2" in options.pop("density").help and options.pop("tie").type.choices == ("zero", "negative")
+    for name, holders in options_by_name().items():
+        for holder, own in holders.items():
+            assert f"{holder}: {str(own.default).lower()}" in options[name].help
+    assert options["tie"].type.choices == ("zero", "negative")
+    options = {name: option for name, option in options.items() if name not in options_by_name()}
     assert tuple(options["method"].type.choices) == tuple(METHODS)
     hints = typing.get_type_hints(MergeConfig)
     del hints["options"]
