@@ -129,9 +129,9 @@ def merge(
 ) -> None:
     """Merge fine-tunes of one model, local folders or org/name[@revision], into one model and a 1-bit mask per task.
 
-    What a YAML file says is replaced by the options. Everything is checked, and the plan shown, before any weight is
-    read. The weights are streamed: neither the memory nor the disk holds the models. The same command continues a
-    merge that was interrupted, with the same result.
+    What a YAML file says, ours or one of mergekit, is replaced by the options. Everything is checked, and the plan
+    shown, before any weight is read. The weights are streamed: neither the memory nor the disk holds the models. The
+    same command continues a merge that was interrupted, with the same result.
 
     \b
     Examples:

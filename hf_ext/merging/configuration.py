@@ -12,6 +12,7 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ext.settings import build, read_yaml
 
+from .mergekit import read_mergekit
 from .methods import METHODS, Method, options_by_name
 
 TASK_ID = r"[A-Za-z0-9._-]{1,64}"
@@ -93,7 +94,9 @@ class MergeConfig:
         Builds a configuration from a mapping.
 
         Args:
-            mapping (`Mapping[str, Any]`): Values of the fields, and of the method's options beside them.
+            mapping (`Mapping[str, Any]`):
+                Values of the fields, and of the method's options beside them; or a configuration of mergekit, for
+                linear, slerp, task_arithmetic, ties and model_stock.
 
         Returns:
             [`MergeConfig`]: The configuration.
@@ -101,6 +104,8 @@ class MergeConfig:
         Raises:
             ValueError: A key is unknown or missing, a value is not allowed, or two contradict each other.
         """
+        if "merge_method" in mapping:
+            mapping = read_mergekit(mapping)
         known = options_by_name()
         options = {key: value for key, value in mapping.items() if key in known and value is not None}
         fields = {key: value for key, value in mapping.items() if key not in known}

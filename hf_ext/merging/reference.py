@@ -15,6 +15,9 @@ values between them (outside of layers it is the first); or by a text in the nam
 to any of these: `weight: {a: 0.5, b: [0.2, 0.8]}`. The command line takes the same: `--weight '{a: 0.5, b: 0.2}'`.
 What is not given, or fits no filter, has its default. A share of the whole model has no value by layer.
 
+A mergekit file is taken over where both have the method: linear (`average`), slerp, task_arithmetic, ties
+(`ties_by_tensor`) and model_stock (with `away`). Its lists and filters mean the same there.
+
 Methods of whole tensors hold one tensor of every model in memory at a time; the others hold blocks.
 """
 

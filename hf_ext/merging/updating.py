@@ -28,7 +28,7 @@ from .configuration import MergeConfig
 from .engine import NotFiniteError
 from .finishing import rewrite_report
 from .merge import merge_checkpoints
-from .methods import METHODS
+from .methods import METHODS, MethodError
 from .plan import Plan, make_plan
 
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
@@ -95,6 +95,10 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
         merged = find_recorded(str(method["merged"]), place)
         method["merged"] = str(merged) if merged.exists() else method["merged"]
     tasks = {task: source_spec(record.origin, place) for task, record in manifest.tasks.items()}
+    for key, setting in method.items():
+        if own and key in own.options and isinstance(setting, dict):
+            # of tasks that were removed since
+            method[key] = {task: value for task, value in setting.items() if task in tasks}
     config = MergeConfig.from_dict({**method, "base": base, "tasks": {**tasks, name: source}})
 
     def require_same_checkpoints(plan: Plan) -> None:
@@ -104,7 +108,7 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
 
     try:
         merge_checkpoints(config, place, **options, overwrite=True, progress=False, show=require_same_checkpoints)
-    except NotFiniteError:
+    except (NotFiniteError, MethodError):
         raise
     except (CheckpointError, ValueError) as error:
         raise ValueError(
