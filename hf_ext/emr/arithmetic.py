@@ -58,7 +58,8 @@ _PIECE_CPU = 2**18
 _PIECE_GPU = 2**26
 
 
-def _pieces(tensor: Tensor) -> Iterator[slice]:
+def list_pieces(tensor: Tensor) -> Iterator[slice]:
+    """Runs of elements that are worked on at once."""
     step = _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_GPU
     return (slice(start, min(start + step, len(tensor))) for start in range(0, len(tensor), step))
 
@@ -100,9 +101,8 @@ def _add_up(values: Tensor) -> Tensor:
     return values.squeeze(-1)
 
 
-def _task_sums(base: Tensor, weights: Tensor, unified: Tensor, bits: Tensor) -> Tensor:
-    """`SUMS` of one task for each sub-block, [10, sub-blocks], from weights in fp32."""
-    delta, common = (weights - base).double(), (unified - base).double()
+def sum_task(delta: Tensor, common: Tensor, bits: Tensor, weights_opposed: Tensor) -> Tensor:
+    """`SUMS` of one task for each sub-block, [10, sub-blocks], from vectors in fp64."""
     masked = torch.where(bits, common, 0.0)
     columns = (
         delta.abs(),
@@ -114,13 +114,13 @@ def _task_sums(base: Tensor, weights: Tensor, unified: Tensor, bits: Tensor) -> 
         delta * masked,
         delta * common,
         delta.sign() * common.sign() < 0,
-        weights.sign() * unified.sign() < 0,
+        weights_opposed,
     )
     return torch.stack([_add_up(column.double()) for column in columns])
 
 
 def restore(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tensor) -> None:
-    for part in _pieces(base):
+    for part in list_pieces(base):
         bits = unpack_mask(mask[part.start // 8 :], part.stop - part.start)
         start = base[part].float()
         moved = (unified[part].float() - start).mul_(scale).add_(start)
@@ -150,7 +150,15 @@ def run_block(
         bits = ((weights - base).sign() == common.sign()) & (common != 0)
         if masks is not None:
             masks[index, : -(-len(bits) // 8)] = pack_mask(bits)
-        rows.append(_task_sums(base, weights, elected, bits))
+        opposed = weights.sign() * elected.sign() < 0
+        rows.append(sum_task((weights - base).double(), common.double(), bits, opposed))
+    add_sub_blocks(sums, rows, base, common, tasks, first)
+
+
+def add_sub_blocks(
+    sums: Sums, rows: list[Tensor], base: Tensor, common: Tensor, tasks: list[Tensor], first: int
+) -> None:
+    """Adds the sums of a block: of its tasks, of base and unified vector in fp32, and of pairs of tasks."""
     columns = (base.double().square(), common.double().abs(), common.double().square(), (common != 0).double())
     parts = torch.stack([_add_up(column) for column in columns])
     for position in range(parts.shape[-1]):

@@ -169,6 +169,11 @@ class MergeConfig:
         return self.merge_method.masks if self.masks is None else self.masks
 
     @property
+    def scaling(self) -> str:
+        """How scales are chosen: deltas have the least squares of each tensor."""
+        return "tensor_l2" if self.merge_method.deltas else self.rescale
+
+    @property
     def memory_bytes(self) -> int:
         """`memory` in bytes."""
         return _in_bytes("memory", self.memory)
@@ -245,6 +250,10 @@ class MergeConfig:
         _refuse(self.drop != 0 and method.takes_merged, "drop", name, "the model is merged already")
         if name == "emr" and self.masks is False:
             raise ValueError("method 'emr' without masks is 'elect': set method: elect, or remove masks: false.")
+        if method.deltas:
+            _refuse(self.masks is False, "masks: false", name, "the signs of the tasks are all that it writes")
+            _refuse(self.drop != 0, "drop", name, "it has no place for elements that were dropped")
+            _refuse(self.rescale not in ("global", "tensor_l2"), "rescale", name, "each tensor has its own scale")
         if method.takes_merged and self.masks is False:
             raise ValueError(f"method {name!r} without masks would copy `merged`: remove masks: false.")
         if not self.with_masks and (self.rescale != "global" or self.include_base):

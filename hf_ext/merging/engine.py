@@ -30,6 +30,8 @@ import numpy as np
 import torch
 
 from hf_ext.emr.arithmetic import find_kernels
+from hf_ext.emr.artifact import mask_bytes
+from hf_ext.emr.deltas import pack_directions
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
 from ..hub.system_calls import has_positions
@@ -124,7 +126,7 @@ class _Buffers:
 
     inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, merged model
     unified: torch.Tensor  # [bytes]
-    masks: torch.Tensor  # [N, bytes]
+    masks: torch.Tensor  # [planes, N, bytes]
 
 
 class Engine:
@@ -147,7 +149,9 @@ class Engine:
         rows = len(self._sources) + 1
         # elements; fp32 is the widest type
         self.block = max(min(share // (4 * rows) // SUB_BLOCK * SUB_BLOCK, SEGMENT), SUB_BLOCK)
-        span = min(memory // workers, 8 * _MASK_BYTES) // len(plan.tasks) // self.block * self.block
+        self._planes = self._method.deltas or 1
+        bits = self._planes * len(plan.tasks)
+        span = min(memory // workers, 8 * _MASK_BYTES) // bits // self.block * self.block
         self.span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
         # the step of compiled code that reads and writes the files itself
         self.step = max(min(self.block, FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
@@ -223,7 +227,7 @@ class Engine:
         return _Buffers(
             torch.empty(len(self._sources), size, dtype=torch.uint8),
             torch.empty(size, dtype=torch.uint8),
-            torch.empty(len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
+            torch.empty(self._planes, len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
         )
 
     def _announce(self, unit: Unit) -> None:
@@ -305,7 +309,7 @@ class Engine:
         dtypes = [source.tensors[name].dtype for source, name in inputs]
         blocks = [buffers.inputs[place].view(dtype) for place, dtype in enumerate(dtypes)]
         blocks.append(buffers.unified.view(row.dtype))
-        masks = buffers.masks if plan.config.with_masks else None
+        masks = buffers.masks[0] if plan.config.with_masks else None
         return all(
             self._run_files(files, blocks, masks, range(begin, end, self.step), sums, self._arguments["tie"])
             for begin, end in _blocks(piece.start, piece.stop, self.span)
@@ -321,10 +325,18 @@ class Engine:
         for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
                 base, tasks = self._read(row, low, high, buffers)
+                if self._method.deltas:
+                    here = slice((low - begin) // 8, -(-(high - begin) // 8))
+                    vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
+                    block = Block(row.name, row.shape, low, base, vectors)
+                    directions = self._method.function(block, **self._options[piece.index])
+                    planes = buffers.masks[:, : len(members), here]
+                    pack_directions(base, list(tasks.values()), directions, planes, sums, first=low // SUB_BLOCK)
+                    continue
                 unified = buffers.unified[: (high - low) * row.dtype.itemsize].view(row.dtype)
                 masks = None
                 if plan.config.with_masks:
-                    masks = buffers.masks[: len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
+                    masks = buffers.masks[0, : len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
                 first, weights = low // SUB_BLOCK, list(tasks.values())
                 if self._fused:
                     merge_block(base, weights, unified, masks, sums, first=first, tie=self._arguments["tie"])
@@ -339,8 +351,9 @@ class Engine:
                 data = unified.view(torch.uint8).numpy().data
                 self._outputs.root[row.name].write_bytes(row.name, low * row.dtype.itemsize, data)
             for place, task in enumerate(members if plan.config.with_masks else ()):
-                data = buffers.masks[place, : -(-(end - begin) // 8)].numpy().data
-                self._outputs.masks[task].write_bytes(str(row.task_names[task]), begin // 8, data)
+                for plane, packed in enumerate(buffers.masks[:, place, : -(-(end - begin) // 8)]):
+                    at = plane * mask_bytes(row.elements) + begin // 8
+                    self._outputs.masks[task].write_bytes(str(row.task_names[task]), at, packed.numpy().data)
 
     def _unify(self, index: int, block: Block, out: torch.Tensor) -> None:
         """Calls the method and rounds what it returns."""

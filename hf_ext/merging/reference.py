@@ -28,7 +28,7 @@ def write_reference() -> str:
 
 
 def _describe(method: Method) -> str:
-    told = ["1-bit task masks"] if method.masks else []
+    told = ["no unified model"] if method.deltas else ["1-bit task masks"] if method.masks else []
     told += ["whole tensors"] if method.whole else []
     title = method.label[0].upper() + method.label[1:] + (f" ({', '.join(told)})" if told else "")
     lines = [f"## {method.name}", "", f"{title}:"]

@@ -96,7 +96,7 @@ def test_there_is_an_option_for_each_field_with_the_same_choices():
 
 def test_merge_shows_the_plan_then_the_report_and_where_things_are(sources, tmp_path):
     text = run("merge", *sources, "--out", tmp_path / "out").stdout
-    plan, table, places = text.index("merged  39 tensors"), text.index("‖τ‖/‖W0‖"), text.index("model ")
+    plan, table, places = text.index("  39 tensors"), text.index("‖τ‖/‖W0‖"), text.index(f"  {tmp_path}/out\n")
     assert plan < table < places
     assert re.search(rf"^masks +{tmp_path}/out/tasks$", text, re.MULTILINE)
     assert re.search(rf"^card +{tmp_path}/out/README.md$", text, re.MULTILINE)

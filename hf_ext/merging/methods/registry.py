@@ -55,7 +55,7 @@ class Method:
 
     name: str  # what configurations call it
     label: str  # what cards call it: "merged by …"
-    function: Callable[..., Tensor]  # merges a [`Block`]
+    function: Callable[..., Any]  # merges a [`Block`]
     options: dict[str, Option] = field(default_factory=dict)  # its options by name
     masks: bool = False
     fused: bool = False
@@ -63,12 +63,13 @@ class Method:
     takes_merged: bool = False
     trim: str | None = None
     most_tasks: int | None = None
+    deltas: int = 0
 
 
 # By name, in the order in which help shows them.
 METHODS: dict[str, Method] = {}
 
-Function = typing.TypeVar("Function", bound=Callable[..., Tensor])
+Function = typing.TypeVar("Function", bound=Callable[..., Any])
 
 
 def merge_method(
@@ -81,6 +82,7 @@ def merge_method(
     takes_merged: bool = False,
     trim: str | None = None,
     most_tasks: int | None = None,
+    deltas: int = 0,
 ) -> Callable[[Function], Function]:
     """
     Registers a function as a merge method.
@@ -99,6 +101,9 @@ def merge_method(
             The option that says which share of each task vector is kept: only the largest elements over all tensors
             reach the function. All checkpoints are then read three times.
         most_tasks (`int`, *optional*): How many tasks it takes.
+        deltas (`int`, *optional*, defaults to 0):
+            Bits an element that each task has in place of a unified model: 1 for a sign, 2 where elements may be left
+            out too. The function then returns a list, a direction of -1, 0 or 1 for each task.
 
     Returns:
         The function, as it was.
@@ -106,7 +111,9 @@ def merge_method(
 
     def register(function: Function) -> Function:
         options = _read_options(function, trim)
-        METHODS[name] = Method(name, label, function, options, masks, fused, whole, takes_merged, trim, most_tasks)
+        METHODS[name] = Method(
+            name, label, function, options, masks, fused, whole, takes_merged, trim, most_tasks, deltas
+        )
         return function
 
     return register
