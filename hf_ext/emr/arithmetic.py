@@ -101,8 +101,9 @@ def _add_up(values: Tensor) -> Tensor:
     return values.squeeze(-1)
 
 
-def sum_task(delta: Tensor, common: Tensor, bits: Tensor, weights_opposed: Tensor) -> Tensor:
-    """`SUMS` of one task for each sub-block, [10, sub-blocks], from vectors in fp64."""
+def _task_sums(base: Tensor, weights: Tensor, unified: Tensor, bits: Tensor) -> Tensor:
+    """`SUMS` of one task for each sub-block, [10, sub-blocks], from weights in fp32."""
+    delta, common = (weights - base).double(), (unified - base).double()
     masked = torch.where(bits, common, 0.0)
     columns = (
         delta.abs(),
@@ -114,7 +115,7 @@ def sum_task(delta: Tensor, common: Tensor, bits: Tensor, weights_opposed: Tenso
         delta * masked,
         delta * common,
         delta.sign() * common.sign() < 0,
-        weights_opposed,
+        weights.sign() * unified.sign() < 0,
     )
     return torch.stack([_add_up(column.double()) for column in columns])
 
@@ -150,15 +151,7 @@ def run_block(
         bits = ((weights - base).sign() == common.sign()) & (common != 0)
         if masks is not None:
             masks[index, : -(-len(bits) // 8)] = pack_mask(bits)
-        opposed = weights.sign() * elected.sign() < 0
-        rows.append(sum_task((weights - base).double(), common.double(), bits, opposed))
-    add_sub_blocks(sums, rows, base, common, tasks, first)
-
-
-def add_sub_blocks(
-    sums: Sums, rows: list[Tensor], base: Tensor, common: Tensor, tasks: list[Tensor], first: int
-) -> None:
-    """Adds the sums of a block: of its tasks, of base and unified vector in fp32, and of pairs of tasks."""
+        rows.append(_task_sums(base, weights, elected, bits))
     columns = (base.double().square(), common.double().abs(), common.double().square(), (common != 0).double())
     parts = torch.stack([_add_up(column) for column in columns])
     for position in range(parts.shape[-1]):
@@ -207,6 +200,7 @@ class Kernels(NamedTuple):
     restore: Callable[..., None]
     multiply: Callable[[Tensor, Tensor], Tensor]
     run_files: Callable[..., bool] | None = None
+    restore_directions: Callable[..., None] | None = None
 
 
 _TORCH = Kernels(run_block, restore, multiply)

@@ -329,9 +329,9 @@ class Engine:
                     here = slice((low - begin) // 8, -(-(high - begin) // 8))
                     vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
                     block = Block(row.name, row.shape, low, base, vectors)
-                    directions = self._method.function(block, **self._options[piece.index])
+                    kept = self._method.function(block, **self._options[piece.index])
                     planes = buffers.masks[:, : len(members), here]
-                    pack_directions(base, list(tasks.values()), directions, planes, sums, first=low // SUB_BLOCK)
+                    pack_directions(base, list(tasks.values()), kept, planes, sums, first=low // SUB_BLOCK)
                     continue
                 unified = buffers.unified[: (high - low) * row.dtype.itemsize].view(row.dtype)
                 masks = None

@@ -53,25 +53,36 @@ def merged_names(base):
 
 
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("length", [0, 1, 13, 5003])
-def test_directions_are_packed_and_restored(kind, length):
+@pytest.mark.parametrize("length", [0, 1, 13, 20_003])
+def test_directions_are_packed_and_restored(kernels, kind, length):
     generator = torch.Generator().manual_seed(length)
     base = torch.randn(length, generator=generator).to(kind)
     tasks = [(base.float() + 0.1 * torch.randn(length, generator=generator)).to(kind) for _ in range(2)]
-    directions = [torch.randint(-1, 2, (length,), generator=generator).float() for _ in tasks]
-    planes, sums = torch.zeros(2, 2, mask_bytes(length), dtype=torch.uint8), Sums.zeros(2)
-    deltas.pack_directions(base, tasks, directions, planes, sums)
-    for index, (task, direction) in enumerate(zip(tasks, directions, strict=True)):
-        out = torch.empty_like(base)
-        deltas.restore_directions(base, planes[:, index], 0.3, out)
-        assert torch.equal(out, (base.float() + 0.3 * direction).to(kind))
-        # with one plane there is no 0
-        deltas.restore_directions(base, planes[:1, index], 0.3, out)
-        assert torch.equal(out, (base.float() + 0.3 * torch.where(direction > 0, 1.0, -1.0)).to(kind))
-        vector = (task.float() - base.float()).double()
-        expected = {"abs": vector.abs(), "square": vector**2, "mask": direction != 0, "masked_dot": vector * direction}
-        for name, values in expected.items():
-            assert float(sums.tasks[index, SUMS.index(name)]) == pytest.approx(float(values.sum()), abs=1e-12)
+    vectors = [task.float() - base.float() for task in tasks]
+    kept = [vector * (torch.rand(length, generator=generator) < 0.5) for vector in vectors]
+    planes = [torch.zeros(count, 2, mask_bytes(length), dtype=torch.uint8) for count in (1, 2)]
+    sums = [Sums.zeros(2), Sums.zeros(2)]
+    deltas.pack_directions(base, tasks, vectors, planes[0], sums[0])
+    deltas.pack_directions(base, tasks, kept, planes[1], sums[1])
+    for index, (vector, part) in enumerate(zip(vectors, kept, strict=True)):
+        for direction, packed, found in (
+            (torch.where(vector > 0, 1.0, -1.0), planes[0], sums[0]),
+            (part.sign(), planes[1], sums[1]),
+        ):
+            for target in DTYPES:
+                out = torch.empty(length, dtype=target)
+                deltas.restore_directions(base, packed[:, index], 0.3, out)
+                assert torch.equal(out, (base.float() + 0.3 * direction).to(target))
+            measured = dict(zip(SUMS, found.tasks[index].tolist(), strict=True))
+            exact, moved = vector.double(), float((direction != 0).sum())
+            assert measured["abs"] == pytest.approx(float(exact.abs().sum()), rel=1e-12)
+            assert measured["square"] == pytest.approx(float(exact.square().sum()), rel=1e-12)
+            assert measured["masked_dot"] == pytest.approx(float((exact * direction).sum()), rel=1e-12)
+            assert [measured[name] for name in ("mask", "masked_abs", "masked_square")] == [moved] * 3
+            assert [measured[name] for name in ("dot", "opposed", "weight_opposed")] == [0] * 3
+    for found in sums:
+        assert float(found.totals[0]) == pytest.approx(float(base.double().square().sum()), rel=1e-12)
+        assert found.totals[1:].tolist() == [0] * 3 and torch.equal(found.gram, sums[0].gram)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -103,7 +103,7 @@ def merge_method(
         most_tasks (`int`, *optional*): How many tasks it takes.
         deltas (`int`, *optional*, defaults to 0):
             Bits an element that each task has in place of a unified model: 1 for a sign, 2 where elements may be left
-            out too. The function then returns a list, a direction of -1, 0 or 1 for each task.
+            out too. The function then returns the task vectors with 0 for what is left out.
 
     Returns:
         The function, as it was.

@@ -9,6 +9,6 @@ Density = Annotated[list[float], Option("Share of each task vector that is kept.
 
 
 @merge_method("ternary", "ternary deltas", masks=True, deltas=2, trim="density")
-def take_signs_of_largest(tensor: Block, *, density: Density) -> list[Tensor]:
+def take_largest(tensor: Block, *, density: Density) -> list[Tensor]:
     """1-bit deltas of the largest elements of each task vector, W_0 elsewhere; λ is the mean of what is kept."""
-    return [vector.sign() for vector in tensor.vectors]
+    return tensor.vectors
