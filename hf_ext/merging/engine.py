@@ -378,8 +378,8 @@ class Engine:
                 vectors.append(self._vectors.make(piece.index, index, 0, base.view(-1), weights.view(-1)).view(shape))
         members = [index for index, name in enumerate(row.task_names) if name is not None]
 
-        def draw(place: int) -> torch.Tensor:
-            return self._vectors.draw(piece.index, members[place], row.elements)
+        def draw(place: int, start: int, count: int) -> torch.Tensor:
+            return self._vectors.draw(piece.index, members[place], start, count)
 
         out = torch.empty(row.elements, dtype=row.dtype)
         count = len(self._plan.tasks)

@@ -102,7 +102,9 @@ def test_della_is_its_twin_with_the_same_coins(shape):
         torch.rand(base.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(t)) for t in range(3)
     ]
     options = {"weight": [1.0, 0.5, 2.0], "density": [0.5, 0.6, 1.0], "epsilon": [0.2, 0.0, 0.3]}
-    found = run("della", base, models, draw=numbers.__getitem__, **options)
+    found = run(
+        "della", base, models, draw=lambda place, start, count: numbers[place][start : start + count], **options
+    )
     chances = [
         twin.keep_chances(model - base, density, epsilon) if density < 1 else torch.ones(shape, dtype=torch.float64)
         for model, density, epsilon in zip(models, options["density"], options["epsilon"], strict=True)
@@ -224,6 +226,12 @@ def test_della_of_checkpoints_depends_on_the_seed_and_nothing_else(models, tmp_p
     # half of each is dropped, so that a quarter of the elements are the base's
     shares = [float((one[name] == models[1][name]).double().mean()) for name in one]
     assert 0.15 < sum(shares) / len(shares) < 0.35
+
+
+def test_every_file_of_the_folder_is_found_and_has_a_method():
+    files = {path.stem for path in (ROOT / "hf_ext" / "merging" / "methods").glob("*.py")}
+    found = {method.function.__module__.rpartition(".")[2] for method in METHODS.values()}
+    assert files - {"__init__", "options", "registry"} <= found
 
 
 def test_the_page_of_methods_is_that_of_the_functions():

@@ -14,6 +14,8 @@ Epsilon = Annotated[
     Option("How far the chance of the smallest and the largest is from density.", default=0.15, least=0, most=0.5),
 ]
 
+_AT_ONCE = 2**18
+
 
 @merge_method("della", "DELLA", whole=True)
 def della(tensor: Block, *, weight: Weight, density: Density, epsilon: Epsilon) -> Tensor:
@@ -40,10 +42,12 @@ def thin_by_rank(tensor: Block, place: int, density: float, epsilon: float) -> N
     assert tensor.draw is not None
     vector = tensor.vectors[place]
     rows = vector.flatten(1) if vector.ndim > 1 else vector.reshape(1, -1)
-    numbers = tensor.draw(place).view(rows.shape)
-    steps = torch.arange(rows.shape[1]) / max(rows.shape[1] - 1, 1)
-    # row by row: ranks of a whole tensor would take four times its room
-    for row, drawn in zip(rows, numbers, strict=True):
-        chances = torch.empty(len(row))
-        chances[row.abs().argsort(stable=True)] = density - epsilon + 2 * epsilon * steps
-        row.mul_(drawn < chances).div_(chances)
+    count = rows.shape[1]
+    steps = density - epsilon + 2 * epsilon * torch.arange(count) / max(count - 1, 1)
+    # some rows at once: ranks and random numbers of a whole tensor would take several times its room
+    for low in range(0, len(rows), max(1, _AT_ONCE // count)):
+        part = rows[low : low + max(1, _AT_ONCE // count)]
+        ranks = part.abs().argsort(dim=1, stable=True)
+        chances = torch.empty(part.shape).scatter_(1, ranks, steps.expand(part.shape))
+        drawn = tensor.draw(place, low * count, part.numel()).view(part.shape)
+        part.mul_(drawn < chances).div_(chances)
