@@ -21,7 +21,7 @@ _Source = tuple[str, Mapping[str, Any]]
 def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a [`MergeConfig`] that means the same."""
     method = given.get("merge_method")
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         random = isinstance(method, str) and method.startswith(("dare", "della"))
         _refuse(
             f"merge_method {method!r:.80}; of its methods {', '.join(_METHODS)} are had"
@@ -118,11 +118,11 @@ def _read_task_arithmetic(reader: _Reader) -> dict[str, Any]:
     tasks, factor = reader.name_tasks(), reader.read("lambda", 1.0)
     weight = reader.read_each("weight", tasks)
     normalize = reader.read_flag("normalize", False)
-    if isinstance(factor, list) or (normalize and factor != 1):
+    if isinstance(factor, list | bool) or (normalize and factor != 1):
         _refuse(f"lambda {factor!r:.80} here: put it into the weights")
     if normalize:
         return {"method": "average", "base": reader.base, "tasks": tasks, "weight": weight}
-    weight = weight if factor == 1 else _multiply(weight, float(factor))
+    weight = weight if factor == 1 else _multiply(weight, factor)
     return {"method": "task_arithmetic", "base": reader.base, "tasks": tasks, "weight": weight}
 
 
@@ -202,13 +202,16 @@ def _count_layers(model: str) -> int:
     return int(found)
 
 
-def _multiply(setting: Any, factor: float) -> Any:
-    """A setting with all its numbers multiplied."""
+def _multiply(setting: Any, factor: Any) -> Any:
+    """A setting with all its numbers multiplied; what is none is refused later, with the name of its task."""
     if isinstance(setting, Mapping):
         return {key: value if key == "filter" else _multiply(value, factor) for key, value in setting.items()}
     if isinstance(setting, list):
         return [_multiply(value, factor) for value in setting]
-    return float(setting) * factor
+    try:
+        return float(setting) * float(factor)
+    except (TypeError, ValueError):
+        return f"{setting!r} times lambda {factor!r}"
 
 
 def _mapping(what: str, value: Any) -> Mapping[str, Any]:

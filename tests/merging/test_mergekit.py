@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -93,6 +96,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "models and slices": ({"slices": []}, "`models` and `slices` both"),
     "entry": ({"models": [{"model": "org/a", "layers": 3}]}, "a model with model, layers; it has model, parameters"),
     "no list": ({"models": {"model": "org/a"}}, "models {'model': 'org/a'}, which must be a list"),
+    "bad factor": (
+        {"merge_method": "task_arithmetic", "parameters": {"weight": 1, "lambda": "x"}},
+        "weight of a must be finite; got \"1 times lambda 'x'\"",
+    ),
+    "method that is a list": ({"merge_method": ["ties"]}, "merge_method .'ties'.; of its methods"),
     "bad weight": ({"parameters": {"weight": "x"}}, "weight of a must be finite; got 'x'"),
 }
 
@@ -102,6 +110,29 @@ def test_what_would_give_something_else_is_refused(case):
     fields, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         read(**fields)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.sampled_from(["org/a", "org/base", "filter", "value", "weight", "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["model", "weight", "filter", "value", "lambda", "density"]), inner, max_size=3
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(["linear", "slerp", "task_arithmetic", "ties", "model_stock"]),
+    st.sampled_from(["models", "parameters", "base_model", "slices", "dtype", "merge_method", "tokenizer_source"]),
+    VALUES,
+    st.dictionaries(st.sampled_from(["weight", "lambda", "t", "normalize", "density", "filter_wise"]), VALUES),
+)
+def test_whatever_is_in_it_is_read_or_refused_in_words(method, key, value, parameters):
+    with contextlib.suppress(ValueError):
+        read(**{"merge_method": method, "parameters": parameters, key: value})
 
 
 @pytest.mark.parametrize(

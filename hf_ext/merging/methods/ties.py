@@ -63,6 +63,7 @@ def keep_largest(vector: Tensor, share: float) -> None:
     """Zeroes all but a share of the elements, the largest, at least one, and all as large as the last of them."""
     if share < 1 and vector.numel():
         smallest = vector.numel() - max(1, int(share * vector.numel()))
-        if smallest:
-            magnitudes = vector.abs()
-            vector.masked_fill_(magnitudes < magnitudes.flatten().kthvalue(smallest + 1).values, 0)
+        # in place of a copy: sorted only as far as it is needed
+        magnitudes = vector.abs().flatten().numpy()
+        magnitudes.partition(smallest)
+        vector.masked_fill_(vector.abs() < float(magnitudes[smallest]), 0)
