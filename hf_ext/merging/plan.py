@@ -211,8 +211,8 @@ def _size_warnings(plan: Plan) -> list[str]:
         return []
     advice = f" Method onebit needs {size_text(one_bit)}." if one_bit < models else ""
     return [
-        f"the artifact and the base, from which its tasks are restored, take {size_text(size)}, the models "
-        f"themselves {size_text(models)}: nothing is saved.{advice}"
+        f"the artifact and the base, from which its tasks are restored, take {size_text(size)}, the "
+        f"checkpoints themselves {size_text(models)}: nothing is saved.{advice}"
     ]
 
 
