@@ -105,6 +105,9 @@ def work_through(work: Path, slots: int) -> int:
         for process in running.values():
             process.send_signal(signal.SIGCONT)
             process.terminate()
+        for process in running.values():
+            # It saves its state first.
+            process.wait()
 
 
 def main() -> None:
