@@ -83,6 +83,12 @@ def load_checkpoint(source: str, device: str | None, dtype: str | None) -> Any:
 @click.option("--tile", type=Tile(), help="Side of tiles in pixels, or auto: tiles where memory is short.")
 @click.option("--self-ensemble", is_flag=True, help="Average over the 8 flips and turns: better, 8 times the work.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Keys that each token attends to.")
+@click.option(
+    "--strength",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    help="How much of the change is made: 0.5 gives the mean of picture and result.",
+)
 @click.option("--compare", is_flag=True, help="Also draw pictures and crops before and after: OUT/comparison.png.")
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Of all results; that of the input if not given.")
 @click.option("--suffix", help="Put behind the names of results, such as _restored: a.png becomes a_restored.png.")
@@ -107,6 +113,7 @@ def restore(
     tile: int | str | None,
     self_ensemble: bool,
     top_k: int | None,
+    strength: float,
     compare: bool,
     kind: str | None,
     suffix: str | None,
@@ -128,6 +135,7 @@ def restore(
     Examples:
       hf-ext restore runs/denoise/snapshot noisy.png --out restored
       hf-ext restore org/name photos/ "scans/**/*.tif" --out restored --compare
+      hf-ext restore org/name portrait.jpg --out restored --strength 0.6
       hf-ext restore merged old.jpg --task jpeg --out restored
       hf-ext restore org/name huge.png --out restored --tile auto --dtype bfloat16
       curl -s https://example.org/a.jpg | hf-ext restore org/name - --out - > restored.jpg
@@ -157,6 +165,7 @@ def restore(
         "tile": tile,
         "self_ensemble": self_ensemble,
         "top_k": top_k,
+        "strength": strength,
         "max_megapixels": max_megapixels,
     }
     done = len(plan.jobs) - len(to_do)
