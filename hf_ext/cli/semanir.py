@@ -1,5 +1,6 @@
 """hf-ext restore and hf-ext semanir: pictures through SemanIR models."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -238,13 +239,12 @@ class _Bar:
 
         from hf_ext.restoration.jobs import megapixels_of
 
+        # On standard error, and only where somebody watches: to know the sizes, all files are opened.
+        hidden = ranks.index > 0 or not sys.stderr.isatty()
         # The other processes are as fast as this one.
         self.count = ranks.count
-        hidden = ranks.index > 0
         total = 0.0 if hidden else self.count * sum(map(megapixels_of, ranks.share(jobs)))
-        # On standard error, and only where somebody watches.
-        options: dict[str, Any] = {"disable": hidden or None, "bar_format": _FORMAT, "smoothing": 0.1}
-        self.bar = tqdm(total=round(total, 6), unit="MP", **options)
+        self.bar = tqdm(total=round(total, 6), unit="MP", disable=hidden, bar_format=_FORMAT, smoothing=0.1)
 
     def __enter__(self) -> "_Bar":
         return self
