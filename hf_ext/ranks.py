@@ -38,7 +38,9 @@ class Ranks:
     def __init__(self, accelerator: Accelerator | None = None) -> None:
         self.index, self.count, self.local_index = 0, 1, 0
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if accelerator is not None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # Both come from a launcher; a container of a cluster may have the number alone, and nobody to wait for.
+        launched = "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if accelerator is not None or launched:
             state = accelerator or _join_processes()
             self.index, self.count = state.process_index, state.num_processes
             self.local_index = state.local_process_index
@@ -150,7 +152,7 @@ def _explain_lost_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
         raise ConnectionError(
-            f"another process of this launch has ended ({str(error).splitlines()[0]}); what is done is kept where the "
-            "command can go on: give it again."
+            f"another process of this launch has ended ({reason}). The same command goes on with what is left to do."
         ) from error

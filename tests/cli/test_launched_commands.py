@@ -227,6 +227,13 @@ def test_processes_of_a_machine_share_its_gpus(monkeypatch):
     assert chosen == [1, 1]
 
 
+def test_a_number_of_processes_that_nobody_launched_is_not_waited_for(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    ranks = Ranks()
+    assert (ranks.index, ranks.count, ranks.gather("value")) == (0, 1, ["value"])
+
+
 @pytest.mark.slow
 def test_the_launcher_runs_the_commands_of_the_readme(tmp_path):
     write_inputs(tmp_path)
