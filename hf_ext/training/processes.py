@@ -1,11 +1,13 @@
 """What training processes check and do together."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import DistributedType, broadcast_object_list
+from torch.distributed.fsdp import FSDPModule
 
 from .arguments import TrainingArguments
 from .state import RunFolder, own_part
@@ -25,6 +27,11 @@ def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> N
     """Refuses what this machine, or the way in which it is used, cannot do."""
     if arguments.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise ValueError("mixed_precision fp16 needs a GPU: use bf16 or 'no' on a CPU.")
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError(
+            "FSDP 1 is not supported: set fsdp_version: 2 in the file of accelerate, as in "
+            "examples/accelerate/fsdp2.yaml."
+        )
 
 
 def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> None:
@@ -41,6 +48,30 @@ def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> No
         raise ValueError(failure[0])
     if not accelerator.is_main_process:
         function()
+
+
+def gather_weights(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, torch.Tensor]:
+    """All weights by name, for the main process; what is tied is one tensor, so that a file holds it once."""
+    # Gathered from several processes, a weight with two names comes as two tensors.
+    weights: dict[str, torch.Tensor] = accelerator.get_state_dict(model)
+    first: dict[torch.Tensor, str] = {}
+    for name, parameter in accelerator.unwrap_model(model).named_parameters(remove_duplicate=False):
+        if name in weights:
+            weights[name] = weights[first.setdefault(parameter, name)]
+    return weights
+
+
+@contextlib.contextmanager
+def plain_class(model: torch.nn.Module) -> Iterator[None]:
+    """Gives a model that FSDP2 shards its own class back for a `with` block."""
+    # FSDP2 puts a class of torch's over it, whose name and source files would be saved as the model's own.
+    kind = type(model)
+    if isinstance(model, FSDPModule):
+        model.__class__ = next(base for base in kind.__mro__ if not issubclass(base, FSDPModule))
+    try:
+        yield
+    finally:
+        model.__class__ = kind
 
 
 def check_weights(model: torch.nn.Module, accelerator: Accelerator, run: RunFolder, step: int) -> None:
