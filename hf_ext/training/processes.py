@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import DistributedType, broadcast_object_list
-from torch.distributed.fsdp import FSDPModule
+from accelerate.utils import DistributedType, broadcast_object_list, convert_outputs_to_fp32
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from .arguments import TrainingArguments
 from .state import RunFolder, own_part
@@ -48,6 +48,16 @@ def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> No
         raise ValueError(failure[0])
     if not accelerator.is_main_process:
         function()
+
+
+def prepare_sharding(module: torch.nn.Module, accelerator: Accelerator) -> None:
+    """Lets a model whose weights FSDP2 will shard compute in the run's precision as a whole one does."""
+    # By itself accelerate has FSDP2 cast all weights and inputs to bf16, which keeps 8 bits: timesteps above 256 and
+    # sizes of pictures would be rounded, and what meets buffers in float32 fails. Here weights are gathered as they
+    # are, twice the bytes, and the forward pass runs under autocast, which chooses what is computed how.
+    accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
+    if accelerator.native_amp:
+        module.forward = convert_outputs_to_fp32(accelerator.autocast()(module.forward))  # type: ignore[method-assign]
 
 
 def gather_weights(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, torch.Tensor]:

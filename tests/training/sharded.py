@@ -47,6 +47,13 @@ CASES: dict[str, dict[str, Any]] = {
         "task": {"image_size": 16, **CLASSES},
         "model": {"hidden_sizes": [4, 8], "depths": [1, 1], "kernel_size": 4},
     },
+    # Timesteps are no integers here: rounded to bf16 they would be others.
+    "bf16": {
+        "method": "disentangled-dit",
+        "task": {**DIT_TASK, "objective": "flow", "mask_ratio": 0.5},
+        "model": {**DIT, "num_decoder_layers": 1},
+        "mixed_precision": "bf16",
+    },
     "lora": {
         "method": "semanir",
         "task": {"patch_size": 8},
