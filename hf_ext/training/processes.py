@@ -32,6 +32,15 @@ def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> N
             "FSDP 1 is not supported: set fsdp_version: 2 in the file of accelerate, as in "
             "examples/accelerate/fsdp2.yaml."
         )
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        if (stage := accelerator.state.deepspeed_plugin.zero_stage) == 3:
+            raise ValueError(f"DeepSpeed's zero_stage {stage} is not supported: set it to 1 or 2, or use FSDP2.")
+        if arguments.ema_decay and arguments.mixed_precision != "no":
+            # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
+            raise ValueError(
+                f"DeepSpeed with mixed_precision {arguments.mixed_precision} has no weights in 32 bits to average: "
+                "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
+            )
 
 
 def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> None:
@@ -75,9 +84,9 @@ def gather_weights(model: torch.nn.Module, accelerator: Accelerator) -> dict[str
 def plain_class(model: torch.nn.Module) -> Iterator[None]:
     """Gives a model that FSDP2 shards its own class back for a `with` block."""
     # FSDP2 puts a class of torch's over it, whose name and source files would be saved as the model's own.
-    kind = type(model)
+    kind: type[torch.nn.Module] = type(model)
     if isinstance(model, FSDPModule):
-        model.__class__ = next(base for base in kind.__mro__ if not issubclass(base, FSDPModule))
+        model.__class__ = next(base for base in kind.__mro__ if not issubclass(base, FSDPModule))  # type: ignore[assignment]
     try:
         yield
     finally:
