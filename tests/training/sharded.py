@@ -1,4 +1,4 @@
-"""Runs of two processes whose weights FSDP2 shards, on CPUs: `main FOLDER CASE…`, under `fork_two`."""
+"""Runs of two processes whose weights FSDP2 shards, on CPUs: `main FOLDER KIND CASE`, under `fork_two`."""
 
 import os
 import shutil
@@ -113,29 +113,34 @@ def run(arguments: TrainingArguments, killed_in: int = -1) -> None:
     train(task, arguments)
 
 
+def compare(root: Path, case: str) -> None:
+    """A sharded run, and one that goes on from its first state."""
+    os.environ["FSDP_VERSION"] = "1"
+    with pytest.raises(ValueError, match="FSDP 1 is not supported: set fsdp_version: 2"):
+        run(make_arguments(root, case, "first-version"))
+    os.environ.update(FSDP2)
+    run(make_arguments(root, case, "fsdp"))
+    assert AcceleratorState().distributed_type == DistributedType.FSDP
+    if PartialState().is_main_process:
+        # As a run that was killed in its last step leaves it.
+        shutil.copytree(root / case / "fsdp", root / case / "continued")
+        shutil.rmtree(root / case / "continued" / "state" / "step-3")
+    PartialState().wait_for_everyone()
+    run(make_arguments(root, case, "continued"))
+
+
 def main() -> None:
-    root, kind, *cases = Path(sys.argv[1]), *sys.argv[2:]
+    root, kind, case = Path(sys.argv[1]), *sys.argv[2:]
     # To draw would take longer than all else.
     loop.plot_curves = lambda run: None
     PartialState.destroy_process_group = lambda self, group=None: None
-    for case in cases:
-        if kind == "compare":
-            run(make_arguments(root, case, "ddp"))
+    if kind == "compare":
+        run(make_arguments(root, case, "ddp"))
     shard_on_processors()
-    os.environ["FSDP_VERSION"] = "1"
-    with pytest.raises(ValueError, match="FSDP 1 is not supported: set fsdp_version: 2"):
-        run(make_arguments(root, cases[0], "first-version"))
-    os.environ.update(FSDP2)
-    for case in cases:
-        if kind == "compare":
-            run(make_arguments(root, case, "fsdp"))
-            assert AcceleratorState().distributed_type == DistributedType.FSDP
-            if PartialState().is_main_process:
-                # As a run that was killed in its last step leaves it.
-                shutil.copytree(root / case / "fsdp", root / case / "continued")
-                shutil.rmtree(root / case / "continued" / "state" / "step-3")
-            PartialState().wait_for_everyone()
-        run(make_arguments(root, case, "continued"), killed_in=2 if kind == "kill" else -1)
+    if kind == "compare":
+        compare(root, case)
+    else:
+        run(make_arguments(root, case, "killed"), killed_in=2 if kind == "kill" else -1)
     torch.distributed.destroy_process_group()
 
 
