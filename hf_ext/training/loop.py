@@ -40,7 +40,16 @@ from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
 from .observing import Clock, Profile, show_picture, start_trackers
 from .optimizing import build_optimizer, build_schedule, count_steps
-from .processes import check_supported, check_tracker, check_weights, run_main_first, seed_step
+from .processes import (
+    check_supported,
+    check_tracker,
+    check_weights,
+    gather_weights,
+    plain_class,
+    prepare_sharding,
+    run_main_first,
+    seed_step,
+)
 from .provenance import provenance
 from .sources import describe_memory, name_sets, open_source
 from .state import (
@@ -205,13 +214,15 @@ class _Training:
             # DeepSpeed asks for it where it is given no loader of its own.
             plugin = self.accelerator.state.deepspeed_plugin
             plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = arguments.per_device_train_batch_size
+        # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
+        self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        if self.is_sharded:
+            prepare_sharding(module, self.accelerator)
         self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
         self.module = self.accelerator.unwrap_model(self.model)
         self.average = WeightAverage(self.module, arguments.ema_decay) if arguments.ema_decay else None
         use_plain_names(self.accelerator)
         self.accelerator.register_for_checkpointing(self.progress, self.scheduler)
-        # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
-        self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.average is not None and not self.is_sharded:
             self.accelerator.register_for_checkpointing(self.average)
 
@@ -463,14 +474,15 @@ class _Training:
     def _write_snapshot(self, final: Path) -> None:
         """A loadable model folder with what its card needs."""
         with clear_write_errors(final.name, self.folder), self._published_weights():
-            state_dict = self.accelerator.get_state_dict(self.model)
+            state_dict = gather_weights(self.model, self.accelerator)
             if self.accelerator.is_main_process:
                 with whole_folder(final) as folder:
                     self._fill_snapshot(folder, state_dict)
         self.accelerator.wait_for_everyone()
 
     def _fill_snapshot(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
-        self.task.save_model(self.module, state_dict, folder)
+        with plain_class(self.module):
+            self.task.save_model(self.module, state_dict, folder)
         # peft writes a card full of blanks; publishing writes a real one.
         (folder / "README.md").unlink(missing_ok=True)
         write_json(
