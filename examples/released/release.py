@@ -113,6 +113,35 @@ RELEASES = {
         },
         ("psnr_jpeg_10", "psnr_jpeg_20", "psnr_jpeg_40"),
     ),
+    "super-resolution-x2": Release(
+        "enlarges photographs twice that were shrunk by MATLAB's bicubic",
+        BSDS,
+        RESEARCH,
+        {"Set5": on("data/set5")},
+    ),
+    "photo": Release(
+        "mends photographs as people have them: blurred, resized, noisy and compressed, in any order and strength",
+        BSDS,
+        RESEARCH,
+        {
+            "68 photographs of BSDS500's test set": on(
+                "data/photos/test",
+                eval_degradation=[
+                    {
+                        "kind": "chain",
+                        "steps": [
+                            {"kind": "blur", "sigma": 1},
+                            {"kind": "gaussian_noise", "sigma": 10},
+                            {"kind": "jpeg", "quality": 60},
+                        ],
+                    },
+                    *noise(1, 15),
+                    {"kind": "jpeg", "quality": 40},
+                ],
+            )
+        },
+        ("psnr_chain_blur_gaussian_noise_jpeg", "psnr_gaussian_noise_1", "psnr_gaussian_noise_15", "psnr_jpeg_40"),
+    ),
     "spoken-digits": Release(
         "hears which digit is spoken in a recording of 8 kHz, whole or as a stream",
         "Free Spoken Digit Dataset, 2,640 recordings of six speakers (CC BY-SA 4.0)",

@@ -22,12 +22,12 @@ REACHED = RECIPES / "reached"
 QUEUE: dict[str, tuple[str, ...]] = {
     "spoken-digits": (),
     "cifar10-16": (),
-    "cifar10": ("cifar10-16",),
     "denoise-color": (),
     "jpeg-color": ("denoise-color",),
     "denoise-gray": (),
     "super-resolution-x2": (),
     "photo": ("denoise-color",),
+    "cifar10": ("cifar10-16",),
 }
 
 

@@ -105,12 +105,17 @@ def work_through(work: Path, slots: int) -> int:
         for process in running.values():
             process.send_signal(signal.SIGCONT)
             process.terminate()
+        for process in running.values():
+            # It saves its state first.
+            process.wait()
 
 
 def main() -> None:
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     work = Path(sys.argv[2]) if len(sys.argv) == 3 else WORK
+    # Ended as by Ctrl-C, with its runs: left alone they would go on, and refuse the same command's next start.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     prepare(Path(sys.argv[1]), work)
     failed = work_through(work, os.cpu_count() or 1)
     sys.exit(f"{failed} run(s) failed; WORK/runs/NAME.log says why." if failed else 0)

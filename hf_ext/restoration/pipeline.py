@@ -20,7 +20,7 @@ class ImageRestorationPipeline(PlainPipeline):
     kept, pictures stand upright.
     """
 
-    _options = (("max_megapixels",), ("tile", "self_ensemble", "top_k"), ("output_type",))
+    _options = (("max_megapixels",), ("tile", "self_ensemble", "top_k", "strength"), ("output_type",))
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """
@@ -33,6 +33,7 @@ class ImageRestorationPipeline(PlainPipeline):
             tile (`int` or `str`, *optional*): Side of tiles, or `"auto"`; the whole picture at once if not given.
             self_ensemble (`bool`, *optional*, defaults to `False`): Average over the eight flips and turns.
             top_k (`int`, *optional*): Keys per token; the model's own number if not given.
+            strength (`float`, *optional*, defaults to 1.0): How much of the change is made, 0 to 1.
             output_type (`str`, *optional*, defaults to `"pil"`): `"pil"`, or `"np"` for arrays of shape `(height,
                 width, channels)`, with 16 bits where the input has them. PIL images of several channels have 8 bits.
             max_megapixels (`float`, *optional*, defaults to 200): Larger files are refused before they are decoded.

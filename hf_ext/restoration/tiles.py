@@ -34,6 +34,7 @@ def restore_image(
     tile: int | str | None = None,
     self_ensemble: bool = False,
     top_k: int | None = None,
+    strength: float = 1.0,
     progress: Progress | None = None,
 ) -> np.ndarray:
     """
@@ -59,6 +60,8 @@ def restore_image(
         self_ensemble (`bool`, *optional*, defaults to `False`): Restore all eight flips and turns of the image and
             average them: a little better, eight times the work.
         top_k (`int`, *optional*): Keys per token; the model's own number if not given.
+        strength (`float`, *optional*, defaults to 1.0): How much of the change is made, 0 to 1: a mean of image and
+            result, for taste or where a model removes too much. For models that keep the size.
         progress (`Callable[[int, int], None]`, *optional*): Called with the pixels of the image that are done and that
             there are to do; each of the eight passes of a self-ensemble counts an eighth.
 
@@ -82,6 +85,10 @@ def restore_image(
             f"the picture has {channels} channels; this model makes colours of a Bayer mosaic (RGGB), which "
             "has 1 channel."
         )
+    if not 0 <= strength <= 1:
+        raise ValueError(f"`strength` is {strength}; it goes from 0, the image as it is, to 1, the model's result.")
+    if strength != 1 and config.scale != 1:
+        raise ValueError(f"`strength` {strength} is for models that keep an image's size; this one enlarges it.")
     given, image = image.dtype, to_unit(image) if whole_numbers else image.astype(np.float32, copy=False)
     work = _Work(model, tile, self_ensemble, top_k, progress, image.shape[0] * image.shape[1])
     # An odd one out is alpha.
@@ -99,6 +106,8 @@ def restore_image(
         wanted = "a mosaic of 1 channel, or packed to 4" if config.demosaicks else f"{taken} channels"
         raise ValueError(f"the image has {channels} channels; this model takes {wanted}.")
     restored = restored if channels == taken or config.demosaicks else match_picture(restored, image)
+    if strength != 1:
+        restored = image + np.float32(strength) * (restored - image)
     return from_unit(restored, given) if whole_numbers else restored
 
 

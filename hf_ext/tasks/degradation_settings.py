@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -9,12 +10,21 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ext.settings import build
 
-from .degradations import gaussian_noise, jpeg, matlab_bicubic, mosaic, unit_range
+from .degradations import BLUR_REACH, blur, gaussian_noise, jpeg, matlab_bicubic, mosaic, resize_and_back, unit_range
 
 # JPEG codes 16 x 16 pixels together where chroma is halved; chroma is interpolated from the neighbouring ones.
 JPEG_UNIT = 16
 # Input pixels beyond which the kernel of the bicubic shrinking does not reach.
 BICUBIC_REACH = 4
+# Pixels around a patch that are degraded with it in a chain: a multiple of JPEG's unit, beyond the reach of its steps.
+CHAIN_REACH = 48
+# The strength of each kind that has one: its field, least and largest value, and words for titles.
+STRENGTHS = {
+    "gaussian_noise": ("sigma", 0, 255, "Gaussian noise σ"),
+    "blur": ("sigma", 0, 8, "blur σ"),
+    "jpeg": ("quality", 1, 100, "JPEG quality"),
+    "resize": ("factor", 0.1, 4, "resizing by"),
+}
 
 
 @strict
@@ -25,25 +35,53 @@ class Degradation:
 
     Args:
         kind (`str`): `"gaussian_noise"`, neither clipped nor rounded; `"jpeg"`, the whole image compressed (colour
-            4:2:0); `"bicubic"`, shrunk by the model's scale as MATLAB does and rounded to 8 bits; `"mosaic"`, a packed
-            RGGB Bayer mosaic; `"paired"`, images that come as `lq`/`hq` pairs.
-        sigma (`float` or `[low, high]`, *optional*):
-            Standard deviation of the noise in 8-bit levels; of a range it is drawn evenly for each sample (blind).
+            4:2:0); `"blur"`, by a Gaussian; `"resize"`, by a factor and back, as pictures that are passed on;
+            `"bicubic"`, shrunk by the model's scale as MATLAB does and rounded to 8 bits; `"mosaic"`, a packed RGGB
+            Bayer mosaic; `"paired"`, images that come as `lq`/`hq` pairs; `"chain"`, several after one another.
+        sigma (`float` or `[low, high]`, *optional*): Standard deviation, of noise in 8-bit levels, of a blur in
+            pixels; of a range it is drawn evenly for each sample (blind).
         quality (`int` or `[low, high]`, *optional*): JPEG quality, 1 to 100; of a range it is drawn evenly.
+        factor (`float` or `[low, high]`, *optional*): By which a picture is resized, 0.1 to 4.
+        steps (`list[dict]`, *optional*): Of a chain: noise, blur, resize and jpeg, each with its strength. After each
+            the picture has 8 bits again.
+        shuffle (`bool`, defaults to `False`): Of a chain: whether its steps are taken in random order.
+        chance (`float`, defaults to 1.0): Of a chain's step: how often it is taken.
         weight (`float`, defaults to 1.0): How often training draws it, among the others of a list.
     """
 
-    kind: Literal["gaussian_noise", "jpeg", "bicubic", "mosaic", "paired"]
+    kind: Literal["gaussian_noise", "jpeg", "blur", "resize", "bicubic", "mosaic", "paired", "chain"]
     sigma: float | list | None = None
     quality: int | list | None = None
+    factor: float | list | None = None
+    steps: list | None = None
+    shuffle: bool = False
+    chance: float = 1.0
     weight: float = 1.0
 
+    @cached_property
+    def links(self) -> list["Degradation"]:
+        """The steps of a chain."""
+        return [build(Degradation, step, f"steps[{place}]") for place, step in enumerate(self.steps or [])]
+
+    def validate_steps(self) -> None:
+        if (self.kind == "chain") != bool(self.links):
+            raise ValueError(f"steps belong to kind chain and are needed there; got {self.steps} with {self.kind}.")
+        if self.shuffle and self.kind != "chain":
+            raise ValueError(f"shuffle belongs to kind chain, got it with {self.kind}.")
+        wrong = [link.kind for link in self.links if link.kind not in STRENGTHS or link.weight != 1]
+        if wrong:
+            raise ValueError(
+                f"a chain has steps of kind {', '.join(STRENGTHS)}, with a chance and no weight; got {wrong[0]}."
+            )
+
     def validate_strength(self) -> None:
-        """Noise has a sigma, JPEG a quality, the others neither; both within their limits."""
-        for name, kind, limits in (("sigma", "gaussian_noise", (0, 255)), ("quality", "jpeg", (1, 100))):
+        """Each kind has its own strength and no other, within its limits."""
+        own, low, high, _ = STRENGTHS.get(self.kind, ("", 0, 0, ""))
+        for name in ("sigma", "quality", "factor"):
             value = getattr(self, name)
-            if (value is not None) != (self.kind == kind):
-                raise ValueError(f"{name} belongs to kind {kind} and is needed there; got {value} with {self.kind}.")
+            if (value is not None) != (name == own):
+                kinds = " and ".join(kind for kind, strength in STRENGTHS.items() if strength[0] == name)
+                raise ValueError(f"{name} belongs to kind {kinds} and is needed there; got {value} with {self.kind}.")
             if value is None:
                 continue
             wanted = (int,) if name == "quality" else (int, float)
@@ -51,46 +89,57 @@ class Degradation:
             if (
                 len(ends) != 2
                 or any(isinstance(end, bool) or not isinstance(end, wanted) for end in ends)
-                or not limits[0] <= ends[0] <= ends[1] <= limits[1]
+                or not low <= ends[0] <= ends[1] <= high
                 or ends[1] == 0
             ):
                 what = "a whole number" if name == "quality" else "a number"
-                raise ValueError(
-                    f"{name} must be {what} or a range [low, high] from {limits[0]} to {limits[1]}, got {value}."
-                )
+                raise ValueError(f"{name} must be {what} or a range [low, high] from {low} to {high}, got {value}.")
 
     def validate_weight(self) -> None:
         if not (math.isfinite(self.weight) and self.weight > 0):
             raise ValueError(f"weight must be more than 0, got {self.weight}: leave out what is never to be drawn.")
+        if not 0 < self.chance <= 1:
+            raise ValueError(f"chance must be more than 0 and at most 1, got {self.chance}.")
 
     @property
     def label(self) -> str:
-        """Part of a metric's name: `jpeg_10`, `gaussian_noise_5_to_50`."""
-        return "_".join([self.kind, *self._strength("_to_")])
+        """Part of a metric's name: `jpeg_10`, `gaussian_noise_5_to_50`, `chain_blur_jpeg`."""
+        return "_".join([self.kind, *(link.kind for link in self.links), *self._strength("_to_")])
 
     @property
     def title(self) -> str:
         """The same in words: `JPEG quality 10`."""
-        words = {"gaussian_noise": "Gaussian noise σ", "jpeg": "JPEG quality", "mosaic": "RGGB mosaic"}
-        return " ".join([words.get(self.kind, self.kind), *self._strength(" to ")])
+        if self.links:
+            order = "in random order" if self.shuffle else "in this order"
+            return f"{', '.join(link.title for link in self.links)} {order}"
+        words = {"mosaic": "RGGB mosaic", **{kind: strength[3] for kind, strength in STRENGTHS.items()}}
+        chance = [] if self.chance == 1 else [f"({100 * self.chance:g} %)"]
+        return " ".join([words.get(self.kind, self.kind), *self._strength(" to "), *chance])
+
+    @property
+    def strength(self) -> Any:
+        """Its sigma, quality or factor: a number, a range, or none."""
+        return getattr(self, STRENGTHS[self.kind][0]) if self.kind in STRENGTHS else None
 
     def _strength(self, joint: str) -> list[str]:
-        value = self.sigma if self.quality is None else self.quality
+        value = self.strength
         ends = value if isinstance(value, list) else [] if value is None else [value]
         return [joint.join(f"{end:g}" for end in ends)] if ends else []
 
     def described(self) -> dict[str, Any]:
         """What a score depends on."""
-        values = {"degradation": self.kind, "sigma": self.sigma, "quality": self.quality}
-        return {name: value for name, value in values.items() if value is not None}
+        values = {name: getattr(self, name) for name in ("sigma", "quality", "factor")}
+        values |= {"steps": [link.title for link in self.links] or None, "shuffle": self.shuffle or None}
+        return {"degradation": self.kind} | {name: value for name, value in values.items() if value is not None}
 
     def drawn(self, generator: np.random.Generator) -> "Degradation":
         """The degradation of one sample: a value drawn of each range; without ranges nothing is drawn."""
-        if isinstance(self.sigma, list):
-            return replace(self, sigma=float(generator.uniform(*self.sigma)))
-        if isinstance(self.quality, list):
-            low, high = self.quality
-            return replace(self, quality=int(generator.integers(low, high, endpoint=True)))
+        if isinstance(self.strength, list):
+            low, high = self.strength
+            whole = self.kind == "jpeg"
+            value = int(generator.integers(low, high, endpoint=True)) if whole else float(generator.uniform(low, high))
+            values: dict[str, Any] = {STRENGTHS[self.kind][0]: value}
+            return replace(self, **values)
         return self
 
     def whole(self, images: list[np.ndarray], scale: int, generator: np.random.Generator) -> list[np.ndarray]:
@@ -108,14 +157,36 @@ class Degradation:
         if self.kind == "jpeg":
             assert isinstance(self.quality, int)
             return jpeg(clean, self.quality)
+        if self.kind == "blur":
+            assert isinstance(self.sigma, (int, float))
+            return blur(clean, self.sigma)
+        if self.kind == "resize":
+            assert isinstance(self.factor, (int, float))
+            return resize_and_back(clean, self.factor)
+        if self.kind == "chain":
+            return self._through_steps(clean, generator)
         return mosaic(clean) if self.kind == "mosaic" else matlab_bicubic(clean, 1 / scale)
+
+    def _through_steps(self, clean: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """A uint8 image through the steps of a chain, in random order if they are shuffled; uint8 after each."""
+        order = generator.permutation(len(self.links)) if self.shuffle else range(len(self.links))
+        image = clean
+        for place in order:
+            link = self.links[place]
+            # Drawn of each step, so that the draws of the others do not depend on whether it is taken.
+            taken, step = generator.random() < link.chance, link.drawn(generator)
+            if taken:
+                degraded = step.of(image, 1, generator)
+                image = np.rint(255 * np.clip(unit_range(degraded), 0, 1)).astype(np.uint8)
+        return image
 
     def patch(
         self, images: list[np.ndarray], scale: int, size: int, generator: np.random.Generator
     ) -> list[np.ndarray]:
         """
-        A random patch, flipped and turned. JPEG and bicubic patches are those of the whole degraded image, yet only
-        their surroundings are computed: what lies farther away has no influence.
+        A random patch, flipped and turned. JPEG, blurred and bicubic patches are those of the whole degraded image,
+        yet only their surroundings are computed: what lies farther away has no influence. For a chain, and what is
+        resized, the surroundings are the picture: their size is what is resized, and their pixels are given the noise.
         """
         chosen = self.drawn(generator)
         clean = _enlarged(images[-1], size * scale)
@@ -135,7 +206,13 @@ class Degradation:
         self, clean: np.ndarray, scale: int, top: int, left: int, size: int, generator: np.random.Generator
     ) -> np.ndarray:
         """A patch of the degraded image, made of no more of the clean one than matters."""
-        unit, reach = (JPEG_UNIT, JPEG_UNIT) if self.kind == "jpeg" else (scale, BICUBIC_REACH * scale)
+        if self.kind == "bicubic":
+            unit, reach = scale, BICUBIC_REACH * scale
+        elif self.kind == "blur":
+            assert isinstance(self.sigma, (int, float))
+            unit, reach = 1, math.ceil(BLUR_REACH * self.sigma)
+        else:
+            unit, reach = JPEG_UNIT, JPEG_UNIT if self.kind == "jpeg" else CHAIN_REACH
         starts = [max(0, place * scale // unit * unit - reach) for place in (top, left)]
         stops = [-(-(place + size) * scale // unit) * unit + reach for place in (top, left)]
         # Beyond the last whole multiple of the scale nothing is shrunk.
@@ -150,6 +227,10 @@ def read_degradations(value: Any, where: str) -> list[Degradation]:
         degradations = [build(Degradation, item, f"{where}[{index}]") for index, item in enumerate(value)]
     else:
         degradations = [build(Degradation, value, where)]
+    if any(degradation.chance != 1 for degradation in degradations):
+        raise ValueError(
+            f"{where}: chance belongs to the steps of a chain; use weight to draw one of a list less often."
+        )
     labels = [degradation.label for degradation in degradations]
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"{where} must name at least one degradation and none twice, got {labels}.")

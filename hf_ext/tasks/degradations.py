@@ -14,6 +14,10 @@ from PIL import Image
 _RGGB = ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2))
 
 
+# Standard deviations after which a Gaussian is cut off.
+BLUR_REACH = 4
+
+
 def matlab_bicubic(image: np.ndarray, scale: float) -> np.ndarray:
     """
     Resizes an image as MATLAB's `imresize(image, scale, "bicubic")` does, which super-resolution numbers rest on.
@@ -59,6 +63,44 @@ def _cubic(distance: np.ndarray) -> np.ndarray:
     x = np.abs(distance)
     near, far = (1.5 * x - 2.5) * x**2 + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
     return np.where(x <= 1, near, np.where(x <= 2, far, 0.0))
+
+
+def blur(image: np.ndarray, sigma: float) -> np.ndarray:
+    """
+    Blurs an image with a Gaussian of this standard deviation in pixels, cut off at BLUR_REACH of them. Beyond its edge
+    the image is mirrored, the edge pixel doubled. uint8 is rounded.
+    """
+    _check(image)
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ValueError(f"sigma must be 0 or more, in pixels; got {sigma}.")
+    reach = math.ceil(BLUR_REACH * sigma)
+    if reach == 0:
+        return image
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    result = image.astype(np.float64)
+    for axis in (0, 1):
+        length = image.shape[axis]
+        sources = (np.arange(length)[:, None] + np.arange(-reach, reach + 1)) % (2 * length)
+        sources = np.where(sources < length, sources, 2 * length - 1 - sources)
+        columns = np.moveaxis(result, axis, 0)
+        blurred = sum(weight * columns[sources[:, tap]] for tap, weight in enumerate(weights / weights.sum()))
+        result = np.moveaxis(np.asarray(blurred), 0, axis)
+    return np.rint(result).astype(np.uint8) if image.dtype == np.uint8 else result.astype(image.dtype)
+
+
+def resize_and_back(image: np.ndarray, factor: float) -> np.ndarray:
+    """Resizes a uint8 image by a factor and back to its size, as pictures that were passed on: Pillow's bicubic."""
+    _check(image)
+    if image.dtype != np.uint8:
+        raise TypeError(
+            f"a picture that is passed on has 8 bits a channel; the image is {image.dtype}: round it first."
+        )
+    if not (math.isfinite(factor) and factor > 0):
+        raise ValueError(f"factor must be more than 0, got {factor}.")
+    height, width = image.shape[:2]
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else np.ascontiguousarray(image))
+    smaller = picture.resize((max(1, round(width * factor)), max(1, round(height * factor))), Image.Resampling.BICUBIC)
+    return np.asarray(smaller.resize((width, height), Image.Resampling.BICUBIC)).reshape(image.shape)
 
 
 def gaussian_noise(image: np.ndarray, sigma: float, generator: np.random.Generator) -> np.ndarray:

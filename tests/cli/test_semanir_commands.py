@@ -154,6 +154,7 @@ def test_options_reach_the_model(models, tmp_path):
         ("tile", ["--tile", "32"], {"tile": 32}),
         ("ensemble", ["--self-ensemble"], {"self_ensemble": True}),
         ("keys", ["--top-k", "1"], {"top_k": 1}),
+        ("share", ["--strength", "0.5"], {"strength": 0.5}),
     ):
         run("restore", models / "restore", tmp_path / "a.png", "--out", tmp_path / name, *words)
         restored = read_image(tmp_path / name / "a.png").pixels

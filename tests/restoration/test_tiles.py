@@ -265,6 +265,27 @@ def test_what_cannot_be_restored_is_refused(image, error, message):
         restore_image(make_model(), image)
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_strength_is_the_share_of_the_change(channels):
+    model, image = make_model(), make_image(9, 14, channels)
+    whole = restore_image(model, image)
+    np.testing.assert_array_equal(restore_image(model, image, strength=1), whole)
+    np.testing.assert_array_equal(restore_image(model, image, strength=0), image)
+    half = restore_image(model, image, strength=0.5)
+    np.testing.assert_allclose(half, (whole + image) / 2, atol=1e-6)
+    assert np.abs(half - image).max() > 0.01
+    pixels = np.uint8(255 * image.clip(0, 1))
+    np.testing.assert_array_equal(restore_image(model, pixels, strength=0), pixels)
+
+
+def test_a_strength_must_make_sense():
+    for strength in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="it goes from 0, the image as it is, to 1"):
+            restore_image(make_model(), make_image(8, 8, 3), strength=strength)
+    with pytest.raises(ValueError, match="for models that keep an image's size"):
+        restore_image(make_model(scale=2), make_image(8, 8, 3), strength=0.5)
+
+
 @pytest.mark.parametrize("tile", [0, 28, 34, 16, -32, "big", 12.5])
 def test_tiles_off_the_grid_are_refused(tile):
     with pytest.raises(ValueError, match="give a multiple of 4 .* from 32 up, 'auto', or None"):

@@ -27,9 +27,9 @@ COLOUR = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
 SIZES = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
 
 
-def make_model() -> SemanIRForImageRestoration:
+def make_model(scale: int = 2) -> SemanIRForImageRestoration:
     torch.manual_seed(0)
-    return SemanIRForImageRestoration(SemanIRConfig(**SIZES, scale=2)).eval()
+    return SemanIRForImageRestoration(SemanIRConfig(**SIZES, scale=scale)).eval()
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def test_16_bits_come_out_as_an_array(restore):
 
 
 def test_options_for_all_calls_and_for_one():
-    model = make_model()
+    model = make_model(scale=1)
     restore = pipeline("image-restoration", model=model, device="cpu", top_k=1, output_type="np")
     image = COLOUR.astype(np.float32) / 255
-    for options in ({}, {"top_k": 4}, {"tile": 32}, {"self_ensemble": True}):
+    for options in ({}, {"top_k": 4}, {"tile": 32}, {"self_ensemble": True}, {"strength": 0.3}):
         wanted = restore_image(model, image, **{"top_k": 1, **options})
         np.testing.assert_allclose(restore(COLOUR, **options), wanted.clip(0, 1) * 255, atol=0.51)
 
@@ -128,7 +128,7 @@ def test_the_plain_pipeline_reads_files_and_names_what_hf_ext_would_add(tmp_path
     Image.fromarray(COLOUR).convert("LA").save(tmp_path / "a.png")
     restored = plain(tmp_path / "a.png")
     assert (restored.mode, restored.size) == ("LA", (26, 18))
-    for name in ("tile", "self_ensemble", "max_megapixels"):
+    for name in ("tile", "self_ensemble", "max_megapixels", "strength"):
         with pytest.raises(ValueError, match=f"{name}: options of the package hf-ext; install it"):
             plain(COLOUR, **{name: 32})
     with pytest.raises(ValueError, match="unknown option tiles; allowed: top_k, output_type"):

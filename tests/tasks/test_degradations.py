@@ -4,12 +4,22 @@ import hashlib
 
 import numpy as np
 import pytest
+import scipy.ndimage
 from skimage import data
 
 from hf_ext.metrics.psnr import psnr
 from hf_ext.settings import build
 from hf_ext.tasks.degradation_settings import Degradation, read_degradations
-from hf_ext.tasks.degradations import gaussian_noise, jpeg, matlab_bicubic, matlab_luma, mosaic, unpack_mosaic
+from hf_ext.tasks.degradations import (
+    blur,
+    gaussian_noise,
+    jpeg,
+    matlab_bicubic,
+    matlab_luma,
+    mosaic,
+    resize_and_back,
+    unpack_mosaic,
+)
 
 
 def photo(height=61, width=47):
@@ -131,7 +141,77 @@ def test_a_mosaic_keeps_one_colour_of_each_pixel():
         unpack_mosaic(image)
 
 
+def test_a_blur_is_that_of_scipy():
+    image = photo(23, 9)
+    for sigma in (0.4, 1.3, 6):
+        expected = scipy.ndimage.gaussian_filter(
+            image / 255, sigma, axes=(0, 1), mode="reflect", radius=int(np.ceil(4 * sigma))
+        )
+        np.testing.assert_allclose(blur(image / 255, sigma), expected, atol=1e-12)
+        np.testing.assert_array_equal(blur(image, sigma), np.rint(blur(image.astype(float), sigma)))
+    np.testing.assert_array_equal(blur(image, 0), image)
+    with pytest.raises(ValueError, match="sigma must be 0 or more"):
+        blur(image, -1)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_is_resized_keeps_its_size_and_loses_detail_when_smaller(channels):
+    image = photo()[..., :channels]
+    scores = [
+        psnr(resize_and_back(image, factor), image, channel="rgb" if channels == 3 else "gray")
+        for factor in (0.25, 0.5, 2)
+    ]
+    assert scores[0] < scores[1] < scores[2] and scores[2] > 35
+    assert resize_and_back(image[:1, :3], 0.1).shape == (1, 3, channels)
+    with pytest.raises(ValueError, match="factor must be more than 0"):
+        resize_and_back(image, 0)
+    with pytest.raises(TypeError, match="round it first"):
+        resize_and_back(image / 255, 2)
+
+
+def test_a_chain_takes_its_steps_after_one_another():
+    fields = [{"kind": "blur", "sigma": 1.5}, {"kind": "jpeg", "quality": 20}]
+    clean = photo()
+    chain = build(Degradation, {"kind": "chain", "steps": fields})
+    expected = jpeg(blur(clean, 1.5), 20)
+    degraded, target = chain.whole([clean], 1, np.random.default_rng(0))
+    np.testing.assert_array_equal(degraded, expected.astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(np.rint(target * 255), clean)
+    assert (chain.label, chain.title) == ("chain_blur_jpeg", "blur σ 1.5, JPEG quality 20 in this order")
+
+    mixed = build(Degradation, {"kind": "chain", "steps": fields, "shuffle": True})
+    found = {digest(mixed.of(clean, 1, np.random.default_rng(seed))) for seed in range(12)}
+    assert found == {digest(expected), digest(blur(jpeg(clean, 20), 1.5))}
+
+    noise = {"kind": "gaussian_noise", "sigma": [5, 50], "chance": 0.5}
+    seldom = build(Degradation, {"kind": "chain", "steps": [noise]})
+    images = [seldom.of(clean, 1, np.random.default_rng(seed)) for seed in range(200)]
+    changed = [image for image in images if not np.array_equal(image, clean)]
+    assert 70 < len(changed) < 130 and len({digest(image) for image in changed}) == len(changed)
+    assert all(image.dtype == np.uint8 for image in images)
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_patches_of_chains_are_degraded_with_their_surroundings(size):
+    steps = [
+        {"kind": "blur", "sigma": [0.5, 2]},
+        {"kind": "resize", "factor": [0.5, 1.5]},
+        {"kind": "gaussian_noise", "sigma": [0, 20]},
+        {"kind": "jpeg", "quality": [30, 90]},
+    ]
+    chain = build(Degradation, {"kind": "chain", "steps": steps, "shuffle": True})
+    for seed in range(6):
+        degraded, clean = chain.patch([photo(150, 130)], 1, size, np.random.default_rng(seed))
+        again = chain.patch([photo(150, 130)], 1, size, np.random.default_rng(seed))
+        np.testing.assert_array_equal(degraded, again[0])
+        assert degraded.shape == clean.shape == (size, size, 3) and degraded.dtype == np.float32
+        # The same picture at the same place, turned alike.
+        score = psnr(degraded, clean, channel="rgb", data_range=1.0)
+        assert 15 < score < 50 and score > psnr(degraded[::-1].copy(), clean, channel="rgb", data_range=1.0)
+
+
 CASES = [
+    ({"kind": "blur", "sigma": 1.3}, 1),
     ({"kind": "jpeg", "quality": 10}, 1),
     ({"kind": "bicubic"}, 2),
     ({"kind": "bicubic"}, 3),
@@ -187,7 +267,18 @@ def test_ranges_are_drawn_evenly_and_from_the_generator_alone():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"kind": "blur"}, "blur"),
+        ({"kind": "haze"}, "haze"),
+        ({"kind": "blur"}, "sigma belongs to kind gaussian_noise and blur and is needed there"),
+        ({"kind": "blur", "sigma": 9}, "from 0 to 8, got 9"),
+        ({"kind": "resize", "factor": [0, 1]}, "from 0.1 to 4"),
+        ({"kind": "resize", "factor": 1, "chance": 0}, "chance must be more than 0"),
+        ({"kind": "resize", "factor": 1, "chance": 0.5}, "chance belongs to the steps of a chain"),
+        ({"kind": "chain"}, "steps belong to kind chain and are needed there; got None"),
+        ({"kind": "chain", "steps": []}, "steps belong to kind chain"),
+        ({"kind": "chain", "steps": 3}, "steps"),
+        ({"kind": "chain", "steps": [{"kind": "bicubic"}]}, "a chain has steps of kind .*; got bicubic"),
+        ({"kind": "chain", "steps": [{"kind": "jpeg"}]}, "quality belongs to kind jpeg"),
+        ({"kind": "jpeg", "quality": 5, "shuffle": True}, "shuffle belongs to kind chain"),
         ({"kind": "jpeg"}, "quality belongs to kind jpeg and is needed there; got None"),
         ({"kind": "bicubic", "sigma": 5}, "sigma belongs to kind gaussian_noise"),
         ({"kind": "gaussian_noise", "sigma": [50, 5]}, "sigma must be a number or a range"),
