@@ -10,11 +10,13 @@ import click
 from .errors import Unusable
 from .library import import_without_models
 from .output import print_json, print_rows
+from .sources import Model
 
 if TYPE_CHECKING:
     from hf_ext.merging.configuration import MergeConfig
 
 ARTIFACT = click.Path(exists=True, file_okay=False, path_type=Path)
+CONFIG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 ENDPOINT_OPTION = click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
 
@@ -38,6 +40,9 @@ FIELDS = [
     click.option("--drop", type=float, help="Share of each task that DARE drops first.  [default: 0.0]"),
     click.option("--seed", type=int, help="Seed of DARE.  [default: 0]"),
     click.option("--merged", metavar="ID", help="The merged model, for --method given."),
+    click.option(
+        "--statistics", metavar="NAME=FILE", multiple=True, help="What fisher and regmean know of a task's data."
+    ),
     click.option("--exclude", metavar="REGEX", multiple=True, help="Tensors to store raw for each task; repeatable."),
     click.option("--shape-policy", type=SHAPE_POLICIES, help="Tensors of other shapes.  [default: extra]"),
     click.option("--small-raw/--no-small-raw", default=None, help="Store one-dimensional tensors raw."),
@@ -185,6 +190,8 @@ def read_config(file: Path | None, fields: dict[str, Any]) -> "MergeConfig":
         given["tasks"] = dict(name_and_source(text) for text in given["tasks"])
         if len(given["tasks"]) != len(fields["tasks"]):
             raise click.UsageError("--task: a name is given twice; each task needs a name of its own.")
+    if "statistics" in given:
+        given["statistics"] = dict(name_and_source(text) for text in given["statistics"])
     if "exclude" in given:
         given["exclude"] = list(given["exclude"])
     if file is not None:
@@ -352,6 +359,35 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
         print_json(found)
     else:
         click.echo("\n".join(comparison_lines(found)))
+
+
+@emr.command(context_settings={"ignore_unknown_options": True})
+@click.argument("source", metavar="MODEL", type=Model())
+@click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--config", required=True, type=CONFIG_FILE, help="YAML file of its training: method, task, data.train.")
+@click.option("--kind", required=True, type=choice("fisher", "gram"), help="For method fisher, or regmean.")
+@click.option(
+    "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="safetensors file to write."
+)
+@click.option("--examples", default=256, show_default=True, type=click.IntRange(min=1), help="Drawn from data.train.")
+@JSON_OPTION
+def statistics(
+    source: str, overrides: tuple[str, ...], config: Path, kind: str, out: Path, examples: int, as_json: bool
+) -> None:
+    """Measure MODEL on its training data for hf-ext merge --method fisher or regmean, one file for each task.
+
+    fisher: mean squared gradients of the loss, the size of the model. gram: XᵀX of the inputs of linear layers. Values
+    after MODEL replace those in the YAML file; sections take dots.
+
+    \b
+    Examples:
+      hf-ext emr statistics runs/a/snapshot --config a.yaml --kind fisher --out a.safetensors
+      hf-ext emr statistics org/a --config a.yaml --kind gram --out a.gram.safetensors --examples 1000
+    """
+    from hf_ext.merging.measuring import write_statistics
+
+    done = write_statistics(source, config, kind, out, examples=examples, overrides=list(overrides))
+    show_result(done, as_json)
 
 
 @emr.command()

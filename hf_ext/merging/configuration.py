@@ -52,6 +52,9 @@ class MergeConfig:
             rest is divided by `1 - drop`.
         seed (`int`, defaults to 0): Decides what DARE drops.
         merged (`str`, *optional*): The merged model of method `"given"`: a folder or `org/name[@revision]`.
+        statistics (`dict[str, str]`):
+            What methods `"fisher"` and `"regmean"` know of each task's data: a safetensors file by the task's name,
+            which `hf-ext emr statistics` makes.
         exclude (`list[str]`):
             Regular expressions, matched from the start of a tensor's name in the base or in a task, for tensors that
             stay as each task has them.
@@ -78,6 +81,7 @@ class MergeConfig:
     drop: float = 0.0
     seed: int = 0
     merged: str | None = None
+    statistics: dict[str, str] = field(default_factory=dict)
     exclude: list[str] = field(default_factory=list)
     shape_policy: Literal["extra", "overlap", "error"] = "extra"
     small_raw: bool = False
@@ -247,6 +251,12 @@ class MergeConfig:
                 f"{', '.join(self.tasks)}."
             )
         _refuse(self.merged is not None and not method.takes_merged, "merged", name, "it belongs to method 'given'")
+        _refuse(bool(self.statistics) and method.statistics is None, "statistics", name, "it uses no data")
+        if method.statistics is not None and self.statistics.keys() != self.tasks.keys():
+            raise ValueError(
+                f"method {name!r} needs `statistics` of each task, {', '.join(self.tasks)}; got those of "
+                f"{', '.join(self.statistics) or 'none'}. hf-ext emr statistics --kind {method.statistics} makes them."
+            )
         _refuse(self.drop != 0 and method.takes_merged, "drop", name, "the model is merged already")
         if name == "emr" and self.masks is False:
             raise ValueError("method 'emr' without masks is 'elect': set method: elect, or remove masks: false.")

@@ -40,6 +40,7 @@ from .methods.options import find_depths
 from .outputs import Copy, Outputs
 from .plan import Plan
 from .sources import Source
+from .statistics import inputs_first
 from .tensors import Row
 from .vectors import TaskVectors
 
@@ -382,9 +383,21 @@ class Engine:
             return self._vectors.draw(piece.index, members[place], start, count)
 
         out = torch.empty(row.elements, dtype=row.dtype)
-        count = len(self._plan.tasks)
-        self._unify(piece.index, Block(row.name, shape, 0, base, vectors, draw=draw, count=count), out)
+        block = Block(row.name, shape, 0, base, vectors, draw=draw, count=len(self._plan.tasks))
+        if self._plan.statistics:
+            first, name = self._plan.statistics[members[0]], row.task_names[members[0]]
+            block.inputs_first = inputs_first(first, str(name))
+            block.statistic = lambda place: self._read_statistic(row, members[place], shape)
+        self._unify(piece.index, block, out)
         return out
+
+    def _read_statistic(self, row: Row, task: int, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """What the method knows of a task's data, for a tensor."""
+        file, name = self._plan.statistics[task], str(row.task_names[task])
+        if name not in file.tensors:
+            return None
+        # of a vocabulary the leading tokens
+        return file.read(name, row.elements).view(shape) if self._method.statistics == "fisher" else file.read(name)
 
     def _read_merged(self, row: Row, low: int, high: int, buffers: _Buffers) -> torch.Tensor | None:
         """A block of the model that was merged elsewhere, if there is one."""

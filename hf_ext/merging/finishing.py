@@ -98,7 +98,12 @@ def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[
     record |= config.arguments | {"rescale": config.scaling}
     if config.merge_method.deltas:
         record["deltas"] = config.merge_method.deltas
+    record["statistics"] = {task: _record_spec(spec, out) for task, spec in config.statistics.items()}
     return record if given is None or given.repo_id else record | {"merged": recorded_path(given.spec, out)}
+
+
+def _record_spec(spec: str, out: Path) -> str:
+    return recorded_path(spec, out) if Path(spec).expanduser().exists() else spec
 
 
 def _record_identity(identity: Mapping[str, Any], out: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from .adapters import resolve_adapters
 from .configuration import MergeConfig, load_config
 from .fitting import provenance_warnings, refuse_other_model, refuse_quantised, tied_names
 from .sources import Source, open_weights, size_text
+from .statistics import LABEL, check_statistics
 from .tensors import COMPARED, KEPT, SHARED, SKIPPED, TIED, Names, Own, Row, Table, narrowing_warnings
 
 _COMPARED_AT_ONCE = 2**18
@@ -39,6 +40,7 @@ class Plan:
     aliases: dict[str, str]  # other names of tensors of the base
     merged_model: Source | None = None  # the one of method `"given"`, opened
     merged_model_names: Mapping[str, str] = field(default_factory=dict)  # names in it, by the names of the base
+    statistics: tuple[Source, ...] = ()  # those of the tasks' data, opened, where the method wants them
     warnings: list[str] = field(default_factory=list)  # what the user should look at
 
     @cached_property
@@ -66,6 +68,7 @@ class Plan:
                 total += 0 if name is None else row.elements * task.tensors[name].dtype.itemsize
         if self.merged_model is not None:
             total += sum(self.merged_model.tensors[name].nbytes for name in self.merged_model_names.values())
+        total += sum(source.nbytes for source in self.statistics)
         # what is compared may be copied afterwards
         own = sum(item.nbytes * (1 if item.rule == KEPT else 2) for item in self.own_tensors(KEPT, COMPARED))
         return total + own + sum(row.nbytes for row in self.copied_rows)
@@ -119,7 +122,10 @@ class Plan:
         if not self.config.merge_method.whole:
             return self.config.memory_bytes
         # the base, the task vectors and what the method makes of them, in float32
-        return self.config.memory_bytes + 4 * (len(self.tasks) + 3) * max(row.elements for row in self.merged_rows)
+        largest = 4 * (len(self.tasks) + 3) * max(row.elements for row in self.merged_rows)
+        # statistics come one by one, and are added up in float64
+        known = [math.prod(info.shape) for source in self.statistics for info in source.tensors.values()]
+        return self.config.memory_bytes + largest + 40 * max(known, default=0)
 
     @property
     def header_bytes(self) -> int:
@@ -129,7 +135,8 @@ class Plan:
     @property
     def sources(self) -> tuple[Source, ...]:
         """Every checkpoint that is read."""
-        return (self.base, *self.tasks) if self.merged_model is None else (self.base, *self.tasks, self.merged_model)
+        merged = () if self.merged_model is None else (self.merged_model,)
+        return (self.base, *self.tasks, *merged, *self.statistics)
 
     def close(self) -> None:
         """Closes the checkpoints."""
@@ -164,6 +171,7 @@ def make_plan(
     specs = [("base", config.base), *config.tasks.items()]
     if config.merged is not None:
         specs.append(("merged", config.merged))
+    specs += [(LABEL + task, config.statistics[task]) for task in config.tasks if config.statistics]
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
         futures = [pool.submit(open_weights, label, spec, token=token, endpoint=endpoint) for label, spec in specs]
     opened = [future.result() for future in futures if future.exception() is None]
@@ -172,14 +180,17 @@ def make_plan(
             future.result()
         count = len(config.tasks) + 1
         model = opened[count] if config.merged is not None else None
-        return _plan(config, opened[0], tuple(opened[1:count]), model)
+        statistics = tuple(opened[-len(config.tasks) :]) if config.statistics else ()
+        return _plan(config, opened[0], tuple(opened[1:count]), model, statistics)
     except BaseException:
         for source in opened:
             source.close()
         raise
 
 
-def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], model: Source | None) -> Plan:
+def _plan(
+    config: MergeConfig, base: Source, tasks: tuple[Source, ...], model: Source | None, statistics: tuple[Source, ...]
+) -> Plan:
     for source in (base, *tasks):
         refuse_quantised(source)
     base, tasks, warnings = resolve_adapters(config, base, tasks)
@@ -197,7 +208,21 @@ def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], model: S
     merged = [row for row in table.rows if row.task_names]
     warnings += narrowing_warnings(tasks, merged)
     named = {} if model is None else _names_in(model, base, merged)
-    plan = Plan(config, base, tasks, tuple(table.rows), tuple(table.own), table.names, aliases, model, named, warnings)
+    if statistics:
+        check_statistics(config.merge_method, merged, tasks, statistics)
+    plan = Plan(
+        config,
+        base,
+        tasks,
+        tuple(table.rows),
+        tuple(table.own),
+        table.names,
+        aliases,
+        model,
+        named,
+        statistics,
+        warnings,
+    )
     warnings += _size_warnings(plan)
     return plan
 

@@ -20,6 +20,7 @@ def plan_lines(plan: Plan) -> list[str]:
     rows += [(f"task {task.label}", _source_text(task)) for task in plan.tasks]
     if plan.merged_model is not None:
         rows.append(("merged model", _source_text(plan.merged_model)))
+    rows += [(file.label, _source_text(file)) for file in plan.statistics]
     rows.append(("method", _method_text(plan)))
     rows.append(("merged", _count_text({row.name: row.elements for row in plan.merged_rows})))
     partial = [row for row in plan.merged_rows if row.elements != math.prod(row.shape)]

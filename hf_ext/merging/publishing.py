@@ -95,7 +95,7 @@ def hide_paths(folder: Path) -> None:
     if merge is None:
         return
     names = {source.source: public_name(source) for source in (merge.base, *merge.tasks.values())}
-    if merged := merge.method.get("merged"):
+    for merged in filter(None, (merge.method.get("merged"), *merge.method.get("statistics", {}).values())):
         # `org/name` stays as it is
         place = Path(merged).expanduser()
         is_path = place.is_absolute() or merged.startswith(".") or place.exists()

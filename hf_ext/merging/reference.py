@@ -18,6 +18,9 @@ What is not given, or fits no filter, has its default. A share of the whole mode
 A mergekit file is taken over where both have the method: linear (`average`), slerp, task_arithmetic, ties
 (`ties_by_tensor`) and model_stock (with `away`). Its lists and filters mean the same there.
 
+Statistics are what a method knows of each task's data, `statistics: {a: a.safetensors}`; `hf-ext emr statistics MODEL
+--config YAML --kind KIND --out FILE` measures them on the data of a training.
+
 Methods of whole tensors hold one tensor of every model in memory at a time; the others hold blocks.
 """
 
@@ -30,6 +33,7 @@ def write_reference() -> str:
 def _describe(method: Method) -> str:
     told = ["no unified model"] if method.deltas else ["1-bit task masks"] if method.masks else []
     told += ["whole tensors"] if method.whole else []
+    told += [f"statistics: {method.statistics}"] if method.statistics else []
     title = method.label[0].upper() + method.label[1:] + (f" ({', '.join(told)})" if told else "")
     lines = [f"## {method.name}", "", f"{title}:"]
     lines += [inspect.cleandoc(method.function.__doc__ or "").partition("\n\n")[0], ""]

@@ -77,8 +77,7 @@ class Source:
     @property
     def title(self) -> str:
         """How messages name it."""
-        what = {"base": "base", "merged": "merged model"}.get(self.label, f"task {self.label!r}")
-        return f"{what} ({self.spec})"
+        return f"{_describe_label(self.label)} ({self.spec})"
 
     @property
     def folder(self) -> Path:
@@ -172,6 +171,11 @@ class Source:
         self.close()
 
 
+def _describe_label(label: str) -> str:
+    """What a source is of a merge. No task has a space in its name."""
+    return {"base": "base", "merged": "merged model"}.get(label, label if " " in label else f"task {label!r}")
+
+
 class RepositoryFiles:
     """Small files of a repository at one commit."""
 
@@ -227,7 +231,7 @@ def open_weights(
 ) -> Source:
     """Opens a checkpoint that takes part in a merge, reading its header and its configuration only."""
     path = Path(spec).expanduser()
-    what = "base" if label == "base" else f"task {label!r}"
+    what = _describe_label(label)
     pipeline = path / "model_index.json"
     try:
         if pipeline.is_file():

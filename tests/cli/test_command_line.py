@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,7 @@ def all_commands() -> dict[str, click.Command]:
 
 
 def test_the_commands_are_those_that_are_promised():
-    emr = {f"emr {name}" for name in ("add", "remove", "export", "verify", "compare", "pack", "unpack")}
+    emr = {f"emr {name}" for name in ("add", "remove", "export", "verify", "compare", "pack", "statistics", "unpack")}
     mrconv = {"mrconv make-listops", "mrconv plot"}
     semanir = {"restore", "semanir", "semanir explain"}
     dit = {"dit", "dit precompute", "dit sample"}
@@ -86,7 +87,7 @@ def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/denoise/snapshot", "hub", "photos", "merged"):
         (tmp_path / folder).mkdir(parents=True)
-    for file in ("merged.tar.zst", "photo.png", "write.txt", "read.txt"):
+    for file in ("merged.tar.zst", "photo.png", "write.txt", "read.txt", "a.yaml"):
         (tmp_path / file).touch()
     text = all_commands()[name].help or ""
     examples = re.findall(r"^ *(?:\w+=\S+ )*hf-ext (.+)$", text.partition("Examples:")[2], re.MULTILINE)
@@ -95,7 +96,7 @@ def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     for example in examples:
-        words = re.findall(r'"[^"]*"|\S+', example)
+        words = shlex.split(example)
         command: click.Command = main
         while isinstance(command, click.Group):
             found = command.get_command(click.Context(command), words.pop(0))

@@ -81,3 +81,22 @@ def della(
     sign = torch.where(votes.sum(0) >= 0, 1.0, -1.0)
     agree = votes * sign > 0
     return base.double() + (votes * agree).sum(0) / agree.sum(0).clamp(min=1)
+
+
+def fisher(base: Tensor, models: list[Tensor], information: list[Tensor], weight: list[float], floor: float) -> Tensor:
+    """Element by element; the plain average where nobody knows anything."""
+    least = floor * sum(float(values.double().mean()) for values in information) / len(information)
+    out = base.double().flatten()
+    for i in range(len(out)):
+        shares = [w * (float(f.flatten()[i]) + least) for w, f in zip(weight, information, strict=True)]
+        shares = shares if sum(shares) else weight
+        values = [float(model.flatten()[i]) for model in models]
+        out[i] = sum(share * value for share, value in zip(shares, values, strict=True)) / sum(shares)
+    return out.view(base.shape)
+
+
+def regmean(models: list[Tensor], grams: list[Tensor], alpha: float) -> Tensor:
+    """Of weights `[outputs, inputs]`: the inverse as the paper prints it."""
+    grams = [alpha * gram.double() + (1 - alpha) * torch.diag(torch.diag(gram.double())) for gram in grams]
+    right = sum(gram @ model.double().T for gram, model in zip(grams, models, strict=True))
+    return (torch.linalg.inv(sum(grams)) @ right).T

@@ -18,6 +18,7 @@ from tests.merging import reference_methods as twin
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("embed.weight", "layers.0.mlp.weight", "layers.0.attn.weight", "layers.1.mlp.weight", "layers.2.mlp.weight")
+FISHER = {"method": "fisher", "statistics": {"a": "x", "b": "y"}}
 DEPTHS = (0.0, 0.0, 0.0, 0.5, 1.0)
 
 
@@ -166,6 +167,8 @@ def test_a_setting_has_a_value_for_each_task_and_tensor(case):
         ({"weight": [{"value": [{"value": 1}]}]}, "`value` is a number or a list"),
         ({"method": "ties", "density": [0.1, 0.2]}, "density is one for the whole model"),
         ({"method": "ties", "density": {"a": [0.1, 0.2]}}, "density of a is one for the whole model"),
+        ({**FISHER, "weight": {"a": 0}}, "weight of a must be more than 0; got 0"),
+        ({**FISHER, "floor": -1}, "floor must be at least 0; got -1"),
         ({"method": "slerp", "t": {"a": 1}}, "t is one for all tasks"),
         ({"method": "slerp", "t": 1.5}, r"t must be in \[0, 1\]; got 1.5"),
         ({"method": "model_stock", "filter_wise": 1}, "filter_wise must be true or false; got 1"),

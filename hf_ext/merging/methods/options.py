@@ -92,6 +92,8 @@ class Option:
             return f"one of {', '.join(map(repr, self.choices))}"
         if self.kind is bool:
             return "true or false"
+        if math.isinf(self.most) and math.isfinite(max(self.above, self.least)):
+            return f"more than {self.above:g}" if math.isfinite(self.above) else f"at least {self.least:g}"
         low = f"({self.above:g}" if math.isfinite(self.above) else f"[{self.least:g}"
         bounded = math.isfinite(max(self.above, self.least)) and math.isfinite(self.most)
         return f"in {low}, {self.most:g}]" if bounded else "finite"

@@ -37,6 +37,10 @@ class Block:
             Random numbers in [0, 1) for a place of `vectors`, a first element and how many, float64 and flat, by the
             configuration's seed; for a method of whole tensors.
         count (`int`): Tasks of the merge, with those that do not have this tensor.
+        statistic (`Callable[[int], torch.Tensor | None]`, *optional*):
+            The statistics of this tensor for a place of `vectors`, None where the file has none; for a method with
+            `statistics`. What it returns may be overwritten.
+        inputs_first (`bool`): Whether the rows of this weight of a linear layer are its inputs.
     """
 
     name: str
@@ -47,6 +51,8 @@ class Block:
     merged: Tensor | None = None
     draw: Callable[[int, int, int], Tensor] | None = None
     count: int = 0
+    statistic: Callable[[int], Tensor | None] | None = None
+    inputs_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Method:
     trim: str | None = None
     most_tasks: int | None = None
     deltas: int = 0
+    statistics: str | None = None
 
 
 # By name, in the order in which help shows them.
@@ -83,6 +90,7 @@ def merge_method(
     trim: str | None = None,
     most_tasks: int | None = None,
     deltas: int = 0,
+    statistics: str | None = None,
 ) -> Callable[[Function], Function]:
     """
     Registers a function as a merge method.
@@ -104,6 +112,9 @@ def merge_method(
         deltas (`int`, *optional*, defaults to 0):
             Bits an element that each task has in place of a unified model: 1 for a sign, 2 where elements may be left
             out too. The function then returns the task vectors with 0 for what is left out.
+        statistics (`str`, *optional*):
+            What it has to know of each task's data: `"fisher"` or `"gram"`, see `hf_ext.merging.statistics`. Only for
+            a method of whole tensors.
 
     Returns:
         The function, as it was.
@@ -112,7 +123,7 @@ def merge_method(
     def register(function: Function) -> Function:
         options = _read_options(function, trim)
         METHODS[name] = Method(
-            name, label, function, options, masks, fused, whole, takes_merged, trim, most_tasks, deltas
+            name, label, function, options, masks, fused, whole, takes_merged, trim, most_tasks, deltas, statistics
         )
         return function
 

@@ -1,0 +1,142 @@
+"""Measures what Fisher merging and RegMean know of a task: squared gradients, grams of the inputs of linear layers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate.utils import send_to_device
+from safetensors.torch import save
+from torch import nn
+from torch.utils.data import default_collate
+from tqdm import tqdm
+from transformers.pytorch_utils import Conv1D
+
+from ..files import whole_file
+from ..ranks import Ranks
+
+if TYPE_CHECKING:
+    from ..training.task import Task
+
+Statistics = dict[str, torch.Tensor]
+
+
+def write_statistics(
+    source: str, config: Path, kind: str, out: Path, *, examples: int = 256, overrides: list[str] | None = None
+) -> dict[str, Any]:
+    """
+    Measures a fine-tune on the training data of a YAML file, and writes what `statistics` of a merge reads.
+
+    Args:
+        source (`str`): The fine-tune: a folder or `org/name[@revision]`.
+        config (`Path`): The YAML file of its training; `data.train` and the `task` section are used.
+        kind (`str`): `"fisher"` or `"gram"`.
+        out (`Path`): The safetensors file to write.
+        examples (`int`, *optional*, defaults to 256): How many examples, drawn from all.
+        overrides (`list[str]`, *optional*): `--field value` words.
+
+    Returns:
+        `dict`: `path`, `kind`, `examples`, and `tensors`, how many the file holds.
+
+    Raises:
+        FileExistsError: `out` is there.
+        ValueError: Something does not fit, or `source` is an adapter.
+    """
+    from ..training.arguments import TrainingArguments, apply_overrides, build, read_yaml
+    from ..training.launch import build_task
+    from ..training.models import adapter_base, build_model, pin_revision
+    from ..training.sources import open_source
+
+    if out.exists():
+        raise FileExistsError(f"{out} is there; remove it, or name another file.")
+    arguments = build(TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(config), overrides or [])})
+    train = arguments.data_arguments.require_train_source()
+    task = build_task(arguments)
+    pinned = pin_revision(source)
+    if adapter_base(pinned) is not None:
+        raise ValueError(f"{source} is an adapter; statistics are of full weights: merge it into its base first.")
+    model = build_model(task, {}, pinned).to(Ranks().own_device())
+    samples = read_samples(task, open_source(train, "data.train"), examples)
+    found, count = measure(task, model, tqdm(samples, "measuring", total=examples, leave=False, disable=None), kind)
+    transposed = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)]
+    metadata = {"kind": kind, "examples": str(count), "inputs_first": json.dumps(transposed if kind == "gram" else [])}
+    with whole_file(out) as file:
+        file.write(save(found, metadata))
+    return {"path": str(out), "kind": kind, "examples": count, "tensors": len(found)}
+
+
+def read_samples(task: Task, data: Any, examples: int) -> Iterator[dict[str, Any]]:
+    """Samples of examples that are drawn without repetition; the first ones of a stream."""
+    if hasattr(data, "__len__"):
+        data = data.select(np.random.default_rng(0).permutation(len(data))[:examples])
+    for index, example in enumerate(data.take(examples)):
+        yield task.training_sample(example, np.random.default_rng((7, index)))
+
+
+def measure(
+    task: Task, model: nn.Module, samples: Iterable[dict[str, Any]], kind: str
+) -> tuple[dict[str, torch.Tensor], int]:
+    """The statistics of a model on samples, on the CPU in float32, and of how many samples."""
+    model.eval()
+    device, count = next(model.parameters()).device, 0
+    measuring = _square_gradients if kind == "fisher" else _sum_grams
+    # what a loss draws, such as a time step, is the same in every run
+    with torch.random.fork_rng(), measuring(model) as (found, after):
+        for count, sample in enumerate(samples, 1):  # noqa: B007 the number is of use after the loop
+            torch.manual_seed(count)
+            with torch.set_grad_enabled(kind == "fisher"):
+                loss = task.loss(model, send_to_device(default_collate([sample]), device), 0)
+            after(loss)
+    if count == 0:
+        raise ValueError("the training data is empty: check data.train.path and data.train.split.")
+    return {name: (values / count).cpu().contiguous() for name, values in found.items()}, count
+
+
+@contextlib.contextmanager
+def _square_gradients(model: nn.Module) -> Iterator[tuple[Statistics, Any]]:
+    """Sums of squared gradients by the names of a checkpoint; of what has no gradient they stay 0."""
+    # with the names of tied tensors: which one a checkpoint has is not known here
+    named = model.state_dict(keep_vars=True)
+    found = {
+        name: torch.zeros_like(value, dtype=torch.float32)
+        for name, value in named.items()
+        if value.is_floating_point()
+    }
+
+    def after(loss: torch.Tensor) -> None:
+        model.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, values in found.items():
+            if named[name].grad is not None:
+                values += named[name].grad.float() ** 2
+
+    yield found, after
+    model.zero_grad(set_to_none=True)
+
+
+@contextlib.contextmanager
+def _sum_grams(model: nn.Module) -> Iterator[tuple[Statistics, Any]]:
+    """Sums of XᵀX by the names of the weights of linear layers."""
+    found: Statistics = {}
+    hooks = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear | Conv1D):
+            continue
+        size = module.in_features if isinstance(module, nn.Linear) else module.weight.shape[0]
+        found[f"{name}.weight"] = torch.zeros(size, size, device=module.weight.device)
+
+        def add(module: nn.Module, inputs: tuple[torch.Tensor, ...], total: torch.Tensor = found[f"{name}.weight"]):
+            rows = inputs[0].detach().float().flatten(0, -2)
+            total.addmm_(rows.T, rows)
+
+        hooks.append(module.register_forward_pre_hook(add))
+    try:
+        yield found, lambda loss: None
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,263 @@
+"""Fisher merging and RegMean: against their plain twins, and from a task's data to a merged model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import BertForSequenceClassification, GPT2LMHeadModel
+
+from hf_ext.merging.measuring import measure
+from hf_ext.merging.merge import merge_checkpoints
+from hf_ext.merging.methods import METHODS, Block
+from hf_ext.merging.publishing import hide_paths
+from hf_ext.training.task import Task
+from hf_ext_cli.main import main
+from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir
+from tests.merging import reference_methods as twin
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def run_method(method, base, models, statistics, inputs_first=False, **options):
+    vectors = [model - base for model in models]
+    block = Block("w", tuple(base.shape), 0, base, vectors, count=len(models), inputs_first=inputs_first)
+    block.statistic = lambda place: None if statistics is None else statistics[place].clone()
+    return METHODS[method].function(block, **options)
+
+
+def assert_close(found, expected):
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (6,), ()])
+@pytest.mark.parametrize("floor", [1e-6, 0.1, 0.0])
+def test_fisher_is_its_twin(shape, floor):
+    base, models = draw(*shape), [draw(*shape, seed=seed) for seed in (1, 2, 3)]
+    # as small as squared gradients are, and 0 everywhere in some elements
+    known = [draw(*shape, seed=seed).square() * 1e-12 for seed in (4, 5, 6)]
+    for values in known:
+        values.view(-1)[:2] = 0
+    options = {"weight": [1.0, 0.3, 2.0], "floor": floor}
+    assert_close(run_method("fisher", base, models, known, **options), twin.fisher(base, models, known, **options))
+
+
+@pytest.mark.parametrize("alpha", [0.9, 0.0, 0.5])
+def test_regmean_is_its_twin_in_both_layouts(alpha):
+    base, models = draw(5, 8), [draw(5, 8, seed=seed) for seed in (1, 2)]
+    # fewer examples than inputs
+    inputs = [draw(4, 8, seed=3), draw(6, 8, seed=4)]
+    grams = [rows.T @ rows for rows in inputs]
+    expected = twin.regmean(models, grams, alpha)
+    assert_close(run_method("regmean", base, models, grams, alpha=alpha), expected)
+    turned = run_method("regmean", base.T, [model.T for model in models], grams, inputs_first=True, alpha=alpha)
+    assert_close(turned, expected.T)
+
+
+def test_regmean_fits_the_outputs_of_all_tasks_better_than_the_average():
+    base, models = draw(5, 8), [draw(5, 8, seed=seed) for seed in (1, 2)]
+    inputs = [draw(40, 8, seed=3) * torch.arange(8), draw(40, 8, seed=4) * torch.arange(8).flip(0)]
+    merged = run_method("regmean", base, models, [rows.T @ rows for rows in inputs], alpha=0.99)
+
+    def error(weights):
+        return sum(
+            float((rows.double() @ (weights - own).T.double()).square().sum())
+            for rows, own in zip(inputs, models, strict=True)
+        )
+
+    assert error(merged) < 0.7 * error(sum(models) / 2)
+
+
+def test_regmean_averages_what_has_no_gram_and_inputs_that_are_never_used():
+    base, models = draw(5, 8), [draw(5, 8, seed=seed) for seed in (1, 2)]
+    average = sum(model.double() for model in models) / 2
+    assert_close(run_method("regmean", base, models, None, alpha=0.9), average)
+    inputs = [draw(40, 8, seed=seed) for seed in (3, 4)]
+    for rows in inputs:
+        rows[:, 2] = 0
+    grams = [rows.T @ rows for rows in inputs]
+    merged = run_method("regmean", base, models, grams, alpha=0.9)
+    assert_close(merged[:, 2], average[:, 2])
+    used = [0, 1, *range(3, 8)]
+    inner = [gram[used][:, used] for gram in grams]
+    assert_close(merged[:, used], twin.regmean([model[:, used] for model in models], inner, 0.9))
+
+
+@pytest.mark.parametrize(("method", "options"), [("fisher", {"weight": [1.0, 1.0]}), ("regmean", {"alpha": 0.9})])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_statistics_that_are_no_squares_are_refused(method, options, value):
+    base, models = draw(4, 4), [draw(4, 4, seed=seed) for seed in (1, 2)]
+    known = [torch.eye(4), torch.eye(4)]
+    known[1][2, 2] = value
+    with pytest.raises(ValueError, match="'w': the statistics of a task hold"):
+        run_method(method, base, models, known, **options)
+
+
+def test_squared_gradients_are_those_of_each_example(tmp_path):
+    model = BertForSequenceClassification.from_pretrained(tiny_bert(tmp_path / "bert")).eval()
+    samples = [{"input_ids": torch.tensor(ids), "labels": torch.tensor(ids[0] % 2)} for ids in ([1, 4, 2], [5, 3, 2])]
+    found, count = measure(Task(), model, samples, "fisher")
+    assert count == 2
+    weights = model.classifier.weight
+    expected = torch.zeros_like(weights)
+    for sample in samples:
+        batch = {name: values[None] for name, values in sample.items()}
+        expected += torch.autograd.grad(model(**batch).loss, weights)[0] ** 2 / 2
+    torch.testing.assert_close(found["classifier.weight"], expected)
+    assert found.keys() == {name for name, value in model.state_dict().items() if value.is_floating_point()}
+
+
+def test_grams_are_of_what_reaches_a_layer_also_of_gpt2(tmp_path):
+    model = GPT2LMHeadModel.from_pretrained(tiny_gpt2(tmp_path / "gpt2")).eval()
+    samples = [{"input_ids": torch.tensor(ids), "labels": torch.tensor(ids)} for ids in ([1, 4, 2], [5, 3, 2])]
+    found, _ = measure(Task(), model, samples, "gram")
+    rows = torch.cat(
+        [
+            model(**{name: v[None] for name, v in s.items()}, output_hidden_states=True).hidden_states[0][0]
+            for s in samples
+        ]
+    )
+    rows = model.transformer.h[0].ln_1(rows)
+    torch.testing.assert_close(found["transformer.h.0.attn.c_attn.weight"], (rows.T @ rows / 2).detach())
+    assert found["transformer.h.1.mlp.c_proj.weight"].shape == (64, 64)
+
+
+def run(*arguments: str | Path, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base, two fine-tunes, and the YAML file of their training."""
+    place = tmp_path_factory.mktemp("models")
+    base = tiny_semanir(place / "base")
+    for seed, name in enumerate("ab", 1):
+        tiny_semanir(place / name, seed, base=base, noise=0.3)
+    (place / "photos").mkdir()
+    for index in range(3):
+        pixels = np.random.default_rng(index).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / "photos" / f"{index}.png")
+    source = {"path": str(place / "photos"), "split": "train"}
+    task = {"degradation": {"kind": "gaussian_noise", "sigma": 25}, "patch_size": 16}
+    (place / "denoise.yaml").write_text(json.dumps({"method": "semanir", "data": {"train": source}, "task": task}))
+    return place
+
+
+@pytest.fixture(scope="module")
+def measured(models: Path) -> Path:
+    for name, sigma in (("a", "5"), ("b", "50")):
+        for kind in ("fisher", "gram"):
+            out = models / f"{name}.{kind}.safetensors"
+            told = run(
+                *("emr", "statistics", models / name, "--config", models / "denoise.yaml", "--kind", kind),
+                *("--out", out, "--examples", "2", "--json", "--task.degradation.sigma", sigma),
+            )
+            assert json.loads(told.stdout)["examples"] == 2
+    return models
+
+
+def merge_by(models: Path, method: str, kind: str, out: Path, *options: str, code: int = 0) -> Result:
+    given = [word for name in "ab" for word in ("--task", f"{name}={models / name}")]
+    given += [word for name in "ab" for word in ("--statistics", f"{name}={models / f'{name}.{kind}.safetensors'}")]
+    return run("merge", "--base", models / "base", *given, "--method", method, "--out", out, *options, code=code)
+
+
+def read_all(measured: Path, kind: str):
+    weights = [load_file(measured / name / "model.safetensors") for name in ("base", "a", "b")]
+    return *weights, [load_file(measured / f"{name}.{kind}.safetensors") for name in "ab"]
+
+
+def test_a_fisher_merge_from_the_data_to_the_model(measured, tmp_path):
+    merge_by(measured, "fisher", "fisher", tmp_path / "out")
+    base, a, b, known = read_all(measured, "fisher")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert known[0].keys() >= found.keys()
+    assert any(bool(values.any()) for values in known[0].values())
+    for name in found:
+        if base[name].is_floating_point() and base[name].numel() < 300:
+            expected = twin.fisher(base[name], [a[name], b[name]], [k[name] for k in known], [1.0, 1.0], 1e-6)
+            assert_close(found[name], expected)
+
+
+def test_a_regmean_merge_from_the_data_to_the_model(measured, tmp_path):
+    merge_by(measured, "regmean", "gram", tmp_path / "out", "--alpha", "0.5")
+    base, a, b, known = read_all(measured, "gram")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    linear = [name for name in found if name in known[0]]
+    assert len(linear) > 3
+    for name in found:
+        if name not in linear:
+            assert_close(found[name], (a[name].double() + b[name].double()) / 2)
+            continue
+        used = (known[0][name] + known[1][name]).diagonal() > 0
+        grams = [k[name][used][:, used] for k in known]
+        assert_close(found[name][:, used], twin.regmean([a[name][:, used], b[name][:, used]], grams, 0.5))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["method"]["statistics"].keys() == {"a", "b"}
+
+
+def test_a_merge_of_gpt2_solves_by_its_layout(tmp_path):
+    base = tiny_gpt2(tmp_path / "base")
+    tasks = {name: str(tiny_gpt2(tmp_path / name, seed, base=base)) for seed, name in enumerate("ab", 1)}
+    name, files = "transformer.h.0.attn.c_proj.weight", {}
+    inputs = [draw(20, 16, seed=seed) for seed in (1, 2)]
+    for task, rows in zip(tasks, inputs, strict=True):
+        files[task] = str(tmp_path / f"{task}.safetensors")
+        save_file({name: rows.T @ rows}, files[task], {"kind": "gram", "inputs_first": json.dumps([name])})
+    config = {"base": str(base), "tasks": tasks, "method": "regmean", "statistics": files}
+    merge_checkpoints(config, tmp_path / "out", progress=False)
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as found:
+        merged = found.get_tensor(name)
+    weights = [load_file(Path(place) / "model.safetensors")[name].T for place in tasks.values()]
+    assert_close(merged, twin.regmean(weights, [rows.T @ rows for rows in inputs], 0.9).T)
+
+
+def test_statistics_that_do_not_fit_are_refused_in_words(measured, tmp_path):
+    refused = merge_by(measured, "regmean", "fisher", tmp_path / "out", code=2)
+    assert "hold kind 'fisher', method 'regmean' needs 'gram'" in refused.stderr
+    refused = merge_by(measured, "average", "fisher", tmp_path / "out", code=2)
+    assert "statistics does not go with method 'average'" in refused.stderr
+    refused = merge_by(measured, "fisher", "fisher", tmp_path / "out", "--statistics", "c=x", code=2)
+    assert "needs `statistics` of each task, a, b; got those of a, b, c" in refused.stderr
+    for change, told in (("missing", "is missing"), ("shape", r"is [1]")):
+        for name in "ab":
+            known = load_file(measured / f"{name}.fisher.safetensors")
+            first = next(iter(known))
+            known[first] = torch.zeros(1)
+            if change == "missing":
+                del known[first]
+            save_file(known, measured / f"{name}.{change}.safetensors", {"kind": "fisher"})
+        refused = merge_by(measured, "fisher", change, tmp_path / "out", code=2)
+        assert f"statistics of a ({measured}" in refused.stderr
+        assert told in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_artifact_knows_its_statistics_and_asks_for_those_of_a_new_task(measured, tmp_path):
+    merge_by(measured, "regmean", "gram", tmp_path / "out", "--masks")
+    refused = run("emr", "add", tmp_path / "out", f"c={measured / 'a'}", code=2)
+    assert "needs `statistics` of each task, a, b, c; got those of a, b" in refused.stderr
+    run("emr", "add", tmp_path / "out", f"c={measured / 'a'}", "--frozen")
+    hide_paths(tmp_path / "out")
+    manifest = (tmp_path / "out" / "emr.json").read_text()
+    assert str(measured) not in manifest
+    assert json.loads(manifest)["method"]["statistics"] == {t: f"{t}.gram.safetensors" for t in "ab"}
+
+
+def test_a_file_of_statistics_is_not_replaced(measured):
+    out = measured / "a.fisher.safetensors"
+    before = out.read_bytes()
+    command = ("emr", "statistics", measured / "a", "--config", measured / "denoise.yaml", "--kind", "gram")
+    assert "is there; remove it" in run(*command, "--out", out, code=2).stderr
+    assert out.read_bytes() == before
