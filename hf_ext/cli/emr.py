@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .emr_serving import extract_lora
 from .errors import Unusable
 from .library import import_without_models
 from .output import print_json, print_rows
@@ -381,3 +382,6 @@ def unpack(archive: Path, out: Path, **limits: Any) -> None:
     from hf_ext.emr.archive import unpack as run
 
     click.echo(run(archive, out, **{name: value for name, value in limits.items() if value is not None}))
+
+
+emr.add_command(extract_lora)
