@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .emr_serving import extract_lora
+from .emr_serving import extract_lora, serve
 from .errors import Unusable
 from .library import import_without_models
 from .output import print_json, print_rows
@@ -224,7 +224,7 @@ SHOWN_FILES = ("report.json", "README.md")
 
 @click.group()
 def emr() -> None:
-    """Artifacts of a merge: add, remove and export tasks, verify, compare, archive."""
+    """Artifacts of a merge: add, remove and export tasks, verify, compare, archive, serve."""
     import_without_models()
 
 
@@ -385,3 +385,4 @@ def unpack(archive: Path, out: Path, **limits: Any) -> None:
 
 
 emr.add_command(extract_lora)
+emr.add_command(serve)
