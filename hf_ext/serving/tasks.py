@@ -31,7 +31,7 @@ from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
 from .worker import Job
 
-# Texts are padded to powers of two from here on: a mixed batch plans its work for each new length.
+# What the shortest texts are padded to.
 _SHORTEST = 8
 _READERS: dict[str, Any] = {"Sequence": AutoTokenizer, "Image": AutoImageProcessor, "Audio": AutoFeatureExtractor}
 _MEGAPIXELS = 50.0
@@ -76,16 +76,19 @@ class ServedTask:
             self.limit = min([limit for limit in limits if isinstance(limit, int)], default=10**30)
 
     def _load_reader(self, place: str) -> Any:
+        what = "tokenizer" if self.reads == "Sequence" else f"{self.reads.lower()} processor"
+        # Of nothing but a configuration, transformers makes a tokenizer that knows no word.
+        names = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
         try:
-            return _READERS[self.reads].from_pretrained(place)
+            if any(Path(place, name).is_file() for name in names):
+                return _READERS[self.reads].from_pretrained(place)
+            why = f"none of {', '.join(names)} is there"
         except (OSError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"task {self.name!r} has no {_READERS[self.reads].__name__[4:]} that loads: put its files beside the "
-                f"artifact's emr.json ({str(error).splitlines()[0]})"
-            ) from error
+            why = str(error).splitlines()[0]
+        raise ValueError(f"task {self.name!r} has no {what} ({why}); put its files beside the artifact's emr.json")
 
-    def encode(self, given: Any) -> dict[str, torch.Tensor]:
-        """The input of a classifier for one sample."""
+    def encode(self, given: Any) -> dict[str, Any]:
+        """The input of a classifier for one sample: lists of a text, tensors of anything else."""
         if self.reads == "Audio":
             if not isinstance(given, list) or not given:
                 raise ValueError(
@@ -100,12 +103,8 @@ class ServedTask:
         if self.reads == "Image":
             return dict(self.reader([decode_picture(given)], return_tensors="pt"))
         found = self.reader(given)
-        length = len(found["input_ids"])
-        self.check_length(length)
-        if self.reader.pad_token_id is None:
-            return dict(self.reader(given, return_tensors="pt"))
-        padded = min(max(_SHORTEST, 1 << (length - 1).bit_length()), self.limit)
-        return dict(self.reader.pad([found], padding="max_length", max_length=padded, return_tensors="pt"))
+        self.check_length(len(found["input_ids"]))
+        return dict(found)
 
     def encode_prompt(self, text: str | list[dict[str, str]]) -> list[int]:
         """The tokens of a prompt, or of a chat."""
@@ -133,8 +132,29 @@ class ServedTask:
     def classification_job(self, given: Any) -> Job:
         """A request to classify one sample; those whose inputs have one form are answered together."""
         inputs = self.encode(given)
-        form = tuple((key, tuple(value.shape), value.dtype) for key, value in sorted(inputs.items()))
-        return Job(self, classify, inputs, (classify, id(type(self.reader)), form))
+        if self.reads != "Sequence":
+            form: Any = tuple((key, tuple(value.shape), value.dtype) for key, value in sorted(inputs.items()))
+        elif self.reader.pad_token_id is None:
+            form = tuple(inputs), len(inputs["input_ids"])
+        else:
+            form = tuple(inputs), self.reader.pad_token_id
+        return Job(self, classify, inputs, (classify, form))
+
+    def join(self, inputs: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """One batch of several inputs of one form."""
+        if self.reads != "Sequence":
+            return {key: torch.cat([one[key] for one in inputs]) for key in inputs[0]}
+        longest = max(len(one["input_ids"]) for one in inputs)
+        if self.reader.pad_token_id is not None:
+            # A power of two: a batch of several tasks is planned anew for each length.
+            longest = min(max(_SHORTEST, 1 << (longest - 1).bit_length()), self.limit)
+            inputs = [{key: self._pad(key, row, longest) for key, row in one.items()} for one in inputs]
+        return {key: torch.tensor([one[key] for one in inputs]) for key in inputs[0]}
+
+    def _pad(self, key: str, row: list[int], length: int) -> list[int]:
+        filler = {"input_ids": self.reader.pad_token_id, "token_type_ids": self.reader.pad_token_type_id}.get(key, 0)
+        more = [filler] * (length - len(row))
+        return [*more, *row] if self.reader.padding_side == "left" else [*row, *more]
 
     def generation_job(self, tokens: list[int], streamer: Any = None, **options: Any) -> Job:
         """A request to generate; prompts of one task, length and options go together, so that nothing is padded."""
@@ -161,7 +181,8 @@ def decode_picture(text: str) -> Image.Image:
 @torch.no_grad()
 def classify(emr: EMRModel, jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """One forward for samples of any tasks."""
-    batch = {key: torch.cat([job.inputs[key] for job in jobs]).to(emr.model.device) for key in jobs[0].inputs}
+    joined = jobs[0].task.join([job.inputs for job in jobs])
+    batch = {key: value.to(emr.model.device) for key, value in joined.items()}
     logits = emr(**batch, task_ids=[job.task.name for job in jobs]).logits
     return [describe_class(job.task.config, row.float().cpu()) for job, row in zip(jobs, logits, strict=True)]
 
