@@ -127,7 +127,11 @@ class _Curve:
         limit = self._known if self._squares else 0
         needed = [rank for rank in _RANKS if rank < 2 * self._largest and rank <= limit]
         return [
-            {"rank": rank, "error": math.sqrt(self._lost[rank] / self._squares), "bytes": 4 * self._numbers[rank]}
+            {
+                "rank": min(rank, self._largest),
+                "error": math.sqrt(self._lost[rank] / self._squares),
+                "bytes": 4 * self._numbers[rank],
+            }
             for rank in needed
         ]
 
@@ -156,6 +160,7 @@ class _Extraction:
         self._whole: list[str] = []
         self._left_out: list[dict[str, Any]] = []
         # squares of the differences: of matrices, of all, and what is lost of both
+        self._bytes = 0
         self._of_matrices = self._of_all = self._lost_of_matrices = self._lost_of_all = 0.0
 
     def run(self, rank: int | None, error: float | None) -> dict[str, Any]:
@@ -183,9 +188,10 @@ class _Extraction:
     def _take(self, name: str, rank: int | None, error: float | None) -> None:
         """Decides on a tensor of the fine-tune, and keeps what the adapter needs of it."""
         own = self._pair.read(name)
+        self._bytes += own.nbytes
         fits = self._pair.base_shapes.get(name) == tuple(own.shape)
         difference = own.float() - self._pair.read_base(name).float() if fits else None
-        square = None if difference is None else float(difference.double().square().sum())
+        square = None if difference is None else _sum_of_squares(difference)
         if square == 0:
             return
         if square is not None and not math.isfinite(square):
@@ -220,7 +226,7 @@ class _Extraction:
         a, b, squares = cut_matrix(difference, rank, error)
         rows, columns = difference.shape
         self._curve.add(squares, square, rows, columns)
-        lost = float((difference - b @ a).double().square().sum())
+        lost = _sum_of_squares(difference - b @ a)
         self._of_matrices += square
         self._lost_of_matrices += lost
         self._lost_of_all += lost
@@ -312,6 +318,7 @@ class _Extraction:
             "revision": self._pair.revision,
             "rank": largest,
             "bytes": (self._folder / "adapter_model.safetensors").stat().st_size,
+            "bytes_of_fine_tune": self._bytes,
             "error_of_matrices": _share(self._lost_of_matrices, self._of_matrices),
             "error": _share(self._lost_of_all, self._of_all),
             "by_rank": self._curve.rows(),
@@ -367,6 +374,11 @@ def _sides(module: nn.Module) -> tuple[int, int]:
     return (shape[0], shape[1]) if type(module) is Conv1D else (shape[1], shape[0])
 
 
+def _sum_of_squares(tensor: torch.Tensor) -> float:
+    """Of a tensor, in double precision: part by part, since an embedding in that precision is the largest of all."""
+    return sum(float(part.double().square().sum()) for part in tensor.flatten().split(2**20))
+
+
 def _share(lost: float | None, whole: float) -> float | None:
     return None if lost is None else math.sqrt(lost / whole) if whole else 0.0
 
@@ -382,6 +394,9 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         f"written: {len(ranks)} matrices of rank {chosen}, error {report['error_of_matrices']:.4f} of their "
         f"differences; with all other tensors {report['error']:.4f}; {size_text(report['bytes'])}"
     )
+    if report["bytes"] >= report["bytes_of_fine_tune"]:
+        whole = size_text(report["bytes_of_fine_tune"])
+        lines.append(f"note: the fine-tune itself is not larger ({whole}); choose a lower rank, or --lora-only")
     if report["biases"]:
         lines.append(f"biases: {len(report['biases'])}, exact")
     if report["modules_to_save"]:

@@ -36,7 +36,7 @@ _MAX_INPUTS = 256
 class _Body(BaseModel):
     """What is not known is refused, so that no option is ignored in silence."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     model: str
 
 

@@ -83,18 +83,20 @@ class ServedTask:
             if any(Path(place, name).is_file() for name in names):
                 return _READERS[self.reads].from_pretrained(place)
             why = f"none of {', '.join(names)} is there"
-        except (OSError, ValueError, AttributeError) as error:
-            why = str(error).splitlines()[0]
+        except Exception as error:
+            # Libraries of many kinds read these files, and raise what they like: tokenizers a plain Exception.
+            why = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"task {self.name!r} has no {what} ({why}); put its files beside the artifact's emr.json")
 
     def encode(self, given: Any) -> dict[str, Any]:
         """The input of a classifier for one sample: lists of a text, tensors of anything else."""
         if self.reads == "Audio":
+            rate = self.reader.sampling_rate
             if not isinstance(given, list) or not given:
                 raise ValueError(
-                    f"task {self.name!r} classifies sounds: `input` is a list of samples, numbers in [-1, 1]"
+                    f"task {self.name!r} classifies sounds: `input` is a list of numbers, sampled at {rate} Hz"
                 )
-            return dict(self.reader([torch.tensor(given).numpy()], return_tensors="pt"))
+            return dict(self.reader([torch.tensor(given).numpy()], sampling_rate=rate, return_tensors="pt"))
         if not isinstance(given, str) or not given:
             what = "texts" if self.reads == "Sequence" else "pictures"
             raise ValueError(
@@ -189,6 +191,8 @@ def classify(emr: EMRModel, jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 def describe_class(config: Any, logits: torch.Tensor) -> dict[str, Any]:
     """The answer for one sample, in the form of vLLM's /classify."""
+    if not logits.isfinite().all():
+        raise RuntimeError("the model gives logits that are infinite or no number")
     count = len(logits)
     if config.problem_type == "multi_label_classification":
         probabilities = logits.sigmoid()

@@ -27,7 +27,7 @@ from transformers import (
 
 from hf_ext.emr import EMRModel
 from hf_ext.merging.adapters import DeltaSource
-from hf_ext.merging.extracting import cut_matrix, extract_lora
+from hf_ext.merging.extracting import cut_matrix, extract_lora, report_lines
 from hf_ext.merging.pairs import open_fine_tune, open_task
 from hf_ext.merging.sources import open_weights
 from tests.emr.emr_testing import perturb, perturb_named, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
@@ -99,6 +99,9 @@ def test_at_full_rank_the_adapter_answers_as_the_task(make: Callable[..., Any], 
         found = load_adapter(plain, tmp_path / "lora")(**inputs).logits
     assert (found - wanted).abs().max() < 1e-4 < 1e-3 < (before - wanted).abs().max()
     assert report["left_out"] == [] and report["error"] < 1e-5
+    # At full rank it is no gain.
+    assert report["bytes"] > report["bytes_of_fine_tune"]
+    assert any("the fine-tune itself is not larger" in line for line in report_lines(report))
     assert report["bytes"] == (tmp_path / "lora" / "adapter_model.safetensors").stat().st_size
     assert not list((tmp_path / "lora").glob(".*"))
 

@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +31,7 @@ from transformers import (
 
 from hf_ext.emr import EMRModel
 from hf_ext.emr.weights import TaskWeights
+from hf_ext.mrconv import MRConvConfig, MRConvFeatureExtractor, MRConvForAudioClassification
 from hf_ext.restoration.tiles import restore_image
 from tests.emr.emr_testing import perturb, tiny_bert, tiny_gpt2, tiny_semanir, tiny_unet, write_tokenizer
 from tests.emr.use_testing import merge, merge_berts
@@ -332,6 +335,30 @@ def test_pictures_are_classified(tmp_path: Path):
             assert message in refusal(client.post("/v1/classify", json={"model": "a", "input": given}), 400)
 
 
+def test_sounds_are_classified(tmp_path: Path):
+    config = MRConvConfig(hidden_size=8, num_hidden_layers=1, num_labels=3, vocab_size=None, input_size=1)
+    MRConvForAudioClassification(config).save_pretrained(tmp_path / "base")
+    model: Any = MRConvForAudioClassification.from_pretrained(tmp_path / "base")
+    perturb(model, 1, 0.3)
+    model.save_pretrained(tmp_path / "a")
+    extractor = MRConvFeatureExtractor()
+    extractor.save_pretrained(tmp_path / "a")
+    merged = merge(tmp_path / "base", {"a": tmp_path / "a"}, tmp_path / "merged")
+    sounds = np.random.default_rng(0).normal(size=(2, 64)).astype(np.float32)
+    with torch.no_grad():
+        inputs = extractor(list(sounds), sampling_rate=16000, return_tensors="pt")
+        right = EMRModel.from_pretrained(merged, "a").model(**inputs).logits.softmax(-1)
+    with client_of(merged) as client:
+        for given, rows in ((sounds.tolist(), right), (sounds[0].tolist(), right[:1])):
+            found = client.post("/v1/classify", json={"model": "a", "input": given}).json()["data"]
+            np.testing.assert_allclose([answer["probs"] for answer in found], rows, atol=1e-5)
+        wrong = client.post("/v1/classify", json={"model": "a", "input": "bang"})
+        assert "task 'a' classifies sounds" in refusal(wrong, 400)
+        json_type = {"content-type": "application/json"}
+        nan = client.post("/v1/classify", content='{"model": "a", "input": [NaN, 1.0]}', headers=json_type)
+        assert "Input should be a finite number" in refusal(nan, 400)
+
+
 def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path):
     merged = merge_berts(tmp_path / "berts")
     with pytest.raises(ValueError, match="task 'plain' is a BertModel, which neither"):
@@ -402,3 +429,16 @@ def test_a_full_queue_and_a_bug_are_answered(classifiers: Path, monkeypatch: pyt
             patch.setattr(EMRModel, "__call__", broken)
             assert refusal(client.post("/v1/classify", json=body), 500) == "the server failed; see its log"
         assert client.post("/v1/classify", json=body).status_code == 200
+
+
+@pytest.mark.slow
+def test_the_load_test_counts_no_answer_of_another_task(tmp_path: Path):
+    script = Path(__file__).parents[2] / "examples" / "benchmarks" / "emr_serve.py"
+    words = ["--requests", "64", "--clients", "4", "--output", str(tmp_path / "results.json")]
+    done = subprocess.run([sys.executable, str(script), *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "results.json").read_text())
+    for name, tasks in (("classification", 8), ("classification, one task", 1), ("generation", 4)):
+        assert (found[name]["tasks"], found[name]["wrong_answers"], found[name]["failed"]) == (tasks, 0, 0)
+    # A wrong task would have been seen.
+    assert found["classification"]["closest_tasks_differ_by"] > 1e-3
