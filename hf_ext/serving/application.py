@@ -8,6 +8,7 @@ import hmac
 import ipaddress
 import json
 import queue
+import re
 import socket
 import time
 import uuid
@@ -31,6 +32,9 @@ from .worker import Job, Worker
 # Of a request's body, and of the samples in it.
 _MAX_BYTES = 64 * 2**20
 _MAX_INPUTS = 256
+# Of one continuation: nobody keeps the one thread for ever.
+_MAX_TOKENS = 8192
+_OWN_NAMES = (b"127.0.0.1", b"localhost", b"[::1]")
 
 
 class _Body(BaseModel):
@@ -60,7 +64,7 @@ class CompletionBody(_GenerateBody):
     """A prompt to continue."""
 
     prompt: str
-    max_tokens: int = Field(16, ge=1)
+    max_tokens: int = Field(16, ge=1, le=_MAX_TOKENS)
 
 
 class Message(BaseModel):
@@ -75,11 +79,11 @@ class ChatBody(_GenerateBody):
     """A conversation to answer."""
 
     messages: list[Message] = Field(min_length=1)
-    max_tokens: int = Field(256, ge=1)
+    max_tokens: int = Field(256, ge=1, le=_MAX_TOKENS)
 
 
 class _Gate:
-    """Before the routes: the token, and no body without a length or over the limit."""
+    """Before the routes: the token or the name of the server, and no body without a length or over the limit."""
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app, self._token = app, token
@@ -92,6 +96,10 @@ class _Gate:
 
     def _refusal(self, headers: dict[bytes, bytes], method: str) -> tuple[int, str] | None:
         sent = headers.get(b"authorization", b"")
+        name = re.sub(rb":\d+$", b"", headers.get(b"host", b""))
+        if self._token is None and name not in _OWN_NAMES:
+            # A web page can let its own name lead here, and a browser would send it what this server says.
+            return 403, f"this server has no token, so it answers to {b', '.join(_OWN_NAMES).decode()} only"
         if self._token is not None and not hmac.compare_digest(sent, f"Bearer {self._token}".encode()):
             return 401, "a token is needed: send it as `Authorization: Bearer TOKEN` (`api_key` of OpenAI's client)"
         length = headers.get(b"content-length", b"0" if b"transfer-encoding" not in headers else b"")

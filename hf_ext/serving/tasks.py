@@ -31,6 +31,8 @@ from hf_ext.semanir.image_processing_semanir import pixels_to_image
 
 from .worker import Job
 
+# Tokens of a text where neither model nor tokenizer has a limit.
+_LONGEST = 2**16
 # What the shortest texts are padded to.
 _SHORTEST = 8
 _READERS: dict[str, Any] = {"Sequence": AutoTokenizer, "Image": AutoImageProcessor, "Audio": AutoFeatureExtractor}
@@ -73,7 +75,7 @@ class ServedTask:
             text = self.config.get_text_config()
             limits = [getattr(text, key, None) for key in ("max_position_embeddings", "n_positions")]
             limits.append(getattr(self.reader, "model_max_length", None))
-            self.limit = min([limit for limit in limits if isinstance(limit, int)], default=10**30)
+            self.limit = min([limit for limit in limits if isinstance(limit, int)] + [_LONGEST])
 
     def _load_reader(self, place: str) -> Any:
         what = "tokenizer" if self.reads == "Sequence" else f"{self.reads.lower()} processor"

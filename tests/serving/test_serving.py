@@ -49,7 +49,7 @@ TEXTS = ["a b c", "d", "e f g h i j k", "z y x w v u t s r q p o", "m n"]
 
 def client_of(merged: Path, **options: Any) -> TestClient:
     app, _ = load_application(str(merged), **options)
-    return TestClient(app, raise_server_exceptions=False)
+    return TestClient(app, "http://127.0.0.1:8000", raise_server_exceptions=False)
 
 
 def refusal(response: Any, status: int) -> str:
@@ -191,9 +191,15 @@ def test_requests_that_are_no_requests(classify: TestClient):
     )
 
 
+def test_without_a_token_the_server_answers_to_names_of_this_machine_only(classify: TestClient):
+    for name, status in (("localhost", 200), ("localhost:80", 200), ("[::1]:80", 200), ("evil.example", 403)):
+        assert classify.get("/v1/models", headers={"Host": name}).status_code == status
+    assert "it answers to 127.0.0.1" in refusal(classify.get("/v1/models", headers={"Host": "a.b:127"}), 403)
+
+
 def test_a_token_is_asked_for(classifiers: Path):
     with client_of(classifiers, token="secret", names=["five"]) as client:
-        assert "a token is needed" in refusal(client.get("/v1/models"), 401)
+        assert "a token is needed" in refusal(client.get("/v1/models", headers={"Host": "any.name"}), 401)
         assert "a token is needed" in refusal(client.get("/v1/models", headers={"Authorization": "Bearer no"}), 401)
         found = client.get("/v1/models", headers={"Authorization": "Bearer secret"}).json()
         assert [model["id"] for model in found["data"]] == ["five"]
@@ -255,6 +261,7 @@ def test_a_seed_repeats_a_sample_and_chats_have_a_template(generate: TestClient)
     ("more", "message"),
     [
         ({"max_tokens": 16}, "the input has 1 tokens and 16 to generate; task 'a' takes at most 16"),
+        ({"max_tokens": 10**9}, "max_tokens: Input should be less than or equal to 8192"),
         ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
         ({"temperature": 3}, "temperature: Input should be less than or equal to 2"),
         ({"n": 2}, "n: Input should be less than or equal to 1"),
