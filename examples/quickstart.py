@@ -1,7 +1,7 @@
 """The whole way in a few minutes on two cores: train, publish, pull and use small models of each method.
 
 1. Photographs that ship inside scikit-image are written to quickstart/scikit-image-photos.
-2. `accelerate launch` trains a tiny SemanIR on five of them, with noise of σ = 25 added.
+2. `accelerate launch` trains the released `denoise-color` on: with five of them and noise of σ = 75. It knew up to 55.
 3. The snapshot is pushed to a Hub that runs on this machine (`hf-ext hub serve` is the same server).
 4. A process that cannot import hf_ext pulls it and restores three photographs it never saw.
 5. quickstart/before_after.png compares it with total-variation denoising tuned on the training photographs.
@@ -24,11 +24,12 @@ from PIL import Image
 from skimage import data
 from skimage.restoration import denoise_tv_chambolle
 
+import hf_ext
 from hf_ext.embedded_hub.server import EmbeddedHub
 from hf_ext.hub.publish import push
 from hf_ext.metrics.psnr import psnr
 
-SIGMA = 25
+SIGMA = 75
 REPOSITORY = "quickstart/semanir-denoise"
 EXAMPLES = Path(__file__).resolve().parent
 TILE = 128
@@ -47,12 +48,16 @@ def training_photos() -> dict[str, np.ndarray]:
 
 
 def unseen_photos() -> dict[str, np.ndarray]:
-    """Photographs that training never touches."""
-    return {"astronaut": data.astronaut(), "chelsea": data.chelsea(), "rocket": data.rocket()}
+    """The middles of photographs that training never touches."""
+    return {
+        "astronaut": middle(data.astronaut()),
+        "chelsea": middle(data.chelsea()),
+        "rocket": middle(data.rocket()),
+    }
 
 
 def write_photos(folder: Path) -> None:
-    """Training photographs in tiles, which decode faster than whole pictures, and the unseen ones whole."""
+    """Training photographs in tiles, which decode faster than whole pictures, and the unseen ones."""
     for part in ("train", "test"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     for name, photo in training_photos().items():
@@ -140,14 +145,14 @@ def score(restored: np.ndarray, photo: np.ndarray) -> float:
 
 
 def draw(rows: dict[str, dict[str, np.ndarray]], scores: dict[str, dict[str, float]], path: Path) -> None:
-    """One row for each photograph: noisy, total variation, SemanIR, clean."""
+    """One row for each photograph: noisy, total variation, the released model, ours, clean."""
     from matplotlib import pyplot
 
     columns = list(next(iter(rows.values())))
     figure, axes = pyplot.subplots(len(rows), len(columns), figsize=(3.2 * len(columns), 3.4 * len(rows)))
     for line, (name, pictures) in zip(axes, rows.items(), strict=True):
         for axis, column in zip(line, columns, strict=True):
-            picture = middle(pictures[column])
+            picture = pictures[column]
             axis.imshow(picture if picture.dtype == np.uint8 else np.clip(picture, 0, 1))
             decibels = f", {scores[name][column]:.2f} dB" if column in scores[name] else f" ({name})"
             axis.set_title(column + decibels, fontsize=10)
@@ -172,10 +177,18 @@ def main() -> None:
         print(f"pushed to {hub.url}/{REPOSITORY} as commit {commit.oid[:12]}")
         restored = pull_and_restore(folder, hub.url, commit.oid, noisy)
 
+    released = hf_ext.SemanIRForImageRestoration.from_pretrained(hf_ext.released("denoise-color")).eval()
+    as_released = {name: hf_ext.restore_image(released, photo) for name, photo in noisy.items()}
     weight = tune_total_variation()
     smooth = {name: total_variation(photo, weight) for name, photo in noisy.items()}
     rows = {
-        name: {"noisy": noisy[name], "total variation": smooth[name], "SemanIR": restored[name], "clean": photo}
+        name: {
+            "noisy": noisy[name],
+            "total variation": smooth[name],
+            "released": as_released[name],
+            "trained on": restored[name],
+            "clean": photo,
+        }
         for name, photo in photos.items()
     }
     scores = {
@@ -187,15 +200,15 @@ def main() -> None:
     print(f"\nPSNR in dB at σ = {SIGMA}, mean over {', '.join(photos)}:")
     for column, value in means.items():
         print(f"  {column:16} {value:6.2f}")
-    margin = means["SemanIR"] - means["total variation"]
+    margin = means["trained on"] - means["total variation"]
     (folder / "result.json").write_text(json.dumps({"psnr": scores, "mean": means, "margin": margin}, indent=2) + "\n")
-    print(f"SemanIR is {margin:+.2f} dB from total variation (weight {weight:.3f}); trained for {seconds:.0f} s.")
+    print(f"Trained on for {seconds:.0f} s, it is {margin:+.2f} dB from total variation (weight {weight:.3f}).")
     print(f"picture: {folder / 'before_after.png'}")
     for script in ("emr/quickstart_merge.py", "mrconv/quickstart_digits.py", "disentangled_dit/quickstart_samples.py"):
         run([sys.executable, str(EXAMPLES / script), str(folder)], dict(os.environ))
     print(f"{time.monotonic() - started:.0f} s in all")
-    if margin < 0.3:
-        sys.exit("the trained model should be at least 0.3 dB better: something is wrong with this run.")
+    if margin < 1:
+        sys.exit("the trained model should be at least 1 dB better: something is wrong with this run.")
 
 
 if __name__ == "__main__":

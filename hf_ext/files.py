@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,7 +31,11 @@ _MARK = ".tmp-"
 
 def neighbour(path: Path) -> Path:
     """A new hidden name beside a path. The name of the path is cut: file systems take 255 bytes."""
-    return path.with_name(f".{path.name[:50]}{_MARK}{secrets.token_hex(4)}")
+    return path.with_name(f"{_hidden_name(path)}{_MARK}{secrets.token_hex(4)}")
+
+
+def _hidden_name(path: Path) -> str:
+    return f".{path.name[:50]}"
 
 
 @contextlib.contextmanager
@@ -89,6 +93,17 @@ def remove_leftovers(folder: Path) -> None:
     """Deletes what killed writers left in a folder, where nobody else is writing."""
     for path in folder.glob(f".*{_MARK}????????"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def remove_leftovers_of(paths: Iterable[Path]) -> None:
+    """Deletes what killed writers left of these files, of which nobody else is writing one."""
+    names: dict[Path, set[str]] = {}
+    for path in paths:
+        names.setdefault(path.parent, set()).add(_hidden_name(path))
+    for folder, wanted in names.items():
+        for found in folder.glob(f".*{_MARK}????????"):
+            if found.name.rpartition(_MARK)[0] in wanted:
+                found.unlink()
 
 
 def sync(path: Path) -> None:

@@ -70,7 +70,19 @@ def test_scripts_train_evaluate_and_restore(tmp_path: Path) -> None:
         Image.fromarray(pixels).save(folder / f"{index}.png")
     config = ROOT / "examples" / "semanir" / "quickstart.yaml"
     data = ["--data.train.path", photos, "--data.eval.path", photos]
-    tiny = ["--model.embed_dim", "8", "--task.patch_size", "16", "--max_steps", "2", "--eval_steps", "2"]
+    model = "{embed_dim: 8, depths: [1], num_heads: [1]}"
+    tiny = [
+        "--init_from",
+        "null",
+        "--model",
+        model,
+        "--task.patch_size",
+        "16",
+        "--max_steps",
+        "2",
+        "--eval_steps",
+        "2",
+    ]
     folder = tmp_path / "run"
     script = ROOT / "examples" / "semanir"
     run_example(script / "train.py", config, "--output_dir", folder, *data, *tiny)
@@ -139,12 +151,12 @@ def test_quickstart_beats_total_variation(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]
     outcome = json.loads((tmp_path / "quickstart" / "result.json").read_text())
-    assert outcome["margin"] >= 0.3
+    assert outcome["margin"] >= 1
     assert len(outcome["psnr"]) >= 3
     assert picture_size(tmp_path / "quickstart" / "before_after.png")[0] > 800
-    # One artifact, switched to σ = 50, removes more of that noise than the base and than the average do.
+    # One artifact, switched to JPEG, removes more of it than the base and than the average do.
     merged = json.loads((tmp_path / "quickstart" / "merge.json").read_text())
-    assert merged["merged (EMR)"]["sigma50"] > max(merged[name]["sigma50"] for name in ("base", "average")) + 0.5
+    assert merged["merged (EMR)"]["jpeg"] > max(merged[name]["jpeg"] for name in ("base", "average"))
     digits = json.loads((tmp_path / "quickstart" / "digits.json").read_text())
     assert digits["accuracy"] >= 0.9 and digits["difference"] < 1e-5
     samples = json.loads((tmp_path / "quickstart" / "samples.json").read_text())

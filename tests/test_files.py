@@ -17,6 +17,7 @@ from hf_ext.files import (
     read_json,
     recover_folder,
     remove_leftovers,
+    remove_leftovers_of,
     replace_folder,
     stays_inside,
     whole_file,
@@ -181,6 +182,15 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
     assert len([*tmp_path.iterdir()]) == 3
     remove_leftovers(tmp_path)
     assert [*tmp_path.iterdir()] == [kept]
+
+
+def test_of_the_leftovers_only_those_of_the_named_files_go(tmp_path):
+    ours = tmp_path / ("long" * 30 + ".png")
+    kept = [files.neighbour(tmp_path / name) for name in ("theirs.png", "long.png")]
+    for path in [files.neighbour(ours), files.neighbour(ours), *kept]:
+        path.touch()
+    remove_leftovers_of([ours, tmp_path / "never" / "made.png"])
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def test_json_is_text_with_a_last_newline(tmp_path):

@@ -109,12 +109,13 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
     assert "Usage: " in done.stdout
 
 
-def test_the_installed_modules_are_importable_outside_the_repository_and_the_package_without_diffusers(tmp_path):
+def test_the_installed_modules_are_importable_outside_the_repository_and_trainings_without_diffusers(tmp_path):
     program = """
 import sys
 from pathlib import Path
 import hf_ext
-print(sorted({"diffusers", "evaluate", "torchvision"} & set(sys.modules)))
+import hf_ext.tasks.restoration, hf_ext.tasks.signals, hf_ext.training.loop
+print(sorted({"diffusers", "evaluate", "matplotlib", "torchvision"} & set(sys.modules)))
 import hf_ext.hub, hf_ext.model_cards, hf_ext.pipelines, hf_ext.training, hf_ext_cli.main
 print(Path(hf_ext.__file__).with_name("py.typed").is_file())
 print(len(list(Path(hf_ext.model_cards.__file__).parent.glob("*.md"))) > 0)

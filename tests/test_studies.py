@@ -8,7 +8,7 @@ from PIL import Image
 
 from .study_testing import EXAMPLES, module_loader
 
-RECIPE = EXAMPLES / "semanir" / "quickstart.yaml"
+RECIPE = EXAMPLES / "semanir" / "study.yaml"
 TRAIN = [EXAMPLES / "semanir" / "train.py"]
 load = module_loader(EXAMPLES)
 

@@ -1,11 +1,10 @@
 """The quickstart's last step: three fine-tunes of its denoiser, made on the spot, merged into one artifact.
 
 python examples/emr/quickstart_merge.py [FOLDER]     (FOLDER: what examples/quickstart.py wrote; default quickstart)
-The base removes noise of σ = 25; a minute of training makes of it one for σ = 15, one for σ = 50 and one for JPEG.
+The base removes noise of σ = 75; short trainings make of it one for σ = 15, one for σ = 50 and one for JPEG.
 They are merged, and the artifact is switched from task to task.
 """
 
-import io
 import json
 import sys
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -21,54 +19,42 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import quickstart  # noqa: E402  found through the line above
 
 from hf_ext import EMRModel, SemanIRForImageRestoration, merge_checkpoints  # noqa: E402
+from hf_ext.tasks.degradations import jpeg  # noqa: E402
+from hf_ext.tasks.restoration import SemanIRTask  # noqa: E402
+from hf_ext.training import TrainingArguments, train  # noqa: E402
 
-STEPS, QUALITY, SIDE = 75, 10, 128
+STEPS, QUALITY, SIDE = 25, 10, 128
 NOISE = {"sigma15": 15, "sigma50": 50}
 TASKS = (*NOISE, "jpeg")
-
-
-def as_jpeg(photo: np.ndarray) -> np.ndarray:
-    """A photograph after JPEG at a low quality."""
-    buffer = io.BytesIO()
-    Image.fromarray(photo).save(buffer, "JPEG", quality=QUALITY)
-    return np.asarray(Image.open(io.BytesIO(buffer.getvalue())))
 
 
 def degrade(photo: np.ndarray, task: str, seed: int) -> np.ndarray:
     """What a task's model is given, white at 1."""
     if task == "jpeg":
-        return as_jpeg(photo).astype(np.float32) / 255
+        return jpeg(photo, QUALITY).astype(np.float32) / 255
     noise = np.random.default_rng(seed).standard_normal(photo.shape, dtype=np.float32)
     return photo.astype(np.float32) / 255 + np.float32(NOISE[task] / 255) * noise
 
 
 def fine_tune(folder: Path, task: str) -> Path:
-    """A short training from the quickstart's model; its snapshot."""
+    """A short training from the quickstart's model, in this process; its snapshot."""
     run = folder / "fine-tunes" / task
-    if (run / "snapshot" / "training.json").is_file():
-        return run / "snapshot"
-    changes = {**quickstart.photo_source(folder), "output_dir": run, "init_from": folder / "run" / "snapshot"}
-    changes |= {"max_steps": STEPS}
-    changes |= {"learning_rate": 5e-4, "warmup_steps": 10, "ema_decay": 0.9, "data.eval": "null"}
-    if task == "jpeg":
-        changes |= {"task.degradation": "{kind: paired}", "data.train.path": write_pairs(folder)}
-    else:
-        changes |= {"task.degradation.sigma": NOISE[task]}
-    quickstart.train("semanir", changes)
+    if not (run / "snapshot" / "training.json").is_file():
+        noise = {"kind": "gaussian_noise", "sigma": NOISE.get(task)}
+        arguments = TrainingArguments(
+            method="semanir",
+            output_dir=str(run),
+            init_from=str(folder / "run" / "snapshot"),
+            data={"train": {"path": str(folder / quickstart.PHOTOS), "split": "train"}},
+            max_steps=STEPS,
+            per_device_train_batch_size=4,
+            learning_rate=3e-4,
+            warmup_steps=5,
+            ema_decay=0.9,
+        )
+        noise = {"kind": "gaussian_noise", "sigma": NOISE.get(task)}
+        train(SemanIRTask({"kind": "jpeg", "quality": QUALITY} if task == "jpeg" else noise), arguments)
     return run / "snapshot"
-
-
-def write_pairs(folder: Path) -> Path:
-    """The training tiles as lq/hq pairs."""
-    pairs = folder / "jpeg-pairs"
-    for side in ("lq", "hq"):
-        (pairs / side).mkdir(parents=True, exist_ok=True)
-    for path in sorted((folder / quickstart.PHOTOS / "train").glob("*.png")):
-        with Image.open(path) as image:
-            tile = np.asarray(image.convert("RGB"))
-        Image.fromarray(as_jpeg(tile)).save(pairs / "lq" / path.name)
-        Image.fromarray(tile).save(pairs / "hq" / path.name)
-    return pairs
 
 
 def middle(photo: np.ndarray) -> np.ndarray:

@@ -53,7 +53,8 @@ def precompute(
 
     Place and mirroring are drawn before a picture is encoded, and written beside its latent as the controls that the
     model is trained with. The other columns, such as label or text, are kept. Unfinished work lies in OUT.partial; the
-    same command goes on with it.
+    same command goes on with it. Processes of `accelerate launch -m hf_ext_cli.main dit precompute ...` share the
+    files of OUT.
 
     \b
     Examples:
@@ -62,6 +63,7 @@ def precompute(
     """
     import datasets
 
+    from hf_ext.ranks import Ranks
     from hf_ext.settings import build
     from hf_ext.tasks.precompute import Precompute
     from hf_ext.tasks.precompute import precompute as encode
@@ -71,7 +73,9 @@ def precompute(
     settings["crops"] = {"random": not centre, "flip": flip, "local_prob": local_prob, "local_size": local_size}
     # One bar is enough: those of every shard would tear it.
     datasets.disable_progress_bars()
-    click.echo(encode(build(Precompute, settings, "precompute"), out, device, progress))
+    folder = encode(build(Precompute, settings, "precompute"), out, device, progress)
+    if Ranks().index == 0:
+        click.echo(folder)
 
 
 @dit.command()

@@ -6,8 +6,9 @@ options, files, folders, names. A bug of ours keeps its traceback.
 
 import errno
 import functools
+import sys
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, cast
+from typing import IO, Any, ClassVar, TypeVar, cast
 
 import click
 
@@ -38,10 +39,24 @@ class Unusable(click.ClickException):
     exit_code: ClassVar[int] = 2
 
 
+class Elsewhere(click.ClickException):
+    """Another process of the launch failed, and says why. This one did not: it ends with 0 and without a word."""
+
+    # With another number the launcher might end the other process before it has spoken.
+    exit_code: ClassVar[int] = 0
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Prints nothing."""
+
+
 def classify(error: BaseException) -> click.ClickException | None:
     """The message and the exit code of an exception; `None` where it is a bug of ours."""
     if isinstance(error, click.ClickException):
         return error
+    # What was never imported was not raised.
+    ranks = sys.modules.get("hf_ext.ranks")
+    if ranks is not None and isinstance(error, ranks.FailedElsewhereError):
+        return Elsewhere(message(error))
     if isinstance(error, OSError):
         return Unusable(message(error)) if _blames_the_path(error) else Failed(message(error))
     if isinstance(error, ImportError):

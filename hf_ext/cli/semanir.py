@@ -1,5 +1,6 @@
 """hf-ext restore and hf-ext semanir: pictures through SemanIR models."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ def restore(
     """
     # Where nothing is left to do no model is needed.
     import_without_models()
-    from hf_ext.restoration.jobs import check_places, is_done, plan_jobs
+    from hf_ext.ranks import Ranks
 
     folder = _folder_of_results(out, compare)
     if suffix is not None and template is not None:
@@ -152,15 +153,9 @@ def restore(
     # Braces of a suffix stand for themselves.
     name = template or "{stem}" + (suffix or "").replace("{", "{{").replace("}", "}}")
     sheet = folder / "comparison.png" if folder is not None and compare else None
-    plan = plan_jobs(list(inputs), folder, f".{kind}" if kind else None, name, sheet)
-    for text in [*plan.skipped.values(), *plan.refused.values()]:
-        click.echo(text, err=True)
-    if not plan.jobs:
-        raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
-    to_do = [job for job in plan.jobs if not is_done(job, overwrite)]
-    if to_do and sheet is not None and sheet.exists() and not overwrite:
-        raise Failed(f"{sheet} exists; say --overwrite to replace it, or move it.")
-    check_places(to_do)
+    ranks = Ranks()
+    # One process looks: another would see results of those that have begun, and standard input is read once.
+    plan, to_do = ranks.ask_first(lambda: _plan(inputs, folder, f".{kind}" if kind else None, name, sheet, overwrite))
     options: dict[str, Any] = {
         "tile": tile,
         "self_ensemble": self_ensemble,
@@ -172,10 +167,14 @@ def restore(
     failed = len(plan.refused)
     parts = [f"0 restored to {out}"]
     if to_do:
-        model = load_model(source, device, dtype, task)
-        restored, wrong, speed = _restore(model, to_do, overwrite, sheet, options)
+        with ranks.first_before_others():
+            model = load_model(source, ranks.own_device(device), dtype, task) if ranks.share(to_do) else None
+        restored, wrong, speed = _restore(model, to_do, ranks, overwrite, sheet, options)
         failed += wrong
         parts = [f"{restored} restored to {out}", speed]
+    if ranks.index > 0:
+        # The first process speaks for all.
+        return
     if done:
         parts.append(f"{done} were there already (--overwrite restores them again)")
     if plan.skipped:
@@ -184,6 +183,26 @@ def restore(
         click.echo("; ".join(parts))
     if failed:
         raise Failed(f"{failed} of {len(plan.jobs) + len(plan.refused)} could not be restored.")
+
+
+def _plan(
+    inputs: tuple[str, ...], folder: Path | None, ending: str | None, name: str, sheet: Path | None, overwrite: bool
+) -> tuple[Any, list[Any]]:
+    """The plan, and those of its jobs that are not done; what cannot be done is said."""
+    from hf_ext.files import remove_leftovers_of
+    from hf_ext.restoration.jobs import check_places, is_done, plan_jobs
+
+    plan = plan_jobs(list(inputs), folder, ending, name, sheet)
+    for text in [*plan.skipped.values(), *plan.refused.values()]:
+        click.echo(text, err=True)
+    if not plan.jobs:
+        raise Unusable(f"none of {len(plan.skipped) + len(plan.refused)} pictures can be restored.")
+    to_do = [job for job in plan.jobs if not is_done(job, overwrite)]
+    if to_do and sheet is not None and sheet.exists() and not overwrite:
+        raise Failed(f"{sheet} exists; say --overwrite to replace it, or move it.")
+    check_places(to_do)
+    remove_leftovers_of(job.out for job in to_do if job.out is not None)
+    return plan, to_do
 
 
 def _folder_of_results(out: str, compare: bool) -> Path | None:
@@ -197,13 +216,13 @@ def _folder_of_results(out: str, compare: bool) -> Path | None:
 
 
 def _restore(
-    model: Any, jobs: list[Any], overwrite: bool, sheet: Path | None, options: dict[str, Any]
+    model: Any, jobs: list[Any], ranks: Any, overwrite: bool, sheet: Path | None, options: dict[str, Any]
 ) -> tuple[int, int, str]:
     """How many pictures were restored and how many not, and how fast it went."""
     from hf_ext.restoration.run import restore_files
 
     started = time.monotonic()
-    with _Bar(jobs) as bar:
+    with _Bar(jobs, ranks) as bar:
         report = restore_files(
             model, jobs, overwrite=overwrite, compare=sheet, progress=bar.advance, say=bar.say, **options
         )
@@ -213,16 +232,19 @@ def _restore(
 
 
 class _Bar:
-    """Megapixels done, on a terminal; messages above it."""
+    """Megapixels done, on a terminal; messages above it. Of several processes the first has one."""
 
-    def __init__(self, jobs: list[Any]):
+    def __init__(self, jobs: list[Any], ranks: Any):
         from tqdm import tqdm
 
         from hf_ext.restoration.jobs import megapixels_of
 
-        total = sum(map(megapixels_of, jobs))
-        # On standard error, and only where somebody watches.
-        self.bar = tqdm(total=round(total, 6), unit="MP", disable=None, bar_format=_FORMAT, smoothing=0.1)
+        # On standard error, and only where somebody watches: to know the sizes, all files are opened.
+        hidden = ranks.index > 0 or not sys.stderr.isatty()
+        # The other processes are as fast as this one.
+        self.count = ranks.count
+        total = 0.0 if hidden else self.count * sum(map(megapixels_of, ranks.share(jobs)))
+        self.bar = tqdm(total=round(total, 6), unit="MP", disable=hidden, bar_format=_FORMAT, smoothing=0.1)
 
     def __enter__(self) -> "_Bar":
         return self
@@ -231,7 +253,7 @@ class _Bar:
         self.bar.close()
 
     def advance(self, megapixels: float) -> None:
-        self.bar.update(megapixels)
+        self.bar.update(megapixels * self.count)
 
     def say(self, text: str) -> None:
         self.bar.clear()

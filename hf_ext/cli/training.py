@@ -60,6 +60,7 @@ def evaluate(
     """Evaluate MODEL, a folder or org/name[@revision], on the data.eval of a YAML file.
 
     Values after MODEL replace those in the file; sections take dots. A peft adapter is put on the model that it names.
+    Processes of `accelerate launch -m hf_ext_cli.main evaluate ...` share the examples.
 
     \b
     Examples:
@@ -67,11 +68,15 @@ def evaluate(
       hf-ext evaluate merged --task sigma25 --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
       hf-ext evaluate org/name@v1 --config examples/semanir/denoise_color.yaml --data.eval.path photos/ --json
     """
+    from hf_ext.ranks import Ranks
     from hf_ext.training import evaluate_checkpoint
 
     if source.startswith("-"):
         raise click.UsageError(f"MODEL comes before the values that replace those of the file, got {source} first.")
     result: dict[str, Any] = evaluate_checkpoint(source, config, list(overrides), output, task)
+    if Ranks().index > 0:
+        # The first process speaks for all.
+        return
     if as_json:
         print_json(result)
     else:

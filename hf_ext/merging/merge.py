@@ -21,13 +21,14 @@ from tqdm import tqdm
 
 from ..files import read_json, remove_leftovers, replace_folder, sync, write_json
 from ..hub.system_calls import count_cores
+from ..ranks import Ranks
 from .configuration import MergeConfig, load_config
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish
 from .journal import PASSES, Journal, explain_full_disk, lock_partial, read_passes, require_free
+from .methods import MethodError
 from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
-from .ranks import Ranks
 from .vectors import TaskVectors
 
 # How long what was written may stay in memory before the disk gets to work.
@@ -84,9 +85,9 @@ def merge_checkpoints(
     config = load_config(config)
     out = Path(os.path.abspath(Path(out).expanduser()))
     ranks = Ranks()
-    report = None
+    report: Any = None
     with contextlib.ExitStack() as stack:
-        with _on_all_ranks(ranks):
+        with ranks.together():
             if ranks.index == 0:
                 require_free(out, overwrite)
             plan = stack.enter_context(make_plan(config, token=token, endpoint=endpoint))
@@ -94,18 +95,18 @@ def merge_checkpoints(
                 show(plan)
             plan = resolve_plan(plan)
         run = _Run(plan, out, ranks, progress)
-        with _on_all_ranks(ranks), explain_full_disk(plan, run.partial):
+        with ranks.together(), explain_full_disk(plan, run.partial):
             if ranks.index == 0:
                 run.prepare(stack)
-        with _on_all_ranks(ranks), explain_full_disk(plan, run.partial):
+        with ranks.together(), explain_full_disk(plan, run.partial):
             run.open(stack)
         run.count()
-        with _on_all_ranks(ranks), explain_full_disk(plan, run.partial):
+        with ranks.together(), explain_full_disk(plan, run.partial):
             run.merge()
-        with _on_all_ranks(ranks), explain_full_disk(plan, run.partial):
+        with ranks.together(), explain_full_disk(plan, run.partial):
             if ranks.index == 0:
                 report = run.complete()
-    return MergeResult(out, ranks.gather(report)[0])
+    return MergeResult(out, ranks.of_first(report))
 
 
 class _Run:
@@ -116,7 +117,7 @@ class _Run:
         self.partial = out.with_name(f".{out.name}.partial")
         self.identity = _identity(plan)
         self.progress = progress and ranks.index == 0
-        self.vectors = TaskVectors(plan.config, len(plan.tasks))
+        self.vectors = TaskVectors(plan.config)
 
     def prepare(self, stack: contextlib.ExitStack) -> None:
         """Creates the partial folder, or checks that the one that is there is of this merge; reserves all files."""
@@ -170,10 +171,10 @@ class _Run:
         """The passes that count magnitudes, each over all of the data; those that are finished are kept."""
         for index in range(self.vectors.passes_done, self.vectors.passes):
             counts = None
-            with _on_all_ranks(self.ranks), explain_full_disk(self.plan, self.partial):
+            with self.ranks.together(), explain_full_disk(self.plan, self.partial):
                 counts = self.engine.count(index, self._share(dict(enumerate(self.units))))
-            self.vectors.close_pass(index, self.ranks.sum(counts))
-            with _on_all_ranks(self.ranks), explain_full_disk(self.plan, self.partial):
+            self.vectors.close_pass(index, np.sum(self.ranks.gather(counts), axis=0))
+            with self.ranks.together(), explain_full_disk(self.plan, self.partial):
                 if self.ranks.index == 0:
                     write_json(self.partial / "journal" / PASSES, self.vectors.state(), indent=None)
 
@@ -198,7 +199,7 @@ class _Run:
 
             try:
                 self.engine.run(self._share(todo), done)
-            except NotFiniteError:
+            except (NotFiniteError, MethodError):
                 # nothing to go on from
                 shutil.rmtree(self.partial, ignore_errors=True)
                 raise
@@ -236,7 +237,7 @@ class _Run:
         return report
 
     def _share(self, units: dict[int, Unit]) -> list[tuple[int, Unit]]:
-        return list(units.items())[self.ranks.index :: self.ranks.count]
+        return self.ranks.share(list(units.items()))
 
 
 def _start_beside(function: Callable[[], Any]) -> Future[Any]:
@@ -267,17 +268,6 @@ def _differences(before: Any, now: Any, where: str = "") -> list[str]:
         found = [_differences(before.get(key), now.get(key), f"{where}.{key}" if where else key) for key in keys]
         return [difference for part in found for difference in part]
     return [] if before == now else [f"{where} was {before!r:.80}, is {now!r:.80}"]
-
-
-@contextlib.contextmanager
-def _on_all_ranks(ranks: Ranks) -> Iterator[None]:
-    """A step of all processes, which fails everywhere when it fails in one."""
-    failure: BaseException | None = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    ranks.agree(failure)
 
 
 @contextlib.contextmanager

@@ -106,18 +106,18 @@ def _without_clashes(
     planned: list[tuple[Job, bool]], refused: dict[str, str], reserved: Path | None, renamed: bool
 ) -> list[Job]:
     """The jobs whose results have names of their own; of the others, `refused` gets to know why."""
-    jobs = list[Job]()
+    jobs = dict[Job, None]()
     # Some file systems do not tell capitals.
     places = {str(reserved).casefold(): "the sheet of --compare"} if reserved is not None else {}
-    sources = {job.source.resolve(): job.name for job, _ in planned if isinstance(job.source, Path)}
-    results = {job.out.resolve(): job.name for job, _ in planned if job.out is not None}
-    for job, named in planned:
+    # Links are followed once for each: of a million pictures that takes minutes.
+    resolved = [(_resolve(job.source), _resolve(job.out)) for job, _ in planned]
+    sources = {source: job.name for (source, _), (job, _) in zip(resolved, planned, strict=True)}
+    results = {result: job.name for (_, result), (job, _) in zip(resolved, planned, strict=True)}
+    for (job, named), (source, result) in zip(planned, resolved, strict=True):
         if job in jobs:
             # Named twice, or by itself and with its folder.
             continue
-        assert job.out is not None
-        place, result = str(job.out).casefold(), job.out.resolve()
-        source = job.source.resolve() if isinstance(job.source, Path) else None
+        place = str(job.out).casefold()
         if source is not None and source == result:
             reason = "would be replaced by its restored version; name another folder with --out, or a --suffix."
         elif renamed and source in results:
@@ -134,10 +134,14 @@ def _without_clashes(
             )
         else:
             places[place] = job.name
-            jobs.append(job)
+            jobs[job] = None
             continue
         refused[job.name] = f"{job.name}: {reason}"
-    return jobs
+    return list(jobs)
+
+
+def _resolve(place: Path | bytes | None) -> Path | None:
+    return place.resolve() if isinstance(place, Path) else None
 
 
 def missing_library(path: Path) -> str | None:

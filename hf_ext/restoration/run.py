@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hf_ext.plots.comparison import Comparison, compare_pictures, comparison_sheet
+from hf_ext.ranks import Ranks
 from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
 
 from .encoding import FORMATS, Frames, Picture, encode_frames
@@ -29,8 +30,16 @@ class Report(NamedTuple):
     megapixels: float
 
 
+class _Outcome(NamedTuple):
+    """What became of one picture: the megapixels of its frames, or what was wrong; what the sheet shows of it."""
+
+    megapixels: float = 0.0
+    wrong: str | None = None
+    compared: Comparison | None = None
+
+
 def restore_files(
-    model: SemanIRForImageRestoration,
+    model: SemanIRForImageRestoration | None,
     jobs: list[Job],
     *,
     overwrite: bool = False,
@@ -45,36 +54,67 @@ def restore_files(
     is whole, with the input's EXIF data (those that describe it), colour profile and resolution. The caller has made
     sure that there is something to do and that it can be written: [`~jobs.is_done`], [`~jobs.check_places`].
 
+    Processes of `accelerate launch`, which all have the same `jobs`, share them; one that gets none needs no model.
+    Each has the report of all, in the order of the jobs.
+
     `compare` is a file for a sheet of up to 8 pictures before and after, of several frames the first. `progress` is
-    called with the megapixels done since the last call, `say` with what was wrong with a picture, when it happens. The
-    options are those of [`~tiles.restore_image`].
+    called with the megapixels done since the last call, `say` with what was wrong with a picture: when it happens, and
+    of several processes in the end, by the first. The options are those of [`~tiles.restore_image`].
     """
-    report, compared = Report([], {}, 0.0), list[Comparison]()
-    for job in jobs:
+    ranks, outcomes, compared = Ranks(), dict[int, _Outcome](), 0
+    for number, job in ranks.share(list(enumerate(jobs))):
+        assert model is not None
         try:
             frames = read_frames(job.source, max_megapixels)
-            sizes = [picture.pixels.shape[0] * picture.pixels.shape[1] / 1e6 for picture in frames.pictures]
-            pictures = []
-            for picture in frames.pictures:
-                # To the bar all frames are as much as the first, whose size a file's header says.
-                counted = None if progress is None else _Counter(progress, sizes[0] / len(sizes))
-                pixels = restore_image(model, picture.pixels, progress=counted, **options)
-                pictures.append(picture._replace(pixels=pixels))
+            pictures = _restore_frames(model, frames.pictures, progress, options)
             _write(job, frames._replace(pictures=pictures), overwrite)
         except (ValueError, OSError, MemoryError, torch.OutOfMemoryError) as error:
-            report.failed[job.name] = _message(job, error)
-            if say is not None:
-                say(report.failed[job.name])
+            outcomes[number] = _Outcome(wrong=_message(job, error))
+            if say is not None and ranks.count == 1:
+                say(_message(job, error))
             continue
-        report = report._replace(megapixels=report.megapixels + sum(sizes))
-        if job.out is not None:
-            report.restored.append(job.out)
-        if compare is not None and len(compared) < _MOST_COMPARED:
-            before, after = frames.pictures[0].pixels, pictures[0].pixels
-            compared.append(compare_pictures(Path(job.name).name, before, after))
-    if compare is not None and compared:
-        write_image(compare, Picture(np.asarray(comparison_sheet(compared))), overwrite=overwrite)
+        outcomes[number] = _Outcome(sum(map(_megapixels, frames.pictures)))
+        # Of the first pictures of all processes together, each has at most its own first ones.
+        if compare is not None and compared < _MOST_COMPARED:
+            compared += 1
+            sides = (frames.pictures[0].pixels, pictures[0].pixels)
+            outcomes[number] = outcomes[number]._replace(compared=compare_pictures(Path(job.name).name, *sides))
+    joined = sorted((item for part in ranks.gather(outcomes) for item in part.items()), key=lambda item: item[0])
+    sheet = [outcome.compared for _, outcome in joined if outcome.compared is not None][:_MOST_COMPARED]
+    report = _report([(jobs[number], outcome) for number, outcome in joined])
+    if ranks.index == 0:
+        if say is not None and ranks.count > 1:
+            for text in report.failed.values():
+                say(text)
+        if compare is not None and sheet:
+            write_image(compare, Picture(np.asarray(comparison_sheet(sheet))), overwrite=overwrite)
     return report
+
+
+def _restore_frames(
+    model: SemanIRForImageRestoration,
+    pictures: list[Picture],
+    progress: Callable[[float], None] | None,
+    options: dict[str, Any],
+) -> list[Picture]:
+    restored = []
+    for picture in pictures:
+        # To the bar all frames are as much as the first, whose size a file's header says.
+        counted = None if progress is None else _Counter(progress, _megapixels(pictures[0]) / len(pictures))
+        restored.append(picture._replace(pixels=restore_image(model, picture.pixels, progress=counted, **options)))
+    return restored
+
+
+def _megapixels(picture: Picture) -> float:
+    return picture.pixels.shape[0] * picture.pixels.shape[1] / 1e6
+
+
+def _report(found: list[tuple[Job, _Outcome]]) -> Report:
+    return Report(
+        [job.out for job, outcome in found if outcome.wrong is None and job.out is not None],
+        {job.name: outcome.wrong for job, outcome in found if outcome.wrong is not None},
+        sum(outcome.megapixels for _, outcome in found),
+    )
 
 
 def _write(job: Job, frames: Frames, overwrite: bool) -> None:

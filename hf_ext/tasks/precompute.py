@@ -1,11 +1,12 @@
 """Latents of a whole data set, encoded once: place and mirroring are chosen before, and recorded with each latent.
 
 Row `view · examples + example` is a function of the settings alone, and shards are written one by one, each whole or
-absent, so that a run that was killed goes on where it stopped and ends with the same files.
+absent, so that a run that was killed goes on where it stopped and ends with the same files. The processes of
+`accelerate launch` take turns at the shards that are missing, however many processes wrote the others.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tqdm import tqdm
 
 from hf_ext.files import read_json, remove_leftovers, whole_file, write_json
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
+from hf_ext.ranks import Ranks
 from hf_ext.settings import build
 from hf_ext.training.arguments import DataSource
 from hf_ext.training.bad_examples import read_example
@@ -80,7 +82,8 @@ class Precompute:
 
 def precompute(settings: Precompute, out: str | Path, device: str | None = None, progress: bool = True) -> Path:
     """
-    Encodes a data set into a folder of parquet files that the training and `datasets.load_dataset` read.
+    Encodes a data set into a folder of parquet files that the training and `datasets.load_dataset` read. Processes of
+    `accelerate launch` share the work.
 
     Args:
         settings ([`Precompute`]): What to encode, and how.
@@ -97,28 +100,43 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
             not fit.
     """
     out = Path(out)
+    partial = out.with_name(out.name + ".partial")
+    ranks = Ranks()
+    with ranks.first_before_others():
+        work = _prepare(settings, out, partial, ranks.own_device(device))
+    missing = ranks.ask_first(lambda: work.clear(partial))
+    done = work.rows - sum(len(work.numbers(shard)) for shard in missing)
+    shown = progress and ranks.index == 0
+    with tqdm(total=work.rows, initial=done, unit=" images", disable=not shown, smoothing=0.05) as bar:
+
+        def advance(count: int) -> None:
+            # The other processes are as fast as this one.
+            bar.update(min(count * ranks.count, work.rows - bar.n))
+
+        for shard in ranks.share(missing):
+            # A whole file under its final name; its schema carries the features, such as the names of classes.
+            with whole_file(partial / work.name(shard)) as file:
+                work.table(work.numbers(shard), advance).to_parquet(file)
+    ranks.wait()
+    with ranks.together():
+        if ranks.index == 0:
+            os.replace(partial, out)
+    return out
+
+
+def _prepare(settings: Precompute, out: Path, partial: Path, device: str) -> "_Work":
+    """Checks everything, and opens the folder of the unfinished work."""
     if out.exists():
         raise ValueError(f"{out} exists: name another folder, or remove it first.")
-    partial = out.with_name(out.name + ".partial")
     data = open_source(settings.source)
     if settings.image_column not in data.features:
         raise ValueError(f"the data has no column {settings.image_column!r}; it has {sorted(data.features)}.")
     partial.mkdir(parents=True, exist_ok=True)
     _check_settings(partial / SETTINGS, settings, len(data))
     autoencoder: Any = load_autoencoder(settings.vae)
-    autoencoder.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    autoencoder.to(device)
     _check_sizes(settings, DisentangledDiTPipeline.scale_factor_of(autoencoder))
-    work = _Work(settings, data, autoencoder)
-    remove_leftovers(partial)
-    missing = [shard for shard in range(work.shards) if not (partial / work.name(shard)).exists()]
-    done = work.rows - sum(len(work.numbers(shard)) for shard in missing)
-    with tqdm(total=work.rows, initial=done, unit=" images", disable=not progress, smoothing=0.05) as bar:
-        for shard in missing:
-            # A whole file under its final name; its schema carries the features, such as the names of classes.
-            with whole_file(partial / work.name(shard)) as file:
-                work.table(work.numbers(shard), bar).to_parquet(file)
-    os.replace(partial, out)
-    return out
+    return _Work(settings, data, autoencoder)
 
 
 def _check_settings(path: Path, settings: Precompute, examples: int) -> None:
@@ -173,13 +191,18 @@ class _Work:
         start = shard * self.settings.shard_size
         return range(start, min(start + self.settings.shard_size, self.rows))
 
-    def table(self, numbers: range, bar: tqdm) -> datasets.Dataset:
+    def clear(self, folder: Path) -> list[int]:
+        """Deletes what killed processes left there, where nobody writes yet; the shards that are missing."""
+        remove_leftovers(folder)
+        return [shard for shard in range(self.shards) if not (folder / self.name(shard)).exists()]
+
+    def table(self, numbers: range, advance: Callable[[int], None]) -> datasets.Dataset:
         """The rows, in their order, with pictures of one bucket encoded together."""
         found: dict[int, dict[str, Any]] = {}
         for batch in self._batches(numbers):
             for (number, view, others), latent in zip(batch, self._encode(batch), strict=True):
                 found[number] = {**others, **write_row(latent, view)}
-            bar.update(len(batch))
+            advance(len(batch))
         return datasets.Dataset.from_list([found[number] for number in numbers], features=self.features)
 
     def _batches(self, numbers: range) -> Iterator[list[tuple[int, View, dict[str, Any]]]]:

@@ -13,9 +13,6 @@ from huggingface_hub.dataclasses import strict
 from PIL import Image
 from transformers import PreTrainedModel
 
-from hf_ext.metrics.psnr import psnr
-from hf_ext.metrics.psnr_b import psnr_b
-from hf_ext.metrics.ssim import ssim
 from hf_ext.restoration.tiles import restore_image
 from hf_ext.semanir.configuration_semanir import PRESETS, SemanIRConfig
 from hf_ext.semanir.image_processing_semanir import SemanIRImageProcessor
@@ -30,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 # Images of these PIL modes have no colours.
 GRAY_MODES = ("1", "L", "LA")
-METRICS = {"psnr": psnr, "ssim": ssim, "psnr_b": psnr_b}
 
 
 @strict
@@ -197,6 +193,10 @@ class SemanIRTask(Task):
         self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]
     ) -> list[dict[str, float]]:
         """Scores of each whole image, one degradation after the other; the noise depends on the index alone."""
+        # With `evaluate`, which takes as long to import as half of transformers; most starts of a run stop before.
+        from hf_ext.metrics import psnr, psnr_b, ssim
+
+        scores = {"psnr": psnr.psnr, "psnr_b": psnr_b.psnr_b, "ssim": ssim.ssim}
         rows = []
         for example, index in zip(examples, indices, strict=True):
             row = {}
@@ -205,7 +205,7 @@ class SemanIRTask(Task):
                 restored = self.restore(model, degraded)
                 for name in self._names(degradation, None):
                     options: dict[str, Any] = {} if name == "psnr_b" else {"border": self._border}
-                    score = METRICS[name](restored, clean, channel=self._channel, data_range=1.0, **options)
+                    score = scores[name](restored, clean, channel=self._channel, data_range=1.0, **options)
                     row[self._key(name, degradation)] = score
             rows.append(row)
         return rows

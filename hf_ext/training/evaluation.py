@@ -1,6 +1,5 @@
 """Evaluation: examples shared out over the processes, gathered, summarised, written as eval.json."""
 
-import atexit
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,11 @@ from typing import Any
 import datasets
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from ..files import write_json
+from ..ranks import Ranks
 from .arguments import DataSource
 from .bad_examples import read_example
 from .data import read_all
@@ -37,7 +36,7 @@ def evaluate(
         task ([`Task`]): Says how a batch is scored and how scores are summarised.
         model (`torch.nn.Module`): The model; it is in evaluation mode for the call.
         data (`datasets.Dataset`): The examples.
-        accelerator (`Accelerator`, *optional*): Of a running training; a new one otherwise.
+        accelerator (`Accelerator`, *optional*): Of a running training; the processes of `accelerate launch` otherwise.
         batch_size (`int`, *optional*): Examples that a process scores at once; the task's own number when not given.
         num_workers (`int`, defaults to 0): Loader processes for each process, which read and decode.
 
@@ -49,24 +48,20 @@ def evaluate(
     """
     if len(data) == 0:
         raise ValueError("the evaluation data is empty: check data.eval.path and data.eval.split.")
-    if accelerator is None:
-        accelerator = Accelerator()
-        # A process that ends with the group's threads alive is now and then aborted by them.
-        atexit.register(accelerator.state.destroy_process_group)
+    ranks = Ranks(accelerator)
     was_training = model.training
     model.eval()
     scores: list[tuple[int, dict[str, float]]] = []
     with torch.no_grad():
-        shares = (accelerator.process_index, accelerator.num_processes)
-        batches = list(share_batches(len(data), batch_size or task.eval_batch_size, *shares))
-        bar = tqdm(batches, "evaluating", leave=False, disable=not accelerator.is_main_process)
+        batches = list(share_batches(len(data), batch_size or task.eval_batch_size, ranks.index, ranks.count))
+        bar = tqdm(batches, "evaluating", leave=False, disable=ranks.index > 0)
         read = read_batches(data, [indices for indices, _ in batches], num_workers)
         for (indices, is_repeat), examples in zip(bar, read, strict=True):
             rows = task.evaluate_batch(model, examples, indices)
             if not is_repeat:
                 scores += zip(indices, rows, strict=True)
     model.train(was_training)
-    gathered = sorted(gather_object(scores), key=lambda item: item[0])
+    gathered = sorted((score for part in ranks.gather(scores) for score in part), key=lambda item: item[0])
     return task.summarize([row for _, row in gathered])
 
 

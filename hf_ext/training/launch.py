@@ -1,13 +1,17 @@
 """From a YAML file to a run: the entry points of `accelerate launch -m hf_ext.training` and of `hf-ext`."""
 
+import contextlib
+import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_ext_cli.errors import classify
+
+from ..ranks import Ranks
 
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
@@ -78,7 +82,8 @@ def evaluate_checkpoint(
     merged_task: str | None = None,
 ) -> dict[str, Any]:
     """
-    Evaluates a published or local model, or a peft adapter on its base model, as the YAML file's run would.
+    Evaluates a published or local model, or a peft adapter on its base model, as the YAML file's run would: on the GPU
+    if there is one. The processes of `accelerate launch` share the examples.
 
     Args:
         source (`str`): Folder of a model or adapter, or `org/name@revision`.
@@ -99,24 +104,29 @@ def evaluate_checkpoint(
     from .models import adapter_base, build_model, load_adapter, pin_revision
     from .sources import open_source
 
-    mapping = apply_overrides(read_yaml(config), overrides or [])
-    arguments = build(TrainingArguments, {"output_dir": "", **mapping})
-    sources = arguments.data_arguments.eval_sources
-    if not sources:
-        raise ValueError(f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER.")
-    task = build_task(arguments)
-    pinned = pin_revision(source)
-    with task_checkpoint(pinned, merged_task) as checkpoint:
+    ranks = Ranks()
+    with ranks.first_before_others():
+        mapping = apply_overrides(read_yaml(config), overrides or [])
+        arguments = build(TrainingArguments, {"output_dir": "", **mapping})
+        sources = arguments.data_arguments.eval_sources
+        if not sources:
+            raise ValueError(
+                f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER."
+            )
+        task = build_task(arguments)
+    pinned = ranks.ask_first(lambda: pin_revision(source))
+    with ranks.first_before_others(), task_checkpoint(pinned, merged_task) as checkpoint:
         base = adapter_base(checkpoint)
         # The checkpoint's own configuration counts here, not the model section of the file.
         model = build_model(task, {}, checkpoint if base is None else pin_revision(base))
         if base is not None:
             model = load_adapter(model, checkpoint)
-    data = {name: open_source(source, "data.eval") for name, source in sources.items()}
+        model.to(ranks.own_device())
+        data = {name: open_source(source, "data.eval") for name, source in sources.items()}
     options = {"batch_size": arguments.per_device_eval_batch_size, "num_workers": arguments.data_arguments.num_workers}
     metrics = evaluate_sets(task, model, data, **options)
     revision = None if Path(source).expanduser().exists() else pinned.partition("@")[2]
-    return write_results(output, task, metrics, sources, revision)
+    return write_results(output if ranks.index == 0 else None, task, metrics, sources, revision)
 
 
 def main(
@@ -146,7 +156,10 @@ def main(
     try:
         arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
         arguments.data_arguments.require_train_source()
-        _run((make_task or build_task)(arguments), arguments)
+        with import_undisturbed():
+            task = (make_task or build_task)(arguments)
+            importlib.import_module(".loop", __package__)
+        _run(task, arguments)
     except KeyboardInterrupt as stopped:
         # What was never imported was not raised, and importing it would take seconds before the message.
         if "hf_ext.training.stopping" in sys.modules:
@@ -159,6 +172,23 @@ def main(
     except Exception as error:
         return _fail(error)
     return 0
+
+
+@contextlib.contextmanager
+def import_undisturbed() -> Iterator[None]:
+    """Keeps Python from looking for garbage while a new process imports torch and transformers."""
+    # They make a million objects that stay, and Python looks through all of them time and again: a fifth of the
+    # imports' processor time. Frozen, they are left out of every later look too, and loader processes share their
+    # memory. A program that has already imported torch may have garbage of its own: there, nothing is changed.
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _run(task: "Task", arguments: TrainingArguments) -> None:

@@ -40,7 +40,17 @@ from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
 from .observing import Clock, Profile, show_picture, start_trackers
 from .optimizing import build_optimizer, build_schedule, count_steps
-from .processes import check_supported, check_tracker, check_weights, run_main_first
+from .processes import (
+    check_supported,
+    check_tracker,
+    check_weights,
+    gather_weights,
+    plain_class,
+    prepare_sharding,
+    run_main_first,
+    seed_step,
+    weigh_batches,
+)
 from .provenance import provenance
 from .sources import describe_memory, name_sets, open_source
 from .state import (
@@ -205,13 +215,15 @@ class _Training:
             # DeepSpeed asks for it where it is given no loader of its own.
             plugin = self.accelerator.state.deepspeed_plugin
             plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = arguments.per_device_train_batch_size
+        # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
+        self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        if self.is_sharded:
+            prepare_sharding(module, self.accelerator)
         self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
         self.module = self.accelerator.unwrap_model(self.model)
         self.average = WeightAverage(self.module, arguments.ema_decay) if arguments.ema_decay else None
         use_plain_names(self.accelerator)
         self.accelerator.register_for_checkpointing(self.progress, self.scheduler)
-        # Where the weights are sharded, every process saves its part of the average; else the main process saves it.
-        self.is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         if self.average is not None and not self.is_sharded:
             self.accelerator.register_for_checkpointing(self.average)
 
@@ -284,18 +296,20 @@ class _Training:
                 answer = stopping.ask()
                 if not (answer or self._due(arguments.logging_steps, arguments.eval_steps, arguments.save_steps)):
                     continue
-                mean = self._mean_loss(window, progress.step - window_start)
+                with self.clock.count("compute"):
+                    mean = self._mean_loss(window, progress.step - window_start)
                 progress.seconds += self.clock.seconds
                 left = (arguments.max_steps - progress.step) * self._batch_size
                 times = self.clock.row(progress.samples - window_samples, left, self.accelerator.device)
+                self.clock.restart()
                 self._log({"loss": mean, **times, **self._rates(norm)})
                 bar.set_postfix(loss=f"{mean:.4g}", samples_per_second=f"{times['samples_per_second']:.3g}")
                 window.zero_()
                 window_start, window_samples = progress.step, progress.samples
-                if self._checkpoint(save=bool(answer)):
-                    stopping.restart_clock()
+                with self.clock.stop():
+                    if self._checkpoint(save=bool(answer)):
+                        stopping.restart_clock()
                 stopping.end(answer, progress.step, arguments.max_steps)
-                self.clock.restart()
         self.accelerator.end_training()
 
     def _is_over(self) -> bool:
@@ -314,13 +328,17 @@ class _Training:
         arguments, accelerator = self.arguments, self.accelerator
         passes, norm = arguments.gradient_accumulation_steps, None
         total = torch.zeros((), device=accelerator.device)
-        read = [self.clock.wait_for(batches) for _ in range(passes)]
-        for index, (batch, share) in enumerate(zip(read, self._weigh(read), strict=True)):
-            # Batches for CUDA lie in pinned memory: the copy runs while the last step is computed.
-            batch = send_to_device(batch, accelerator.device, non_blocking=accelerator.device.type == "cuda")
+        with self.clock.count("data"):
+            read = [next(batches) for _ in range(passes)]
+        shares = weigh_batches([self.task.count_targets(batch) for batch in read], accelerator)
+        for index, batch in enumerate(read):
+            with self.clock.count("data"):
+                # Batches for CUDA lie in pinned memory: the copy runs while the last step is computed.
+                batch = send_to_device(batch, accelerator.device, non_blocking=accelerator.device.type == "cuda")
             self._seed(self.progress.step * passes + index)
-            with accelerator.accumulate(self.model):
-                loss = self.task.loss(self.model, batch, self.progress.step) * share
+            with self.clock.count("compute"), accelerator.accumulate(self.model):
+                loss = self.task.loss(self.model, batch, self.progress.step)
+                loss = loss if shares is None else loss * shares[index]
                 accelerator.backward(loss)
                 total += loss.detach() / passes
                 if accelerator.sync_gradients and arguments.max_grad_norm:
@@ -328,30 +346,18 @@ class _Training:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         if not accelerator.optimizer_step_was_skipped:
-            self.scheduler.step()
-            if self.average is not None:
-                self.average.step()
+            with self.clock.count("compute"):
+                self.scheduler.step()
+                if self.average is not None:
+                    self.average.step()
         self.progress.step += 1
         self.progress.samples += self._batch_size
         return total, norm
 
-    def _weigh(self, batches: list[dict[str, Any]]) -> list[float] | torch.Tensor:
-        """What the mean loss of each batch is worth in the mean of the step; all together as much as their number."""
-        # Accelerate takes the mean over the passes, DDP that over the processes. A mean of means is the mean of all
-        # values only where each was taken of equally many: n_i values of N in all are worth n_i / N in place of 1 in
-        # passes · processes.
-        found = [self.task.count_targets(batch) for batch in batches]
-        counts = [count for count in found if count is not None]
-        if len(counts) < len(batches):
-            return [1.0] * len(batches)
-        mine = torch.stack(counts).to(self.accelerator.device, torch.float32)
-        total = self.accelerator.reduce(mine.sum(), reduction="sum")
-        return mine * (len(batches) * self.accelerator.num_processes) / total.clamp_min(1)
-
     def _seed(self, batch: int) -> None:
         """Dropout and the like as a function of (seed, rank, batch)."""
         sequence = np.random.SeedSequence((self.arguments.seed, 3, self.accelerator.process_index, batch))
-        set_seed(int(sequence.generate_state(1)[0]))
+        seed_step(int(sequence.generate_state(1)[0]), self.accelerator.device)
 
     def _due(self, *intervals: int) -> bool:
         step = self.progress.step
@@ -456,14 +462,15 @@ class _Training:
     def _write_snapshot(self, final: Path) -> None:
         """A loadable model folder with what its card needs."""
         with clear_write_errors(final.name, self.folder), self._published_weights():
-            state_dict = self.accelerator.get_state_dict(self.model)
+            state_dict = gather_weights(self.model, self.accelerator)
             if self.accelerator.is_main_process:
                 with whole_folder(final) as folder:
                     self._fill_snapshot(folder, state_dict)
         self.accelerator.wait_for_everyone()
 
     def _fill_snapshot(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
-        self.task.save_model(self.module, state_dict, folder)
+        with plain_class(self.module):
+            self.task.save_model(self.module, state_dict, folder)
         # peft writes a card full of blanks; publishing writes a real one.
         (folder / "README.md").unlink(missing_ok=True)
         write_json(

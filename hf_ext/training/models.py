@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import peft
 import torch
-from diffusers import ModelMixin
 from huggingface_hub import file_exists, hf_hub_download
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
@@ -182,10 +181,13 @@ def enable_activation_checkpointing(model: torch.nn.Module) -> None:
     base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     if isinstance(base, PreTrainedModel):
         base.activation_checkpointing_enable()
-    elif isinstance(base, ModelMixin):
-        base.enable_gradient_checkpointing()  # type: ignore[attr-defined]
-    else:
+        return
+    # Most models are of transformers, and do without diffusers, which is slow to import.
+    from diffusers import ModelMixin
+
+    if not isinstance(base, ModelMixin):
         raise TypeError(
             f"activation_checkpointing needs a transformers or diffusers model, got {type(base).__name__}: "
             "set it to false."
         )
+    base.enable_gradient_checkpointing()  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """What a run shows of itself while it runs: times, memory, a profile, and the runs of trackers."""
 
+import contextlib
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,26 +17,40 @@ from ..files import read_json, write_json
 from .arguments import TrainingArguments
 
 # What `Clock.row` says: of two equal runs these differ.
-TIMINGS = ("samples_per_second", "data_share", "memory_gb", "minutes_left")
+TIMINGS = ("samples_per_second", "data_share", "compute_share", "overhead_share", "memory_gb", "minutes_left")
 
 
 class Clock:
-    """Where the time between two rows of metrics went: in the loop, and there in waiting for data."""
+    """
+    Where the time between two rows of metrics went: data, compute and overhead, which is all that is neither.
+
+    Data is waiting for the loader and giving the batch to the device. Compute is forward, backward, the update and the
+    weight average, as this process sees them: it does not stop the device to look. On a GPU that is the launch of its
+    kernels and, at the row, where the loss is read, the wait for those that are not done.
+    """
 
     def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.waited = 0.0
+        self._process = psutil.Process()
+        self.restart()
 
     def restart(self) -> None:
-        """Begins the next row; what an evaluation or a state took is in none."""
-        self.began, self.waited = time.monotonic(), 0.0
+        """Begins the next row."""
+        self.began = time.monotonic()
+        self.spent = {"data": 0.0, "compute": 0.0}
 
-    def wait_for(self, batches: Iterator[dict[str, Any]]) -> dict[str, Any]:
-        """The next batch."""
+    @contextlib.contextmanager
+    def count(self, part: str) -> Iterator[None]:
+        """Counts what happens within as data or compute."""
         began = time.monotonic()
-        batch = next(batches)
-        self.waited += time.monotonic() - began
-        return batch
+        yield
+        self.spent[part] += time.monotonic() - began
+
+    @contextlib.contextmanager
+    def stop(self) -> Iterator[None]:
+        """Leaves out of the row what happens within, such as an evaluation."""
+        began = time.monotonic()
+        yield
+        self.began += time.monotonic() - began
 
     @property
     def seconds(self) -> float:
@@ -43,15 +58,16 @@ class Clock:
         return time.monotonic() - self.began
 
     def row(self, samples: int, left: int, device: torch.device) -> dict[str, float]:
-        """Speed, share of the time that was spent waiting for data, memory of this process, and the time left."""
+        """Speed, where the time went, memory of this process, and the time left."""
         seconds = self.seconds
-        if device.type == "cuda":
-            memory = torch.cuda.max_memory_allocated(device)
-        else:
-            memory = psutil.Process().memory_info().rss
+        on_gpu = device.type == "cuda"
+        memory = torch.cuda.max_memory_allocated(device) if on_gpu else self._process.memory_info().rss
+        data, compute = self.spent["data"] / seconds, self.spent["compute"] / seconds
         return {
             "samples_per_second": round(samples / seconds, 2),
-            "data_share": round(self.waited / seconds, 3),
+            "data_share": round(data, 3),
+            "compute_share": round(compute, 3),
+            "overhead_share": round(1 - data - compute, 3),
             "memory_gb": round(memory / 1e9, 2),
             "minutes_left": round(left / samples * seconds / 60, 1),
         }

@@ -1,10 +1,12 @@
 """Optimizer and schedule of a run, and which parameters learn how fast."""
 
+import functools
 import inspect
 import math
 import re
 from typing import Any
 
+import accelerate.optimizer
 import datasets
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,6 +17,9 @@ from .task import Task
 
 # They want a closure, or gradients of another kind.
 _OTHER_STEPS = {"LBFGS", "SparseAdam"}
+# At each step accelerate asks twice whether Lomo is installed, an optimizer that is not offered here; to answer, it
+# looks through every folder of packages, on a cluster over the network. The answer stays the same: it is kept.
+accelerate.optimizer.is_lomo_available = functools.cache(accelerate.optimizer.is_lomo_available)
 # One kernel for all parameters, on processors too, where the plain loop over them is several times slower.
 _FUSED = {"AdamW", "Adam", "SGD"}
 

@@ -1,11 +1,15 @@
 """What training processes check and do together."""
 
-from collections.abc import Callable
+import contextlib
+import random
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import DistributedType, broadcast_object_list, convert_outputs_to_fp32
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from .arguments import TrainingArguments
 from .state import RunFolder, own_part
@@ -25,6 +29,20 @@ def check_supported(arguments: TrainingArguments, accelerator: Accelerator) -> N
     """Refuses what this machine, or the way in which it is used, cannot do."""
     if arguments.mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise ValueError("mixed_precision fp16 needs a GPU: use bf16 or 'no' on a CPU.")
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError(
+            "FSDP 1 is not supported: set fsdp_version: 2 in the file of accelerate, as in "
+            "examples/accelerate/fsdp2.yaml."
+        )
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        if (stage := accelerator.state.deepspeed_plugin.zero_stage) == 3:
+            raise ValueError(f"DeepSpeed's zero_stage {stage} is not supported: set it to 1 or 2, or use FSDP2.")
+        if arguments.ema_decay and arguments.mixed_precision != "no":
+            # It keeps the model itself in 16 bits, in which an average that moves little does not move at all.
+            raise ValueError(
+                f"DeepSpeed with mixed_precision {arguments.mixed_precision} has no weights in 32 bits to average: "
+                "set ema_decay to 0 or mixed_precision to 'no', or use FSDP2."
+            )
 
 
 def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> None:
@@ -43,6 +61,40 @@ def run_main_first(accelerator: Accelerator, function: Callable[[], None]) -> No
         function()
 
 
+def prepare_sharding(module: torch.nn.Module, accelerator: Accelerator) -> None:
+    """Lets a model whose weights FSDP2 will shard compute in the run's precision as a whole one does."""
+    # By itself accelerate has FSDP2 cast all weights and inputs to bf16, which keeps 8 bits: timesteps above 256 and
+    # sizes of pictures would be rounded, and what meets buffers in float32 fails. Here weights are gathered as they
+    # are, twice the bytes, and the forward pass runs under autocast, which chooses what is computed how.
+    accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
+    if accelerator.native_amp:
+        module.forward = convert_outputs_to_fp32(accelerator.autocast()(module.forward))  # type: ignore[method-assign]
+
+
+def gather_weights(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, torch.Tensor]:
+    """All weights by name, for the main process; what is tied is one tensor, so that a file holds it once."""
+    # Gathered from several processes, a weight with two names comes as two tensors.
+    weights: dict[str, torch.Tensor] = accelerator.get_state_dict(model)
+    first: dict[torch.Tensor, str] = {}
+    for name, parameter in accelerator.unwrap_model(model).named_parameters(remove_duplicate=False):
+        if name in weights:
+            weights[name] = weights[first.setdefault(parameter, name)]
+    return weights
+
+
+@contextlib.contextmanager
+def plain_class(model: torch.nn.Module) -> Iterator[None]:
+    """Gives a model that FSDP2 shards its own class back for a `with` block."""
+    # FSDP2 puts a class of torch's over it, whose name and source files would be saved as the model's own.
+    kind: type[torch.nn.Module] = type(model)
+    if isinstance(model, FSDPModule):
+        model.__class__ = next(base for base in kind.__mro__ if not issubclass(base, FSDPModule))  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        model.__class__ = kind
+
+
 def check_weights(model: torch.nn.Module, accelerator: Accelerator, run: RunFolder, step: int) -> None:
     """Refuses to save weights that are not finite: a gradient may overflow in a step whose loss was still finite."""
     bad = torch.zeros((), device=accelerator.device)
@@ -53,3 +105,27 @@ def check_weights(model: torch.nn.Module, accelerator: Accelerator, run: RunFold
             f"weights are no longer finite after step {step}; {run.last_good}. Lower learning_rate or max_grad_norm, "
             "or lengthen warmup_steps."
         )
+
+
+def seed_step(seed: int, device: torch.device) -> None:
+    """Seeds what draws random numbers in a step: Python, numpy, torch, and torch on the training's own device."""
+    # To the same states as accelerate's `set_seed`, which takes up to a millisecond: for every kind of device that is
+    # not there, or not used yet, torch writes down who called, and keeps that for ever.
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
+def weigh_batches(found: list[torch.Tensor | None], accelerator: Accelerator) -> torch.Tensor | None:
+    """What the mean loss of each batch is worth in the mean of the step; None where all are worth the same."""
+    # Accelerate takes the mean over the passes, DDP that over the processes. A mean of means is the mean of all values
+    # only where each was taken of equally many: n_i values of N in all are worth n_i / N in place of 1 in passes ·
+    # processes. All worths together are the number of batches.
+    counts = [count for count in found if count is not None]
+    if len(counts) < len(found):
+        return None
+    mine = torch.stack(counts).to(accelerator.device, torch.float32)
+    total = accelerator.reduce(mine.sum(), reduction="sum")
+    return mine * (len(found) * accelerator.num_processes) / total.clamp_min(1)

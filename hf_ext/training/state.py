@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from ..files import read_json, recover_folder, remove_leftovers, sync, whole_file, write_json
@@ -58,6 +59,7 @@ class WeightAverage:
     # optimizer's step. Of a sharded model each process averages its part of every weight, and nothing is exchanged.
 
     def __init__(self, model: torch.nn.Module, decay: float):
+        self.model = model
         self.decay = decay
         self.steps = 0
         saved = model.state_dict(keep_vars=True)
@@ -94,6 +96,11 @@ class WeightAverage:
     @torch.no_grad()
     def _fill_model(self, values: list[Tensor]) -> None:
         torch._foreach_copy_([own_part(tensor) for tensor in self.tensors], values)
+        # FSDP2 keeps what the last forward pass gathered of the outer modules for a backward pass, which comes at once
+        # in training. After an evaluation the next step would compute with it, not with what was filled in here.
+        for part in self.model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the average."""

@@ -1,5 +1,6 @@
 """Processes that the tests start."""
 
+import json
 import os
 import socket
 import subprocess
@@ -22,27 +23,34 @@ def _free_port() -> str:
         return str(free.getsockname()[1])
 
 
-# Words: a port; a module, whose `main` both processes call; its words.
+# Words: a module, whose `main` both processes of a pair call; for each pair a port, how the two end, and its words.
 _FORKS = """
-import importlib, os, sys
-port, name = sys.argv[1:3]
-del sys.argv[1:3]
-module, children = importlib.import_module(name), []
-for rank in ("0", "1"):
-    children.append(os.fork())
-    if not children[-1]:
-        os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        module.main()
-        sys.exit()
-assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+import importlib, json, os, sys
+name, *pairs = sys.argv[1:]
+module = importlib.import_module(name)
+for port, ends, words in map(json.loads, pairs):
+    children = []
+    for rank in ("0", "1"):
+        children.append(os.fork())
+        if not children[-1]:
+            sys.argv = [name, *words]
+            os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            module.main()
+            sys.exit()
+    assert [os.waitpid(child, 0)[1] for child in children] == ends
 """
 
 
 def fork_two(module: str, *words: str) -> None:
     """Calls a module's `main` in two processes that find each other as launched ones do, but import only once."""
-    command = [sys.executable, "-c", _FORKS, _free_port(), module, *words]
-    done = warm_python.run(command, cwd=ROOT, env=environment())
+    fork_pairs(module, ([0, 0], list(words)))
+
+
+def fork_pairs(module: str, *pairs: tuple[list[int], list[str]]) -> None:
+    """The same for one pair of processes after the other, each with how its two end, a signal's number or 0."""
+    told = [json.dumps([_free_port(), *pair]) for pair in pairs]
+    done = warm_python.run([sys.executable, "-c", _FORKS, module, *told], cwd=ROOT, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,15 +1,18 @@
-"""A run of two processes whose weights FSDP2 shards, on CPUs: `main FOLDER DATA`, under `fork_two`."""
+"""Runs of two processes whose weights FSDP2 shards, on CPUs: `main FOLDER KIND CASE`, under `fork_two`."""
 
 import os
+import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-from hf_ext.training import TrainingArguments, build_task, train
+from hf_ext.training import TrainingArguments, build_task, loop, train
 from hf_ext.training.arguments import build
 from tests.process_state import forget_accelerate
 
@@ -22,7 +25,41 @@ FSDP2 = {
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
     "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
 }
-SIZES = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "top_k": 4}
+SEQUENCES = {"hidden_size": 8, "num_hidden_layers": 2, "kernel_size": 4}
+SEMANIR = {"architecture": "columnar", "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+DIT = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "mlp_ratio": 2.0, "patch_size": 2}
+DIT_TASK = {"image_size": 8, "sample_steps": 2, "samples_per_class": 1, "eval_timesteps": 1}
+CLASSES = {"num_labels": 3}
+# What each run says, of a method or with another part of the loop.
+CASES: dict[str, dict[str, Any]] = {
+    "semanir": {"task": {"patch_size": 8}, "model": {**SEMANIR, "top_k": 4}},
+    # Its two names of one weight, and the bytes of its texts, which differ from process to process and pass to pass.
+    "mrconv-lm": {"task": {"max_length": 12}, "model": SEQUENCES, "gradient_accumulation_steps": 2},
+    "disentangled-dit": {"task": DIT_TASK, "model": DIT},
+    "mrconv-text": {"task": {"max_length": 12, **CLASSES}, "model": SEQUENCES, "activation_checkpointing": True},
+    "mrconv-retrieval": {
+        "task": {"max_length": 12, "text_column": "text", "second_text_column": "text", **CLASSES},
+        "model": SEQUENCES,
+    },
+    "mrconv-pixels": {"task": {"image_size": 16, **CLASSES}, "model": SEQUENCES},
+    "mrconv-audio": {"task": {"max_length": 16, **CLASSES}, "model": SEQUENCES},
+    "mrconv-images": {
+        "task": {"image_size": 16, **CLASSES},
+        "model": {"hidden_sizes": [4, 8], "depths": [1, 1], "kernel_size": 4},
+    },
+    # Timesteps are no integers here: rounded to bf16 they would be others.
+    "bf16": {
+        "method": "disentangled-dit",
+        "task": {**DIT_TASK, "objective": "flow", "mask_ratio": 0.5},
+        "model": {**DIT, "num_decoder_layers": 1},
+        "mixed_precision": "bf16",
+    },
+    "lora": {
+        "method": "semanir",
+        "task": {"patch_size": 8},
+        "peft": {"peft_type": "LORA", "r": 2, "target_modules": ["query_key_value", "projection"]},
+    },
+}
 
 
 def shard_on_processors() -> None:
@@ -37,41 +74,73 @@ def shard_on_processors() -> None:
     PartialState.set_device = set_device
 
 
-def make_arguments(output: Path, data: str, **changes: Any) -> TrainingArguments:
+def make_arguments(root: Path, case: str, name: str) -> TrainingArguments:
+    """Three steps with an evaluation after each; the last one and those that are the best so far are saved."""
     values: dict[str, Any] = {
-        "method": "semanir",
-        "output_dir": str(output),
-        "data": {"train": {"path": data}, "eval": {"path": data, "split": "train"}},
-        "task": {"patch_size": 8},
-        "model": {"architecture": "columnar", "num_channels": 1, **SIZES},
-        "max_steps": 4,
+        "method": case,
+        "output_dir": str(root / case / name),
+        "data": {"train": {"path": str(root / "data")}, "eval": {"path": str(root / "data")}},
+        "max_steps": 3,
         "per_device_train_batch_size": 2,
-        "eval_steps": 2,
-        "save_steps": 2,
+        "learning_rate": 1e-2,
+        # Gradients that are zero but for their rounding, which differs, become no steps of full size.
+        "optim_args": {"eps": 1e-3},
+        "eval_steps": 1,
+        "save_steps": 3,
         "ema_decay": 0.9,
         "logging_steps": 1,
         "report_to": "none",
     }
-    return build(TrainingArguments, {**values, **changes})
+    base = {"init_from": str(root / "base")} if "peft" in CASES[case] else {}
+    return build(TrainingArguments, {**values, **CASES[case], **base})
+
+
+def run(arguments: TrainingArguments, killed_in: int = -1) -> None:
+    """Trains, or kills the second process in a step."""
+    forget_accelerate()
+    task = build_task(arguments)
+    loss = task.loss
+
+    def deadly_loss(model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
+        if step == killed_in and PartialState().process_index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss(model, batch, step)
+
+    task.loss = deadly_loss  # type: ignore[method-assign]
+    # What becomes better is worse here: mostly nothing is saved after the second evaluation. A save would undo what an
+    # evaluation may leave behind.
+    task.greater_is_better = not task.greater_is_better  # type: ignore[misc]
+    train(task, arguments)
+
+
+def compare(root: Path, case: str) -> None:
+    """A sharded run, and one that goes on from its first state."""
+    os.environ["FSDP_VERSION"] = "1"
+    with pytest.raises(ValueError, match="FSDP 1 is not supported: set fsdp_version: 2"):
+        run(make_arguments(root, case, "first-version"))
+    os.environ.update(FSDP2)
+    run(make_arguments(root, case, "fsdp"))
+    assert AcceleratorState().distributed_type == DistributedType.FSDP
+    if PartialState().is_main_process:
+        # As a run that was killed in its last step leaves it.
+        shutil.copytree(root / case / "fsdp", root / case / "continued")
+        shutil.rmtree(root / case / "continued" / "state" / "step-3")
+    PartialState().wait_for_everyone()
+    run(make_arguments(root, case, "continued"))
 
 
 def main() -> None:
-    root, data = Path(sys.argv[1]), sys.argv[2]
+    root, kind, case = Path(sys.argv[1]), *sys.argv[2:]
+    # To draw would take longer than all else.
+    loop.plot_curves = lambda run: None
     PartialState.destroy_process_group = lambda self, group=None: None
-    arguments = make_arguments(root / "ddp", data)
-    train(build_task(arguments), arguments)
-    forget_accelerate()
+    if kind == "compare":
+        run(make_arguments(root, case, "ddp"))
     shard_on_processors()
-    for name in ("fsdp", "fsdp-halves"):
-        # The second is stopped after its first half, and goes on.
-        for clock in ({"deadline_minutes": 1e-9}, {}) if name == "fsdp-halves" else ({},):
-            forget_accelerate()
-            arguments = make_arguments(root / name, data, **clock)
-            try:
-                train(build_task(arguments), arguments)
-            except KeyboardInterrupt:
-                assert clock
-            assert AcceleratorState().distributed_type == DistributedType.FSDP
+    if kind == "compare":
+        compare(root, case)
+    else:
+        run(make_arguments(root, case, "killed"), killed_in=2 if kind == "kill" else -1)
     torch.distributed.destroy_process_group()
 
 

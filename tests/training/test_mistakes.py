@@ -121,6 +121,29 @@ def test_a_mistyped_word_is_found_before_torch_is_imported(tmp_path, start, word
     assert any("no configuration file at nothere.yaml" in line or "Did you mean 'max_steps'" in line for line in lines)
 
 
+def test_garbage_is_looked_for_again_after_the_imports_of_a_new_process(tmp_path):
+    program = """
+import gc, sys
+from hf_ext_cli.library import import_without_models
+import_without_models()
+from hf_ext.training.launch import import_undisturbed
+for module in ("torch", "torch.nn"):
+    frozen = gc.get_freeze_count()
+    try:
+        with import_undisturbed():
+            print(gc.isenabled())
+            sys.modules[module] = None
+            raise ValueError
+    except ValueError:
+        print(gc.isenabled(), gc.get_freeze_count() > frozen)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    # The second time it is a program that has torch, and maybe garbage, already.
+    assert done.stdout.split() == ["False", "True", "True", "True", "True", "False"], done.stderr
+
+
 def test_no_is_a_precision_and_a_section_says_its_error_once():
     values = {"method": "tiny", "output_dir": "x", "data": {"train": {"path": "x"}}}
     arguments = build(TrainingArguments, apply_overrides(values, ["--mixed_precision", "no"]))

@@ -6,8 +6,14 @@ threads are as many, so that each kernel adds in the same order. A model whose w
 """
 
 import json
+import random
 
+import numpy as np
 import pytest
+import torch
+from accelerate.utils import set_seed
+
+from hf_ext.training.processes import seed_step
 
 from .launching import fork_two, launch_two
 from .tiny import TinyTask, contents, make_arguments, run, run_interrupted
@@ -78,6 +84,14 @@ def test_two_processes(tmp_path, examples, shards):
 @pytest.mark.slow
 def test_two_processes_with_all_data_and_workers(tmp_path, examples, shards):
     check_two_processes(tmp_path, [f"{kind}-{workers}" for kind in KINDS for workers in (0, 2)], launch_two)
+
+
+def test_a_step_is_seeded_to_the_states_of_accelerate():
+    found = []
+    for seed in (set_seed, lambda number: seed_step(number, torch.device("cpu"))):
+        seed(2**32 - 5)
+        found.append((random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()))
+    assert found[0] == found[1]
 
 
 def test_the_comparison_notices_a_difference(tmp_path, examples):

@@ -1,28 +1,147 @@
-"""FSDP2 on two processes: the weights of DDP, pictures at evaluations, and a run that was stopped goes on exactly."""
+"""FSDP2 on two processes gives what DDP gives: weights, averages, scores, pictures, files; and goes on exactly."""
 
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from PIL import Image
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from hf_ext import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.training import TrainingArguments
+from hf_ext.training.arguments import build
+from hf_ext.training.observing import TIMINGS
+from hf_ext.training.processes import check_supported
 
 from .launching import fork_two
+from .sharded import CASES, SEMANIR
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Nine rows that have something for every method, and a model for adapters."""
+    rng = np.random.default_rng(0)
+    texts = ["a red hen", "fish", "a fish on the grass"]
+    columns = {
+        "image": [Image.fromarray(pixels) for pixels in rng.integers(256, size=(9, 16, 16, 3), dtype=np.uint8)],
+        "audio": rng.normal(size=(9, 16)).astype(np.float32).tolist(),
+        "label": [index % 3 for index in range(9)],
+        "text": [texts[index % 3] for index in range(9)],
+    }
+    kinds = {"image": datasets.Image(), "audio": datasets.List(datasets.Value("float32"))}
+    names = {"label": datasets.ClassLabel(names=["a", "b", "c"]), "text": datasets.Value("string")}
+    (tmp_path / "data").mkdir()
+    data = datasets.Dataset.from_dict(columns, features=datasets.Features({**kinds, **names}))
+    data.to_parquet(tmp_path / "data" / "train.parquet")
+    SemanIRForImageRestoration(SemanIRConfig(**SEMANIR, top_k=4)).save_pretrained(tmp_path / "base")
+    return tmp_path
+
+
+def read_rows(run: Path) -> list[dict]:
+    """Rows of metrics without times."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMINGS} for row in rows]
+
+
+def read_weights(run: Path) -> dict[str, torch.Tensor]:
+    """Tensors of all files of weights in snapshots."""
+    files = [*run.glob("snapshot/**/*.safetensors"), *run.glob("best/**/*.safetensors")]
+    return {f"{file.relative_to(run)} {name}": value for file in files for name, value in load_file(file).items()}
+
+
+def read_others(run: Path) -> dict[str, str | bytes]:
+    """What lies in the snapshot beside the weights: the same model's code and configuration."""
+    found = {str(file.relative_to(run)): file for file in run.glob("snapshot/**/*") if file.is_file()}
+    free = ("training.json", "eval.json", ".safetensors")
+    return {name: b"" if name.endswith(free) else file.read_bytes() for name, file in found.items()}
+
+
+def read_state(run: Path) -> dict[str, bytes]:
+    """The last state, but for the seconds that the run took and the names that torch gives its files."""
+    files = [file for file in (run / "state" / "step-3").glob("**/*") if file.is_file()]
+    free = ("manifest.json", "custom_checkpoint_0.pkl", ".metadata")
+    return {str(file.relative_to(run)): file.read_bytes() for file in files if file.name not in free}
+
+
+def assert_close(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=name)
+
+
+def assert_same_runs(root: Path, case: str) -> None:
+    whole, sharded, continued = (root / case / name for name in ("ddp", "fsdp", "continued"))
+    # The snapshots hold the averages, as the states of the weights show by going on.
+    assert_close(read_weights(sharded), read_weights(whole))
+    for found, expected in zip(read_rows(sharded), read_rows(whole), strict=True):
+        # Of the gradients' sums, in another order.
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert read_others(sharded) == read_others(whole)
+    pictures = {file.name: file.read_bytes() for file in whole.glob("samples/*")}
+    assert pictures == {file.name: file.read_bytes() for file in sharded.glob("samples/*")}
+    assert len(pictures) == (0 if case == "mrconv-lm" else 3)
+    # Bit for bit.
+    for read in (read_rows, read_others, read_state):
+        assert read(continued) == read(sharded)
+    for name, value in read_weights(sharded).items():
+        assert torch.equal(read_weights(continued)[name], value), name
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case in ("mrconv-lm", "disentangled-dit") else pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_sharded_runs_are_those_of_two_whole_copies(root, case):
+    fork_two("tests.training.sharded", str(root), "compare", case)
+    assert_same_runs(root, case)
+    if case == "mrconv-lm":
+        assert {file.name for file in (root / case / "fsdp" / "state").iterdir()} == {"step-1", "step-3"}
+        names = load_file(root / case / "fsdp" / "snapshot" / "model.safetensors").keys()
+        assert "model.embedding.weight" in names and "lm_head.weight" not in names
+        model = AutoModelForCausalLM.from_pretrained(root / case / "fsdp" / "snapshot")
+        assert model.lm_head.weight is model.model.embedding.weight
 
 
 @pytest.mark.slow
-def test_sharded_weights_are_those_of_two_whole_copies(tmp_path):
-    images = tmp_path / "images"
-    images.mkdir()
-    for index, pixels in enumerate(np.random.default_rng(0).integers(256, size=(6, 16, 16), dtype=np.uint8)):
-        Image.fromarray(pixels).save(images / f"{index}.png")
-    fork_two("tests.training.sharded", str(tmp_path), str(images))
-    whole, sharded, halves = (
-        load_file(tmp_path / name / "snapshot" / "model.safetensors") for name in ("ddp", "fsdp", "fsdp-halves")
+def test_a_sharded_run_goes_on_after_a_kill_of_one_process(root):
+    sharded, killed = root / "mrconv-lm" / "fsdp", root / "mrconv-lm" / "killed"
+    with pytest.raises(AssertionError):
+        fork_two("tests.training.sharded", str(root), "kill", "mrconv-lm")
+    assert [file.name for file in (killed / "state").iterdir()] == ["step-1"]
+    fork_two("tests.training.sharded", str(root), "continue", "mrconv-lm")
+    fork_two("tests.training.sharded", str(root), "compare", "mrconv-lm")
+    for read in (read_rows, read_others, read_state):
+        assert read(killed) == read(sharded)
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "decay", "message"),
+    [
+        (3, "no", 0.0, "zero_stage 3 is not supported: set it to 1 or 2, or use FSDP2"),
+        (2, "bf16", 0.9, "mixed_precision bf16 has no weights in 32 bits to average: set ema_decay to 0"),
+        (2, "no", 0.9, None),
+        (1, "bf16", 0.0, None),
+    ],
+)
+def test_what_deepspeed_cannot_do_is_refused(stage, precision, decay, message):
+    arguments = build(
+        TrainingArguments,
+        {"method": "semanir", "output_dir": "run", "data": {}, "mixed_precision": precision, "ema_decay": decay},
     )
-    assert whole.keys() == sharded.keys()
-    for name, tensor in whole.items():
-        torch.testing.assert_close(sharded[name], tensor, rtol=0, atol=1e-6, msg=name)
-        assert torch.equal(halves[name], sharded[name]), name
-    assert (tmp_path / "fsdp" / "samples" / "step-4.png").is_file()
-    states = {path.name for path in (tmp_path / "fsdp-halves" / "state").iterdir()}
-    assert states & {"step-1", "step-2"} and "step-4" in states
+    # DeepSpeed is not installed where tests run.
+    state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
+    accelerator = SimpleNamespace(
+        distributed_type=DistributedType.DEEPSPEED, device=torch.device("cpu"), state=state, is_fsdp2=False
+    )
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        check_supported(arguments, accelerator)

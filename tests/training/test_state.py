@@ -1,6 +1,7 @@
 """Weight averages, resume states that are kept, and the rows and pictures of a run."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -105,7 +106,11 @@ def test_a_run_leaves_rows_curves_pictures_and_tracks(tmp_path, examples, monkey
     assert [row["step"] for row in rows if "eval_mse" in row] == [3, 6, 7]
     assert all(row["samples"] == 4 * row["step"] for row in rows)
     assert {"loss", *TIMINGS, "learning_rate", "gradient_norm"} < rows[0].keys()
-    assert 0 <= rows[0]["data_share"] <= 1 and rows[0]["memory_gb"] > 0.01
+    for row in (row for row in rows if "loss" in row):
+        shares = [row[f"{part}_share"] for part in ("data", "compute", "overhead")]
+        assert all(0 <= share <= 1 for share in shares) and sum(shares) == pytest.approx(1, abs=0.002)
+        assert row["compute_share"] > 0
+    assert rows[0]["memory_gb"] > 0.01
     assert [row["minutes_left"] for row in rows if "loss" in row][-1] == 0
     assert (folder.path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in (folder.path / "samples").iterdir()) == [
@@ -129,15 +134,31 @@ def test_a_profile_of_some_steps_is_written(tmp_path, examples):
         make_arguments(tmp_path / "other", data, profile_steps=[4, 3])
 
 
-def test_the_time_left_and_the_wait_for_data_are_told():
+def test_the_time_between_two_rows_is_data_compute_and_overhead(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("hf_ext.training.observing.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def pass_time(seconds):
+        now[0] += seconds
+
     clock = Clock()
-    batches = iter([{"slow": 1}])
-    clock.began -= 10
-    clock.waited = 4.0
-    assert clock.wait_for(batches) == {"slow": 1}
+    for _ in range(2):
+        with clock.count("data"):
+            pass_time(2)
+        with clock.count("compute"):
+            pass_time(2.5)
+        pass_time(0.5)
+    with clock.stop():
+        # An evaluation.
+        pass_time(1000)
     row = clock.row(samples=20, left=120, device=torch.device("cpu"))
-    assert row["samples_per_second"] == pytest.approx(2, abs=0.1) and row["data_share"] == pytest.approx(0.4, abs=0.02)
-    assert row["minutes_left"] == pytest.approx(1, abs=0.1)
+    assert row.pop("memory_gb") > 0.01
+    shares = {"data_share": 0.4, "compute_share": 0.5, "overhead_share": 0.1}
+    assert row == {"samples_per_second": 2, "minutes_left": 1, **shares}
+    assert clock.seconds == 10
+    clock.restart()
+    pass_time(1)
+    assert clock.seconds == 1 and clock.row(1, 1, torch.device("cpu"))["overhead_share"] == 1
 
 
 def test_a_run_folder_is_one_run_of_a_tracker(tmp_path):

@@ -1,0 +1,158 @@
+"""One piece of work done by several processes of `accelerate launch`, on one machine or many that share a disk."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator, PartialState
+
+# How long a process that has done its share waits for the slowest one.
+_PATIENCE = timedelta(days=7)
+# What hides the bars of a library that is imported already; the others read their setting then.
+_BARS = {
+    "datasets": "disable_progress_bars",
+    "huggingface_hub.utils": "disable_progress_bars",
+    "transformers.utils.logging": "disable_progress_bar",
+}
+
+Value = TypeVar("Value")
+
+
+class FailedElsewhereError(ValueError):
+    """Raised in the processes that go no further because another one failed, which says why by itself."""
+
+
+class Ranks:
+    """
+    The processes of this launch, or of a running training's [`~accelerate.Accelerator`]; a plain run is one process.
+    What one of them calls here, all call.
+    """
+
+    def __init__(self, accelerator: Accelerator | None = None) -> None:
+        self.index, self.count, self.local_index = 0, 1, 0
+        self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        # Both come from a launcher; a container of a cluster may have the number alone, and nobody to wait for.
+        launched = "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if accelerator is not None or launched:
+            state = accelerator or _join_processes()
+            self.index, self.count = state.process_index, state.num_processes
+            self.local_index = state.local_process_index
+
+    def share(self, items: list[Value]) -> list[Value]:
+        """What of a list, which all processes have, this process does."""
+        return items[self.index :: self.count]
+
+    def own_device(self, device: str | None = None) -> str:
+        """Where this process computes: on its own GPU if there is one, unless another device is named."""
+        import torch
+
+        if device not in (None, "cuda") or not torch.cuda.is_available():
+            return device or "cpu"
+        if self.count > 1:
+            # From now on `cuda` means this one, for Triton's kernels too. More processes than GPUs share them.
+            torch.cuda.set_device(self.local_index % torch.cuda.device_count())
+        return "cuda"
+
+    def gather(self, value: Value) -> list[Value]:
+        """Collects a value of every process."""
+        if self.count == 1:
+            return [value]
+        from accelerate.utils import gather_object
+
+        with _explain_lost_process():
+            found: list[Value] = gather_object([value])
+        return found
+
+    def of_first(self, value: Value) -> Value:
+        """The value that the first process gives; those of the others are not looked at."""
+        if self.count == 1:
+            return value
+        from accelerate.utils import broadcast_object_list
+
+        found = [value]
+        with _explain_lost_process():
+            broadcast_object_list(found)
+        return found[0]
+
+    def ask_first(self, function: Callable[[], Value]) -> Value:
+        """What a function returns in the first process, which alone calls it."""
+        found: Any = None
+        with self.together():
+            if self.index == 0:
+                found = function()
+        given: Value = self.of_first(found)
+        return given
+
+    def wait(self) -> None:
+        """Waits until all processes are here. One that fails on its way ends, and its launcher ends the others."""
+        self.gather(None)
+
+    def agree(self, failure: BaseException | None) -> None:
+        """Waits for all processes, and fails everywhere if one did."""
+        told = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+        if failure is not None:
+            raise failure
+        for index, text in enumerate(told):
+            if text is not None:
+                raise FailedElsewhereError(f"process {index} of {self.count} failed: {text}")
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """A step of all processes, which fails everywhere when it fails in one."""
+        failure: BaseException | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        self.agree(failure)
+
+    @contextlib.contextmanager
+    def first_before_others(self) -> Iterator[None]:
+        """A step that the first process does alone, then the others: it fetches what they find, and fails for all."""
+        # The first one's own `together` is answered here by the others, and theirs by it below.
+        if self.index > 0:
+            self.agree(None)
+        with self.together():
+            yield
+        if self.index == 0:
+            self.agree(None)
+
+
+def _join_processes() -> PartialState:
+    """Makes the processes of a launch find each other, once."""
+    if os.environ.get("RANK", "0") != "0":
+        _hide_bars()
+    from accelerate import PartialState
+
+    # They exchange words, not tensors, by gloo: none needs a GPU for it, and who waits does not compute.
+    state = PartialState(cpu=True, timeout=_PATIENCE)
+    # A process that ends with the group's threads alive is now and then aborted by them.
+    atexit.register(state.destroy_process_group)
+    return state
+
+
+def _hide_bars() -> None:
+    """Of all processes one shows the bars of libraries, such as those of weights that are loaded."""
+    os.environ |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    for name, function in _BARS.items():
+        if name in sys.modules:
+            getattr(sys.modules[name], function)()
+
+
+@contextlib.contextmanager
+def _explain_lost_process() -> Iterator[None]:
+    """What gloo says of a process that was killed, in our words."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConnectionError(
+            f"another process of this launch has ended ({reason}). The same command goes on with what is left to do."
+        ) from error

@@ -1,0 +1,244 @@
+"""restore, precompute and evaluate in two processes: the results of one, also after a process was killed."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from PIL import Image
+from pyarrow.parquet import read_table
+
+from hf_ext.ranks import Ranks
+from hf_ext.restoration.files import read_image
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.tasks.diffusion_latents import read_row
+from hf_ext_cli.main import main
+from tests.disentangled_dit.pipeline_testing import make_vae
+from tests.tasks.diffusion_testing import write_pictures
+from tests.testing import assert_same_answers, assert_same_picture
+from tests.training.launching import fork_pairs, launch_two
+
+BROKEN = ("b.png", "e.png")
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def write_photos(folder: Path) -> None:
+    """Nine pictures of different sizes, in two folders; two of them are none."""
+    (folder / "more").mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for index, name in enumerate("abcdefghi"):
+        place = folder / ("more" if name > "g" else "") / f"{name}.png"
+        Image.fromarray(generator.integers(256, size=(8 + index, 13, 3), dtype=np.uint8)).save(place)
+    for name in BROKEN:
+        (folder / name).write_text("no picture")
+
+
+def write_inputs(root: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6}
+    SemanIRForImageRestoration(SemanIRConfig(**sizes)).save_pretrained(root / "model")
+    make_vae().save_pretrained(root / "vae")
+    write_photos(root / "photos")
+    write_pictures(root / "pictures", count=11, size=(20, 18))
+    # Two batches of two and one of one: one of two processes has a batch to repeat.
+    write_pictures(root / "scored", count=5, size=(16, 16))
+    config = {"method": "semanir", "task": {"degradation": {"kind": "gaussian_noise", "sigma": 25}}}
+    config |= {"data": {"eval": {"path": str(root / "scored")}}, "per_device_eval_batch_size": 2}
+    (root / "run.yaml").write_text(yaml.safe_dump(config))
+
+
+def restore_words(root: Path, out: str, *more: str) -> list[str]:
+    return ["restore", str(root / "model"), str(root / "photos"), "--out", str(root / out), *more]
+
+
+def precompute_words(root: Path, out: str, *more: str) -> list[str]:
+    sizes = ["--size", "16", "--shard-size", "2", "--batch-size", "2", "--no-progress"]
+    return ["dit", "precompute", str(root / "pictures"), str(root / out), "--vae", str(root / "vae"), *sizes, *more]
+
+
+def evaluate_words(root: Path, output: str) -> list[str]:
+    return ["evaluate", str(root / "model"), "--config", str(root / "run.yaml"), "--output", str(root / output)]
+
+
+def run(words: list[str], code: int = 0):
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory) -> Path:
+    """A folder with what two processes left, in three launches, of which a kill ended two: one start for all tests."""
+    root = tmp_path_factory.mktemp("launched")
+    write_inputs(root)
+    names = "\n".join(str(root / "photos" / name) for name in ("a.png", "c.png", "d.png"))
+    restored = {"words": restore_words(root, "killed"), "kill_at": "f.png"}
+    encoded = {"words": precompute_words(root, "latents-killed"), "kill_at": "train-00003-of-00006.parquet"}
+    jobs = {
+        "restore-goes-on": {"words": restore_words(root, "killed"), "copy": folders(root, "killed", "killed-copy")},
+        "restore": {"words": restore_words(root, "two", "--compare")},
+        "restore-again": {"words": restore_words(root, "two")},
+        "restore-listed": {
+            "words": ["restore", str(root / "model"), "@-", "--out", str(root / "listed")],
+            "stdin": names,
+        },
+        "no-model": {"words": ["restore", str(root / "photos"), str(root / "pictures"), "--out", str(root / "never")]},
+        "precompute-goes-on": {
+            "words": precompute_words(root, "latents-killed"),
+            "copy": folders(root, "latents-killed.partial", "latents-copy.partial"),
+        },
+        "precompute": {"words": precompute_words(root, "latents-two")},
+        "precompute-again": {"words": precompute_words(root, "latents-two")},
+        "evaluate": {"words": evaluate_words(root, "two.json")},
+    }
+    fork_pairs(
+        "tests.cli.launched",
+        ([0, signal.SIGKILL], [str(root), json.dumps({"restore-killed": restored})]),
+        ([0, signal.SIGKILL], [str(root), json.dumps({"precompute-killed": encoded})]),
+        ([0, 0], [str(root), json.dumps(jobs)]),
+    )
+    return root
+
+
+def folders(root: Path, *names: str) -> list[str]:
+    return [str(root / name) for name in names]
+
+
+def said(root: Path, name: str) -> tuple[dict, dict]:
+    """Exit code and words of the first and the second process."""
+    first, second = (json.loads((root / f"{name}-{rank}.json").read_text()) for rank in (0, 1))
+    return first, second
+
+
+QUIET = {"code": 0, "stdout": "", "stderr": ""}
+
+
+def check_pictures(found: Path, expected: Path) -> None:
+    assert files(found) == files(expected)
+    for name in files(expected):
+        assert_same_picture(read_image(found / name).pixels, read_image(expected / name).pixels)
+
+
+def check_latents(found: Path, expected: Path) -> None:
+    assert files(found) == files(expected)
+    assert (found / "precompute.json").read_text() == (expected / "precompute.json").read_text()
+    for path in expected.glob("*.parquet"):
+        pairs = zip(read_table(found / path.name).to_pylist(), read_table(path).to_pylist(), strict=True)
+        for row, wanted in pairs:
+            assert_same_answers(read_row(row)[0].half(), read_row(wanted)[0].half())
+            assert {**row, "latent": None} == {**wanted, "latent": None}
+
+
+def without_speed(text: str) -> str:
+    return re.sub(r"in \d+\.\d s, \d+\.\d+ MP/s", "in SECONDS", text)
+
+
+def test_two_processes_restore_what_one_does_and_say_it_once(launched, tmp_path):
+    alone = run(restore_words(launched, "one", "--compare"), code=1)
+    first, second = said(launched, "restore")
+    told, wanted = (
+        [line for line in text.splitlines() if line and "Loading weights" not in line]
+        for text in (first["stderr"], alone.stderr)
+    )
+    assert told == wanted and len(told) == 3
+    assert [f"{name}: is no picture" in line for name, line in zip(BROKEN, told, strict=False)] == [True, True]
+    assert without_speed(first["stdout"].replace("/two", "/one")) == without_speed(alone.stdout)
+    assert first["stdout"].startswith(f"7 restored to {launched / 'two'}; 0.00 megapixels in ")
+    assert (first["code"], second) == (1, QUIET)
+    # The sheet too.
+    check_pictures(launched / "two", launched / "one")
+
+
+def test_what_is_there_is_skipped_and_the_rest_is_tried_again(launched):
+    first, second = said(launched, "restore-again")
+    assert first["stdout"].startswith("0 restored") and "7 were there already" in first["stdout"]
+    assert (first["code"], second) == (1, QUIET)
+    # Standard input is read by one of them.
+    first, second = said(launched, "restore-listed")
+    assert files(launched / "listed") == ["a.png", "c.png", "d.png"] and (first["code"], second) == (0, QUIET)
+
+
+def test_what_stops_all_is_said_once(launched):
+    first, second = said(launched, "no-model")
+    assert first["code"] == 2 and first["stderr"].startswith("Error: ") and second == QUIET
+    assert not (launched / "never").exists()
+    first, second = said(launched, "precompute-again")
+    assert first["code"] == 2 and "exists: name another folder" in first["stderr"] and second == QUIET
+
+
+def test_a_restoration_whose_process_was_killed_goes_on_in_one_or_two(launched):
+    killed = json.loads((launched / "restore-killed-0.json").read_text())
+    assert killed["code"] == 1 and "another process of this launch has ended" in killed["stderr"]
+    left = files(launched / "killed-copy")
+    assert {"a.png", "c.png", "d.png", "g.png", "more/i.png"} == {name for name in left if ".tmp-" not in name}
+    assert [name[:11] for name in left if ".tmp-" in name] == [".f.png.tmp-"]
+    first, second = said(launched, "restore-goes-on")
+    assert first["stdout"].startswith("2 restored") and "5 were there already" in first["stdout"]
+    assert (first["code"], second) == (1, QUIET)
+    run(restore_words(launched, "killed-copy"), code=1)
+    run(restore_words(launched, "one-plain"), code=1)
+    for name in ("killed", "killed-copy"):
+        check_pictures(launched / name, launched / "one-plain")
+
+
+def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
+    run(precompute_words(launched, "latents-one"))
+    first, second = said(launched, "precompute")
+    assert (first["code"], first["stdout"], second) == (0, f"{launched / 'latents-two'}\n", QUIET)
+    check_latents(launched / "latents-two", launched / "latents-one")
+    killed = json.loads((launched / "precompute-killed-0.json").read_text())
+    assert killed["code"] == 1 and "another process of this launch has ended" in killed["stderr"]
+    # Of six files the first process wrote three, the second one.
+    left = [path.name for path in (launched / "latents-copy.partial").glob("*.parquet")]
+    assert sorted(name[6:11] for name in left) == ["00000", "00001", "00002", "00004"]
+    run(precompute_words(launched, "latents-copy"))
+    for name in ("latents-killed", "latents-copy"):
+        check_latents(launched / name, launched / "latents-one")
+        assert not (launched / f"{name}.partial").exists()
+
+
+def test_two_processes_score_every_example_once(launched):
+    alone = run(evaluate_words(launched, "one.json"))
+    first, second = said(launched, "evaluate")
+    assert (first["code"], first["stdout"], second["stdout"]) == (0, alone.stdout, "")
+    found, expected = (json.loads((launched / name).read_text())["results"] for name in ("two.json", "one.json"))
+    for row, wanted in zip(found, expected, strict=True):
+        assert row == wanted | {"value": pytest.approx(wanted["value"], rel=1e-6)}
+
+
+def test_processes_of_a_machine_share_its_gpus(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    ranks = Ranks()
+    assert ranks.own_device() == "cuda" and not chosen
+    ranks.count, ranks.local_index = 4, 3
+    assert ranks.own_device("cpu") == "cpu" and ranks.own_device("cuda:0") == "cuda:0" and not chosen
+    assert ranks.own_device() == ranks.own_device("cuda") == "cuda"
+    assert chosen == [1, 1]
+
+
+def test_a_number_of_processes_that_nobody_launched_is_not_waited_for(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    ranks = Ranks()
+    assert (ranks.index, ranks.count, ranks.gather("value")) == (0, 1, ["value"])
+
+
+@pytest.mark.slow
+def test_the_launcher_runs_the_commands_of_the_readme(tmp_path):
+    write_inputs(tmp_path)
+    said = launch_two("hf_ext_cli.main", *restore_words(tmp_path, "out"), code=1)
+    assert said.count("7 restored") == said.count("2 of 9 could not be restored") == 1, said
+    launch_two("hf_ext_cli.main", *precompute_words(tmp_path, "latents"))
+    assert len(files(tmp_path / "latents")) == 7
+    assert launch_two("hf_ext_cli.main", *evaluate_words(tmp_path, "eval.json")).count("PSNR") == 1
