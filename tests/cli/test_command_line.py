@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     for example in examples:
-        words = re.findall(r'"[^"]*"|\S+', example)
+        words = shlex.split(example)
         command: click.Command = main
         while isinstance(command, click.Group):
             found = command.get_command(click.Context(command), words.pop(0))
