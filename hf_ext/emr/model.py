@@ -55,6 +55,7 @@ class EMRModel:
         self._trust_remote_code = trust_remote_code
         self._turns = Turns()
         self._warned = False
+        self._configs: dict[str, dict[str, Any]] = {}
         self._mixer = Mixer(self)
         self._router: TaskRouter | None = None
         self._base_features: BaseFeatures | None = None
@@ -338,9 +339,11 @@ class EMRModel:
         return self._base_features(batch)
 
     def _read_config(self, task: str) -> dict[str, Any]:
-        files = self.weights.small_files(task)
-        path = files["adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"]
-        return cast(dict[str, Any], read_json(path))
+        if task not in self._configs:
+            files = self.weights.small_files(task)
+            path = files["adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"]
+            self._configs[task] = cast(dict[str, Any], read_json(path))
+        return self._configs[task]
 
     def _build(self, task: str) -> BuiltModel:
         built = build_model(
@@ -353,6 +356,7 @@ class EMRModel:
             trust_remote_code=self._trust_remote_code,
         )
         self._turns.watch(built.model)
+        self._mixer.layers.note_restored(built.model)
         return built
 
     def _restore_in_place(self, task: str, config: dict[str, Any]) -> None:
@@ -361,3 +365,4 @@ class EMRModel:
         held = self.model.state_dict()
         for name, place in self._built.places.items():
             self.weights.restore_into(task, name, place.of(held))
+        self._mixer.layers.note_restored(self.model)

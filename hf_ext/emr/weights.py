@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import numpy as np
@@ -60,9 +60,18 @@ class _MappedFiles:
         if (name, device) in self._resident:
             return self._resident[name, device]
         tensor: torch.Tensor = self._files[name].get_tensor(name).to(device)
-        if keep and device.type != "cpu":
+        if keep or device.type == "cpu":
             self._resident[name, device] = tensor
         return tensor
+
+
+class Parts(NamedTuple):
+    """What a merged tensor of a task is restored from: flat, and no longer than what was merged."""
+
+    base: torch.Tensor
+    unified: torch.Tensor
+    mask: torch.Tensor
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -139,28 +148,35 @@ class TaskWeights:
         converted."""
         opened = self._open(task)
         device = out.device
-        if name not in opened.masks.infos:
+        parts = self.find_parts(task, name, device)
+        if parts is None:
             if name in opened.extras.infos:
                 out.copy_(opened.extras.get(name, device))
             else:
                 out.copy_(self._base.get(opened.record.base_name(name), device, keep=True))
             return
-        tensor = self._merged[opened.record.base_name(name)]
-        direct = out.dtype == tensor.dtype and out.is_contiguous()
-        whole = out if direct else torch.empty(out.shape, dtype=tensor.dtype, device=device)
+        direct = out.dtype == parts.unified.dtype and out.is_contiguous()
+        whole = out if direct else torch.empty(out.shape, dtype=parts.unified.dtype, device=device)
         flat = whole.view(-1)
-        base = self._base.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
-        restore_block(
-            base.float() if base.dtype == torch.float64 else base,
-            self._unified.get(tensor.name, device, keep=True).view(-1)[: tensor.elements],
-            opened.masks.get(name, device),
-            opened.scales[name],
-            flat[: tensor.elements],
-        )
-        if len(flat) > tensor.elements:
-            flat[tensor.elements :] = opened.extras.get(name, device)
+        elements = len(parts.base)
+        base = parts.base.float() if parts.base.dtype == torch.float64 else parts.base
+        restore_block(base, parts.unified, parts.mask, parts.scale, flat[:elements])
+        if len(flat) > elements:
+            flat[elements:] = opened.extras.get(name, device)
         if not direct:
             out.copy_(whole)
+
+    def find_parts(self, task: str, name: str, device: torch.device) -> Parts | None:
+        """What a tensor of a task is restored from; `None` if it is the task's own, or the base's."""
+        opened = self._open(task)
+        if name not in opened.masks.infos:
+            return None
+        tensor = self._merged[opened.record.base_name(name)]
+        base, unified = (
+            files.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
+            for files in (self._base, self._unified)
+        )
+        return Parts(base, unified, opened.masks.get(name, device), opened.scales[name])
 
     def base_tensors(self) -> dict[str, torch.Tensor]:
         """The base's tensors by name, as views of its files."""
