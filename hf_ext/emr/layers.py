@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .model import EMRModel
     from .weights import Parts
 
-_FORWARDS = {
+_FORWARDS: dict[Any, str] = {
     torch.nn.Linear.forward: "linear",
     Conv1D.forward: "conv1d",
     torch.nn.Embedding.forward: "embedding",
@@ -34,7 +34,7 @@ _FORWARDS = {
 
 def layer_kind(forward: Callable[..., Any]) -> str | None:
     """Which layer a `forward` is of: `linear`, `conv1d`, `embedding`, `norm`, or none that is known."""
-    kind, layer = _FORWARDS.get(getattr(forward, "__func__", None)), getattr(forward, "__self__", None)
+    kind, layer = _FORWARDS.get(getattr(forward, "__func__", forward)), getattr(forward, "__self__", None)
     if kind is None or getattr(layer, "max_norm", None) is not None:
         return None
     weight = getattr(layer, "weight", None)
@@ -147,8 +147,9 @@ class TaskLayers:
             # Masks read from mapped files took 1.6 times as long as from memory; base and unified model 1.1 times.
             self._parts[task, name] = None if parts is None else parts._replace(mask=parts.mask.clone())
         parts = self._parts[task, name]
-        whole = parts is not None and len(parts.base) == weight.numel() and parts.base.dtype in DTYPES
-        return parts if whole and parts.unified.dtype == weight.dtype else None
+        if parts is None or len(parts.base) != weight.numel() or parts.base.dtype not in DTYPES:
+            return None
+        return parts if parts.unified.dtype == weight.dtype else None
 
     def _stack(self, rows: TaskRows, name: str | None, held: Tensor) -> Tensor:
         """A vector of each task; where the tasks have none of their own, that of the model."""

@@ -9,7 +9,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -270,7 +270,7 @@ class _MixedForward:
         kind = layer_kind(forward)
         if kind is None or len(leaves) != 1 or len(gives) != 1 or not isinstance(leaves[0], torch.Tensor):
             return None
-        layer = forward.__self__
+        layer = cast(Any, forward).__self__
         names = self._names_in(layer, unit)
         if "weight" not in names:
             return None

@@ -161,11 +161,15 @@ def _multiply_blocks(x, rows, base, unified, own, current, masks, scales, biases
     addresses = np.array([0 if mask is None else mask.data_ptr() for mask in masks])
     outs = np.array([part.data_ptr() for part in scratch])
     scales = np.array(scales, np.float32)
+    for run in runs[current] if current >= 0 else ():
+        weights = own if transposed else own.t()
+        _multiply(None if biases is None else biases[current], source[run], weights, y[run])
+    others = [task for task in range(len(masks)) if task != current]
     for top in range(0, lines, step):
         block = slice(top, min(top + step, lines))
         kernel(*sources, addresses, scales, outs, top * columns, block.stop * columns)
-        for task, mask in enumerate(masks):
-            weights = own[block] if mask is None else scratch[task, : block.stop - top]
+        for task in others:
+            weights = scratch[task, : block.stop - top]
             for run in runs[task]:
                 if transposed:
                     begun = y[run] if top else None if biases is None else biases[task]
