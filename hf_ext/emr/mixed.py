@@ -65,10 +65,7 @@ class Mixer:
         refused = [name for name in ("labels", "past_key_values") if batch.get(name) is not None]
         if refused:
             raise ValueError(f"{refused[0]} cannot be given with samples of several tasks; run one task at a time")
-        rows = {
-            task: torch.tensor([i for i, name in enumerate(task_ids) if name == task])
-            for task in dict.fromkeys(task_ids)
-        }
+        rows = rows_of(task_ids)
         with torch.no_grad():
             try:
                 return self._run_together(rows, arguments, batch)
@@ -455,6 +452,13 @@ def _join_samples(parts: dict[str, Any], rows: Rows) -> Any:
         samples |= {int(row): sample for row, sample in zip(rows[task], part, strict=True)}
     ordered = [samples[row] for row in sorted(samples)]
     return torch.stack(ordered) if len({sample.shape for sample in ordered}) == 1 else ordered
+
+
+def rows_of(task_ids: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The samples of each task."""
+    return {
+        task: torch.tensor([i for i, name in enumerate(task_ids) if name == task]) for task in dict.fromkeys(task_ids)
+    }
 
 
 def take_rows(tree: Any, rows: torch.Tensor, size: int) -> Any:

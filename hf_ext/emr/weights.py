@@ -24,7 +24,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
 from safetensors import safe_open
 
-from ..files import replace_folder
+from ..files import replace_folder, whole_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
@@ -216,6 +216,26 @@ class TaskWeights:
             replace_folder(partial, out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        return out
+
+    def fetch_all(self) -> None:
+        """Makes sure that every task's files are here."""
+        for task in self.manifest.tasks:
+            self._open(task)
+
+    def copy_artifact(self, out: str | Path) -> Path:
+        """Copies the artifact's files; the folder appears whole or not at all."""
+        self.fetch_all()
+        out = Path(out).expanduser()
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")
+        base = self.manifest.base
+        if base.folder is None and base.revision is None and not Path(base.source).expanduser().is_absolute():
+            _LOGGER.warning(
+                "%s: the base is %s from the artifact; pass `base` where the copy is loaded", out, base.source
+            )
+        with whole_folder(out) as partial:
+            shutil.copytree(self.folder, partial, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
         return out
 
     def _write(self, task: str, path: Path, entries: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
