@@ -6,6 +6,7 @@ from types import ModuleType
 
 # Of each module that may be missing: the extra that brings it.
 EXTRAS = {
+    "fastapi": "serve",
     "h11": "hub",
     "matplotlib": "plots",
     "numba": "fast",
@@ -16,6 +17,7 @@ EXTRAS = {
     "soxr": "audio",
     "tensorboard": "train",
     "tifffile": "images",
+    "uvicorn": "serve",
     "zstandard": "archive",
 }
 

@@ -40,6 +40,7 @@ def test_what_is_installed_is_imported_and_what_is_missing_explained():
     [
         ("h11", ["hub", "serve", "--root", "hub"]),
         ("pathspec", ["hub", "serve", "--root", "hub"]),
+        ("fastapi", ["emr", "serve", "merged"]),
         ("matplotlib", ["mrconv", "plot", "model", "kernels.png"]),
         ("tensorboard", ["train", "RUN"]),
         ("matplotlib", ["train", "RUN"]),

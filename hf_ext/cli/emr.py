@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .emr_serving import extract_lora, serve
 from .errors import Unusable
 from .library import import_without_models
 from .output import print_json, print_rows
@@ -249,7 +250,7 @@ SHOWN_FILES = ("report.json", "README.md")
 
 @click.group()
 def emr() -> None:
-    """Artifacts of a merge: add, remove and export tasks, verify, compare, archive."""
+    """Artifacts of a merge: add, remove and export tasks, verify, compare, archive, serve."""
     import_without_models()
 
 
@@ -436,3 +437,7 @@ def unpack(archive: Path, out: Path, **limits: Any) -> None:
     from hf_ext.emr.archive import unpack as run
 
     click.echo(run(archive, out, **{name: value for name, value in limits.items() if value is not None}))
+
+
+emr.add_command(extract_lora)
+emr.add_command(serve)

@@ -17,3 +17,9 @@ def import_without_models() -> None:
         importlib.import_module("hf_ext")
     finally:
         del os.environ[_SETTING]
+
+
+def register_models() -> None:
+    """Registers the package's models with transformers, for a command that builds whatever a checkpoint names."""
+    for room in ("mrconv", "semanir"):
+        importlib.import_module(f"hf_ext.{room}")

@@ -194,13 +194,15 @@ def compute_scales(sums: np.ndarray, elements: np.ndarray, participates: np.ndar
 
 
 class Kernels(NamedTuple):
-    """One way to compute on a type of device; `run_files` is compiled code that reads and writes the files itself."""
+    """One way to compute on a type of device. Only compiled code reads and writes files itself (`run_files`) and
+    multiplies by the weights of several tasks without restoring them whole (`multiply_tasks`)."""
 
     run_block: Callable[..., None]
     restore: Callable[..., None]
     multiply: Callable[[Tensor, Tensor], Tensor]
     run_files: Callable[..., bool] | None = None
     restore_directions: Callable[..., None] | None = None
+    multiply_tasks: Callable[..., Tensor] | None = None
 
 
 _TORCH = Kernels(run_block, restore, multiply)

@@ -1,5 +1,6 @@
 """One forward pass for samples of different tasks: each module that has weights runs for each task on its rows, with
-that task's weights. One module's weights are in memory at a time.
+that task's weights. One module's weights are in memory at a time, of a linear layer or an embedding a piece; what is
+small (biases, norms) is kept.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from .building import Place
+from .layers import TaskLayers, TaskRows, layer_kind
 from .units import Leaf, NotByRows, Unit, are_close, observe, patched_forwards, plan_units
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ class Mixer:
         self._proven: set[Any] = set()
         self._warned: set[str] = set()
         self._by_sample: dict[Any, set[Any]] = {}
+        self.layers = TaskLayers(emr)
+        self._layout: _Layout | None = None
 
     def run(self, task_ids: Sequence[str], arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
         """Runs the model; arguments with as many rows as there are names are split by sample.
@@ -60,10 +65,7 @@ class Mixer:
         refused = [name for name in ("labels", "past_key_values") if batch.get(name) is not None]
         if refused:
             raise ValueError(f"{refused[0]} cannot be given with samples of several tasks; run one task at a time")
-        rows = {
-            task: torch.tensor([i for i, name in enumerate(task_ids) if name == task])
-            for task in dict.fromkeys(task_ids)
-        }
+        rows = rows_of(task_ids)
         with torch.no_grad():
             try:
                 return self._run_together(rows, arguments, batch)
@@ -90,7 +92,7 @@ class Mixer:
         plan = self._plans[key]
         if isinstance(plan, NotByRows):
             raise plan
-        return _MixedForward(emr, plan, rows).run(arguments, batch)
+        return self._forward(plan, rows).run(arguments, batch)
 
     def _plan(
         self, other: str, arguments: tuple[Any, ...], batch: dict[str, Any], size: int
@@ -108,10 +110,10 @@ class Mixer:
                 plan = plan_units(model, single, double, share_rows=share_rows)
                 if _outline(plan) in self._proven:
                     return plan
-                together = _MixedForward(emr, plan, {current: zero, other: one}).run(*both)
+                together = self._forward(plan, {current: zero, other: one}).run(*both)
                 alone = [
-                    _MixedForward(emr, plan, {current: zero}).run(*first),
-                    _MixedForward(emr, plan, {other: zero}).run(*second),
+                    self._forward(plan, {current: zero}).run(*first),
+                    self._forward(plan, {other: zero}).run(*second),
                 ]
             except _FAILURES as error:
                 failure = NotByRows(str(error))
@@ -121,6 +123,11 @@ class Mixer:
                 return plan
             failure = NotByRows("samples of two tasks in one pass do not give what each gives alone")
         return failure
+
+    def _forward(self, plan: dict[str, Unit], rows: Rows) -> _MixedForward:
+        if self._layout is None or not self._layout.is_of(self._emr):
+            self._layout = _Layout(self._emr)
+        return _MixedForward(self._emr, plan, rows, self.layers, self._layout)
 
     def _run_in_turn(self, rows: Rows, arguments: tuple[Any, ...], batch: dict[str, Any]) -> tuple[Any, list[Any]]:
         """Runs the model for one task after the other and puts the outputs that are by sample together."""
@@ -192,15 +199,16 @@ class Mixer:
 class _MixedForward:
     """A forward pass in which units run for each task on its rows; the model is as before when it is over."""
 
-    def __init__(self, emr: EMRModel, units: Mapping[str, Unit], rows: Rows) -> None:
+    def __init__(
+        self, emr: EMRModel, units: Mapping[str, Unit], rows: Rows, layers: TaskLayers, layout: _Layout
+    ) -> None:
         self._emr = emr
         self._units = units
         self._rows = rows
+        self._task_rows = TaskRows(rows)
+        self._layers = layers
         self._size = sum(map(len, rows.values()))
-        self._holders = _holders(emr.model, _differing_tensors(emr))
-        self._parts = defaultdict(list)
-        for name, place in emr.places.items():
-            self._parts[place.tensor].append((name, place))
+        self._layout = layout
         self._inside: str | None = None
         self._done: dict[str, int] = defaultdict(int)
         # Width of the head's output by task, if they differ.
@@ -208,12 +216,11 @@ class _MixedForward:
 
     def run(self, arguments: tuple[Any, ...], batch: dict[str, Any]) -> Any:
         def patch(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-            if name not in self._units:
-                return forward
             return lambda *args, **kwargs: self._run_unit(name, forward, args, kwargs)
 
-        with patched_forwards(self._emr.model, patch):
-            output = self._emr.model(*arguments, **batch)
+        model = self._emr.model
+        with patched_forwards(((name, model.get_submodule(name)) for name in self._units), patch):
+            output = model(*arguments, **batch)
         for name, done in self._done.items():
             if done != len(self._units[name].calls):
                 raise NotByRows(f"{name} was called {done} times, for one sample {len(self._units[name].calls)} times")
@@ -227,12 +234,17 @@ class _MixedForward:
                 return forward(*args, **kwargs)
         call = self._done[name]
         self._done[name] += 1
-        leaves, form = tree_flatten((args, kwargs))
+        alone = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
+        leaves = [args[0]] if alone else tree_leaves((args, kwargs))
         if self._widths or call >= len(unit.calls) or len(leaves) != len(unit.calls[call][0]):
             reason = "comes after a head of different widths" if self._widths else "is not called as for one sample"
             raise NotByRows(f"{name} {reason}")
         takes, gives = unit.calls[call]
         counts = [self._count(name, leaf, take) for leaf, take in zip(leaves, takes, strict=True)]
+        output = self._run_layer(forward, unit, leaves, counts, gives)
+        if output is not None:
+            return output
+        _, form = tree_flatten((args, kwargs))
         results: dict[str, list[Any]] = {}
         for task, rows in self._rows.items():
             chosen = [take(leaf, rows, count) for leaf, count in zip(leaves, counts, strict=True)]
@@ -247,6 +259,34 @@ class _MixedForward:
                 raise NotByRows(f"{name} does not return what it does for one sample")
         joined = [self._join(name, {t: r[i] for t, r in results.items()}, give) for i, give in enumerate(gives)]
         return tree_unflatten(joined, result_form)
+
+    def _run_layer(
+        self, forward: Callable[..., Any], unit: Unit, leaves: list[Any], counts: list[int], gives: list[Leaf]
+    ) -> Any:
+        """What a unit gives if it is one of the layers that need no whole weights, else `None`."""
+        kind = layer_kind(forward)
+        if kind is None or len(leaves) != 1 or len(gives) != 1 or not isinstance(leaves[0], torch.Tensor):
+            return None
+        layer = cast(Any, forward).__self__
+        names = self._names_in(layer, unit)
+        if "weight" not in names:
+            return None
+        x = leaves[0]
+        if counts[0] == 0:
+            if x.shape[:1] != (1,):
+                return None
+            x = x.expand(self._size, *x.shape[1:])
+        return self._layers.run(kind, layer, names, x, self._task_rows)
+
+    def _names_in(self, layer: torch.nn.Module, unit: Unit) -> dict[str, str]:
+        """Under which name the checkpoints have the parameters of a layer, where they are not parts of fused ones."""
+        names = {}
+        for whole in unit.weights:
+            for holder, attribute in self._layout.holders[whole]:
+                ((name, place), *others) = self._layout.parts[whole]
+                if holder is layer._parameters and not others and place.part is None:
+                    names[attribute] = name
+        return names
 
     def _count(self, name: str, leaf: Any, take: Leaf) -> int:
         """Rows for each sample of what a unit takes."""
@@ -288,10 +328,10 @@ class _MixedForward:
         try:
             # The model itself holds the weights of the current task.
             for whole in unit.weights if task != self._emr.current else ():
-                held = [holder[attribute] for holder, attribute in self._holders[whole]]
+                held = [holder[attribute] for holder, attribute in self._layout.holders[whole]]
                 tensor = self._restore(task, whole, held[0])
                 is_parameter = isinstance(held[0], torch.nn.Parameter)
-                for (holder, attribute), original in zip(self._holders[whole], held, strict=True):
+                for (holder, attribute), original in zip(self._layout.holders[whole], held, strict=True):
                     replaced.append((holder, attribute, original))
                     holder[attribute] = torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
             yield
@@ -301,8 +341,10 @@ class _MixedForward:
 
     def _restore(self, task: str, whole: str, held: torch.Tensor) -> torch.Tensor:
         """A task's values for one of the model's tensors; a head may have another width than the model's."""
-        weights, parts = self._emr.weights, self._parts[whole]
+        weights, parts = self._emr.weights, self._layout.parts[whole]
         name, place = parts[0]
+        if place.part is None and held.ndim < 2:
+            return self._layers.vector(task, name, held)
         if place.part is None:
             return weights.restore(task, name, device=held.device, dtype=held.dtype)
         fused = torch.empty_like(held)
@@ -331,15 +373,37 @@ def _differing_tensors(emr: EMRModel) -> dict[int, str]:
     return {id(held[place.tensor]): place.tensor for place in emr.places.values()}
 
 
-def _holders(model: torch.nn.Module, weights: Mapping[int, str]) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """Where each of the weights is kept: more than one place if it is tied."""
-    holders: dict[str, list[tuple[dict[str, Any], str]]] = defaultdict(list)
-    for module in model.modules():
-        for kept in (module._parameters, module._buffers):
-            for attribute, tensor in kept.items():
-                if id(tensor) in weights:
-                    holders[weights[id(tensor)]].append((kept, attribute))
-    return holders
+class _Layout:
+    """Where the model keeps what the tasks have their own of."""
+
+    def __init__(self, emr: EMRModel) -> None:
+        self._seen = _all_tensors(emr.model)
+        weights = _differing_tensors(emr)
+        # by name of the model's tensor: where it is, at more than one place if it is tied
+        self.holders: dict[str, list[tuple[dict[str, Any], str]]] = defaultdict(list)
+        for module in emr.model.modules():
+            for kept in (module._parameters, module._buffers):
+                for attribute, tensor in kept.items():
+                    if id(tensor) in weights:
+                        self.holders[weights[id(tensor)]].append((kept, attribute))
+        # and what the checkpoints call it, or the parts of it
+        self.parts: dict[str, list[tuple[str, Place]]] = defaultdict(list)
+        for name, place in emr.places.items():
+            self.parts[place.tensor].append((name, place))
+
+    def is_of(self, emr: EMRModel) -> bool:
+        """Whether the model has the same tensors at the same places still."""
+        now = _all_tensors(emr.model)
+        return len(now) == len(self._seen) and all(one is two for one, two in zip(now, self._seen, strict=True))
+
+
+def _all_tensors(model: torch.nn.Module) -> list[Any]:
+    return [
+        tensor
+        for module in model.modules()
+        for kept in (module._parameters, module._buffers)
+        for tensor in kept.values()
+    ]
 
 
 def _outline(plan: Mapping[str, Unit]) -> Any:
@@ -388,6 +452,13 @@ def _join_samples(parts: dict[str, Any], rows: Rows) -> Any:
         samples |= {int(row): sample for row, sample in zip(rows[task], part, strict=True)}
     ordered = [samples[row] for row in sorted(samples)]
     return torch.stack(ordered) if len({sample.shape for sample in ordered}) == 1 else ordered
+
+
+def rows_of(task_ids: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The samples of each task."""
+    return {
+        task: torch.tensor([i for i, name in enumerate(task_ids) if name == task]) for task in dict.fromkeys(task_ids)
+    }
 
 
 def take_rows(tree: Any, rows: torch.Tensor, size: int) -> Any:

@@ -12,10 +12,18 @@ import torch
 
 from ..files import read_json
 from .building import BuiltModel, Place, build_model, relabel, same_network
+from .generating import generate
 from .mixed import Mixer
 from .routing import BaseFeatures, TaskRouter
 from .turns import Turns
 from .weights import TaskWeights
+
+_REFUSED = {
+    "device_map": "EMRModel keeps its model on one device: leave device_map out, and pass device",
+    "quantization_config": "quantised weights cannot be restored in place for another task: leave quantization_config "
+    "out; or write one task with EMRModel.export, and quantise that checkpoint",
+    "torch_dtype": "pass dtype, as transformers calls it now",
+}
 
 
 class EMRModel:
@@ -46,6 +54,7 @@ class EMRModel:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         trust_remote_code: bool = False,
+        attn_implementation: str | None = None,
     ) -> None:
         self.weights = weights
         self.current: str | None = None
@@ -53,8 +62,10 @@ class EMRModel:
         self._device = torch.device(device or "cpu")
         self._dtype = dtype
         self._trust_remote_code = trust_remote_code
+        self._attention = attn_implementation
         self._turns = Turns()
         self._warned = False
+        self._configs: dict[str, dict[str, Any]] = {}
         self._mixer = Mixer(self)
         self._router: TaskRouter | None = None
         self._base_features: BaseFeatures | None = None
@@ -76,6 +87,8 @@ class EMRModel:
         dtype: torch.dtype | None = None,
         rescale: str | None = None,
         trust_remote_code: bool = False,
+        attn_implementation: str | None = None,
+        **refused: Any,
     ) -> EMRModel:
         """
         Loads an artifact of `hf-ext merge` with one of its tasks. Of a Hub, only the root files, the base and the
@@ -96,6 +109,9 @@ class EMRModel:
                 `official`, `tensor`, `l2`, `tensor_l2` or `none`.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code that comes with the artifact may
                 be run where no installed package knows the model.
+            attn_implementation (`str`, *optional*): As `from_pretrained` of transformers takes it.
+            **refused: Nothing else: `device_map` and `quantization_config` do not go with weights that are restored
+                in place, which the error says.
 
         Returns:
             [`EMRModel`]: The model.
@@ -104,6 +120,8 @@ class EMRModel:
             ValueError: No such artifact or task, a base that is not the merge's, a model class that is not installed;
                 the message says what to do.
         """
+        for name in refused:
+            raise TypeError(_REFUSED.get(name, f"EMRModel.from_pretrained takes no {name!r}"))
         weights = TaskWeights(
             path_or_id, base=base, revision=revision, token=token, endpoint=endpoint, rescale=rescale
         )
@@ -114,7 +132,51 @@ class EMRModel:
             device=device,
             dtype=dtype,
             trust_remote_code=trust_remote_code,
+            attn_implementation=attn_implementation,
         )
+
+    def __repr__(self) -> str:
+        about = self._built.model
+        size = sum(parameter.numel() for parameter in about.parameters())
+        return (
+            f"EMRModel({self._source!r}, task={self.current!r}, tasks={self.tasks}, model={type(about).__name__} of "
+            f"{size:,} parameters, {self.dtype}, on {self.device})"
+        )
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the current task's model."""
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return cast(torch.device, next(self._built.model.parameters()).device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the model's weights."""
+        return cast(torch.dtype, next(self._built.model.parameters()).dtype)
+
+    def train(self, mode: bool = True) -> EMRModel:
+        """Sets the model to training mode, or back."""
+        self.model.train(mode)
+        return self
+
+    def eval(self) -> EMRModel:
+        """Sets the model to evaluation mode, as it is when it was loaded."""
+        return self.train(False)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> EMRModel:
+        """Moves the model, or gives its weights another type; tasks that are set later follow."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        with self._turns.hold():
+            self._turns.note_change()
+            self._device = self._device if device is None else torch.device(device)
+            self._dtype = dtype or self._dtype
+            self._built.model.to(device=device, dtype=dtype)
+        return self
 
     @property
     def model(self) -> Any:
@@ -309,6 +371,59 @@ class EMRModel:
                 self._turns.note_change()
             return self._mixer.run(task_ids, arguments, batch)
 
+    def forward(self, *arguments: Any, task_ids: Sequence[str] | None = None, **batch: Any) -> Any:
+        """A call of the object itself, by the name that a module has for it."""
+        return self(*arguments, task_ids=task_ids, **batch)
+
+    def generate(
+        self, inputs: torch.Tensor | None = None, *, task_ids: Sequence[str] | None = None, **options: Any
+    ) -> Any:
+        """
+        Generates with the current task, or for prompts of several tasks, which take turns: each row is what its task
+        alone generates for its rows of the batch. Rows that end earlier are padded.
+
+        Args:
+            inputs, **options: As the model's own `generate` takes them.
+            task_ids (`Sequence[str]`, *optional*): The task of each row.
+
+        Returns:
+            As the model's own `generate` does; with several tasks, the token ids.
+
+        Raises:
+            ValueError: `task_ids` does not fit the prompts, or more than token ids is asked for.
+        """
+        with self._turns.hold():
+            arguments = () if inputs is None else (inputs,)
+            if task_ids is None:
+                if self.current is None:
+                    raise ValueError("a switch of tasks has failed: call set_task before generate")
+                return cast(Any, self._built.model).generate(*arguments, **options)
+            return generate(self, task_ids, arguments, options)
+
+    def save_pretrained(self, out: str | Path) -> Path:
+        """
+        Copies the whole artifact, all tasks, so that [`~EMRModel.from_pretrained`] loads it from there. Weights that
+        were changed in place are not in it; a single task as a plain checkpoint is written by [`~EMRModel.export`].
+
+        Args:
+            out (`str` or `Path`): A folder that does not exist or is empty.
+
+        Returns:
+            `Path`: The folder.
+
+        Raises:
+            ValueError: There is something at `out`.
+        """
+        return self.weights.copy_artifact(out)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Publishes the artifact as `hf-ext push` does, with its checks and rules; `options` are those of
+        [`hf_ext.push`]."""
+        from ..hub.publish import push
+
+        self.weights.fetch_all()
+        return push(self.weights.folder, repo_id, **options)
+
     def features(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """
         Computes what the router chooses by: the base's last hidden state, averaged over tokens or places.
@@ -338,9 +453,11 @@ class EMRModel:
         return self._base_features(batch)
 
     def _read_config(self, task: str) -> dict[str, Any]:
-        files = self.weights.small_files(task)
-        path = files["adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"]
-        return cast(dict[str, Any], read_json(path))
+        if task not in self._configs:
+            files = self.weights.small_files(task)
+            path = files["adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"]
+            self._configs[task] = cast(dict[str, Any], read_json(path))
+        return self._configs[task]
 
     def _build(self, task: str) -> BuiltModel:
         built = build_model(
@@ -351,8 +468,10 @@ class EMRModel:
             dtype=self._dtype,
             device=self._device,
             trust_remote_code=self._trust_remote_code,
+            attn_implementation=self._attention,
         )
         self._turns.watch(built.model)
+        self._mixer.layers.note_restored(built.model)
         return built
 
     def _restore_in_place(self, task: str, config: dict[str, Any]) -> None:
@@ -361,3 +480,4 @@ class EMRModel:
         held = self.model.state_dict()
         for name, place in self._built.places.items():
             self.weights.restore_into(task, name, place.of(held))
+        self._mixer.layers.note_restored(self.model)

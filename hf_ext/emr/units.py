@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -72,7 +72,10 @@ def observe(model: torch.nn.Module, weights: Mapping[int, str], run: Callable[[]
 
         return call
 
-    with patched_forwards(model, patch), _Uses(weights, lambda weight: seen.used[stack[-1]].add(weight)):
+    with (
+        patched_forwards(model.named_modules(), patch),
+        _Uses(weights, lambda weight: seen.used[stack[-1]].add(weight)),
+    ):
         run()
     return seen
 
@@ -100,7 +103,7 @@ def plan_units(model: torch.nn.Module, one: Observation, two: Observation, *, sh
 
 @contextmanager
 def patched_forwards(
-    model: torch.nn.Module, patch: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+    modules: Iterable[tuple[str, torch.nn.Module]], patch: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
     """Replaces the `forward` of modules inside a `with` block, for this thread: another one that is in the middle
     of the model runs what was there."""
@@ -115,13 +118,11 @@ def patched_forwards(
         return call
 
     try:
-        for name, module in model.named_modules():
+        for name, module in modules:
             forward = cast(Callable[..., Any], module.forward)
-            other = patch(name, forward)
-            if other is not forward:
-                # An instance may have a `forward` of its own already, from a hook of another library.
-                replaced.append((vars(module), vars(module).get("forward")))
-                vars(module)["forward"] = only_here(forward, other)
+            # An instance may have a `forward` of its own already, from a hook of another library.
+            replaced.append((vars(module), vars(module).get("forward")))
+            vars(module)["forward"] = only_here(forward, patch(name, forward))
         yield
     finally:
         for held, original in reversed(replaced):

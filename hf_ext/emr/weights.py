@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import numpy as np
@@ -24,7 +24,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
 from safetensors import safe_open
 
-from ..files import replace_folder
+from ..files import replace_folder, whole_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
@@ -61,9 +61,18 @@ class _MappedFiles:
         if (name, device) in self._resident:
             return self._resident[name, device]
         tensor: torch.Tensor = self._files[name].get_tensor(name).to(device)
-        if keep and device.type != "cpu":
+        if keep or device.type == "cpu":
             self._resident[name, device] = tensor
         return tensor
+
+
+class Parts(NamedTuple):
+    """What a merged tensor of a task is restored from: flat, and no longer than what was merged."""
+
+    base: torch.Tensor
+    unified: torch.Tensor
+    mask: torch.Tensor
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -164,6 +173,18 @@ class TaskWeights:
         if not direct:
             out.copy_(whole)
 
+    def find_parts(self, task: str, name: str, device: torch.device) -> Parts | None:
+        """What a tensor of a task is restored from; `None` if it is the task's own, the base's, or moved by signs."""
+        opened = self._open(task)
+        if name not in opened.masks.infos or self.manifest.deltas:
+            return None
+        tensor = self._merged[opened.record.base_name(name)]
+        base, unified = (
+            files.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
+            for files in (self._base, self._unified)
+        )
+        return Parts(base, unified, opened.masks.get(name, device), opened.scales[name])
+
     def base_tensors(self) -> dict[str, torch.Tensor]:
         """The base's tensors by name, as views of its files."""
         return {name: self._base.get(name, torch.device("cpu")) for name in self._base.infos}
@@ -203,6 +224,26 @@ class TaskWeights:
             replace_folder(partial, out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        return out
+
+    def fetch_all(self) -> None:
+        """Makes sure that every task's files are here."""
+        for task in self.manifest.tasks:
+            self._open(task)
+
+    def copy_artifact(self, out: str | Path) -> Path:
+        """Copies the artifact's files; the folder appears whole or not at all."""
+        self.fetch_all()
+        out = Path(out).expanduser()
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"{out}: there is something here already; choose another folder, or delete it first")
+        base = self.manifest.base
+        if base.folder is None and base.revision is None and not Path(base.source).expanduser().is_absolute():
+            _LOGGER.warning(
+                "%s: the base is %s from the artifact; pass `base` where the copy is loaded", out, base.source
+            )
+        with whole_folder(out) as partial:
+            shutil.copytree(self.folder, partial, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
         return out
 
     def _write(self, task: str, path: Path, entries: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:

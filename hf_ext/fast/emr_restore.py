@@ -18,11 +18,11 @@ from numba import njit
 from .emr_blocks import KINDS, TILE, bytes_at, compile_kernel, load_float32, size_of, store_float32
 
 # Below this a thread costs more than it saves.
-_THREAD_ELEMENTS = 2**17
+THREAD_ELEMENTS = 2**17
 
 
 @njit
-def _unpack(mask, flags):
+def unpack(mask, flags):
     """A bit becomes a byte: byte i of the product has all eight bits, of which bit i is kept."""
     words = flags[: 8 * len(mask)].view(np.uint64)
     for i in range(len(mask)):
@@ -30,7 +30,7 @@ def _unpack(mask, flags):
 
 
 @njit
-def _restore_tile(base, unified, flags, scale, out):
+def restore_tile(base, unified, flags, scale, out):
     for i in range(len(base)):
         start = base[i]
         moved = start + scale * (unified[i] - start)
@@ -44,12 +44,12 @@ def _restore(base, base_kind, unified, unified_kind, mask, scale, out, out_kind,
         n = min(TILE, stop - place)
         first = load_float32(base + place * size_of(base_kind), base_kind, n, work[0])
         second = load_float32(unified + place * size_of(unified_kind), unified_kind, n, work[1])
-        _unpack(bytes_at(mask + place // 8, (n + 7) // 8), flags)
+        unpack(bytes_at(mask + place // 8, (n + 7) // 8), flags)
         target = out + place * size_of(out_kind)
         if out_kind == 0:
-            _restore_tile(first, second, flags, scale, bytes_at(target, 4 * n).view(np.float32))
+            restore_tile(first, second, flags, scale, bytes_at(target, 4 * n).view(np.float32))
         else:
-            _restore_tile(first, second, flags, scale, work[2][:n])
+            restore_tile(first, second, flags, scale, work[2][:n])
             store_float32(work[2][:n], target, out_kind)
 
 
@@ -71,9 +71,9 @@ def _move(base, base_kind, signs, kept, scale, out, out_kind, start, stop):
     for place in range(start, stop, TILE):
         n = min(TILE, stop - place)
         first = load_float32(base + place * size_of(base_kind), base_kind, n, work[0])
-        _unpack(bytes_at(signs + place // 8, (n + 7) // 8), flags)
+        unpack(bytes_at(signs + place // 8, (n + 7) // 8), flags)
         if kept != 0:
-            _unpack(bytes_at(kept + place // 8, (n + 7) // 8), moved)
+            unpack(bytes_at(kept + place // 8, (n + 7) // 8), moved)
         target = out + place * size_of(out_kind)
         if out_kind == 0:
             _move_tile(first, flags, moved, scale, bytes_at(target, 4 * n).view(np.float32))
@@ -88,7 +88,7 @@ def _move_kernel() -> Callable[..., None]:
 
 
 @cache
-def _threads(process: int, count: int) -> ThreadPoolExecutor:
+def pool(process: int, count: int) -> ThreadPoolExecutor:
     """Threads of this process: after a fork those of the parent are gone."""
     return ThreadPoolExecutor(count, thread_name_prefix="hf-ext-restore")
 
@@ -108,10 +108,10 @@ def restore_directions(base: torch.Tensor, planes: torch.Tensor, scale: float, o
 
 def _run(kernel: Callable[..., None], n: int, arguments: tuple[float, ...]) -> None:
     """Runs a kernel on parts of so many elements, as many at once as torch uses threads."""
-    count = max(1, min(torch.get_num_threads(), n // _THREAD_ELEMENTS))
+    count = max(1, min(torch.get_num_threads(), n // THREAD_ELEMENTS))
     share = max(1, -(-n // count // TILE)) * TILE
     edges = [(start, min(start + share, n)) for start in range(0, n, share)]
-    others = [_threads(os.getpid(), count - 1).submit(kernel, *arguments, *edge) for edge in edges[1:]]
+    others = [pool(os.getpid(), count - 1).submit(kernel, *arguments, *edge) for edge in edges[1:]]
     if edges:
         kernel(*arguments, *edges[0])
     for other in others:

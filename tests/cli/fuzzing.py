@@ -252,6 +252,7 @@ COMMANDS: list[tuple[int, str, str]] = [
     (1, "artifact", "push {x} org/name --dry-run --no-check"),
     (7, "artifact", "emr export {x} two {x}-out"),
     (5, "artifact", "emr compare {x}"),
+    (3, "artifact", "emr extract-lora {x} two {x}-out --rank 2"),
     (3, "artifact", "emr remove {x} two"),
     (20, "files/merge.yaml", "merge {x} --dry-run"),
     (8, "files/merge.yaml", "merge {x} --dump-yaml"),

@@ -59,7 +59,8 @@ def all_commands() -> dict[str, click.Command]:
 
 
 def test_the_commands_are_those_that_are_promised():
-    emr = {f"emr {name}" for name in ("add", "remove", "export", "verify", "compare", "pack", "statistics", "unpack")}
+    names = ("add", "remove", "export", "verify", "compare", "pack", "unpack", "extract-lora", "serve", "statistics")
+    emr = {f"emr {name}" for name in names}
     mrconv = {"mrconv make-listops", "mrconv plot"}
     semanir = {"restore", "semanir", "semanir explain"}
     dit = {"dit", "dit precompute", "dit sample"}

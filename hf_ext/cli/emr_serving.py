@@ -1,0 +1,128 @@
+"""hf-ext emr extract-lora and hf-ext emr serve: tasks of a merge where models are served."""
+
+import contextlib
+import signal
+from typing import Any
+
+import click
+
+from .errors import loads
+from .library import register_models
+from .output import print_json
+from .serving import FILE, read_token
+
+
+@click.command("extract-lora")
+@click.argument("places", metavar="(ARTIFACT TASK | FINE_TUNE) OUT", nargs=-1, required=True)
+@click.option("--rank", type=click.IntRange(min=1), help="Rank of every matrix.")
+@click.option("--error", type=click.FloatRange(0, 1), help="Or the largest relative error of a matrix's difference.")
+@click.option("--base", metavar="ID", help="The base: needed with FINE_TUNE, or if not found as ARTIFACT names it.")
+@click.option("--lora-only", is_flag=True, help="Leave out all but matrices of linear layers, as vLLM needs it.")
+@click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def extract_lora(
+    places: tuple[str, ...],
+    rank: int | None,
+    error: float | None,
+    base: str | None,
+    lora_only: bool,
+    endpoint: str | None,
+    as_json: bool,
+) -> None:
+    """Write TASK of ARTIFACT, or a FINE_TUNE of --base, as a LoRA that peft loads on the base.
+
+    The difference from the base is cut to a rank, matrix by matrix; the table shows error and size of other ranks.
+    Norms, embeddings and heads go along whole, unless --lora-only leaves them out.
+
+    \b
+    Examples:
+      hf-ext emr extract-lora merged a lora-a --rank 16
+      hf-ext emr extract-lora runs/a lora-a --base org/base --error 0.1 --lora-only
+    """
+    if len(places) not in (2, 3):
+        raise click.UsageError(f"Expected ARTIFACT TASK OUT, or FINE_TUNE OUT with --base; got {len(places)} words.")
+    if len(places) == 2 and base is None:
+        raise click.UsageError("Missing option --base for FINE_TUNE OUT; of a merge, give ARTIFACT TASK OUT.")
+    if (rank is None) == (error is None):
+        raise click.UsageError("Give one of --rank and --error.")
+    *words, out = places
+    task = words[1] if len(words) == 2 else None
+    report = write_lora(words[0], task, out, base, endpoint, rank=rank, error=error, lora_only=lora_only)
+    if as_json:
+        print_json(report)
+    else:
+        from hf_ext.merging.extracting import report_lines
+
+        click.echo("\n".join([*report_lines(report), f"adapter: {report['path']}"]))
+
+
+@loads
+def write_lora(
+    source: str, task: str | None, out: str, base: str | None, endpoint: str | None, **how: Any
+) -> dict[str, Any]:
+    """Opens what was named and writes its adapter."""
+    register_models()
+    from hf_ext.merging.extracting import extract_lora as run
+    from hf_ext.merging.pairs import open_fine_tune, open_task
+
+    opened = open_fine_tune(str(base), source, endpoint) if task is None else open_task(source, task, base, endpoint)
+    with opened as pair:
+        return run(pair, out, **how)
+
+
+@click.command()
+@click.argument("artifact")
+@click.option(
+    "--task", "names", metavar="NAME", multiple=True, help="Serve only this task; repeatable.  [default: all]"
+)
+@click.option("--base", metavar="ID", help="The base model, where it is not found as ARTIFACT names it.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address; other than loopback needs a token.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one."
+)
+@click.option(
+    "--token-file", "token", type=FILE, callback=read_token, help="File with the token that clients must send."
+)
+@click.option("--max-batch", default=32, show_default=True, type=click.IntRange(1), help="Samples in a batch.")
+@click.option(
+    "--wait-ms", default=5.0, show_default=True, type=click.FloatRange(0, 1000), help="How long a batch fills."
+)
+@click.option("--device", help="Where the model runs.  [default: cpu]")
+@click.option("--endpoint", help="Address of the Hub.  [default: HF_ENDPOINT]")
+def serve(artifact: str, host: str, port: int, token: str | None, **options: Any) -> None:
+    """Serve the tasks of ARTIFACT, a folder or org/name[@revision], over HTTP; each task is a model.
+
+    Clients of OpenAI's API name a task as the model: /v1/models, /v1/completions, /v1/chat/completions. /v1/classify
+    has the form of vLLM's, and /v1/restore takes a picture file and gives a PNG. Requests that come together are
+    answered together, also of different tasks. One model is in memory, and one thread uses it.
+
+    \b
+    Examples:
+      hf-ext emr serve merged
+      curl http://127.0.0.1:8000/v1/classify -H "Content-Type: application/json" -d '{"model": "a", "input": "Hi"}'
+      curl --data-binary @photo.jpg "http://127.0.0.1:8000/v1/restore?model=b" -o restored.png
+    """
+    from hf_ext.extras import check_installed
+
+    check_installed("fastapi", "uvicorn")
+    app, kinds = load_application(artifact, token=token, **options)
+    from hf_ext.serving.application import serve as run
+
+    def announce(url: str) -> None:
+        click.echo(f"Serving {artifact} at {url}/v1; Ctrl-C stops it. Models:")
+        for name, kind in kinds.items():
+            click.echo(f"  {name}  {kind}")
+
+    # A service manager stops a process with SIGTERM: let requests end, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        run(app, host, port, token, announce)
+
+
+@loads
+def load_application(artifact: str, **options: Any) -> tuple[Any, dict[str, str]]:
+    """The application, and what each task does."""
+    register_models()
+    from hf_ext.serving.application import load_application as run
+
+    return run(artifact, **options)

@@ -1,0 +1,313 @@
+"""The routes of `hf-ext emr serve`: OpenAI's of models, completions and chats, classify as of vLLM, and restore."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import json
+import queue
+import re
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from transformers import TextIteratorStreamer
+
+from hf_ext.emr import EMRModel
+
+from .tasks import ServedTask
+from .worker import Job, Worker
+
+# Of a request's body, and of the samples in it.
+_MAX_BYTES = 64 * 2**20
+_MAX_INPUTS = 256
+# Of one continuation: nobody keeps the one thread for ever.
+_MAX_TOKENS = 8192
+_OWN_NAMES = (b"127.0.0.1", b"localhost", b"[::1]")
+
+
+class _Body(BaseModel):
+    """What is not known is refused, so that no option is ignored in silence."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model: str
+
+
+class ClassifyBody(_Body):
+    """A text, a picture in base64 or a sound, or several."""
+
+    input: str | list[float] | list[str] | list[list[float]]
+
+
+class _GenerateBody(_Body):
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    stop: str | Annotated[list[str], Field(max_length=4)] = []
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    stream: bool = False
+    n: int = Field(1, ge=1, le=1)
+    user: str | None = None
+
+
+class CompletionBody(_GenerateBody):
+    """A prompt to continue."""
+
+    prompt: str
+    max_tokens: int = Field(16, ge=1, le=_MAX_TOKENS)
+
+
+class Message(BaseModel):
+    """What somebody said."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    role: str
+    content: str
+
+
+class ChatBody(_GenerateBody):
+    """A conversation to answer."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int = Field(256, ge=1, le=_MAX_TOKENS)
+
+
+class _Gate:
+    """Before the routes: the token or the name of the server, and no body without a length or over the limit."""
+
+    def __init__(self, app: Any, token: str | None) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and (refusal := self._refusal(dict(scope["headers"]), scope["method"])):
+            await _refuse(*refusal)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, headers: dict[bytes, bytes], method: str) -> tuple[int, str] | None:
+        sent = headers.get(b"authorization", b"")
+        name = re.sub(rb":\d+$", b"", headers.get(b"host", b""))
+        if self._token is None and name not in _OWN_NAMES:
+            # A web page can let its own name lead here, and a browser would send it what this server says.
+            return 403, f"this server has no token, so it answers to {b', '.join(_OWN_NAMES).decode()} only"
+        if self._token is not None and not hmac.compare_digest(sent, f"Bearer {self._token}".encode()):
+            return 401, "a token is needed: send it as `Authorization: Bearer TOKEN` (`api_key` of OpenAI's client)"
+        length = headers.get(b"content-length", b"0" if b"transfer-encoding" not in headers else b"")
+        if method == "POST" and not length.isdigit():
+            return 411, "send the body with a Content-Length, not in chunks"
+        if method == "POST" and int(length) > _MAX_BYTES:
+            return 413, f"the body has {int(length):,} bytes; at most {_MAX_BYTES:,} are taken"
+        return None
+
+
+def _refuse(status: int, message: str) -> JSONResponse:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
+
+
+class _Service:
+    """The routes and what they need."""
+
+    def __init__(self, tasks: dict[str, ServedTask], worker: Worker) -> None:
+        self._tasks, self._worker, self._made = tasks, worker, int(time.time())
+
+    def find(self, name: str, kind: str) -> ServedTask:
+        """The task that a request names."""
+        if name not in self._tasks:
+            known = ", ".join(self._tasks)
+            raise HTTPException(
+                404, f"there is no model {name!r:.100}; the models are the tasks of the merge: {known}"
+            )
+        task = self._tasks[name]
+        if task.kind != kind:
+            raise HTTPException(400, f"model {name!r} does {task.kind}, not {kind}; see /v1/models")
+        return task
+
+    async def answer(self, jobs: Sequence[Job]) -> list[Any]:
+        """Lets the worker answer."""
+        try:
+            futures = [asyncio.wrap_future(self._worker.submit(job)) for job in jobs]
+        except queue.Full:
+            raise HTTPException(503, "too many requests are waiting; try again later") from None
+        return list(await asyncio.gather(*futures))
+
+    async def models(self) -> dict[str, Any]:
+        """The tasks."""
+        about = {"object": "model", "created": self._made, "owned_by": "hf-ext"}
+        return {"object": "list", "data": [{"id": name, **about, "kind": t.kind} for name, t in self._tasks.items()]}
+
+    async def classify(self, body: ClassifyBody) -> dict[str, Any]:
+        """Labels and their probabilities."""
+        task = self.find(body.model, "classification")
+        several = isinstance(body.input, list) and not (body.input and isinstance(body.input[0], float))
+        given = body.input if isinstance(body.input, list) and several else [body.input]
+        if not 0 < len(given) <= _MAX_INPUTS:
+            raise HTTPException(400, f"`input` has {len(given)} samples; give 1 to {_MAX_INPUTS}")
+        if task.reads == "Sequence":
+            # Tokenizers are not for several threads.
+            jobs = [task.classification_job(sample) for sample in given]
+        else:
+            jobs = [await run_in_threadpool(task.classification_job, sample) for sample in given]
+        answers = [{"index": index} | answer for index, answer in enumerate(await self.answer(jobs))]
+        return {**_head("classify", "list", body.model), "data": answers}
+
+    async def complete(self, body: CompletionBody) -> Any:
+        """A continuation of a text."""
+        task = self.find(body.model, "generation")
+        return await self._generate(task, body, task.encode_prompt(body.prompt), body.max_tokens, chat=False)
+
+    async def chat(self, body: ChatBody) -> Any:
+        """The next message of a conversation."""
+        task = self.find(body.model, "generation")
+        messages = [message.model_dump() for message in body.messages]
+        return await self._generate(task, body, task.encode_prompt(messages), body.max_tokens, chat=True)
+
+    async def _generate(
+        self, task: ServedTask, body: _GenerateBody, tokens: list[int], longest: int, chat: bool
+    ) -> Any:
+        stop = [body.stop] if isinstance(body.stop, str) else body.stop
+        if body.stream and stop:
+            raise HTTPException(400, "`stop` does not go with `stream`; leave one out")
+        options = {"temperature": body.temperature, "top_p": body.top_p, "stop": stop, "seed": body.seed}
+        streamer = (
+            TextIteratorStreamer(task.reader, skip_prompt=True, skip_special_tokens=True) if body.stream else None
+        )
+        job = task.generation_job(tokens, streamer, max_tokens=longest, **options)
+        kind = "chat.completion" if chat else "text_completion"
+        if streamer is None:
+            (found,) = await self.answer([job])
+            text = {"message": {"role": "assistant", "content": found["text"]}} if chat else {"text": found["text"]}
+            choice = {"index": 0, **text, "finish_reason": found["finish_reason"], "logprobs": None}
+            prompt, made = found["prompt_tokens"], found["completion_tokens"]
+            usage = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+            return {**_head("chatcmpl" if chat else "cmpl", kind, body.model), "choices": [choice], "usage": usage}
+        head = _head("chatcmpl", f"{kind}.chunk", body.model) if chat else _head("cmpl", kind, body.model)
+        job.answer.add_done_callback(lambda _: streamer.end())
+        with contextlib.suppress(queue.Full):
+            self._worker.submit(job)
+            return StreamingResponse(_events(job, streamer, head, chat), media_type="text/event-stream")
+        raise HTTPException(503, "too many requests are waiting; try again later")
+
+    async def restore(self, request: Request, model: str) -> Response:
+        """The body is a picture file; a PNG comes back."""
+        task = self.find(model, "restoration")
+        (data,) = await self.answer([task.restoration_job(await request.body())])
+        return Response(data, media_type="image/png")
+
+
+def _head(name: str, kind: str, model: str) -> dict[str, Any]:
+    return {"id": f"{name}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _events(job: Job, streamer: TextIteratorStreamer, head: dict[str, Any], chat: bool) -> Iterator[str]:
+    """A continuation as server-sent events, piece by piece."""
+
+    def event(text: str | None, why: str | None = None) -> str:
+        piece: dict[str, Any] = {"delta": {} if text is None else {"content": text}} if chat else {"text": text or ""}
+        choice = {"index": 0, **piece, "finish_reason": why, "logprobs": None}
+        return f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
+
+    for text in streamer:
+        if text:
+            yield event(text)
+    try:
+        yield event(None, job.answer.result()["finish_reason"])
+    except Exception as error:
+        message = str(error) if isinstance(error, ValueError) else "the server failed; see its log"
+        yield f"data: {json.dumps({'error': {'message': message, 'type': 'server_error'}})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def load_application(
+    artifact: str,
+    *,
+    names: Sequence[str] = (),
+    base: str | None = None,
+    endpoint: str | None = None,
+    device: str | None = None,
+    token: str | None = None,
+    max_batch: int = 32,
+    wait_ms: float = 5.0,
+) -> tuple[FastAPI, dict[str, str]]:
+    """
+    Loads an artifact and makes an application of it; its worker runs until the application ends.
+
+    Args:
+        artifact (`str`): Folder, or `org/name[@revision]`.
+        names (`Sequence[str]`, *optional*): The tasks to serve; all by default.
+        base, endpoint, device (`str`, *optional*): As of [`EMRModel.from_pretrained`].
+        token (`str`, *optional*): What clients have to send.
+        max_batch (`int`, *optional*, defaults to 32): Samples in a batch.
+        wait_ms (`float`, *optional*, defaults to 5): How long the first sample of a batch waits for others.
+
+    Returns:
+        `tuple[FastAPI, dict[str, str]]`: The application, and what each task does.
+
+    Raises:
+        ValueError: A task that is not there, or that cannot be served.
+    """
+    emr = EMRModel.from_pretrained(artifact, next(iter(names), None), base=base, endpoint=endpoint, device=device)
+    tasks = {name: ServedTask(emr, name) for name in dict.fromkeys(names or emr.tasks)}
+    app = _make_application(tasks, Worker(emr, max_batch, wait_ms / 1000), token)
+    return app, {name: task.kind for name, task in tasks.items()}
+
+
+def _make_application(tasks: dict[str, ServedTask], worker: Worker, token: str | None) -> FastAPI:
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(worker.close)
+
+    app = FastAPI(title="hf-ext", lifespan=lifespan, docs_url=None, redoc_url=None)
+    service = _Service(tasks, worker)
+    app.get("/v1/models")(service.models)
+    app.post("/v1/classify", response_model=None)(service.classify)
+    app.post("/v1/completions", response_model=None)(service.complete)
+    app.post("/v1/chat/completions", response_model=None)(service.chat)
+    app.post("/v1/restore", response_model=None)(service.restore)
+    app.add_middleware(_Gate, token=token)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        found = {".".join(str(part) for part in item["loc"] if part != "body"): item["msg"] for item in error.errors()}
+        return _refuse(400, "; ".join(f"{place or 'body'}: {message}" for place, message in found.items()))
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> Response:
+        return _refuse(error.status_code, str(error.detail))
+
+    @app.exception_handler(ValueError)
+    async def wrong(_: Request, error: ValueError) -> Response:
+        return _refuse(400, str(error))
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        return _refuse(500, "the server failed; see its log")
+
+    return app
+
+
+def serve(app: FastAPI, host: str, port: int, token: str | None, announce: Callable[[str], None]) -> None:
+    """Listens until Ctrl-C or SIGTERM, after telling the address."""
+    try:
+        (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    except OSError as error:
+        raise ValueError(f"cannot listen on host {host!r}: {error}") from error
+    if token is None and not ipaddress.ip_address(address).is_loopback:
+        raise ValueError(f"host {host!r} is not loopback: set a token, or listen on 127.0.0.1")
+    config = uvicorn.Config(app, log_level="warning", access_log=False)
+    family = socket.AF_INET6 if ":" in str(address) else socket.AF_INET
+    with socket.create_server((str(address), port), family=family, backlog=2048) as listening:
+        name = f"[{address}]" if family == socket.AF_INET6 else address
+        announce(f"http://{name}:{listening.getsockname()[1]}")
+        uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,261 @@
+"""Adapters made of differences: peft loads them on the base, and they answer as the fine-tune within what is told."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from hf_ext.emr import EMRModel
+from hf_ext.merging.adapters import DeltaSource
+from hf_ext.merging.extracting import cut_matrix, extract_lora, report_lines
+from hf_ext.merging.pairs import open_fine_tune, open_task
+from hf_ext.merging.sources import open_weights
+from tests.emr.emr_testing import perturb, perturb_named, tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_weights
+from tests.emr.use_testing import merge
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+TOKENS = torch.arange(12).reshape(2, 6)
+
+
+def load_adapter(base: Any, folder: Path) -> Any:
+    """The base with the adapter; what peft says of tied embeddings and of missing biases is known."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
+        warnings.filterwarnings("ignore", "`lora_bias=True` was passed but", UserWarning)
+        return PeftModel.from_pretrained(base, folder).eval()
+
+
+def family(folder: Path, base: PreTrainedModel) -> Path:
+    """A merge of two fine-tunes of a model."""
+    base.save_pretrained(folder / "base")
+    for seed in (1, 2):
+        model: Any = type(base).from_pretrained(folder / "base")
+        perturb(model, seed, 2e-2)
+        model.save_pretrained(folder / f"t{seed}")
+    return merge(folder / "base", {"a": folder / "t1", "b": folder / "t2"}, folder / "merged")
+
+
+def vit(folder: Path) -> tuple[Path, type[Any], dict[str, torch.Tensor]]:
+    """Its file has other names than the model: transformers renames them on loading."""
+    config = ViTConfig(image_size=8, patch_size=4, **SMALL)
+    return (
+        family(folder, ViTForImageClassification(config)),
+        ViTForImageClassification,
+        {"pixel_values": torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)},
+    )
+
+
+def gpt2(folder: Path) -> tuple[Path, type[Any], dict[str, torch.Tensor]]:
+    """Its matrices are [in, out], and its head is tied to its embedding."""
+    base = tiny_gpt2(folder / "base")
+    tasks = {name: tiny_gpt2(folder / name, seed, base=base, noise=2e-2) for seed, name in enumerate("ab", 1)}
+    return merge(base, tasks, folder / "merged"), GPT2LMHeadModel, {"input_ids": TOKENS}
+
+
+def qwen(folder: Path) -> tuple[Path, type[Any], dict[str, torch.Tensor]]:
+    """Some of its linear layers have a bias, others none."""
+    config = Qwen2Config(vocab_size=30, num_key_value_heads=1, **SMALL)
+    return family(folder, Qwen2ForCausalLM(config)), Qwen2ForCausalLM, {"input_ids": TOKENS}
+
+
+def t5(folder: Path) -> tuple[Path, type[Any], dict[str, torch.Tensor]]:
+    """One embedding in four modules."""
+    config = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS}
+    return family(folder, T5ForConditionalGeneration(config)), T5ForConditionalGeneration, inputs
+
+
+@pytest.mark.parametrize("make", [vit, gpt2, qwen, t5])
+def test_at_full_rank_the_adapter_answers_as_the_task(make: Callable[..., Any], tmp_path: Path):
+    torch.manual_seed(0)
+    merged, kind, inputs = make(tmp_path)
+    with open_task(str(merged), "a") as pair:
+        report = extract_lora(pair, tmp_path / "lora", rank=64)
+    plain = kind.from_pretrained(tmp_path / "base").eval()
+    with torch.no_grad():
+        before = plain(**inputs).logits
+        wanted = EMRModel.from_pretrained(merged, "a").model(**inputs).logits
+        found = load_adapter(plain, tmp_path / "lora")(**inputs).logits
+    assert (found - wanted).abs().max() < 1e-4 < 1e-3 < (before - wanted).abs().max()
+    assert report["left_out"] == [] and report["error"] < 1e-5
+    # At full rank it is no gain.
+    assert report["bytes"] > report["bytes_of_fine_tune"]
+    assert any("the fine-tune itself is not larger" in line for line in report_lines(report))
+    assert report["bytes"] == (tmp_path / "lora" / "adapter_model.safetensors").stat().st_size
+    assert not list((tmp_path / "lora").glob(".*"))
+
+
+@pytest.fixture(scope="module")
+def berts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A merge of classifiers with heads of their own, over a base without one; the fine-tunes lie beside it."""
+    place = tmp_path_factory.mktemp("berts")
+    base = tiny_bert(place / "base")
+    for seed, name in enumerate("ab", 1):
+        tiny_bert(place / name, seed, base=base, num_labels=seed + 2, noise=2e-2)
+    merge(base, {"a": place / "a", "b": place / "b"}, place / "merged")
+    return place
+
+
+def classify(folder: Path, berts: Path) -> torch.Tensor:
+    """Logits of the base with an adapter, whose folder has the configuration of the task."""
+    config = BertConfig.from_pretrained(folder)
+    base = BertForSequenceClassification.from_pretrained(berts / "base", config=config)
+    with torch.no_grad():
+        logits: torch.Tensor = load_adapter(base, folder)(input_ids=TOKENS).logits
+    return logits
+
+
+def test_a_new_head_goes_along_and_peft_merges_the_adapter(berts: Path, tmp_path: Path):
+    with open_fine_tune(str(berts / "base"), str(berts / "b")) as pair:
+        report = extract_lora(pair, tmp_path / "lora", error=0)
+    own = BertForSequenceClassification.from_pretrained(berts / "b").eval()
+    with torch.no_grad():
+        wanted = own(input_ids=TOKENS).logits
+    assert (classify(tmp_path / "lora", berts) - wanted).abs().max() < 1e-4
+    assert "classifier" in report["modules_to_save"] and wanted.shape == (2, 4)
+    # Read as full weights, as a merge does, it is the fine-tune.
+    tuned = load_file(berts / "b" / "model.safetensors")
+    with open_weights("base", berts / "base") as base, open_weights("b", tmp_path / "lora") as adapter:
+        source = DeltaSource(adapter, base)
+        assert len(source.tensors) == len(tuned)
+        for name in source.tensors:
+            torch.testing.assert_close(source.read(name), tuned[name], rtol=0, atol=1e-6)
+
+
+def test_each_matrix_gets_the_smallest_rank_that_keeps_the_error(berts: Path, tmp_path: Path):
+    with open_task(str(berts / "merged"), "a") as pair:
+        report = extract_lora(pair, tmp_path / "lora", error=0.3)
+        name = "bert.encoder.layer.0.intermediate.dense"
+        difference = pair.read(f"{name}.weight") - pair.read_base(f"{name}.weight")
+    squares = torch.linalg.svdvals(difference.double()).square()
+    errors = [float(squares[rank:].sum() / squares.sum()) ** 0.5 for rank in range(len(squares))]
+    found = report["matrices"][name]
+    assert errors[found["rank"]] <= 0.3 < errors[found["rank"] - 1]
+    assert found["error"] == pytest.approx(errors[found["rank"]], rel=1e-3)
+    config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
+    assert len(set(config["rank_pattern"].values())) > 1 and config["rank_pattern"] == config["alpha_pattern"]
+    assert config["r"] == config["lora_alpha"] == max(config["rank_pattern"].values())
+    assert all(found["error"] <= 0.3 for found in report["matrices"].values())
+    by_rank = {row["rank"]: row["error"] for row in report["by_rank"]}
+    assert sorted(by_rank.values(), reverse=True) == list(by_rank.values()) and by_rank[16] < 1e-6
+
+
+def test_answers_come_nearer_with_the_rank(berts: Path, tmp_path: Path):
+    own = BertForSequenceClassification.from_pretrained(berts / "a").eval()
+    with torch.no_grad():
+        wanted = own(input_ids=TOKENS).logits
+    distances = []
+    for rank in (1, 8, 16):
+        with open_fine_tune(str(berts / "base"), str(berts / "a")) as pair:
+            report = extract_lora(pair, tmp_path / str(rank), rank=rank)
+        assert report["rank"] == rank
+        distances.append(float((classify(tmp_path / str(rank), berts) - wanted).norm()))
+    assert distances[0] > distances[1] > distances[2] and distances[2] < 1e-5
+
+
+def test_lora_only_leaves_out_what_vllm_does_not_read_and_tells_what_that_costs(berts: Path, tmp_path: Path):
+    with open_task(str(berts / "merged"), "a") as pair:
+        report = extract_lora(pair, tmp_path / "lora", rank=16, lora_only=True)
+        squares = {
+            name: float((pair.read(name).double() - pair.read_base(name).double()).square().sum())
+            for name in pair.names
+            if name in pair.base_shapes
+        }
+    config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
+    assert (config["modules_to_save"], config["lora_bias"], config["rank_pattern"]) == (None, False, {})
+    assert config["r"] == config["lora_alpha"] == 16
+    names = load_file(tmp_path / "lora" / "adapter_model.safetensors")
+    assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in names)
+    lost = {item["name"]: item["error"] for item in report["left_out"]}
+    assert lost["classifier.weight"] is None and "bert.encoder.layer.0.output.LayerNorm.weight" in lost
+    known = {name: error for name, error in lost.items() if error is not None}
+    whole = sum(squares.values())
+    assert known == {name: pytest.approx((squares[name] / whole) ** 0.5) for name in known}
+    assert report["error"] == pytest.approx(sum(error**2 for error in known.values()) ** 0.5, rel=1e-3)
+    assert report["vllm"] == {"max_lora_rank": 16, "obstacles": []}
+
+
+def test_a_fine_tune_of_a_low_rank_is_found_again(tmp_path: Path):
+    base = tiny_gpt2(tmp_path / "base")
+    model: Any = GPT2LMHeadModel.from_pretrained(base)
+    generator = torch.Generator().manual_seed(0)
+    for block in model.transformer.h:
+        weight = block.mlp.c_fc.weight.data
+        weight += torch.randn(16, 3, generator=generator) @ torch.randn(3, 64, generator=generator)
+    model.save_pretrained(tmp_path / "tuned")
+    with open_fine_tune(str(base), str(tmp_path / "tuned")) as pair:
+        report = extract_lora(pair, tmp_path / "lora", error=1e-4)
+    assert {name: found["rank"] for name, found in report["matrices"].items()} == {
+        "transformer.h.0.mlp.c_fc": 3,
+        "transformer.h.1.mlp.c_fc": 3,
+    }
+    assert report["modules_to_save"] == report["biases"] == report["left_out"] == []
+
+
+def test_a_fine_tune_of_biases_alone(berts: Path, tmp_path: Path):
+    model: Any = BertForSequenceClassification.from_pretrained(berts / "a")
+    perturb_named(model, lambda name: name.endswith("dense.bias"), 5, 0.1)
+    model.save_pretrained(tmp_path / "tuned")
+    with open_fine_tune(str(berts / "a"), str(tmp_path / "tuned")) as pair:
+        report = extract_lora(pair, tmp_path / "lora", rank=4)
+    assert report["biases"] and report["modules_to_save"] == [] and report["error"] == 0
+    with torch.no_grad():
+        wanted = model.eval()(input_ids=TOKENS).logits
+        base = BertForSequenceClassification.from_pretrained(berts / "a")
+        assert (load_adapter(base, tmp_path / "lora")(input_ids=TOKENS).logits - wanted).abs().max() < 1e-5
+
+
+def test_random_projections_are_near_the_best_and_the_same_every_time():
+    difference = torch.randn(1100, 1200, generator=torch.Generator().manual_seed(0))
+    a, b, squares = cut_matrix(difference, 8, None)
+    again = cut_matrix(difference, 8, None)
+    assert a.equal(again[0]) and b.equal(again[1]) and len(squares) == 8
+    best = float(torch.linalg.svdvals(difference).square()[8:].sum()) ** 0.5
+    assert best <= float((difference - b @ a).norm()) * (1 + 1e-5) <= best * 1.005
+
+
+def test_what_cannot_be_extracted_is_refused_in_words(berts: Path, tmp_path: Path):
+    base, a = str(berts / "base"), str(berts / "a")
+
+    def refusal(base: str, tuned: str, out: str = "lora", **options: Any) -> str:
+        with pytest.raises(ValueError) as refused, open_fine_tune(base, tuned) as pair:
+            extract_lora(pair, tmp_path / out, **(options or {"rank": 1}))
+        return str(refused.value)
+
+    assert "give either a rank or an error" in refusal(base, a, rank=1, error=0.1)
+    assert "no linear layer differs from the base" in refusal(a, a)
+    assert "is of peft" in refusal(base, str(tiny_adapter(tmp_path / "adapter", berts / "base")))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    assert "there is something here already" in refusal(base, a, "full")
+    assert "is no fine-tune of" in refusal(str(tiny_gpt2(tmp_path / "gpt2")), a)
+    write_weights(tmp_path / "raw", load_file(berts / "a" / "model.safetensors"))
+    assert "there is no config.json" in refusal(base, str(tmp_path / "raw"))
+    unets = [tiny_unet(tmp_path / "unet"), tiny_unet(tmp_path / "u1", 1, base=tmp_path / "unet")]
+    merged = merge(unets[0], {"a": unets[1]}, tmp_path / "merged")
+    with pytest.raises(ValueError, match="is a merge of diffusers"), open_task(str(merged), "a"):
+        pass
+    with pytest.raises(ValueError, match="there is no task 'x'"), open_task(str(berts / "merged"), "x"):
+        pass
+    assert not (tmp_path / "lora").exists()
