@@ -391,6 +391,35 @@ def statistics(
     show_result(done, as_json)
 
 
+@emr.command(name="learn-weights")
+@click.argument("file", metavar="FILE.yaml", type=CONFIG_FILE)
+@click.option(
+    "--config", "configs", metavar="NAME=YAML", multiple=True, help="Method, task and data.eval of each task."
+)
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="YAML file to write.")
+@click.option("--steps", default=500, show_default=True, type=click.IntRange(min=1), help="Steps of Adam.")
+@click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Its learning rate.")
+@click.option("--batch-size", default=16, show_default=True, type=click.IntRange(min=1), help="Examples of each task.")
+@click.option("--shared", is_flag=True, help="One weight for each task, not one for each of its tensors.")
+def learn_weights(file: Path, configs: tuple[str, ...], out: Path, **options: Any) -> None:
+    """Learn the weights of task arithmetic for the classifiers of the merge FILE.yaml, without labels (AdaMerging).
+
+    The entropy of what the tasks' heads answer falls on the examples of data.eval; labels are not looked at. OUT is
+    the same merge with the weights. Exclude the heads. Base and fine-tunes are in memory. Processes of accelerate
+    launch share the work.
+
+    \b
+    Examples:
+      hf-ext emr learn-weights a.yaml --config a=a.yaml --config b=a.yaml --out learned.yaml
+    """
+    from hf_ext.merging.adamerging import write_weights
+
+    named = {name: Path(place) for name, place in map(name_and_source, configs)}
+    write_weights(file, named, out, **options)
+    if os.environ.get("RANK", "0") == "0":
+        click.echo(out)
+
+
 @emr.command()
 @click.argument("artifact", type=ARTIFACT)
 @click.argument("archive", metavar="FILE.tar.zst", type=click.Path(dir_okay=False, path_type=Path))

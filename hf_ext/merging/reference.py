@@ -19,7 +19,8 @@ A mergekit file is taken over where both have the method: linear (`average`), sl
 (`ties_by_tensor`) and model_stock (with `away`). Its lists and filters mean the same there.
 
 Statistics are what a method knows of each task's data, `statistics: {a: a.safetensors}`; `hf-ext emr statistics MODEL
---config YAML --kind KIND --out FILE` measures them on the data of a training.
+--config YAML --kind KIND --out FILE` measures them on the data of a training. AdaMerging is task_arithmetic whose
+weights `hf-ext emr learn-weights` learns from examples without labels.
 
 Methods of whole tensors hold one tensor of every model in memory at a time; the others hold blocks.
 """

@@ -1,0 +1,195 @@
+"""AdaMerging: Yang et al., https://arxiv.org/abs/2310.02575: the weights of task arithmetic, learned without labels.
+
+The weights are those with which each task's head is surest of its answers: the entropy of its predictions, on examples
+like those it will see, falls. Base and fine-tunes are in memory; the result is a configuration of a merge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import yaml
+from accelerate import Accelerator
+from torch import nn
+from torch.func import functional_call
+from torch.utils.data import default_collate
+from tqdm import trange
+
+from ..files import whole_file
+from .configuration import MergeConfig, load_config
+from .plan import Plan, make_plan
+
+if TYPE_CHECKING:
+    import datasets
+
+    from ..training.task import Task
+
+Batch = dict[str, torch.Tensor]
+START = 0.3
+
+
+class WeightedMerge(nn.Module):
+    """
+    Models of the tasks whose merged tensors are W_0 + Σ_t w_t τ_t, with a weight for each task and tensor.
+
+    Args:
+        plan ([`Plan`]): Of the merge: which tensors, and their names in each task.
+        models (`list[torch.nn.Module]`): The tasks' models, in the order of the plan.
+    """
+
+    def __init__(self, plan: Plan, models: list[nn.Module]) -> None:
+        super().__init__()
+        # only the weights are parameters: the models are not of this module
+        self.models = [model.requires_grad_(False).eval() for model in models]
+        self.rows = plan.merged_rows
+        self.base, self.vectors = [], []
+        for row in self.rows:
+            if row.elements != plan.base.read(row.name).numel():
+                raise ValueError(f"{row.name!r} is merged in part; exclude it, or choose another shape_policy.")
+            base = plan.base.read(row.name).float()
+            named = zip(plan.tasks, row.task_names, strict=True)
+            self.base.append(base)
+            for model, name in zip(models, row.task_names, strict=True):
+                if name is not None and name not in model.state_dict():
+                    raise ValueError(f"{type(model).__name__} has no tensor {name!r}, which its checkpoint has.")
+            self.vectors.append(
+                [torch.zeros_like(base) if name is None else task.read(name).float() - base for task, name in named]
+            )
+        self.weight = nn.Parameter(torch.full((len(models), len(self.rows)), START))
+
+    def place(self, device: torch.device) -> WeightedMerge:
+        """The same on a device."""
+        self.models = [model.to(device) for model in self.models]
+        self.base = [base.to(device) for base in self.base]
+        self.vectors = [[vector.to(device) for vector in vectors] for vectors in self.vectors]
+        return self.to(device)
+
+    def merge(self, task: int) -> dict[str, torch.Tensor]:
+        """The merged tensors by their names in a task's model."""
+        return {
+            name: base + sum(weight * vector for weight, vector in zip(self.weight[:, index], vectors, strict=True))
+            for index, (row, base, vectors) in enumerate(zip(self.rows, self.base, self.vectors, strict=True))
+            if (name := row.task_names[task]) is not None
+        }
+
+    def forward(self, batches: list[Batch]) -> torch.Tensor:
+        """The sum over tasks of the mean entropy of their predictions, in nats."""
+        total = self.weight.new_zeros(())
+        for task, batch in enumerate(batches):
+            answer = functional_call(self.models[task], self.merge(task), kwargs=batch)
+            logits = getattr(answer, "logits", None)
+            if logits is None or logits.ndim != 2:
+                raise ValueError(
+                    f"{type(self.models[task]).__name__} does not choose one class for an example; AdaMerging learns "
+                    "from the entropy of classifiers."
+                )
+            chances = logits.float().log_softmax(-1)
+            total = total - (chances.exp() * chances).sum(-1).mean()
+        return total
+
+
+def learn_weights(
+    config: MergeConfig | Mapping[str, Any] | str | Path,
+    parts: Mapping[str, tuple[Task, datasets.Dataset]],
+    *,
+    steps: int = 500,
+    learning_rate: float = 1e-3,
+    batch_size: int = 16,
+    shared: bool = False,
+    show: Callable[[int, float], None] | None = None,
+) -> MergeConfig:
+    """
+    Learns how much of each task goes into each tensor. The processes of `accelerate launch` share the examples.
+
+    Args:
+        config ([`MergeConfig`], `Mapping`, `str` or `Path`):
+            The merge, or the path of its YAML file; its method does not count. The heads should be excluded.
+        parts (`Mapping[str, tuple[Task, datasets.Dataset]]`): Of each task how its model gets examples, and these.
+        steps (`int`, *optional*, defaults to 500): Steps of Adam.
+        learning_rate (`float`, *optional*, defaults to 1e-3): Its learning rate.
+        batch_size (`int`, *optional*, defaults to 16): Examples of each task in a step of a process.
+        shared (`bool`, *optional*, defaults to `False`): One weight for each task, not one for each of its tensors.
+        show (`Callable[[int, float], None]`, *optional*): Called after each step with its number and entropy.
+
+    Returns:
+        [`MergeConfig`]: The same merge by task arithmetic, with the weights.
+    """
+    config = dataclasses.replace(load_config(config), method="task_arithmetic", options={}, statistics={})
+    if parts.keys() != config.tasks.keys():
+        raise ValueError(f"the tasks are {', '.join(config.tasks)}; got data of {', '.join(parts) or 'none'}.")
+    accelerator = Accelerator()
+    with make_plan(config) as plan:
+        models = [parts[name][0].build_model({}, source) for name, source in config.tasks.items()]
+        merge = WeightedMerge(plan, models).place(accelerator.device)
+    batches = [draw_batches(*parts[name], batch_size, accelerator.process_index) for name in config.tasks]
+    model, optimizer = accelerator.prepare(merge, torch.optim.Adam(merge.parameters(), lr=learning_rate))
+    for step in trange(steps, desc="learning", leave=False, disable=None if accelerator.is_main_process else True):
+        given = [{name: values.to(accelerator.device) for name, values in next(part).items()} for part in batches]
+        entropy = model(given)
+        accelerator.backward(entropy)
+        if shared and (gradient := merge.weight.grad) is not None:
+            # equal gradients keep equal what began so
+            merge.weight.grad = gradient.mean(1, keepdim=True).expand_as(gradient).clone()
+        optimizer.step()
+        optimizer.zero_grad()
+        if show is not None:
+            show(step, float(entropy.detach()))
+    learned = merge.weight.detach().cpu()
+    return dataclasses.replace(config, options={"weight": describe_weights(merge, learned, [*config.tasks])})
+
+
+def write_weights(file: Path, configs: Mapping[str, Path], out: Path, **options: Any) -> None:
+    """
+    Learns the weights of the merge in a YAML file, and writes the merge with them as another.
+
+    Args:
+        file (`Path`): The merge.
+        configs (`Mapping[str, Path]`): Of each task the YAML file of its training: `data.eval` and `task` count.
+        out (`Path`): The file to write.
+        options (`Any`): Those of [`learn_weights`].
+
+    Raises:
+        FileExistsError: `out` is there.
+        ValueError: A file has no `data.eval`, or something does not fit.
+    """
+    from ..training.arguments import TrainingArguments, build, read_yaml
+    from ..training.launch import build_task
+    from ..training.sources import open_source
+
+    if out.exists():
+        raise FileExistsError(f"{out} is there; remove it, or name another file.")
+    parts = {}
+    for name, place in configs.items():
+        arguments = build(TrainingArguments, {"output_dir": "", **read_yaml(place)})
+        sources = [*arguments.data_arguments.eval_sources.values()]
+        if not sources:
+            raise ValueError(f"{place} has no data.eval section: say from which examples to learn.")
+        parts[name] = build_task(arguments), open_source(sources[0], "data.eval")
+    learned = learn_weights(file, parts, **options)
+    if Accelerator().is_main_process:
+        with whole_file(out, "w") as written:
+            yaml.safe_dump(learned.to_dict(), written, sort_keys=False)
+
+
+def draw_batches(task: Task, data: datasets.Dataset, batch_size: int, rank: int) -> Iterator[Batch]:
+    """Batches of examples without their labels, drawn anew for each."""
+    random = np.random.default_rng((11, rank))
+    while True:
+        chosen = random.integers(len(data), size=batch_size)
+        batch = default_collate([task.training_sample(data[int(index)], random) for index in chosen])
+        yield {name: values for name, values in batch.items() if name != "labels"}
+
+
+def describe_weights(merge: WeightedMerge, weight: torch.Tensor, tasks: list[str]) -> dict[str, Any]:
+    """The weights as a configuration has them: the first text that is in a tensor's name holds."""
+    # a longer name may hold a shorter one
+    order = sorted(range(len(merge.rows)), key=lambda index: -len(merge.rows[index].name))
+    return {
+        task: [{"filter": merge.rows[index].name, "value": float(weight[place, index])} for index in order]
+        for place, task in enumerate(tasks)
+    }
