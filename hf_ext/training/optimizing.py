@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
+from ..settings import refuse_unknown
 from .arguments import ParameterRule, TrainingArguments
 from .task import Task
 
@@ -33,8 +34,7 @@ def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArgu
     options = {name: value for name, value in options.items() if name in known}
     if arguments.optim in _FUSED:
         options["fused"] = True
-    if unknown := sorted(arguments.optim_args.keys() - known.keys()):
-        raise ValueError(f"optim_args: {arguments.optim} has no {', '.join(unknown)}; it has {', '.join(known)}.")
+    refuse_unknown(arguments.optim_args, known, f" in optim_args of {arguments.optim}")
     try:
         return kind(groups, **{**options, **arguments.optim_args})
     except (TypeError, ValueError) as error:
