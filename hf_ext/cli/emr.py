@@ -72,13 +72,31 @@ def method_options() -> list[click.Parameter]:
         click.Option(["--method"], type=choice(*METHODS), help=f"How to merge: {labels}.  [default: emr]")
     ]
     for name, holders in options_by_name().items():
-        option = next(iter(holders.values()))
-        told = ", ".join(f"{holder}: {own.default}" for holder, own in holders.items())
-        kind = choice(*option.choices) if option.choices else option.kind
+        option, dashed = next(iter(holders.values())), name.replace("_", "-")
+        told = ", ".join(f"{holder}: {str(own.default).lower()}" for holder, own in holders.items())
+        flag = option.kind is bool
         found.append(
-            click.Option([f"--{name.replace('_', '-')}"], type=kind, help=f"{option.help}  [default: {told}]")
+            click.Option(
+                [f"--{dashed}/--no-{dashed}" if flag else f"--{dashed}"],
+                type=None if flag else choice(*option.choices) if option.choices else Number(),
+                default=None,
+                help=f"{option.help}  [default: {told}]",
+            )
         )
     return found
+
+
+class Number(click.ParamType):
+    """A number, or as YAML has it a list by layer or a mapping by task."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
+            return click.FLOAT.convert(value, param, ctx)
+        from hf_ext.settings import parse_yaml
+
+        return parse_yaml(value)
 
 
 def field_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -111,15 +129,16 @@ def merge(
 ) -> None:
     """Merge fine-tunes of one model, local folders or org/name[@revision], into one model and a 1-bit mask per task.
 
-    What a YAML file says is replaced by the options. Everything is checked, and the plan shown, before any weight is
-    read. The weights are streamed: neither the memory nor the disk holds the models. The same command continues a
-    merge that was interrupted, with the same result.
+    What a YAML file says, ours or one of mergekit, is replaced by the options. Everything is checked, and the plan
+    shown, before any weight is read. The weights are streamed: neither the memory nor the disk holds the models. The
+    same command continues a merge that was interrupted, with the same result.
 
     \b
     Examples:
       hf-ext merge --base org/base --task a=org/a --task b=runs/b --out merged
       hf-ext merge --base org/base --task a=org/a --task b=org/b@v1 --method ties --out ties --dry-run
       hf-ext merge merge.yaml merged --rescale l2
+      hf-ext merge merge.yaml merged --method task_arithmetic --weight '{a: 0.5, b: [0.2, 0.8]}'
 
     \b
     Several processes or machines that share a disk:

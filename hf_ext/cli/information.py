@@ -132,6 +132,7 @@ def read_merge(folder: Path) -> dict[str, Any] | None:
     return {
         "method": manifest.method.get("method"),
         "rescale": manifest.method.get("rescale"),
+        "deltas": manifest.deltas,
         "base": {"source": manifest.base.source, "revision": manifest.base.revision},
         "tasks": {
             name: {
@@ -158,7 +159,8 @@ def merge_rows(merge: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     for name, task in merge["tasks"].items():
         scale = "by tensor" if task["scale"] is None else f"{task['scale']:.4f}"
-        rows.append((f"task {name}", f"λ {scale}, mask density {task['density']:.4f}, from {place(task)}"))
+        kept = "kept" if merge["deltas"] else "mask density"
+        rows.append((f"task {name}", f"λ {scale}, {kept} {task['density']:.4f}, from {place(task)}"))
     return rows
 
 

@@ -58,7 +58,8 @@ _PIECE_CPU = 2**18
 _PIECE_GPU = 2**26
 
 
-def _pieces(tensor: Tensor) -> Iterator[slice]:
+def list_pieces(tensor: Tensor) -> Iterator[slice]:
+    """Runs of elements that are worked on at once."""
     step = _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_GPU
     return (slice(start, min(start + step, len(tensor))) for start in range(0, len(tensor), step))
 
@@ -120,7 +121,7 @@ def _task_sums(base: Tensor, weights: Tensor, unified: Tensor, bits: Tensor) -> 
 
 
 def restore(base: Tensor, unified: Tensor, mask: Tensor, scale: float, out: Tensor) -> None:
-    for part in _pieces(base):
+    for part in list_pieces(base):
         bits = unpack_mask(mask[part.start // 8 :], part.stop - part.start)
         start = base[part].float()
         moved = (unified[part].float() - start).mul_(scale).add_(start)
@@ -199,6 +200,7 @@ class Kernels(NamedTuple):
     restore: Callable[..., None]
     multiply: Callable[[Tensor, Tensor], Tensor]
     run_files: Callable[..., bool] | None = None
+    restore_directions: Callable[..., None] | None = None
 
 
 _TORCH = Kernels(run_block, restore, multiply)

@@ -56,7 +56,7 @@ def open_masks(folder: str | Path, manifest: Manifest, task: str) -> Checkpoint:
             base = merged.get(record.base_name(name))
             _require(base is not None, str(path), f"{name!r} is the mask of no merged tensor")
             assert base is not None
-            _require_mask(masks.info(name), base.elements, path, name)
+            _require_mask(masks.info(name), base.elements, manifest.deltas or 1, path, name)
             _require(record.scale is not None or name in record.scales, str(path), f"{name!r} has no scale")
     return masks
 
@@ -109,8 +109,8 @@ def _close_on_error(source: str | Path) -> Iterator[Checkpoint]:
         raise
 
 
-def _require_mask(info: TensorInfo, elements: int, path: Path, name: str) -> None:
-    expected = ((mask_bytes(elements),), torch.uint8)
+def _require_mask(info: TensorInfo, elements: int, planes: int, path: Path, name: str) -> None:
+    expected = ((planes * mask_bytes(elements),), torch.uint8)
     found = (info.shape, info.dtype)
     _require(found == expected, str(path), f"{name!r} is {found}, {elements} elements need {expected}")
 

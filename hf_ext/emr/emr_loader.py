@@ -8,7 +8,8 @@ This file travels with the folder and needs torch and safetensors only:
 or, in Python, `restore(folder, task, base=None)`. A task's weights are W_0 + λ·(W_uni - W_0) where its mask is set and
 W_0 elsewhere, computed in fp32 and rounded once: W_0 are the weights of the base, W_uni those at the root of the
 folder, the mask is in `tasks/<task>/mask.safetensors` (one bit an element, lowest bit first), λ in `emr.json`. What
-was not merged is in `tasks/<task>/extra.safetensors`, or equal to the base.
+was not merged is in `tasks/<task>/extra.safetensors`, or equal to the base. Where `emr.json` has `deltas`, there is no
+W_uni: a bit says W_0 + λ or W_0 - λ, and with two bits the second one whether it is not W_0.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ TASK_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")
 _FILE = re.compile(r"[\w\-][\w.\- ]*")
 OWN_FILE = re.compile(rf"({_FILE.pattern}/)*{_FILE.pattern}")
 _MAX_JSON_BYTES = 100_000_000
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _OF_A_TASK = ("mask.safetensors", "extra.safetensors")
 # Elements restored at once; a multiple of 8, so that every piece starts with a byte of the mask.
@@ -69,20 +71,24 @@ def restore(
     optional = ["extra.safetensors"] if (here / "extra.safetensors").exists() else []
     extras = _Files({file: inside(here, file, root) for file in optional}, f"the extras of {task}")
     verify_own(root, manifest, [*manifest["unified"]["files"], *(f"tasks/{task}/{kind}" for kind in _OF_A_TASK)])
-    lengths = {entry["name"]: entry["elements"] for entry in manifest["tensors"]}
+    tensors = {entry["name"]: entry for entry in manifest["tensors"]}
 
     restored: dict[str, torch.Tensor] = {}
     for name in masks.names():
         source = _base_name(description, name)
-        if source not in lengths:
+        if source not in tensors:
             raise ValueError(f"{here}: mask of {name!r}, but emr.json has no tensor {source!r}; {_DAMAGED}")
         scale = description.get("scales", {}).get(name, description.get("scale_hex"))
         if scale is None:
             raise ValueError(f"{here}: emr.json has no scale for {name!r}; {_DAMAGED}")
-        parts = (started.get(source), weights.get(source), masks.get(name))
-        leading = restore_tensor(*parts, float.fromhex(scale), lengths[source])
+        before, length = started.get(source), tensors[source]["elements"]
+        if manifest.get("deltas"):
+            dtype, planes = _DTYPES[tensors[source]["dtype"]], manifest["deltas"]
+            leading = restore_delta(before, masks.get(name), planes, float.fromhex(scale), length, dtype)
+        else:
+            leading = restore_tensor(before, weights.get(source), masks.get(name), float.fromhex(scale), length)
         tail = extras.get(name).flatten() if name in extras.names() else leading[:0]
-        shape = description["tails"].get(name, {}).get("shape", weights.get(source).shape)
+        shape = description["tails"].get(name, {}).get("shape", tuple(tensors[source]["shape"]))
         if tail.dtype != leading.dtype or math.prod(shape) != len(leading) + len(tail):
             raise ValueError(f"{here}: {name!r} of shape {list(shape)} does not fit its parts; {_DAMAGED}")
         restored[name] = torch.cat([leading, tail]).reshape(tuple(shape)) if len(tail) else leading.reshape(shape)
@@ -113,6 +119,26 @@ def restore_tensor(
         before = base[start:stop].float()
         moved = (unified[start:stop].float() - before).mul_(scale).add_(before)
         out[start:stop] = torch.where(bits, moved, before)
+    return out
+
+
+def restore_delta(
+    base: torch.Tensor, mask: torch.Tensor, planes: int, scale: float, length: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Restores the leading elements of one tensor: their signs, and in a second plane which of them are moved."""
+    if mask.dtype != torch.uint8 or mask.ndim != 1 or len(mask) % planes or 8 * len(mask) < planes * length:
+        raise ValueError(f"a mask of {length} elements needs {planes} times {-(-length // 8)} bytes; {_DAMAGED}")
+    if base.dtype not in _FLOATS or base.numel() < length:
+        raise ValueError(f"a tensor of the base is {base.dtype} {list(base.shape)}, {length} were merged; {_DAMAGED}")
+    base, bytes_of = base.flatten(), mask.view(planes, -1)
+    out = torch.empty(length, dtype=dtype)
+    places = torch.arange(8, dtype=torch.uint8)
+    for start in range(0, length, _PIECE):
+        stop = min(start + _PIECE, length)
+        bits = (bytes_of[:, start // 8 : -(-stop // 8), None] >> places & 1).flatten(1)[:, : stop - start].bool()
+        before = base[start:stop].float()
+        moved = torch.where(bits[0], before + scale, before - scale)
+        out[start:stop] = moved if planes == 1 else torch.where(bits[1], moved, before)
     return out
 
 
@@ -173,7 +199,11 @@ _DIGEST = ("64 hexadecimal digits, or null", lambda value: value is None or _is_
 _SHAPE = ("a list of sizes", lambda value: _is_list(value, _is_size))
 _MANIFEST: _Rules = {
     "format": ('"emr-merging"', lambda value: value == "emr-merging"),
-    "format_version": ("1 (a newer hf-ext, or the loader of that folder, may read others)", lambda value: value == 1),
+    "format_version": (
+        "1 or 2 (a newer hf-ext, or the loader of that folder, may read others)",
+        lambda v: v in (1, 2),
+    ),
+    "deltas": ("1, 2 or missing", lambda value: value in (None, 1, 2)),
     "bit_order": ('"little"', lambda value: value == "little"),
     "hf_ext_version": _TEXT,
     "library": _TEXT,
@@ -206,6 +236,8 @@ _SCALE = ("a finite hexadecimal number in quotes, not negative", _is_exact)
 def _check_manifest(manifest: Any) -> None:
     """Refuses whatever no merge writes."""
     _check(manifest, "", _MANIFEST)
+    fits = (manifest["format_version"] == 2) == ("deltas" in manifest)
+    _expect(fits, "`deltas` belongs to format_version 2", manifest.get("deltas"))
     _check(manifest["base"], "the base", _SOURCE)
     _check_files(manifest["base"]["files"], _FILE)
     _check_files(manifest["unified"].get("files"), _FILE)

@@ -21,7 +21,8 @@ from .emr_loader import read_manifest
 
 MANIFEST = "emr.json"
 FORMAT = "emr-merging"
-FORMAT_VERSION = 1
+# 2 where the tasks are deltas, which readers of 1 cannot read.
+FORMAT_VERSION, DELTAS_VERSION = 1, 2
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
@@ -80,6 +81,8 @@ class Manifest:
     version: str  # version of the package that wrote it
     # `bytes` and `sha256` of the artifact's files by path; empty in early artifacts
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # bits an element of tasks that are deltas (see `deltas`); 0 where masks choose from a unified model
+    deltas: int = 0
 
     @property
     def merged(self) -> dict[str, TensorRecord]:
@@ -117,7 +120,8 @@ def artifact_file(folder: str | Path, *parts: str) -> Path:
 def _to_dict(manifest: Manifest) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": DELTAS_VERSION if manifest.deltas else FORMAT_VERSION,
+        **({"deltas": manifest.deltas} if manifest.deltas else {}),
         "hf_ext_version": manifest.version,
         "library": manifest.library,
         "bit_order": "little",
@@ -178,6 +182,7 @@ def _parse(record: dict[str, Any], path: Path) -> Manifest:
         tasks={name: _task(task) for name, task in record["tasks"].items()},
         version=record["hf_ext_version"],
         files=record.get("files", {}),
+        deltas=record.get("deltas") or 0,
     )
 
 

@@ -18,6 +18,8 @@ from .ops import SUMS, TOTALS
 
 STAGES = ("unified", "masked", "rescaled")
 ERRORS = ("unified", "masked", "global", "official", "tensor", "l2", "tensor_l2", "one_bit", "one_bit_and_zeros")
+# Measures that compare with a unified model, which deltas do not have.
+_OF_UNIFIED = ("conflict", "weight_conflict", "cosine_unified", "error_unified", "cosine_masked", "error_masked")
 # Above these, a merge deserves a second look.
 NORM_RATIO = 3.0
 NORM_TO_BASE = 1.0
@@ -46,7 +48,7 @@ def make_report(
             f"{len(names)} tensors and {len(tasks)} tasks need participates [{len(names)}, {len(tasks)}] and gram "
             f"[{len(tasks)}, {len(tasks)}], got {participates.shape} and {gram.shape}."
         )
-    data = MergeSums(elements, participates, sums, totals, method["rescale"])
+    data = MergeSums(elements, participates, sums, totals, method["rescale"], deltas=bool(method.get("deltas")))
     whole = {name: values[0] for name, values in data.measure(np.zeros(len(names), int), 1).items()}
     entries = [_task_entry(task, name, whole, data) for task, name in enumerate(tasks)]
     report = {
@@ -57,7 +59,7 @@ def make_report(
         "norm": {"base": float(totals[:, 0].sum() ** 0.5), "unified": float(totals[:, 2].sum() ** 0.5)},
         "cosines": cosine_matrix(gram),
         "layers": _layers(names, data),
-        "sizes": _sizes(sizes, masks),
+        "sizes": _sizes(sizes, masks, bool(method.get("deltas"))),
     }
     report = _plain(report)
     return {**report, "warnings": _warnings(report)}
@@ -127,12 +129,13 @@ def _layers(names: Sequence[str], data: MergeSums) -> list[dict[str, Any]]:
     ]
 
 
-def _sizes(sizes: Mapping[str, int], masks: bool) -> dict[str, int]:
+def _sizes(sizes: Mapping[str, int], masks: bool, deltas: bool) -> dict[str, int]:
     """Bytes of what is stored, beside the checkpoints themselves and 1-bit deltas."""
     found = {key: int(sizes[key]) for key in ("checkpoints", "base", "unified", "masks", "extras")}
     found["artifact"] = found["unified"] + found["masks"] + found["extras"]
     if masks:
         found["artifact_and_base"] = found["artifact"] + found["base"]
+    if masks and not deltas:
         found["one_bit_and_base"] = found["masks"] + found["extras"] + found["base"]
     return found
 
@@ -157,13 +160,13 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
                 "it was probably fine-tuned from another model."
             )
     norms = {entry["task"]: entry["norm"] for entry in report["tasks"] if entry["norm"]}
-    if norms and max(norms.values()) > NORM_RATIO * min(norms.values()):
+    if norms and not report["method"].get("deltas") and max(norms.values()) > NORM_RATIO * min(norms.values()):
         longest, shortest = max(norms, key=norms.__getitem__), min(norms, key=norms.__getitem__)
         warnings.append(
             f"the task vector of {longest} is {norms[longest] / norms[shortest]:.1f} times as long as that of "
             f"{shortest}: long ones win most votes. Look at the errors of the short ones, and at rescale l2."
         )
-    if report["method"]["masks"]:
+    if report["method"]["masks"] and report["method"].get("deltas") != 1:
         warnings += _one_bit_warnings(report)
     return warnings + _cosine_warnings([entry["task"] for entry in report["tasks"]], report["cosines"])
 
@@ -184,9 +187,9 @@ def _one_bit_warnings(report: Mapping[str, Any]) -> list[str]:
     advice = f" Rescale {best} would come to {mean[best]:.3f}." if mean[best] < 0.99 * mean["rescaled"] else ""
     names = ", ".join(entry["task"] for entry in better)
     return [
-        "plain 1-bit deltas (sign times mean magnitude of each tensor), which take no more room than the masks, would "
-        f"restore {names} better: error {mean['one_bit']:.3f}, here {mean['rescaled']:.3f}.{advice} A small error is "
-        "not all: measure the tasks before you choose."
+        f"method onebit would restore {names} better: error {mean['one_bit']:.3f}, here {mean['rescaled']:.3f}; its "
+        f"1-bit deltas take the room of the masks alone.{advice} A small error is not all: measure the tasks before "
+        "you choose."
     ]
 
 
@@ -215,7 +218,7 @@ def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | No
 def report_lines(report: Mapping[str, Any]) -> list[str]:
     """The report as aligned tables for a terminal."""
     lines = aligned_table(*_task_table(report))
-    if report["method"]["masks"]:
+    if report["method"]["masks"] and not report["method"].get("deltas"):
         lines += ["", *aligned_table(*_rescale_table(report))]
     lines += ["", *aligned_table(*_size_table(report))]
     return lines + [f"warning: {text}" for text in report["warnings"]]
@@ -223,8 +226,10 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
 
 def report_markdown(report: Mapping[str, Any]) -> str:
     """The report as a section of a model card, without a heading."""
-    parts = [_markdown_table(*_task_table(report)), EXPLANATION[bool(report["method"]["masks"])]]
-    if report["method"]["masks"]:
+    deltas = report["method"].get("deltas")
+    told = DELTAS_EXPLANATION if deltas else EXPLANATION[bool(report["method"]["masks"])]
+    parts = [_markdown_table(*_task_table(report)), told]
+    if report["method"]["masks"] and not deltas:
         parts.append(_markdown_table(*_rescale_table(report)))
     parts.append(_markdown_table(*_size_table(report)))
     if report["warnings"]:
@@ -245,6 +250,12 @@ EXPLANATION = {
 }
 
 
+DELTAS_EXPLANATION = (
+    "λ is the median of the tensors' scales, kept the share of elements whose sign is kept; error is ‖τ - τ̂‖² / ‖τ‖² "
+    "of the task vector τ = W - W0, 0 for the task's own checkpoint and 1 for the base, beside that of 1-bit deltas."
+)
+
+
 def number_text(value: float | None, digits: int = 3) -> str:
     """A number as tables show it; a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
@@ -253,6 +264,8 @@ def number_text(value: float | None, digits: int = 3) -> str:
 def _task_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """One row for each task and one for the mean."""
     masks, rescale = report["method"]["masks"], report["method"]["rescale"]
+    if report["method"].get("deltas"):
+        return _delta_table(report)
     header = ["task", "‖τ‖/‖W0‖", "conflict τ", "of W", "cosine", "error unified"]
     if masks:
         header[1:1] = ["λ", "mask"]
@@ -277,6 +290,16 @@ def _task_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
+def _delta_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The same of a merge without a unified model."""
+    rows = []
+    for entry in (*report["tasks"], {**report["mean"], "task": "mean"}):
+        scale, error = (entry["scales"]["tensor_l2"] or {}).get("median"), entry["error"]
+        numbers = (number_text(entry["norm_to_base"], 4), number_text(scale, 6), number_text(entry["density"]))
+        rows.append([entry["task"], *numbers, number_text(error["rescaled"]), number_text(error["one_bit"])])
+    return ["task", "‖τ‖/‖W0‖", "λ", "kept", "error restored", "1-bit"], rows
+
+
 def _rescale_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The mean error under every rescale mode."""
     used, error = report["method"]["rescale"], report["mean"]["error"]
@@ -297,7 +320,11 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         "artifact_and_base": "this artifact and the base",
         "one_bit_and_base": "1-bit deltas and the base",
     }
-    shown = [key for key in titles if key in sizes and (report["method"]["masks"] or key not in ("masks", "extras"))]
+    deltas, hidden = report["method"].get("deltas"), [] if report["method"]["masks"] else ["masks", "extras"]
+    if deltas:
+        titles["masks"] = "signs"
+        hidden = ["unified"]
+    shown = [key for key in titles if key in sizes and key not in hidden]
     share = {key: f"{100 * sizes[key] / sizes['checkpoints']:.1f} %" if sizes["checkpoints"] else "-" for key in shown}
     return ["size", "bytes", "of all checkpoints"], [[titles[key], f"{sizes[key]:,}", share[key]] for key in shown]
 
@@ -327,13 +354,22 @@ Array = np.ndarray
 class MergeSums:
     """The sums of a merge, to be added up over groups of tensors."""
 
-    def __init__(self, elements: Array, participates: Array, sums: Array, totals: Array, rescale: str) -> None:
+    def __init__(
+        self,
+        elements: Array,
+        participates: Array,
+        sums: Array,
+        totals: Array,
+        rescale: str,
+        *,
+        deltas: bool = False,  # without a unified model
+    ) -> None:
         shape = np.shape(participates)
         found = (np.shape(elements), np.shape(sums), np.shape(totals))
         expected = (shape[:1], (*shape, len(SUMS)), (*shape[:1], len(TOTALS)))
         if found != expected:
             raise ValueError(f"elements, sums and totals of {shape} tensors and tasks are {expected}, got {found}.")
-        self.rescale = rescale
+        self.rescale, self.deltas = rescale, deltas
         self.participates = participates
         # Not a product: a sum that is not known is NaN.
         self.columns = {name: np.where(participates, sums[:, :, index], 0.0) for index, name in enumerate(SUMS)}
@@ -376,6 +412,8 @@ class MergeSums:
         for name, counted in (("one_bit", "elements"), ("one_bit_and_zeros", "nonzero")):
             explained = column["abs"] ** 2 / np.maximum(column[counted], 1)
             found[f"error_{name}"] = ratio(np.maximum(square - add(explained), 0), square)
+        if self.deltas:
+            found |= {name: np.full(np.shape(square), np.nan) for name in _OF_UNIFIED}
         return found
 
 

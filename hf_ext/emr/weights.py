@@ -31,6 +31,7 @@ from ..hub.safetensors_headers import CheckpointError, TensorInfo
 from ..hub.safetensors_writer import SafetensorsWriter, plan_shards, shard_index
 from .arithmetic import compute_scales
 from .artifact import STATE, open_extras, open_masks, open_unified, read_sums, read_tasks
+from .deltas import restore_directions
 from .manifest import MANIFEST, Manifest, SourceRecord, TaskRecord, artifact_file, find_recorded
 from .ops import restore_block
 
@@ -115,9 +116,10 @@ class TaskWeights:
         if (self.folder / STATE).is_file():
             _LOGGER.warning("%s: %s, with which earlier versions added tasks, is not used", self.folder, STATE)
         self._merged = self.manifest.merged
-        if self._repository:
+        if self._repository and self.manifest.unified:
             self._download(*self._repository, list(self.manifest.unified))
-        self._unified = _MappedFiles([open_unified(self.folder, self.manifest)])
+        roots = [] if self.manifest.deltas else [open_unified(self.folder, self.manifest)]
+        self._unified = _MappedFiles(roots)
         self._base = _MappedFiles(self._open_base(base))
         self._require_base()
 
@@ -150,13 +152,13 @@ class TaskWeights:
         whole = out if direct else torch.empty(out.shape, dtype=tensor.dtype, device=device)
         flat = whole.view(-1)
         base = self._base.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
-        restore_block(
-            base.float() if base.dtype == torch.float64 else base,
-            self._unified.get(tensor.name, device, keep=True).view(-1)[: tensor.elements],
-            opened.masks.get(name, device),
-            opened.scales[name],
-            flat[: tensor.elements],
-        )
+        base = base.float() if base.dtype == torch.float64 else base
+        mask, scale, leading = opened.masks.get(name, device), opened.scales[name], flat[: tensor.elements]
+        if self.manifest.deltas:
+            restore_directions(base, mask.view(self.manifest.deltas, -1), scale, leading)
+        else:
+            unified = self._unified.get(tensor.name, device, keep=True).view(-1)[: tensor.elements]
+            restore_block(base, unified, mask, scale, leading)
         if len(flat) > tensor.elements:
             flat[tensor.elements :] = opened.extras.get(name, device)
         if not direct:
@@ -190,7 +192,8 @@ class TaskWeights:
             for name, path in files.items():
                 shutil.copyfile(path, partial / name)
             sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in entries.items()}
-            stem = re.sub(r"-\d{5}-of-\d{5}$", "", Path(next(iter(self.manifest.unified))).stem)
+            weights = self.manifest.unified or self.manifest.base.files
+            stem = re.sub(r"-\d{5}-of-\d{5}$", "", Path(next(iter(weights))).stem)
             shards = plan_shards(sizes, self.shard_bytes, stem)
             for file, names in shards.items():
                 self._write(task, partial / file, {name: entries[name] for name in names})

@@ -19,10 +19,10 @@ def compiled_kernels() -> Kernels | None:
         return None
     try:
         from .emr_blocks import run_block, run_files
-        from .emr_restore import multiply, restore
+        from .emr_restore import multiply, restore, restore_directions
     except ImportError:
         return None
-    return Kernels(run_block, restore, multiply, run_files)
+    return Kernels(run_block, restore, multiply, run_files, restore_directions)
 
 
 def triton_kernels() -> Kernels | None:

@@ -58,6 +58,35 @@ def _restore_kernel() -> Callable[..., None]:
     return compile_kernel(_restore, "void(int64, int64, int64, int64, int64, float32, int64, int64, int64, int64)")
 
 
+@njit
+def _move_tile(base, signs, kept, scale, out):
+    for i in range(len(base)):
+        moved = base[i] + (scale if signs[i] != 0 else -scale)
+        out[i] = moved if kept[i] != 0 else base[i]
+
+
+def _move(base, base_kind, signs, kept, scale, out, out_kind, start, stop):
+    """Elements [start, stop) moved by the scale; `kept` is 0 where all are."""
+    work, flags, moved = np.empty((2, TILE), np.float32), np.empty(TILE, np.uint8), np.ones(TILE, np.uint8)
+    for place in range(start, stop, TILE):
+        n = min(TILE, stop - place)
+        first = load_float32(base + place * size_of(base_kind), base_kind, n, work[0])
+        _unpack(bytes_at(signs + place // 8, (n + 7) // 8), flags)
+        if kept != 0:
+            _unpack(bytes_at(kept + place // 8, (n + 7) // 8), moved)
+        target = out + place * size_of(out_kind)
+        if out_kind == 0:
+            _move_tile(first, flags, moved, scale, bytes_at(target, 4 * n).view(np.float32))
+        else:
+            _move_tile(first, flags, moved, scale, work[1][:n])
+            store_float32(work[1][:n], target, out_kind)
+
+
+@cache
+def _move_kernel() -> Callable[..., None]:
+    return compile_kernel(_move, "void(int64, int64, int64, int64, float32, int64, int64, int64, int64)")
+
+
 @cache
 def _threads(process: int, count: int) -> ThreadPoolExecutor:
     """Threads of this process: after a fork those of the parent are gone."""
@@ -66,9 +95,19 @@ def _threads(process: int, count: int) -> ThreadPoolExecutor:
 
 def restore(base: torch.Tensor, unified: torch.Tensor, mask: torch.Tensor, scale: float, out: torch.Tensor) -> None:
     """`ops.restore_block` of flat tensors on the CPU; arguments are checked there."""
-    kernel, n = _restore_kernel(), len(base)
     sources = (base.data_ptr(), KINDS[base.dtype], unified.data_ptr(), KINDS[unified.dtype])
-    arguments = (*sources, mask.data_ptr(), scale, out.data_ptr(), KINDS[out.dtype])
+    _run(_restore_kernel(), len(base), (*sources, mask.data_ptr(), scale, out.data_ptr(), KINDS[out.dtype]))
+
+
+def restore_directions(base: torch.Tensor, planes: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+    """`deltas.restore_directions` on the CPU."""
+    kept = planes[1].data_ptr() if len(planes) > 1 else 0
+    arguments = (base.data_ptr(), KINDS[base.dtype], planes[0].data_ptr(), kept)
+    _run(_move_kernel(), len(base), (*arguments, scale, out.data_ptr(), KINDS[out.dtype]))
+
+
+def _run(kernel: Callable[..., None], n: int, arguments: tuple[float, ...]) -> None:
+    """Runs a kernel on parts of so many elements, as many at once as torch uses threads."""
     count = max(1, min(torch.get_num_threads(), n // _THREAD_ELEMENTS))
     share = max(1, -(-n // count // TILE)) * TILE
     edges = [(start, min(start + share, n)) for start in range(0, n, share)]

@@ -93,7 +93,10 @@ def _load_merged(repo_id: str, folder: Path, base: str | None, trust: dict[str, 
     import transformers
 
     config, manifest = _read(folder / "config.json"), _read(folder / "emr.json")
-    if "_class_name" in config or config.get("auto_map"):
+    if manifest.get("deltas"):
+        # nothing at the root
+        pass
+    elif "_class_name" in config or config.get("auto_map"):
         _load_transformers(repo_id, folder, trust)
     else:
         # a base may leave weights of its class to be made anew, and so does what was merged on it

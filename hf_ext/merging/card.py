@@ -80,6 +80,7 @@ def card_values(merge: Merge, folder: Path, config: Mapping[str, Any], repo_id: 
     report = read_report(folder)
     return {
         "masks": manifest is not None,
+        "deltas": 0 if manifest is None else manifest.deltas,
         # heads and what else the tasks keep as they are
         "exact": any(folder.glob("tasks/*/extra.safetensors")),
         "method": {"name": METHODS[method].label if method in METHODS else method},

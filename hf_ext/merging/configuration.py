@@ -1,8 +1,9 @@
 """Configuration of a merge: which checkpoints, by which method, into what. From YAML, a mapping or keywords."""
 
 import dataclasses
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,11 +12,14 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ext.settings import build, read_yaml
 
+from .mergekit import read_mergekit
 from .methods import METHODS, Method, options_by_name
 
 TASK_ID = r"[A-Za-z0-9._-]{1,64}"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MIN_MEMORY = 10**6
+# Earlier versions wrote these with every method.
+_WRITTEN_BEFORE = {"density": 0.2, "tie": "zero"}
 
 
 # @strict checks annotations that are types: no `from __future__ import annotations` here
@@ -31,12 +35,11 @@ class MergeConfig:
             The fine-tunes by name, each a folder or `org/name[@revision]`. The order matters only to the last bit of
             sums. A name has up to 64 letters, digits, `.`, `_` and `-`; `base` and `merged` are taken.
         method (`str`, defaults to `"emr"`):
-            `"emr"` elects, masks and rescales; `"elect"` stops after electing; `"average"`, `"task_arithmetic"`,
-            `"ties"` and `"model_stock"` are single models; `"given"` takes the model in `merged`. Each is a file of
-            `hf_ext.merging.methods`.
+            How to merge: a file of `hf_ext.merging.methods` each, listed with their options in docs/methods.md.
         options (`dict`):
-            Options of the method: `tie` of `emr` and `elect`, `weight` of `task_arithmetic` and `ties`, `density` of
-            `ties`. In YAML and mappings they stand beside the other keys.
+            Options of the method; in YAML and mappings they stand beside the other keys. A number may be given for
+            each task (`{a: 0.5, b: 0.2}`), by layer (`[0.2, 0.8]`: from the first to the last) or by a text in the
+            tensors' names (`[{filter: mlp, value: 0.5}, {value: 0.3}]`).
         masks (`bool`, *optional*):
             Whether each task gets its mask and scale. Always with `"emr"` and `"given"`; `True` with another method
             applies them to its result (Table 9 of the paper).
@@ -91,7 +94,9 @@ class MergeConfig:
         Builds a configuration from a mapping.
 
         Args:
-            mapping (`Mapping[str, Any]`): Values of the fields, and of the method's options beside them.
+            mapping (`Mapping[str, Any]`):
+                Values of the fields, and of the method's options beside them; or a configuration of mergekit, for
+                linear, slerp, task_arithmetic, ties and model_stock.
 
         Returns:
             [`MergeConfig`]: The configuration.
@@ -99,6 +104,8 @@ class MergeConfig:
         Raises:
             ValueError: A key is unknown or missing, a value is not allowed, or two contradict each other.
         """
+        if "merge_method" in mapping:
+            mapping = read_mergekit(mapping)
         known = options_by_name()
         options = {key: value for key, value in mapping.items() if key in known and value is not None}
         fields = {key: value for key, value in mapping.items() if key not in known}
@@ -148,10 +155,23 @@ class MergeConfig:
         """The options of the method, with the default of what was not given."""
         return {name: self.options.get(name, option.default) for name, option in self.merge_method.options.items()}
 
+    def find_options(self, tensor: str, depth: float, tasks: Sequence[str]) -> dict[str, Any]:
+        """The options of the method for a tensor and the tasks that have it; `depth` is 0 in the first layer, 1 in the
+        last."""
+        return {
+            name: option.find(self.options.get(name, option.default), tensor, depth, tasks)
+            for name, option in self.merge_method.options.items()
+        }
+
     @property
     def with_masks(self) -> bool:
         """Whether the result has a mask and a scale for each task."""
         return self.merge_method.masks if self.masks is None else self.masks
+
+    @property
+    def scaling(self) -> str:
+        """How scales are chosen: deltas have the least squares of each tensor."""
+        return "tensor_l2" if self.merge_method.deltas else self.rescale
 
     @property
     def memory_bytes(self) -> int:
@@ -206,12 +226,12 @@ class MergeConfig:
         for name, value in self.options.items():
             if name in self.merge_method.options:
                 found[name] = self.merge_method.options[name].read(name, value)
+                if unknown := sorted(found[name].keys() - self.tasks.keys() if isinstance(found[name], dict) else ()):
+                    raise ValueError(f"{name} is given for {unknown[0]!r:.80}; the tasks are {', '.join(self.tasks)}.")
                 continue
-            holders = known.get(name, {})
-            # A file may say what is the default anyway, wherever there is such an option.
-            if not holders or any(option.default != value for option in holders.values()):
-                users = " and ".join(holders) or "no method"
-                _refuse(True, name, self.method, f"only {users} use it" if holders else "no method has it")
+            if value != _WRITTEN_BEFORE.get(name, math.nan):
+                users = " and ".join(known.get(name, ()))
+                _refuse(True, name, self.method, f"only {users} use it" if users else "no method has it")
         self.options = found
 
     def validate_choices(self) -> None:
@@ -221,10 +241,19 @@ class MergeConfig:
             return
         if method.takes_merged and self.merged is None:
             raise ValueError(f"method {name!r} needs `merged`: the folder or org/name[@revision] of the merged model.")
+        if method.most_tasks is not None and len(self.tasks) > method.most_tasks:
+            raise ValueError(
+                f"method {name!r} takes at most {method.most_tasks} tasks; got {len(self.tasks)}, "
+                f"{', '.join(self.tasks)}."
+            )
         _refuse(self.merged is not None and not method.takes_merged, "merged", name, "it belongs to method 'given'")
         _refuse(self.drop != 0 and method.takes_merged, "drop", name, "the model is merged already")
         if name == "emr" and self.masks is False:
             raise ValueError("method 'emr' without masks is 'elect': set method: elect, or remove masks: false.")
+        if method.deltas:
+            _refuse(self.masks is False, "masks: false", name, "the signs of the tasks are all that it writes")
+            _refuse(self.drop != 0, "drop", name, "it has no place for elements that were dropped")
+            _refuse(self.rescale not in ("global", "tensor_l2"), "rescale", name, "each tensor has its own scale")
         if method.takes_merged and self.masks is False:
             raise ValueError(f"method {name!r} without masks would copy `merged`: remove masks: false.")
         if not self.with_masks and (self.rescale != "global" or self.include_base):

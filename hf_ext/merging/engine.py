@@ -24,16 +24,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from hf_ext.emr.arithmetic import find_kernels
+from hf_ext.emr.artifact import mask_bytes
+from hf_ext.emr.deltas import pack_directions
 from hf_ext.emr.ops import SEGMENT, SUB_BLOCK, SUMS, TOTALS, Sums, mask_block, merge_block
 
 from ..hub.system_calls import has_positions
-from .methods import Block
+from .methods import Block, MethodError
+from .methods.options import find_depths
 from .outputs import Copy, Outputs
 from .plan import Plan
 from .sources import Source
@@ -123,7 +126,7 @@ class _Buffers:
 
     inputs: torch.Tensor  # [N + 2, bytes]: base, tasks, merged model
     unified: torch.Tensor  # [bytes]
-    masks: torch.Tensor  # [N, bytes]
+    masks: torch.Tensor  # [planes, N, bytes]
 
 
 class Engine:
@@ -134,6 +137,7 @@ class Engine:
         self._outputs = outputs
         self._vectors = vectors
         self._method, self._arguments = plan.config.merge_method, plan.config.arguments
+        self._options = [_find_options(plan, row, depth) for row, depth in _with_depths(plan)]
         # elected plainly, by the kernels that mask and sum up too
         self._fused = self._method.fused and plan.config.drop == 0
         # one worker at a time holds a whole tensor of every checkpoint
@@ -145,7 +149,9 @@ class Engine:
         rows = len(self._sources) + 1
         # elements; fp32 is the widest type
         self.block = max(min(share // (4 * rows) // SUB_BLOCK * SUB_BLOCK, SEGMENT), SUB_BLOCK)
-        span = min(memory // workers, 8 * _MASK_BYTES) // len(plan.tasks) // self.block * self.block
+        self._planes = self._method.deltas or 1
+        bits = self._planes * len(plan.tasks)
+        span = min(memory // workers, 8 * _MASK_BYTES) // bits // self.block * self.block
         self.span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
         # the step of compiled code that reads and writes the files itself
         self.step = max(min(self.block, FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
@@ -221,7 +227,7 @@ class Engine:
         return _Buffers(
             torch.empty(len(self._sources), size, dtype=torch.uint8),
             torch.empty(size, dtype=torch.uint8),
-            torch.empty(len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
+            torch.empty(self._planes, len(self._plan.tasks), self.span // 8, dtype=torch.uint8),
         )
 
     def _announce(self, unit: Unit) -> None:
@@ -303,7 +309,7 @@ class Engine:
         dtypes = [source.tensors[name].dtype for source, name in inputs]
         blocks = [buffers.inputs[place].view(dtype) for place, dtype in enumerate(dtypes)]
         blocks.append(buffers.unified.view(row.dtype))
-        masks = buffers.masks if plan.config.with_masks else None
+        masks = buffers.masks[0] if plan.config.with_masks else None
         return all(
             self._run_files(files, blocks, masks, range(begin, end, self.step), sums, self._arguments["tie"])
             for begin, end in _blocks(piece.start, piece.stop, self.span)
@@ -319,10 +325,18 @@ class Engine:
         for begin, end in _blocks(piece.start, piece.stop, self.span):
             for low, high in _blocks(begin, end, self.block):
                 base, tasks = self._read(row, low, high, buffers)
+                if self._method.deltas:
+                    here = slice((low - begin) // 8, -(-(high - begin) // 8))
+                    vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
+                    block = Block(row.name, row.shape, low, base, vectors)
+                    kept = self._method.function(block, **self._options[piece.index])
+                    planes = buffers.masks[:, : len(members), here]
+                    pack_directions(base, list(tasks.values()), kept, planes, sums, first=low // SUB_BLOCK)
+                    continue
                 unified = buffers.unified[: (high - low) * row.dtype.itemsize].view(row.dtype)
                 masks = None
                 if plan.config.with_masks:
-                    masks = buffers.masks[: len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
+                    masks = buffers.masks[0, : len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
                 first, weights = low // SUB_BLOCK, list(tasks.values())
                 if self._fused:
                     merge_block(base, weights, unified, masks, sums, first=first, tie=self._arguments["tie"])
@@ -330,21 +344,22 @@ class Engine:
                     if whole is None:
                         vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
                         merged = self._read_merged(row, low, high, buffers)
-                        self._unify(Block(row.name, row.shape, low, base, vectors, merged), unified)
+                        self._unify(piece.index, Block(row.name, row.shape, low, base, vectors, merged), unified)
                     else:
                         unified.copy_(whole[low:high])
                     mask_block(base, weights, unified, masks, sums, first=first)
                 data = unified.view(torch.uint8).numpy().data
                 self._outputs.root[row.name].write_bytes(row.name, low * row.dtype.itemsize, data)
             for place, task in enumerate(members if plan.config.with_masks else ()):
-                data = buffers.masks[place, : -(-(end - begin) // 8)].numpy().data
-                self._outputs.masks[task].write_bytes(str(row.task_names[task]), begin // 8, data)
+                for plane, packed in enumerate(buffers.masks[:, place, : -(-(end - begin) // 8)]):
+                    at = plane * mask_bytes(row.elements) + begin // 8
+                    self._outputs.masks[task].write_bytes(str(row.task_names[task]), at, packed.numpy().data)
 
-    def _unify(self, block: Block, out: torch.Tensor) -> None:
+    def _unify(self, index: int, block: Block, out: torch.Tensor) -> None:
         """Calls the method and rounds what it returns."""
-        merged = self._method.function(block, **self._arguments)
+        merged = self._method.function(block, **self._options[index])
         if merged.shape != block.base.shape:
-            raise ValueError(
+            raise MethodError(
                 f"method {self._method.name!r} returned {list(merged.shape)} for {block.name!r}, of which it got "
                 f"{list(block.base.shape)}; a method returns as many elements as the base has"
             )
@@ -361,8 +376,14 @@ class Engine:
             if name is not None:
                 weights = task.read(name, row.elements)
                 vectors.append(self._vectors.make(piece.index, index, 0, base.view(-1), weights.view(-1)).view(shape))
+        members = [index for index, name in enumerate(row.task_names) if name is not None]
+
+        def draw(place: int, start: int, count: int) -> torch.Tensor:
+            return self._vectors.draw(piece.index, members[place], start, count)
+
         out = torch.empty(row.elements, dtype=row.dtype)
-        self._unify(Block(row.name, shape, 0, base, vectors), out)
+        count = len(self._plan.tasks)
+        self._unify(piece.index, Block(row.name, shape, 0, base, vectors, draw=draw, count=count), out)
         return out
 
     def _read_merged(self, row: Row, low: int, high: int, buffers: _Buffers) -> torch.Tensor | None:
@@ -403,6 +424,17 @@ class Engine:
         blocks = _blocks(piece.start, piece.stop, self.block)
         reads = (self._read(self._plan.merged_rows[piece.index], low, high, buffers)[1][task] for low, high in blocks)
         return all(bool(torch.isfinite(weights.float()).all()) for weights in reads)
+
+
+def _find_options(plan: Plan, row: Row, depth: float) -> dict[str, Any]:
+    """The options of the method for one merged tensor and the tasks that have it."""
+    named = zip(plan.config.tasks, row.task_names, strict=True)
+    return plan.config.find_options(row.name, depth, [task for task, name in named if name is not None])
+
+
+def _with_depths(plan: Plan) -> Iterator[tuple[Row, float]]:
+    depths = find_depths(plan.base.tensors)
+    return ((row, depths[row.name]) for row in plan.merged_rows)
 
 
 def _blocks(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:

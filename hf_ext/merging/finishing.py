@@ -82,7 +82,7 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
             method=method,
         )
         if hashing is not None:
-            scales = compute_scales(sums.tensors, elements, participates, plan.config.rescale)
+            scales = compute_scales(sums.tensors, elements, participates, plan.config.scaling)
             manifest = _make_manifest(folder, plan, sums.tensors, scales, sources, kept, method)
             known = hashing.result()
             dataclasses.replace(manifest, files=hash_files(folder, known=known)).write(folder)
@@ -95,7 +95,9 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
 def method_record(config: MergeConfig, given: Source | None, out: Path) -> dict[str, Any]:
     """The options that decided the numbers."""
     record = {key: value for key, value in config.to_dict().items() if key not in _NOT_METHOD}
-    record |= config.arguments
+    record |= config.arguments | {"rescale": config.scaling}
+    if config.merge_method.deltas:
+        record["deltas"] = config.merge_method.deltas
     return record if given is None or given.repo_id else record | {"merged": recorded_path(given.spec, out)}
 
 
@@ -177,6 +179,7 @@ def _make_manifest(
         aliases=plan.aliases,
         tasks=tasks,
         version=__version__,
+        deltas=plan.config.merge_method.deltas,
     )
 
 
@@ -184,7 +187,7 @@ def _task_record(plan: Plan, index: int, origin: SourceRecord, sums: np.ndarray,
     task, masked = plan.tasks[index], masked_rows(plan, index)
     merged = sum(row.elements for row in masked.values())
     places = {row.name: place for place, row in enumerate(plan.merged_rows)}
-    by_tensor = plan.config.rescale in TENSOR_RESCALES
+    by_tensor = plan.config.scaling in TENSOR_RESCALES
     architectures = task.config.get("architectures") or [task.config.get("_class_name")]
     return TaskRecord(
         origin=origin,

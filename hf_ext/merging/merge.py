@@ -26,6 +26,7 @@ from .configuration import MergeConfig, load_config
 from .engine import Engine, NotFiniteError, Unit, add_up, make_units
 from .finishing import finish
 from .journal import PASSES, Journal, explain_full_disk, lock_partial, read_passes, require_free
+from .methods import MethodError
 from .outputs import Outputs
 from .plan import Plan, make_plan, resolve_plan
 from .vectors import TaskVectors
@@ -116,7 +117,7 @@ class _Run:
         self.partial = out.with_name(f".{out.name}.partial")
         self.identity = _identity(plan)
         self.progress = progress and ranks.index == 0
-        self.vectors = TaskVectors(plan.config, len(plan.tasks))
+        self.vectors = TaskVectors(plan.config)
 
     def prepare(self, stack: contextlib.ExitStack) -> None:
         """Creates the partial folder, or checks that the one that is there is of this merge; reserves all files."""
@@ -198,7 +199,7 @@ class _Run:
 
             try:
                 self.engine.run(self._share(todo), done)
-            except NotFiniteError:
+            except (NotFiniteError, MethodError):
                 # nothing to go on from
                 shutil.rmtree(self.partial, ignore_errors=True)
                 raise

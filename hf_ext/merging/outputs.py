@@ -50,7 +50,8 @@ class Outputs:
         self.masks: list[SafetensorsWriter] = []
         self._plan = plan
         try:
-            self._open_root()
+            if not plan.config.merge_method.deltas:
+                self._open_root()
             if plan.config.with_masks:
                 self._open_tasks()
             if plan.config.include_base:
@@ -110,7 +111,9 @@ class Outputs:
     def _open_tasks(self) -> None:
         for index, task in enumerate(self._plan.tasks):
             masks = masked_rows(self._plan, index)
-            layout: Layout = {name: (torch.uint8, (mask_bytes(row.elements),)) for name, row in masks.items()}
+            planes = self._plan.config.merge_method.deltas or 1
+            sizes = {name: planes * mask_bytes(row.elements) for name, row in masks.items()}
+            layout: Layout = {name: (torch.uint8, (size,)) for name, size in sizes.items()}
             self.masks.append(self._open(f"tasks/{task.label}/mask.safetensors", layout))
             own = self._plan.own_tensors(KEPT, task=index)
             if not own:

@@ -18,7 +18,7 @@ from hf_ext.emr.artifact import mask_bytes
 from .adapters import resolve_adapters
 from .configuration import MergeConfig, load_config
 from .fitting import provenance_warnings, refuse_other_model, refuse_quantised, tied_names
-from .sources import Source, open_weights
+from .sources import Source, open_weights, size_text
 from .tensors import COMPARED, KEPT, SHARED, SKIPPED, TIED, Names, Own, Row, Table, narrowing_warnings
 
 _COMPARED_AT_ONCE = 2**18
@@ -73,13 +73,14 @@ class Plan:
     @property
     def unified_bytes(self) -> int:
         """Bytes of the root weights."""
-        return sum(row.nbytes for row in self.rows)
+        return 0 if self.config.merge_method.deltas else sum(row.nbytes for row in self.rows)
 
     @property
     def mask_bytes(self) -> tuple[int, ...]:
-        """Bytes of each task's mask."""
+        """Bytes of each task's mask, or of its signs."""
+        planes = self.config.merge_method.deltas or 1
         return tuple(
-            sum(mask_bytes(row.elements) for row in self.merged_rows if row.task_names[index] is not None)
+            sum(planes * mask_bytes(row.elements) for row in self.merged_rows if row.task_names[index] is not None)
             for index in range(len(self.tasks))
         )
 
@@ -196,7 +197,23 @@ def _plan(config: MergeConfig, base: Source, tasks: tuple[Source, ...], model: S
     merged = [row for row in table.rows if row.task_names]
     warnings += narrowing_warnings(tasks, merged)
     named = {} if model is None else _names_in(model, base, merged)
-    return Plan(config, base, tasks, tuple(table.rows), tuple(table.own), table.names, aliases, model, named, warnings)
+    plan = Plan(config, base, tasks, tuple(table.rows), tuple(table.own), table.names, aliases, model, named, warnings)
+    warnings += _size_warnings(plan)
+    return plan
+
+
+def _size_warnings(plan: Plan) -> list[str]:
+    """Tells of an artifact that takes no less room than the models: its tasks are restored from the base."""
+    planes = plan.config.merge_method.deltas or 1
+    size, models = plan.result_bytes + plan.base.nbytes, plan.checkpoints_bytes
+    one_bit = size - plan.unified_bytes - sum(plan.mask_bytes) * (planes - 1) // planes
+    if not plan.config.with_masks or size < models:
+        return []
+    advice = f" Method onebit needs {size_text(one_bit)}." if one_bit < models else ""
+    return [
+        f"the artifact and the base, from which its tasks are restored, take {size_text(size)}, the "
+        f"checkpoints themselves {size_text(models)}: nothing is saved.{advice}"
+    ]
 
 
 def _names_in(model: Source, base: Source, merged: Sequence[Row]) -> dict[str, str]:

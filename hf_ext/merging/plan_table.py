@@ -104,6 +104,8 @@ def _source_text(source: Source) -> str:
 def _method_text(plan: Plan) -> str:
     config = plan.config
     text = f"{config.method} without {config.drop:.0%} of each task vector" if config.drop else config.method
+    if config.merge_method.deltas:
+        return f"{text}, signs and a scale for each tensor, no unified model"
     return f"{text}, masks, rescale {config.rescale}" if config.with_masks else f"{text}, one model"
 
 

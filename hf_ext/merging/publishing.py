@@ -38,7 +38,8 @@ def copy_artifact(folder: Path, out: Path) -> None:
             f"{loader}: not the loader of the installed hf_ext, so it is not published; remove it (the installed one "
             "is published), or install the version of hf_ext that wrote it"
         )
-    open_unified(folder, manifest).close()
+    if not manifest.deltas:
+        open_unified(folder, manifest).close()
     for task in manifest.tasks:
         open_masks(folder, manifest, task).close()
         if (extras := open_extras(folder, manifest, task)) is not None:

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from .configuration import MergeConfig
 from .engine import NotFiniteError
 from .finishing import rewrite_report
 from .merge import merge_checkpoints
-from .methods import METHODS
+from .methods import METHODS, MethodError
 from .plan import Plan, make_plan
 
 # In the manifest's method: the tasks that voted, once they are not simply all tasks.
@@ -88,14 +88,15 @@ def add_task(
 def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:
     """Merges all tasks with the new one, by the options of the first merge."""
     # An artifact of an earlier version tells of options that there are no longer, or that its method does not have.
-    own = METHODS.get(str(manifest.method.get("method")))
-    known = {*(own.options if own else ()), *(field.name for field in dataclasses.fields(MergeConfig))}
-    method = {key: value for key, value in manifest.method.items() if key in known}
+    fields = [field.name for field in dataclasses.fields(MergeConfig)]
+    method = {key: value for key, value in manifest.method.items() if key in fields}
     if method.get("merged"):
         merged = find_recorded(str(method["merged"]), place)
         method["merged"] = str(merged) if merged.exists() else method["merged"]
     tasks = {task: source_spec(record.origin, place) for task, record in manifest.tasks.items()}
-    config = MergeConfig.from_dict({**method, "base": base, "tasks": {**tasks, name: source}})
+    config = MergeConfig.from_dict(
+        {**method, **_own_options(manifest, tasks), "base": base, "tasks": {**tasks, name: source}}
+    )
 
     def require_same_checkpoints(plan: Plan) -> None:
         _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
@@ -104,7 +105,7 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
 
     try:
         merge_checkpoints(config, place, **options, overwrite=True, progress=False, show=require_same_checkpoints)
-    except NotFiniteError:
+    except (NotFiniteError, MethodError):
         raise
     except (CheckpointError, ValueError) as error:
         raise ValueError(
@@ -113,9 +114,24 @@ def _merge_again(place: Path, manifest: Manifest, name: str, source: str, base: 
         ) from error
 
 
+def _own_options(manifest: Manifest, tasks: Collection[str]) -> dict[str, Any]:
+    """The method and its options, of these tasks: others may have been removed since."""
+    name = manifest.method.get("method")
+    options = METHODS[name].options if name in METHODS else {}
+    found = {key: value for key, value in manifest.method.items() if key in options}
+    own = {
+        key: {task: value for task, value in setting.items() if task in tasks}
+        for key, setting in found.items()
+        if isinstance(setting, dict)
+    }
+    return {**found, **own, **({"method": name} if name in METHODS else {})}
+
+
 def _add_frozen(place: Path, manifest: Manifest, name: str, source: str, base: str, options: dict[str, Any]) -> None:
     """Masks and rescales the new task against the unified weights as they are."""
     method = {key: manifest.method[key] for key in _KEPT if key in manifest.method}
+    if manifest.deltas:
+        method |= _own_options(manifest, {name})
     config = {**method, "base": base, "tasks": {name: source}}
     with make_plan(MergeConfig.from_dict(config), **options) as plan:
         _require_same(manifest.base, plan.base.identity(hash_files=True), f"the base {base}")
@@ -235,9 +251,9 @@ def _append(
     own = [row.name for row in plan.merged_rows if known.get(row.name) != row.elements]
     exclude = [*config.get("exclude", []), *(f"{re.escape(tensor)}$" for tensor in own)]
     alone = work / ".adding"
-    merge_checkpoints(
-        config | {"method": "given", "merged": str(work), "exclude": exclude}, alone, **options, progress=False
-    )
+    # deltas need no unified weights, so that the others never matter
+    way = {} if manifest.deltas else {"method": "given", "merged": str(work)}
+    merge_checkpoints(config | way | {"exclude": exclude}, alone, **options, progress=False)
     found = Manifest.read(alone)
     record: TaskRecord = found.tasks[name]
     if record.origin.revision is None:
@@ -264,7 +280,7 @@ def _replace_tasks(manifest: Manifest, tasks: dict[str, TaskRecord]) -> Manifest
     """The manifest with other tasks; those that voted stay the same."""
     voters = list(manifest.method.get(VOTED, manifest.tasks))
     method = {key: value for key, value in manifest.method.items() if key != VOTED}
-    if voters != list(tasks):
+    if voters != list(tasks) and not manifest.deltas:
         method[VOTED] = voters
     return dataclasses.replace(manifest, tasks=tasks, method=method, files={})
 

@@ -28,7 +28,7 @@ class TaskVectors:
     Makes task vectors, block by block, after the passes that find what is trimmed.
 
     ```python
-    >>> vectors = TaskVectors(config, tasks=2)
+    >>> vectors = TaskVectors(config)
     >>> for index in range(vectors.passes):  # over all merged tensors
     ...     counts = vectors.new_counts()
     ...     for tensor, task, start, base, weights in blocks:
@@ -38,14 +38,16 @@ class TaskVectors:
     ```
     """
 
-    def __init__(self, config: MergeConfig, tasks: int) -> None:
+    def __init__(self, config: MergeConfig) -> None:
         trim = config.merge_method.trim
-        self.density: float = 1.0 if trim is None else config.arguments[trim]
-        self.drop, self.seed, self.tasks = config.drop, config.seed, tasks
-        self.passes = 2 if self.density < 1 else 0
+        self.drop, self.seed, self.tasks = config.drop, config.seed, len(config.tasks)
+        self.density: list[float] = [1.0] * self.tasks
+        if trim is not None:
+            self.density = config.find_options("", 0.0, list(config.tasks))[trim]
+        self.passes = 2 if min(self.density) < 1 else 0
         # Bit patterns of the smallest magnitudes kept, and how many of the largest are still to be found below them.
-        self._threshold = np.zeros(tasks, np.int64)
-        self._wanted = np.zeros(tasks, np.int64)
+        self._threshold = np.zeros(self.tasks, np.int64)
+        self._wanted = np.zeros(self.tasks, np.int64)
         self.passes_done = 0
 
     def new_counts(self) -> np.ndarray:
@@ -68,7 +70,7 @@ class TaskVectors:
         if index != self.passes_done:
             raise ValueError(f"pass {index} cannot be closed now: the next one is {self.passes_done}.")
         for task, row in enumerate(counts):
-            wanted = max(1, int(self.density * int(row.sum()))) if index == 0 else self._wanted[task]
+            wanted = max(1, int(self.density[task] * int(row.sum()))) if index == 0 else self._wanted[task]
             # at_least[b]: how many have digit b or a larger one.
             at_least = np.cumsum(row[::-1])[::-1]
             digit = max(int(np.count_nonzero(at_least >= wanted)) - 1, 0)
@@ -87,6 +89,12 @@ class TaskVectors:
             below = float(np.int32(self._threshold[task] - 1).view(np.float32))
             vector = torch.nn.functional.hardshrink(vector, below)
         return vector
+
+    def draw(self, tensor: int, task: int, start: int, count: int) -> torch.Tensor:
+        """Random numbers in [0, 1) for elements of a tensor, float64."""
+        # of a task that no merge has: DARE draws the task's own
+        halves = draw_halves(self.seed, task + 2**32, tensor, start, count)
+        return torch.from_numpy(halves / 2.0**32)
 
     def state(self) -> dict[str, Any]:
         """What the passes have found so far: an interrupted merge goes on from it."""
@@ -108,7 +116,12 @@ class TaskVectors:
 
 
 def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, drop: float) -> np.ndarray:
-    """Which elements DARE keeps: random numbers of (seed, task, tensor, element) and of nothing else.
+    """Which elements DARE keeps."""
+    return draw_halves(seed, task, tensor, start, count) >= round(drop * 2**32)
+
+
+def draw_halves(seed: int, task: int, tensor: int, start: int, count: int) -> np.ndarray:
+    """Random numbers of 32 bits, of (seed, task, tensor, element) and of nothing else.
 
     Each 64-bit number of the SplitMix64 sequence (Steele, Lea and Flood, "Fast splittable pseudorandom number
     generators", 2014) serves two neighbouring elements, its lower half the even one.
@@ -120,7 +133,7 @@ def kept_elements(seed: int, task: int, tensor: int, start: int, count: int, dro
     numbers = mix(np.arange(first, last, dtype=np.uint64) * STEP + key)
     # Little-endian by name, so that the lower half comes first on every machine.
     halves = numbers.astype("<u8", copy=False).view("<u4")
-    return halves[start % 2 :][:count] >= round(drop * 2**32)
+    return halves[start % 2 :][:count]
 
 
 # An array of one element: a scalar would warn of the overflow that is meant.

@@ -159,7 +159,12 @@ def _draw_layers(
 ) -> None:
     """Heat maps, the first layer at the top; `place` is their upper edge and height in inches."""
     measures = {"conflict": ("sign conflict of task vectors", "conflict")}
-    if report["method"]["masks"]:
+    if report["method"].get("deltas"):
+        measures = {
+            "norm": ("length of task vectors", "density"),
+            "error_rescaled": ("error of the restored", "error"),
+        }
+    elif report["method"]["masks"]:
         measures["density"] = ("mask density", "density")
         measures["error_rescaled"] = ("error of the restored vectors", "error")
     else:
@@ -219,6 +224,7 @@ def _draw_errors(paper: _Paper, report: Mapping[str, Any], tasks: Sequence[str],
     """Grouped bars; what is beyond the edge has its number written on it."""
     entries, (left, top, width, height) = report["tasks"], box
     kinds = list(ERRORS) if report["method"]["masks"] else ["unified"]
+    kinds = ["rescaled", "one_bit"] if report["method"].get("deltas") else kinds
     known = [entry["error"][kind] or 0.0 for entry in entries for kind in kinds]
     edge = max(known)
     if len(kinds) > 1:
@@ -282,6 +288,7 @@ def _draw_sizes(paper: _Paper, report: Mapping[str, Any], box: Box) -> None:
     if report["method"]["masks"]:
         bars["this artifact"] += ["masks", "extras"]
         bars["with the base"] = ["unified", "masks", "extras", "base"]
+    if report["method"]["masks"] and not report["method"].get("deltas"):
         bars["1-bit with the base"] = ["masks", "extras", "base"]
     largest = max(1, *(sum(sizes[part] for part in parts) for parts in bars.values()))
     divisor, unit = _bytes(largest)

@@ -49,6 +49,7 @@ from .processes import (
     prepare_sharding,
     run_main_first,
     seed_step,
+    weigh_batches,
 )
 from .provenance import provenance
 from .sources import describe_memory, name_sets, open_source
@@ -329,7 +330,7 @@ class _Training:
         total = torch.zeros((), device=accelerator.device)
         with self.clock.count("data"):
             read = [next(batches) for _ in range(passes)]
-        shares = self._weigh(read)
+        shares = weigh_batches([self.task.count_targets(batch) for batch in read], accelerator)
         for index, batch in enumerate(read):
             with self.clock.count("data"):
                 # Batches for CUDA lie in pinned memory: the copy runs while the last step is computed.
@@ -352,19 +353,6 @@ class _Training:
         self.progress.step += 1
         self.progress.samples += self._batch_size
         return total, norm
-
-    def _weigh(self, batches: list[dict[str, Any]]) -> torch.Tensor | None:
-        """What the mean loss of each batch is worth in the mean of the step, where that is not the same for all."""
-        # Accelerate takes the mean over the passes, DDP that over the processes. A mean of means is the mean of all
-        # values only where each was taken of equally many: n_i values of N in all are worth n_i / N in place of 1 in
-        # passes · processes. All worths together are the number of batches.
-        found = [self.task.count_targets(batch) for batch in batches]
-        counts = [count for count in found if count is not None]
-        if len(counts) < len(batches):
-            return None
-        mine = torch.stack(counts).to(self.accelerator.device, torch.float32)
-        total = self.accelerator.reduce(mine.sum(), reduction="sum")
-        return mine * (len(batches) * self.accelerator.num_processes) / total.clamp_min(1)
 
     def _seed(self, batch: int) -> None:
         """Dropout and the like as a function of (seed, rank, batch)."""

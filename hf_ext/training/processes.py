@@ -116,3 +116,16 @@ def seed_step(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
+
+
+def weigh_batches(found: list[torch.Tensor | None], accelerator: Accelerator) -> torch.Tensor | None:
+    """What the mean loss of each batch is worth in the mean of the step; None where all are worth the same."""
+    # Accelerate takes the mean over the passes, DDP that over the processes. A mean of means is the mean of all values
+    # only where each was taken of equally many: n_i values of N in all are worth n_i / N in place of 1 in passes ·
+    # processes. All worths together are the number of batches.
+    counts = [count for count in found if count is not None]
+    if len(counts) < len(found):
+        return None
+    mine = torch.stack(counts).to(accelerator.device, torch.float32)
+    total = accelerator.reduce(mine.sum(), reduction="sum")
+    return mine * (len(found) * accelerator.num_processes) / total.clamp_min(1)

@@ -18,7 +18,7 @@ from transformers import BertForSequenceClassification
 
 from hf_ext.emr.manifest import Manifest
 from hf_ext.merging import MergeConfig
-from hf_ext.merging.methods import METHODS
+from hf_ext.merging.methods import METHODS, options_by_name
 from hf_ext_cli.main import main
 from tests.emr.emr_testing import push_folder, tiny_bert
 from tests.hub.published import contents
@@ -75,8 +75,11 @@ def test_there_is_an_option_for_each_field_with_the_same_choices():
     }
     options = {option.name: option for option in merge.get_params(click.Context(merge)) if option.name not in others}
     assert list(options)[2:6] == ["method", "tie", "weight", "density"]
-    assert "task_arithmetic: 0.3, ties: 1.0" in options.pop("weight").help
-    assert "ties: 0.2" in options.pop("density").help and options.pop("tie").type.choices == ("zero", "negative")
+    for name, holders in options_by_name().items():
+        for holder, own in holders.items():
+            assert f"{holder}: {str(own.default).lower()}" in options[name].help
+    assert options["tie"].type.choices == ("zero", "negative")
+    options = {name: option for name, option in options.items() if name not in options_by_name()}
     assert tuple(options["method"].type.choices) == tuple(METHODS)
     hints = typing.get_type_hints(MergeConfig)
     del hints["options"]
@@ -93,7 +96,7 @@ def test_there_is_an_option_for_each_field_with_the_same_choices():
 
 def test_merge_shows_the_plan_then_the_report_and_where_things_are(sources, tmp_path):
     text = run("merge", *sources, "--out", tmp_path / "out").stdout
-    plan, table, places = text.index("merged  39 tensors"), text.index("‖τ‖/‖W0‖"), text.index("model ")
+    plan, table, places = text.index("  39 tensors"), text.index("‖τ‖/‖W0‖"), text.index(f"  {tmp_path}/out\n")
     assert plan < table < places
     assert re.search(rf"^masks +{tmp_path}/out/tasks$", text, re.MULTILINE)
     assert re.search(rf"^card +{tmp_path}/out/README.md$", text, re.MULTILINE)
@@ -187,6 +190,39 @@ def test_pack_and_unpack(merged, tmp_path):
     assert "exists" in run("emr", "unpack", tmp_path / "m.tar.zst", tmp_path / "again", code=2).stderr
 
 
+def test_deltas_in_every_command(models, sources, tmp_path):
+    text = run("merge", *sources, "--out", tmp_path / "deltas", "--method", "ternary", "--density", "{a: 0.5}").stdout
+    assert "no unified model" in text and "error restored" in text
+    assert Manifest.read(tmp_path / "deltas").method["density"] == {"a": 0.5}
+    assert re.search(
+        r"^task a +λ by tensor, kept 0\.5\d+, from", run("info", tmp_path / "deltas").stdout, re.MULTILINE
+    )
+    run("emr", "add", tmp_path / "deltas", f"c={models / 'c'}", "--frozen")
+    run("emr", "remove", tmp_path / "deltas", "a")
+    run("emr", "add", tmp_path / "deltas", f"a={models / 'a'}")
+    assert list(Manifest.read(tmp_path / "deltas").tasks) == ["b", "c", "a"]
+    run("emr", "verify", tmp_path / "deltas")
+    run("emr", "pack", tmp_path / "deltas", tmp_path / "deltas.tar.zst")
+    run("emr", "unpack", tmp_path / "deltas.tar.zst", tmp_path / "again")
+    run("emr", "export", tmp_path / "again", "c", tmp_path / "c")
+    assert "ternary" in run("emr", "compare", tmp_path / "again").stdout
+
+
+def test_options_by_task_and_layer_on_the_command_line(sources, tmp_path):
+    words = ["--method", "task_arithmetic", "--weight", "{a: 0.5, b: [0.2, 0.8]}"]
+    run("merge", *sources, "--out", tmp_path / "out", *words)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["method"]["weight"] == {"a": 0.5, "b": [0.2, 0.8]}
+    for weight, message in (
+        ("{a: [}", "flow"),
+        ("[x]", "weight must be finite; got 'x'"),
+        ("x", "is not a valid float"),
+    ):
+        words[-1] = weight
+        refused = run("merge", *sources, "--out", tmp_path / "other", *words, code=2).stderr
+        assert message in refused and "Traceback" not in refused
+
+
 def test_info_of_an_artifact(merged):
     found = json.loads(run("info", merged, "--json").stdout)
     assert found["merge"]["method"] == "emr"
@@ -207,15 +243,19 @@ def test_merge_from_a_hub_and_push_back(hub, models, tmp_path):
             "push merged org/merged --no-check",
             "emr export org/merged a exported",
             "info org/merged --json",
+            "merge --base org/base --task a=org/a --task b=org/b --method onebit --out onebit",
+            "push onebit org/onebit --no-check",
+            "emr export org/onebit a exported-onebit",
         ):
             main(command.split(), standalone_mode=False)
     """
     told = run_python(script, hub.url, tmp_path / "home")
     manifest = Manifest.read(tmp_path / "home" / "merged")
     assert all(task.origin.revision for task in manifest.tasks.values()) and manifest.base.revision
-    found = json.loads(told[told.index("\n{") :])
+    found, _ = json.JSONDecoder().raw_decode(told[told.index("\n{") + 1 :])
     assert list(found["merge"]["tasks"]) == ["a", "b"] and found["commit"]
-    assert (tmp_path / "home" / "exported" / "config.json").is_file()
+    for name in ("exported", "exported-onebit"):
+        assert (tmp_path / "home" / name / "config.json").is_file()
 
 
 @pytest.mark.slow
@@ -238,7 +278,9 @@ def test_several_processes_write_the_same_and_one_of_them_talks(sources, merged,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("merged  39 tensors") == 1 and done.stdout.count("‖τ‖/‖W0‖") == 1
+    assert (
+        len(re.findall(r"^merged +39 tensors", done.stdout, re.MULTILINE)) == 1 and done.stdout.count("‖τ‖/‖W0‖") == 1
+    )
     ours, theirs = contents(tmp_path / "out"), contents(merged)
     differing = {name for name in ours if ours[name] != theirs.get(name)}
     assert ours.keys() == theirs.keys() and differing <= {"README.md", "report.png"}

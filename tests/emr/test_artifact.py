@@ -108,7 +108,7 @@ def _set(*keys: str | int) -> Callable[[dict[str, Any], Any], None]:
 TASK = ("tasks", "a.b")
 HOSTILE = {
     "other format": (("format",), "x", '`format` must be "emr-merging"'),
-    "newer version": (("format_version",), 2, "a newer hf-ext"),
+    "newer version": (("format_version",), 3, "a newer hf-ext"),
     "bit order": (("bit_order",), "big", "`bit_order`"),
     "parent as task": (("tasks",), {"..": {}}, "a task must be named by"),
     "dot as task": (("tasks",), {".": {}}, "a task must be named by"),

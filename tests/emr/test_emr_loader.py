@@ -129,7 +129,8 @@ def test_a_base_somewhere_else(copy: Path, merged: Path, tmp_path: Path):
     "change, message",
     [
         (lambda m: m.update(format="zip"), '`format` must be "emr-merging"'),
-        (lambda m: m.update(format_version=2), "`format_version` must be 1 .*, got 2"),
+        (lambda m: m.update(format_version=3), "`format_version` must be 1 or 2 .*, got 3"),
+        (lambda m: m.update(format_version=2), "`deltas` belongs to format_version 2, got None"),
         (lambda m: m.update(tensors=None), "`tensors` must be a list, got None"),
         (lambda m: m["tensors"][5].pop("name"), "`name` of an entry of `tensors` must be a text"),
         (lambda m: m["tensors"][5].update(name="other"), "emr.json has no tensor"),

@@ -202,7 +202,7 @@ def test_healthy_tasks_cause_no_warning_but_of_a_better_way(report):
     better = [entry for entry in report["tasks"] if entry["error"]["one_bit"] < entry["error"]["rescaled"]]
     assert 0 < len(better) < len(report["tasks"])
     mean = {key: np.mean([entry["error"][key] for entry in better]) for key in ("one_bit", "rescaled", "tensor_l2")}
-    assert text.startswith("plain 1-bit deltas")
+    assert text.startswith("method onebit would restore")
     names = ", ".join(entry["task"] for entry in better)
     assert f"restore {names} better: error {mean['one_bit']:.3f}, here {mean['rescaled']:.3f}" in text
     assert f"Rescale tensor_l2 would come to {mean['tensor_l2']:.3f}." in text

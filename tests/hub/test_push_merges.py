@@ -332,3 +332,14 @@ def test_the_weights_at_the_root_are_the_elected_ones(artifact, models, tmp_path
         total = (ours[0] - base[name]) + (ours[1] - base[name])
         expected = torch.where(total > 0, ours.max(0).values, torch.where(total < 0, ours.min(0).values, base[name]))
         assert tensor.equal(expected), name
+
+
+def test_deltas_have_no_root_and_are_checked_by_their_first_task(models, tmp_path):
+    folder = merge(models, tmp_path / "deltas", method="onebit", include_base=True)
+    staged = stage(folder, tmp_path / "staged", repo_id="org/deltas")
+    assert [name for name in contents(staged) if name.endswith("model.safetensors")] == ["base/model.safetensors"]
+    check_loads(staged)
+    restored, own = EMRModel.from_pretrained(staged, "b").model, EMRModel.from_pretrained(folder, "b").model
+    assert all(
+        torch.equal(a, b) for a, b in zip(restored.state_dict().values(), own.state_dict().values(), strict=True)
+    )

@@ -41,7 +41,7 @@ def test_a_yaml_file_is_read_with_its_defaults_and_written_back_the_same(tmp_pat
         ({"method": "task_arithmetic", "options": {"weight": 0.5}}, False, {"weight": 0.5}),
         ({"method": "given", "merged": "org/merged"}, True, {}),
         # As earlier versions wrote all fields.
-        ({"method": "average", "weight": None, "density": 0.2, "tie": "zero"}, False, {}),
+        ({"method": "average", "weight": None, "density": 0.2, "tie": "zero"}, False, {"weight": 1.0}),
     ],
 )
 def test_masks_and_options_follow_from_the_method(options, masks, arguments):
@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "given without model": ({"method": "given"}, "needs `merged`"),
     "model without given": ({"merged": "org/x"}, "merged does not go with method 'emr'"),
     "weight": ({"weight": 0.3}, "weight does not go with method 'emr'"),
-    "weight that is no number": ({"method": "ties", "weight": [1]}, "weight must be finite; got"),
+    "weight that is no number": ({"method": "ties", "weight": ["x"]}, "weight must be finite; got"),
     "unknown tie": ({"tie": "positive"}, "tie must be one of 'zero', 'negative'; got 'positive'"),
     "unknown option": ({"options": {"weigth": 1}}, "no method has it"),
     "infinite weight": ({"method": "ties", "weight": "inf"}, "weight must be finite"),

@@ -70,7 +70,7 @@ def test_local_files_merged_in_compiled_calls_and_block_by_block_are_the_same(co
 def test_blocks_are_within_the_budget_and_whole_sub_blocks(config, tmp_path):
     with make_plan(MergeConfig.from_dict(config)) as plan:
         for workers, memory in ((1, 10**6), (2, 64 * 10**6), (7, 10**9)):
-            blocks = Engine(plan, None, TaskVectors(plan.config, len(plan.tasks)), workers, memory)
+            blocks = Engine(plan, None, TaskVectors(plan.config), workers, memory)
             assert blocks.block % SUB_BLOCK == 0 and blocks.span % blocks.block == 0
             assert blocks.step % SUB_BLOCK == 0 and blocks.step <= blocks.block
             buffers = blocks.new_buffers()

@@ -1,5 +1,6 @@
 """Average, task arithmetic, TIES and DARE, block by block, against plain references on whole vectors and peft's."""
 
+import dataclasses
 import math
 from typing import Annotated
 
@@ -22,14 +23,21 @@ from tests.emr.emr_testing import write_weights
 SIZES = (1000, 1, 37, 4096, 0, 777)
 
 
-def configuration(method, **fields):
-    return MergeConfig.from_dict({"base": "base", "tasks": {"a": "a"}, "method": method, **fields})
+def configuration(method, tasks=1, **fields):
+    named = {f"t{index}": "a" for index in range(tasks)}
+    return MergeConfig.from_dict({"base": "base", "tasks": named, "method": method, **fields})
 
 
-def unify(config, base, vectors, name="w", shape=None):
+def of_tasks(config, count):
+    """The configuration with so many tasks."""
+    return dataclasses.replace(config, tasks={f"t{index}": "a" for index in range(count)})
+
+
+def unify(config, base, vectors, name="w", depth=0.0, draw=None):
     """A block as a method merges it; methods may overwrite the vectors."""
-    block = Block(name, shape or tuple(base.shape), 0, base, [vector.clone() for vector in vectors])
-    return config.merge_method.function(block, **config.arguments)
+    config = of_tasks(config, len(vectors))
+    block = Block(name, tuple(base.shape), 0, base, [v.clone() for v in vectors], draw=draw, count=len(vectors))
+    return config.merge_method.function(block, **config.find_options(name, depth, list(config.tasks)))
 
 
 def model(seed, dtype=torch.float32, scale=1.0):
@@ -52,7 +60,7 @@ def blocks(size, block):
 
 def merge(config, base, models, block=64, dtype=None, shares=1):
     """The merged tensors; the counting is split over `shares` workers that take turns."""
-    making = TaskVectors(config, len(models))
+    making = TaskVectors(of_tasks(config, len(models)))
     for index in range(making.passes):
         counts = [making.new_counts() for _ in range(shares)]
         turn = 0
@@ -203,10 +211,11 @@ def test_a_saved_state_goes_on_to_the_same_bits():
     base, models = checkpoints()
     config = configuration("ties", density=0.3)
     finished, merged = merge(config, base, models)
-    half = TaskVectors(config, len(models))
+    config = of_tasks(config, len(models))
+    half = TaskVectors(config)
     vectors = [(task, vector) for task, vector in enumerate(task_vectors(base, models))]
     for index in range(2):
-        half_again = TaskVectors(config, len(models))
+        half_again = TaskVectors(config)
         half_again.load_state(half.state())
         counts = half_again.new_counts()
         for task, vector in vectors:
@@ -214,19 +223,19 @@ def test_a_saved_state_goes_on_to_the_same_bits():
         half_again.close_pass(index, counts)
         half = half_again
     assert half.state() == finished.state()
-    again = TaskVectors(config, len(models))
+    again = TaskVectors(config)
     again.load_state(finished.state())
     out = unify(config, base[0], [again.make(0, t, 0, base[0], m[0]) for t, m in enumerate(models)])
     assert torch.equal(out, merged[0])
     with pytest.raises(ValueError, match="start the merge anew"):
-        TaskVectors(config, 2).load_state(finished.state())
+        TaskVectors(of_tasks(config, 2)).load_state(finished.state())
 
 
 def test_dare_drops_the_share_asked_for_and_keeps_the_expectation():
     n = 1 << 20
     base, weights = torch.zeros(n), torch.ones(n)
     for drop in (0.1, 0.5, 0.9):
-        vector = TaskVectors(configuration("average", drop=drop, seed=7), 1).make(0, 0, 0, base, weights)
+        vector = TaskVectors(configuration("average", drop=drop, seed=7)).make(0, 0, 0, base, weights)
         kept = vector != 0
         assert torch.equal(vector[kept], torch.ones(1).div(1 - drop).expand(int(kept.sum())))
         # Five standard deviations of a binomial count.
@@ -291,7 +300,7 @@ def test_dare_before_emr_elects_among_the_changed_weights():
 
 
 def test_passes_come_in_order():
-    making = TaskVectors(configuration("ties"), 1)
+    making = TaskVectors(configuration("ties"))
     with pytest.raises(ValueError, match="the next one is 0"):
         making.close_pass(1, making.new_counts())
 

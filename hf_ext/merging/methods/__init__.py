@@ -4,19 +4,23 @@
     def average(tensor: Block) -> Tensor:
         return tensor.base + sum(tensor.vectors) / len(tensor.vectors)
 
-Its keyword-only arguments are its options: `Annotated[float, Option(...)]` or `Annotated[Literal[...], Option(...)]`
-with a default. YAML keys, options of the command line with their help, checks, card and report follow from that.
-Whoever imports a file with such a function before a merge has one method more.
+Its keyword-only arguments are its options: `Annotated[float, Option(...)]`, `Annotated[bool, Option(...)]` or
+`Annotated[Literal[...], Option(...)]` with a default; `Annotated[list[float], Option(..., default=1.0)]` has a value
+for each task. YAML keys, options of the command line with their help, checks, card and report follow from that, and
+docs/methods.md: `python -m hf_ext.merging.reference > docs/methods.md`. A new file in this folder is found by itself;
+so is a function elsewhere that is imported before a merge.
 
 The help of the command line imports these files, so none of them imports torch or numpy before it is called.
 """
 
 from importlib import import_module
+from pkgutil import iter_modules
 
-from .registry import METHODS, Block, Method, Option, Tensor, merge_method, options_by_name
+from .options import Option
+from .registry import METHODS, Block, Method, MethodError, Tensor, merge_method, options_by_name
 
-__all__ = ["METHODS", "Block", "Method", "Option", "Tensor", "merge_method", "options_by_name"]
+__all__ = ["METHODS", "Block", "Method", "MethodError", "Option", "Tensor", "merge_method", "options_by_name"]
 
-# Each file registers its methods, in the order in which help shows them.
-for _file in ("emr", "average", "task_arithmetic", "ties", "model_stock", "take_merged"):
+# Each file registers its methods. Help shows the default first.
+for _file in ("emr", *sorted(module.name for module in iter_modules(__path__))):
     import_module(f"{__name__}.{_file}")

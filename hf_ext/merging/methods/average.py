@@ -1,12 +1,27 @@
 """Weight average: Wortsman et al., "Model soups", https://arxiv.org/abs/2203.05482."""
 
-from .registry import Block, Tensor, merge_method
+from typing import Annotated
+
+from .options import Option
+from .registry import Block, MethodError, Tensor, merge_method
+
+Share = Annotated[list[float], Option("How much of each task.", default=1.0)]
 
 
 @merge_method("average", "the average of their weights")
-def average(tensor: Block) -> Tensor:
-    """W_0 + 1/N Σ_t τ_t."""
-    return add_up(tensor.vectors).mul_(1 / len(tensor.vectors)).add_(tensor.base)
+def average(tensor: Block, *, weight: Share) -> Tensor:
+    """W_0 + Σ_t w_t τ_t / Σ_t w_t."""
+    if len(set(weight)) == 1:
+        return add_up(tensor.vectors).mul_(1 / len(tensor.vectors)).add_(tensor.base)
+    total = sum(weight)
+    if total == 0:
+        raise MethodError(f"the weights of {tensor.name!r} add up to 0, so there is no average; change them.")
+    return add_up(weigh(tensor.vectors, weight)).div_(total).add_(tensor.base)
+
+
+def weigh(vectors: list[Tensor], weight: list[float]) -> list[Tensor]:
+    """w_t τ_t, in the place of the task vectors."""
+    return [vector.mul_(factor) for vector, factor in zip(vectors, weight, strict=True)]
 
 
 def add_up(vectors: list[Tensor]) -> Tensor:

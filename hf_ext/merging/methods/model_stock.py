@@ -1,19 +1,37 @@
 """Model stock: Jang et al., https://arxiv.org/abs/2403.19522: an average drawn to the base, tensor by tensor."""
 
+from typing import Annotated
+
 from .average import add_up
+from .options import Option
 from .registry import Block, Tensor, merge_method
+
+Rows = Annotated[bool, Option("Measure the angle of every row of a matrix, not of the whole tensor.")]
+Away = Annotated[bool, Option("Move away from the average where the mean cosine is negative, in place of the base.")]
 
 
 @merge_method("model_stock", "model stock", whole=True)
-def model_stock(tensor: Block) -> Tensor:
+def model_stock(tensor: Block, *, filter_wise: Rows = False, away: Away = False) -> Tensor:
     """W_0 + t/N Σ_i τ_i with t = N c / (1 + (N - 1) c), c the mean cosine of two task vectors, at least 0."""
     vectors, count = tensor.vectors, len(tensor.vectors)
-    norms = [float(vector.norm()) for vector in vectors]
+    by_row = filter_wise and tensor.base.ndim > 1
+    norms = [(vector.flatten(1).norm(dim=1) if by_row else vector.norm().view(1)).double() for vector in vectors]
     cosines = [
-        float((vectors[i] * vectors[j]).sum()) / (norms[i] * norms[j]) if norms[i] and norms[j] else 0.0
+        _add_up_rows(vectors[i] * vectors[j], by_row) / (norms[i] * norms[j]).where(norms[i] * norms[j] > 0, 1)
         for i in range(count)
         for j in range(i)
     ]
-    cosine = min(max(sum(cosines) / len(cosines), 0.0), 1.0) if cosines else 1.0
-    share = count * cosine / (1 + (count - 1) * cosine)
-    return add_up(vectors).mul_(share / count).add_(tensor.base)
+    cosine = sum(cosines[1:], cosines[0]) / len(cosines) if cosines else norms[0].new_ones(norms[0].shape)
+    cosine = cosine.clamp(-1.0 if away else 0.0, 1.0)
+    divisor = 1 + (count - 1) * cosine
+    # where all are opposed there is no such point; the base it is
+    singular = divisor < 1e-6
+    share = (count * cosine / divisor.masked_fill(singular, 1)).masked_fill(singular, 0) / count
+    merged = add_up(vectors)
+    (merged.flatten(1) if by_row else merged.view(1, -1)).mul_(share.float()[:, None])
+    return merged.add_(tensor.base)
+
+
+def _add_up_rows(values: Tensor, by_row: bool) -> Tensor:
+    """The sum of each row, or of all, in float64."""
+    return values.flatten(1).sum(1).double() if by_row else values.sum().double().view(1)

@@ -1,17 +1,23 @@
 """What a merge method is, and the table of those that are registered."""
 
+import dataclasses
 import inspect
-import math
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from .options import Option
 
 if TYPE_CHECKING:
     from torch import Tensor
 else:
     # For the annotations of methods; torch is imported when one of them runs.
     Tensor = Any
+
+
+class MethodError(ValueError):
+    """Options that do not fit a tensor: no repetition of the merge can succeed."""
 
 
 @dataclass
@@ -27,6 +33,10 @@ class Block:
         vectors (`list[torch.Tensor]`):
             The task vectors W_t - W_0 in float32, after DARE and trimming; the method may overwrite them.
         merged (`torch.Tensor`, *optional*): Weights of the merged model, for a method that `takes_merged`.
+        draw (`Callable[[int, int, int], torch.Tensor]`, *optional*):
+            Random numbers in [0, 1) for a place of `vectors`, a first element and how many, float64 and flat, by the
+            configuration's seed; for a method of whole tensors.
+        count (`int`): Tasks of the merge, with those that do not have this tensor.
     """
 
     name: str
@@ -35,44 +45,8 @@ class Block:
     base: Tensor
     vectors: list[Tensor]
     merged: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Option:
-    """
-    What is said of an option: its help, and for numbers what they must be above and may be at most.
-
-    Args:
-        help (`str`): One line.
-        above (`float`, *optional*): The value must be greater than this.
-        most (`float`, *optional*): The value may not be greater than this.
-        kind (`type`): `float` or `int`; `str` for a choice.
-        choices (`tuple[str, ...]`): What a text may be.
-        default (`Any`): Value where none is given.
-    """
-
-    help: str
-    above: float = -math.inf
-    most: float = math.inf
-    kind: type = float
-    choices: tuple[str, ...] = ()
-    default: Any = None
-
-    def read(self, name: str, value: Any) -> Any:
-        """The value, checked; YAML may have given a number as a text."""
-        if self.choices:
-            if value not in self.choices:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, self.choices))}; got {value!r:.80}.")
-            return value
-        try:
-            number = math.nan if isinstance(value, bool) else self.kind(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not (math.isfinite(number) and self.above < number <= self.most):
-            bounded = math.isfinite(self.above) and math.isfinite(self.most)
-            allowed = f"in ({self.above:g}, {self.most:g}]" if bounded else "finite"
-            raise ValueError(f"{name} must be {allowed}; got {value!r:.80}.")
-        return number
+    draw: Callable[[int, int, int], Tensor] | None = None
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,19 +55,21 @@ class Method:
 
     name: str  # what configurations call it
     label: str  # what cards call it: "merged by …"
-    function: Callable[..., Tensor]  # merges a [`Block`]
+    function: Callable[..., Any]  # merges a [`Block`]
     options: dict[str, Option] = field(default_factory=dict)  # its options by name
     masks: bool = False
     fused: bool = False
     whole: bool = False
     takes_merged: bool = False
     trim: str | None = None
+    most_tasks: int | None = None
+    deltas: int = 0
 
 
 # By name, in the order in which help shows them.
 METHODS: dict[str, Method] = {}
 
-Function = typing.TypeVar("Function", bound=Callable[..., Tensor])
+Function = typing.TypeVar("Function", bound=Callable[..., Any])
 
 
 def merge_method(
@@ -105,6 +81,8 @@ def merge_method(
     whole: bool = False,
     takes_merged: bool = False,
     trim: str | None = None,
+    most_tasks: int | None = None,
+    deltas: int = 0,
 ) -> Callable[[Function], Function]:
     """
     Registers a function as a merge method.
@@ -122,27 +100,42 @@ def merge_method(
         trim (`str`, *optional*):
             The option that says which share of each task vector is kept: only the largest elements over all tensors
             reach the function. All checkpoints are then read three times.
+        most_tasks (`int`, *optional*): How many tasks it takes.
+        deltas (`int`, *optional*, defaults to 0):
+            Bits an element that each task has in place of a unified model: 1 for a sign, 2 where elements may be left
+            out too. The function then returns the task vectors with 0 for what is left out.
 
     Returns:
         The function, as it was.
     """
 
     def register(function: Function) -> Function:
-        METHODS[name] = Method(name, label, function, _read_options(function), masks, fused, whole, takes_merged, trim)
+        options = _read_options(function, trim)
+        METHODS[name] = Method(
+            name, label, function, options, masks, fused, whole, takes_merged, trim, most_tasks, deltas
+        )
         return function
 
     return register
 
 
-def _read_options(function: Callable[..., Any]) -> dict[str, Option]:
+def _read_options(function: Callable[..., Any], trim: str | None) -> dict[str, Option]:
+    """The keyword-only arguments: a `list[float]` has a value for each task, and its default in the annotation."""
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is not parameter.KEYWORD_ONLY:
             continue
         kind, option = typing.get_args(parameter.annotation)
-        choices = typing.get_args(kind)
-        found[name] = Option(
-            option.help, option.above, option.most, str if choices else kind, choices, parameter.default
+        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        by_task = typing.get_origin(kind) is list
+        found[name] = dataclasses.replace(
+            option,
+            kind=str if choices else typing.get_args(kind)[0] if by_task else kind,
+            choices=choices,
+            default=option.default if parameter.default is parameter.empty else parameter.default,
+            by_task=by_task,
+            # a share of the whole model
+            by_layer=name != trim,
         )
     return found
 

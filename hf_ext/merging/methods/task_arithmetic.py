@@ -2,13 +2,16 @@
 
 from typing import Annotated
 
-from .average import add_up
-from .registry import Block, Option, Tensor, merge_method
+from .average import add_up, weigh
+from .options import Option
+from .registry import Block, Tensor, merge_method
 
-Weight = Annotated[float, Option("Factor of the merged task vector.")]
+Weight = Annotated[list[float], Option("How much of each task.", default=0.3)]
 
 
 @merge_method("task_arithmetic", "task arithmetic")
-def task_arithmetic(tensor: Block, *, weight: Weight = 0.3) -> Tensor:
-    """W_0 + w Σ_t τ_t."""
-    return add_up(tensor.vectors).mul_(weight).add_(tensor.base)
+def task_arithmetic(tensor: Block, *, weight: Weight) -> Tensor:
+    """W_0 + Σ_t w_t τ_t."""
+    if len(set(weight)) == 1:
+        return add_up(tensor.vectors).mul_(weight[0]).add_(tensor.base)
+    return add_up(weigh(tensor.vectors, weight)).add_(tensor.base)

@@ -1,0 +1,142 @@
+"""Options of merge methods: what they may be, and their values by task and by layer.
+
+A number is one for all, `0.3`; or by layer, `[0.1, 0.5]`, first layer to last with the values between them; or by
+name, `[{filter: mlp, value: 0.5}, {value: 0.3}]`, of which the first whose text is in a tensor's name holds. An option
+of the tasks may be a mapping of their names to any of these. Lists mean what they mean to mergekit.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Option:
+    """
+    What is said of an option: its help, and what it may be.
+
+    Args:
+        help (`str`): One line.
+        above (`float`, *optional*): A number must be greater than this.
+        least (`float`, *optional*): A number must be at least this.
+        most (`float`, *optional*): A number may not be greater than this.
+        kind (`type`): `float` or `bool`; `str` for a choice.
+        choices (`tuple[str, ...]`): What a text may be.
+        default (`Any`): Value where none is given.
+        by_task (`bool`): Whether the tasks may have values of their own; the method then gets a list.
+        by_layer (`bool`): Whether layers and tensors may have values of their own.
+    """
+
+    help: str
+    above: float = -math.inf
+    least: float = -math.inf
+    most: float = math.inf
+    kind: type = float
+    choices: tuple[str, ...] = ()
+    default: Any = None
+    by_task: bool = False
+    by_layer: bool = True
+
+    def read(self, name: str, setting: Any) -> Any:
+        """The setting, checked; YAML may have given a number as a text."""
+        if not isinstance(setting, Mapping):
+            return self._read_list(name, setting)
+        if not self.by_task:
+            raise ValueError(f"{name} is one for all tasks, it has no value for each; got {setting!r:.80}.")
+        return {task: self._read_list(f"{name} of {task}", part) for task, part in setting.items()}
+
+    def _read_list(self, name: str, setting: Any) -> Any:
+        if not isinstance(setting, list) or self.choices:
+            return self._read_value(name, setting)
+        if not self.by_layer:
+            raise ValueError(f"{name} is one for the whole model, it has no value by layer; got {setting!r:.80}.")
+        if not setting:
+            raise ValueError(f"{name} is an empty list: give values from the first layer to the last.")
+        if not any(isinstance(part, Mapping) for part in setting):
+            return [self._read_value(name, part) for part in setting]
+        for part in setting:
+            if not isinstance(part, Mapping) or not {"value"} <= set(part) <= {"value", "filter"}:
+                raise ValueError(
+                    f"{name}: an entry has `value` and may have `filter`, nothing else; got {part!r:.80}."
+                )
+            if isinstance(part["value"], list) and any(isinstance(inner, Mapping) for inner in part["value"]):
+                raise ValueError(f"{name}: `value` is a number or a list of numbers; got {part['value']!r:.80}.")
+        return [
+            {**({"filter": str(part["filter"])} if part.get("filter") is not None else {}),
+             "value": self._read_list(name, part["value"])}
+            for part in setting
+        ]  # fmt: skip
+
+    def _read_value(self, name: str, value: Any) -> Any:
+        if self.choices:
+            if value not in self.choices:
+                raise ValueError(f"{name} must be {self.allowed}; got {value!r:.80}.")
+            return value
+        if self.kind is bool:
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be {self.allowed}; got {value!r:.80}.")
+            return value
+        try:
+            number = math.nan if isinstance(value, bool) else self.kind(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not (math.isfinite(number) and self.above < number <= self.most and self.least <= number):
+            raise ValueError(f"{name} must be {self.allowed}; got {value!r:.80}.")
+        return number
+
+    @property
+    def allowed(self) -> str:
+        """What a value may be, in words."""
+        if self.choices:
+            return f"one of {', '.join(map(repr, self.choices))}"
+        if self.kind is bool:
+            return "true or false"
+        low = f"({self.above:g}" if math.isfinite(self.above) else f"[{self.least:g}"
+        bounded = math.isfinite(max(self.above, self.least)) and math.isfinite(self.most)
+        return f"in {low}, {self.most:g}]" if bounded else "finite"
+
+    def find(self, setting: Any, tensor: str, depth: float, tasks: Sequence[str]) -> Any:
+        """The value for a tensor, or with `by_task` one for each of these tasks."""
+        if not self.by_task:
+            return self._find_or_default(setting, tensor, depth)
+        own = setting if isinstance(setting, Mapping) else dict.fromkeys(tasks, setting)
+        return [self._find_or_default(own.get(task), tensor, depth) for task in tasks]
+
+    def _find_or_default(self, setting: Any, tensor: str, depth: float) -> Any:
+        found = None if setting is None else find_value(setting, tensor, depth)
+        return self.default if found is None else found
+
+
+def find_value(setting: Any, tensor: str, depth: float) -> Any:
+    """The value of a setting for a tensor; None where no filter fits."""
+    if not isinstance(setting, list):
+        return setting
+    if isinstance(setting[0], Mapping):
+        fitting = (part["value"] for part in setting if part.get("filter", "*") == "*" or part["filter"] in tensor)
+        found = next(fitting, None)
+        return None if found is None else find_value(found, tensor, depth)
+    if isinstance(setting[0], bool):
+        return setting[int(depth * (len(setting) - 1))]
+    place = depth * (len(setting) - 1)
+    low = int(place)
+    high = min(low + 1, len(setting) - 1)
+    return setting[low] + (place - low) * (setting[high] - setting[low])
+
+
+def find_depths(names: Collection[str]) -> dict[str, float]:
+    """How far up each tensor is, from 0 in the first layer to 1 in the last; 0 outside of layers."""
+    layers = {}
+    for name in names:
+        parts = name.split(".")
+        place = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
+        if place is not None:
+            layers[name] = (tuple(parts[:place]), int(parts[place]))
+    last: dict[tuple[str, ...], int] = {}
+    for stack, number in layers.values():
+        last[stack] = max(number, last.get(stack, 0))
+    # A stack of one layer ends with it, as it does for mergekit.
+    return {
+        name: 0.0 if name not in layers else layers[name][1] / last[layers[name][0]] if last[layers[name][0]] else 1.0
+        for name in names
+    }

@@ -1,0 +1,14 @@
+"""Ternary deltas: the signs of the largest differences, as in T-Switch (Qi et al., https://arxiv.org/abs/2412.00054)."""
+
+from typing import Annotated
+
+from .options import Option
+from .registry import Block, Tensor, merge_method
+
+Density = Annotated[list[float], Option("Share of each task vector that is kept.", default=0.4, above=0, most=1)]
+
+
+@merge_method("ternary", "ternary deltas", masks=True, deltas=2, trim="density")
+def take_largest(tensor: Block, *, density: Density) -> list[Tensor]:
+    """1-bit deltas of the largest elements of each task vector, W_0 elsewhere; λ is the mean of what is kept."""
+    return tensor.vectors

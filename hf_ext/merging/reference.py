@@ -1,0 +1,49 @@
+"""docs/methods.md: every merge method with its options, from the functions that are registered."""
+
+import inspect
+
+from .methods import METHODS, Method
+
+_HEAD = """# Merge methods
+
+`hf-ext merge --method NAME`, or `method: NAME` in YAML. This page is written by
+`python -m hf_ext.merging.reference > docs/methods.md`.
+
+An option is one number, `weight: 0.3`; or by layer, `weight: [0.2, 0.8]`, from the first layer to the last with the
+values between them (outside of layers it is the first); or by a text in the names of tensors, the first that fits,
+`t: [{filter: mlp, value: [0, 1]}, {value: 0.5}]`. Where the table says *each task*, it may also be a mapping of tasks
+to any of these: `weight: {a: 0.5, b: [0.2, 0.8]}`. The command line takes the same: `--weight '{a: 0.5, b: 0.2}'`.
+What is not given, or fits no filter, has its default. A share of the whole model has no value by layer.
+
+A mergekit file is taken over where both have the method: linear (`average`), slerp, task_arithmetic, ties
+(`ties_by_tensor`) and model_stock (with `away`). Its lists and filters mean the same there.
+
+Methods of whole tensors hold one tensor of every model in memory at a time; the others hold blocks.
+"""
+
+
+def write_reference() -> str:
+    """The text of docs/methods.md."""
+    return "\n".join([_HEAD, *(_describe(method) for method in METHODS.values())])
+
+
+def _describe(method: Method) -> str:
+    told = ["no unified model"] if method.deltas else ["1-bit task masks"] if method.masks else []
+    told += ["whole tensors"] if method.whole else []
+    title = method.label[0].upper() + method.label[1:] + (f" ({', '.join(told)})" if told else "")
+    lines = [f"## {method.name}", "", f"{title}:"]
+    lines += [inspect.cleandoc(method.function.__doc__ or "").partition("\n\n")[0], ""]
+    if not method.options:
+        return "\n".join(lines)
+    lines += ["| option | default | may be | |", "|---|---|---|---|"]
+    for name, option in method.options.items():
+        default = str(option.default).lower()
+        each = (", each task" if option.by_task else "") + (
+            "" if option.by_layer or option.choices else ", whole model"
+        )
+        lines.append(f"| `{name}` | `{default}` | {option.allowed}{each} | {option.help} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    print(write_reference(), end="")  # noqa: T201

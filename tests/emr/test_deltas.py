@@ -1,0 +1,265 @@
+"""1-bit and ternary deltas: kernels, artifacts, loader, EMRModel, updates, report and plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_ext import EMRModel
+from hf_ext.emr import deltas
+from hf_ext.emr.artifact import mask_bytes, verify_artifact
+from hf_ext.emr.emr_loader import restore
+from hf_ext.emr.manifest import Manifest
+from hf_ext.emr.ops import SUMS, Sums
+from hf_ext.emr.report import report_lines, report_markdown
+from hf_ext.emr.weights import TaskWeights
+from hf_ext.hub.safetensors_headers import CheckpointError
+from hf_ext.merging.configuration import MergeConfig
+from hf_ext.merging.merge import merge_checkpoints
+from hf_ext.merging.plan import make_plan
+from hf_ext.merging.plan_table import plan_lines
+from hf_ext.merging.publishing import copy_artifact
+from hf_ext.merging.updating import add_task, remove_task
+from tests.emr import reference_deltas as twin
+from tests.emr.blocks import DTYPES
+from tests.emr.emr_testing import tiny_bert
+from tests.emr.use_testing import copied, equal
+from tests.merging.merging import assert_same_files, merge, short_segments, write_set
+
+METHODS = ("onebit", "ternary")
+# applies to the merges of this file too
+assert short_segments
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Tensors in three types, of odd lengths, longer than a unit."""
+    return write_set(tmp_path_factory.mktemp("set"), tasks=4)
+
+
+def read(folder):
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def merged_names(base):
+    return [name for name, values in base.items() if values.is_floating_point()]
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("length", [0, 1, 13, 20_003])
+def test_directions_are_packed_and_restored(kernels, kind, length):
+    generator = torch.Generator().manual_seed(length)
+    base = torch.randn(length, generator=generator).to(kind)
+    tasks = [(base.float() + 0.1 * torch.randn(length, generator=generator)).to(kind) for _ in range(2)]
+    vectors = [task.float() - base.float() for task in tasks]
+    kept = [vector * (torch.rand(length, generator=generator) < 0.5) for vector in vectors]
+    planes = [torch.zeros(count, 2, mask_bytes(length), dtype=torch.uint8) for count in (1, 2)]
+    sums = [Sums.zeros(2), Sums.zeros(2)]
+    deltas.pack_directions(base, tasks, vectors, planes[0], sums[0])
+    deltas.pack_directions(base, tasks, kept, planes[1], sums[1])
+    for index, (vector, part) in enumerate(zip(vectors, kept, strict=True)):
+        for direction, packed, found in (
+            (torch.where(vector > 0, 1.0, -1.0), planes[0], sums[0]),
+            (part.sign(), planes[1], sums[1]),
+        ):
+            for target in DTYPES:
+                out = torch.empty(length, dtype=target)
+                deltas.restore_directions(base, packed[:, index], 0.3, out)
+                assert torch.equal(out, (base.float() + 0.3 * direction).to(target))
+            measured = dict(zip(SUMS, found.tasks[index].tolist(), strict=True))
+            exact, moved = vector.double(), float((direction != 0).sum())
+            assert measured["abs"] == pytest.approx(float(exact.abs().sum()), rel=1e-12)
+            assert measured["square"] == pytest.approx(float(exact.square().sum()), rel=1e-12)
+            assert measured["masked_dot"] == pytest.approx(float((exact * direction).sum()), rel=1e-12)
+            assert [measured[name] for name in ("mask", "masked_abs", "masked_square")] == [moved] * 3
+            assert [measured[name] for name in ("dot", "opposed", "weight_opposed")] == [0] * 3
+    for found in sums:
+        assert float(found.totals[0]) == pytest.approx(float(base.double().square().sum()), rel=1e-12)
+        assert found.totals[1:].tolist() == [0] * 3 and torch.equal(found.gram, sums[0].gram)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_artifact_restores_what_is_defined(models, tmp_path, method):
+    options = {"density": 0.3} if method == "ternary" else {}
+    out = merge(models, tmp_path / "out", method=method, **options)
+    base, weights = read(Path(models["base"])), TaskWeights(out)
+    assert list(out.glob("model*")) == [] and verify_artifact(out).wrong == []
+    report = json.loads((out / "report.json").read_text())
+    for place, (task, folder) in enumerate(models["tasks"].items()):
+        own, names = read(Path(folder)), merged_names(base)
+        if method == "ternary":
+            expected = twin.ternary({n: base[n] for n in names}, {n: own[n] for n in names}, 0.3)
+        else:
+            expected = {name: twin.one_bit(base[name], own[name]) for name in names}
+        loaded = restore(out, task)
+        assert loaded.keys() == own.keys()
+        for name, values in loaded.items():
+            assert torch.equal(values, weights.restore(task, name))
+            if name in names:
+                torch.testing.assert_close(values.double(), expected[name], rtol=1e-6, atol=1e-7)
+            else:
+                assert torch.equal(values, own[name])
+        vectors = [torch.cat([(w[n].double() - base[n].double()).flatten() for n in names]) for w in (own, loaded)]
+        error = report["tasks"][place]["error"]
+        assert error["rescaled"] == pytest.approx(twin.error(*vectors), rel=1e-4)
+        one_bit = torch.cat([(twin.one_bit(base[n], own[n]) - base[n].double()).flatten() for n in names])
+        assert error["one_bit"] == pytest.approx(twin.error(vectors[0], one_bit), rel=1e-4)
+        assert error["unified"] is None and report["tasks"][place]["sign_conflict"]["weights"] is None
+    text = "\n".join(report_lines(report)) + report_markdown(report)
+    assert "nan" not in text.lower() and "unified" not in text
+    card = (out / "README.md").read_text()
+    assert "There is no model at the root" in card and f"method: {method}" in card
+
+
+def test_neither_blocks_nor_workers_change_a_bit(models, tmp_path):
+    for method in METHODS:
+        one = merge(models, tmp_path / f"{method}-one", method=method, workers=1)
+        two = merge(models, tmp_path / f"{method}-two", method=method, workers=2, memory="1MB")
+        assert_same_files(one, two)
+
+
+def test_planes_are_bits_of_a_sign_and_of_what_is_kept(models, tmp_path):
+    onebit, ternary = (merge(models, tmp_path / method, method=method) for method in METHODS)
+    base, own = (read(Path(place)) for place in (models["base"], models["tasks"]["t0"]))
+    for name in merged_names(base):
+        one, two = (load_file(folder / "tasks" / "t0" / "mask.safetensors")[name] for folder in (onebit, ternary))
+        assert len(two) == 2 * len(one) == 2 * mask_bytes(base[name].numel())
+        signs, kept = two.view(2, -1)
+        # a sign is only where something is kept
+        assert not (signs & ~kept).any() and torch.equal(signs, one & kept)
+        bits = (one[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten()[: base[name].numel()]
+        assert torch.equal(bits.bool(), (own[name].float() > base[name].float()).flatten())
+    assert Manifest.read(ternary).tasks["t0"].density == pytest.approx(0.4, abs=1e-3)
+    versions = {json.loads((folder / "emr.json").read_text())["format_version"] for folder in (onebit, ternary)}
+    assert versions == {2}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def berts(request, tmp_path_factory):
+    place = tmp_path_factory.mktemp("berts")
+    base = tiny_bert(place / "base")
+    tasks = {
+        "two": tiny_bert(place / "two", 1, base=base),
+        "five": tiny_bert(place / "five", 2, base=base, num_labels=5),
+    }
+    config = {"base": str(base), "tasks": {name: str(path) for name, path in tasks.items()}, "method": request.param}
+    return config, merge_checkpoints(config, place / "merged", progress=False).path
+
+
+def test_a_model_turns_into_each_task_and_takes_mixed_batches(berts, tmp_path):
+    config, folder = berts
+    emr = EMRModel.from_pretrained(folder, task="two")
+    first = copied(emr.model)
+    ids = torch.randint(5, 20, (4, 7), generator=torch.Generator().manual_seed(0))
+    alone = {}
+    for task in ("five", "two"):
+        emr.set_task(task)
+        with torch.no_grad():
+            alone[task] = emr(input_ids=ids).logits
+    assert equal(copied(emr.model), first) and alone["five"].shape == (4, 5)
+    for row, (task, logits) in enumerate(
+        zip(["two", "five"] * 2, emr(input_ids=ids, task_ids=["two", "five"] * 2).logits, strict=True)
+    ):
+        torch.testing.assert_close(logits, alone[task][row], rtol=1e-5, atol=1e-6)
+    exported = read(emr.export("five", tmp_path / "five"))
+    loaded = restore(folder, "five")
+    assert exported.keys() == loaded.keys() and all(torch.equal(exported[n], loaded[n]) for n in loaded)
+    # another choice of scales, from the same sums: with `none` every element moves by 1
+    plain = TaskWeights(folder, rescale="none")
+    name = next(iter(loaded))
+    moved = (
+        plain.restore("two", name).double() - plain.base_tensors()[plain.manifest.tasks["two"].base_name(name)]
+    ).abs()
+    assert set(moved.round(decimals=4).flatten().tolist()) <= {0.0, 1.0}
+    assert (
+        TaskWeights(folder, rescale="tensor_l2").restore("two", name).equal(TaskWeights(folder).restore("two", name))
+    )
+
+
+def test_tasks_are_added_and_removed_without_a_change_of_the_others(berts, tmp_path):
+    config, folder = berts
+    alone = merge_checkpoints(
+        config | {"tasks": {"two": config["tasks"]["two"]}}, tmp_path / "alone", progress=False
+    ).path
+    before = restore(alone, "two")
+    for frozen in (True, False):
+        add_task(alone, "five", config["tasks"]["five"], frozen=frozen)
+        for task in ("two", "five"):
+            found, expected = restore(alone, task), restore(folder, task)
+            assert found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in found)
+        assert "without a vote" not in (alone / "README.md").read_text()
+        assert remove_task(alone, "five")["tasks"] == ["two"] and verify_artifact(alone).wrong == []
+        after = restore(alone, "two")
+        assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_an_artifact_is_published_without_a_root(berts, tmp_path):
+    config, _ = berts
+    folder = merge_checkpoints(config | {"include_base": True}, tmp_path / "merged", progress=False).path
+    (tmp_path / "out").mkdir()
+    copy_artifact(folder, tmp_path / "out")
+    assert equal(restore(tmp_path / "out", "two"), restore(folder, "two"))
+
+
+def test_a_manifest_of_deltas_is_read_by_its_version(berts, tmp_path):
+    folder = merge_checkpoints(berts[0], tmp_path / "merged", progress=False).path
+    text = (folder / "emr.json").read_text()
+    for change, message in (
+        ({"format_version": 1}, "`deltas` belongs to format_version 2"),
+        ({"deltas": 3}, "`deltas` must be 1, 2 or missing"),
+    ):
+        (folder / "emr.json").write_text(json.dumps(json.loads(text) | change))
+        with pytest.raises(CheckpointError, match=message):
+            Manifest.read(folder)
+    other = 3 - json.loads(text)["deltas"]
+    (folder / "emr.json").write_text(json.dumps(json.loads(text) | {"deltas": other}))
+    with pytest.raises(CheckpointError, match="need"):
+        TaskWeights(folder).restore("two", "bert.embeddings.word_embeddings.weight")
+    if other == 1:
+        return
+    with pytest.raises(ValueError, match="needs 2 times"):
+        restore(folder, "two")
+
+
+def test_the_plan_warns_of_an_artifact_that_saves_nothing(models, tmp_path):
+    two = models | {"tasks": dict(list(models["tasks"].items())[:1])}
+    with make_plan(two | {"method": "onebit"}) as plan:
+        assert any("nothing is saved." in line for line in plan_lines(plan))
+        assert "no unified model" in "\n".join(plan_lines(plan))
+    # two of the base's own type: the unified model is as large as one of them
+    two = models | {"tasks": {name: models["tasks"][name] for name in ("t0", "t3")}}
+    with make_plan(two) as plan:
+        warned = [text for text in plan.warnings if "nothing is saved" in text]
+        assert len(warned) == 1 and "Method onebit needs" in warned[0]
+    with make_plan(two | {"method": "onebit"}) as plan:
+        assert not any("nothing is saved" in text for text in plan.warnings)
+
+
+def test_the_report_names_the_method_that_restores_better(models, tmp_path):
+    report = json.loads((merge(models, tmp_path / "emr") / "report.json").read_text())
+    errors = {entry["task"]: entry["error"] for entry in report["tasks"]}
+    assert all(error["one_bit"] < error["rescaled"] for error in errors.values())
+    assert any("method onebit would restore t0, t1, t2, t3 better" in text for text in report["warnings"])
+    report = json.loads((merge(models, tmp_path / "onebit", method="onebit") / "report.json").read_text())
+    assert not any("onebit" in text for text in report["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"drop": 0.5}, "drop does not go with method 'onebit'"),
+        ({"rescale": "official"}, "rescale does not go with method 'onebit': each tensor has its own scale"),
+        ({"masks": False}, "masks: false does not go with method 'onebit'"),
+        ({"method": "ternary", "density": 0}, r"density must be in \(0, 1\]"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        MergeConfig.from_dict({"base": "b", "tasks": {"a": "a"}, "method": "onebit"} | fields)

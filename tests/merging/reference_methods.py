@@ -1,0 +1,83 @@
+"""Merge methods on one tensor, written plainly in float64 from the papers; and values by layer, from their definition.
+
+`base` is a tensor, `models` are the tensors of the tasks.
+"""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+
+def average(base: Tensor, models: list[Tensor], weight: list[float]) -> Tensor:
+    return sum(w * model.double() for w, model in zip(weight, models, strict=True)) / sum(weight)
+
+
+def task_arithmetic(base: Tensor, models: list[Tensor], weight: list[float]) -> Tensor:
+    return base.double() + sum(w * (m.double() - base.double()) for w, m in zip(weight, models, strict=True))
+
+
+def ties_by_tensor(
+    base: Tensor, models: list[Tensor], weight: list[float], density: list[float], normalize: bool, scale: float
+) -> Tensor:
+    """Element by element: who was kept, which sign wins, who agrees."""
+    vectors = []
+    for model, share in zip(models, density, strict=True):
+        vector = (model - base).flatten()
+        kept = sorted(range(len(vector)), key=lambda i, v=vector: -abs(float(v[i])))[
+            : max(1, int(share * len(vector)))
+        ]
+        vectors.append([float(vector[i]) if i in set(kept) else 0.0 for i in range(len(vector))])
+    out = base.double().flatten()
+    for i in range(len(out)):
+        votes = [w * vector[i] for w, vector in zip(weight, vectors, strict=True)]
+        sign = 1 if sum(votes) >= 0 else -1
+        agree = [t for t, vector in enumerate(vectors) if vector[i] * sign > 0]
+        divisor = sum(weight[t] for t in agree) if normalize and agree else 1.0
+        out[i] += scale * sum(votes[t] for t in agree) / (divisor or 1.0)
+    return out.view(base.shape)
+
+
+def model_stock(base: Tensor, models: list[Tensor], filter_wise: bool, away: bool) -> Tensor:
+    """Each row, or the whole tensor, by itself."""
+    if filter_wise and base.ndim > 1:
+        rows = [model_stock(b, [m[i] for m in models], False, away) for i, b in enumerate(base)]
+        return torch.stack(rows)
+    vectors = [(model.double() - base.double()).flatten() for model in models]
+    pairs = itertools.combinations(vectors, 2)
+    cosine = sum(float(torch.cosine_similarity(a, b, 0)) for a, b in pairs) / math.comb(len(models), 2)
+    cosine = cosine if away else max(cosine, 0.0)
+    count = len(models)
+    t = count * cosine / (1 + (count - 1) * cosine)
+    return t * sum(model.double() for model in models) / count + (1 - t) * base.double()
+
+
+def slerp(first: Tensor, second: Tensor, t: float) -> Tensor:
+    """The unit vectors at the ends of the arc, written as a rotation in their plane, then the lengths."""
+    a, b = first.double().flatten(), second.double().flatten()
+    angle = torch.acos((a / a.norm()) @ (b / b.norm()))
+    return (torch.sin((1 - t) * angle) * a + torch.sin(t * angle) * b).div(torch.sin(angle)).view(first.shape)
+
+
+def keep_chances(vector: Tensor, density: float, epsilon: float) -> Tensor:
+    """DELLA: rank by rank, in each row."""
+    if vector.ndim < 2:
+        return keep_chances(vector[None], density, epsilon)[0]
+    chances = torch.zeros(vector.shape, dtype=torch.float64)
+    for row, out in zip(vector, chances, strict=True):
+        order = sorted(range(len(row)), key=lambda i, r=row: abs(float(r[i])))
+        for rank, i in enumerate(order):
+            out[i] = density - epsilon + 2 * epsilon * rank / max(len(row) - 1, 1)
+    return chances
+
+
+def della(
+    base: Tensor, models: list[Tensor], weight: list[float], kept: list[Tensor], chances: list[Tensor]
+) -> Tensor:
+    """With given coins: thin, elect, average those that agree."""
+    thinned = [(m - base).double() * k / c for m, k, c in zip(models, kept, chances, strict=True)]
+    votes = torch.stack([w * vector for w, vector in zip(weight, thinned, strict=True)])
+    sign = torch.where(votes.sum(0) >= 0, 1.0, -1.0)
+    agree = votes * sign > 0
+    return base.double() + (votes * agree).sum(0) / agree.sum(0).clamp(min=1)

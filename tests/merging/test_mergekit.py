@@ -1,0 +1,148 @@
+"""Configurations of mergekit: our result is the one that mergekit 0.1.5 gave, and what differs is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from hf_ext.merging.configuration import MergeConfig
+from hf_ext_cli.main import main as command
+from tests.merging.record_mergekit import CASES, LAYERS, MODELS, RECORDED, in_folder
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, dict[str, torch.Tensor]]:
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for key, values in load_file(RECORDED).items():
+        what, _, name = key.partition("/")
+        found.setdefault(what, {})[name] = values
+    return found
+
+
+@pytest.fixture(scope="module")
+def models(recorded, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    with safe_open(RECORDED, framework="pt") as file:
+        config = json.loads(file.metadata()["config"])
+    for model in MODELS:
+        (folder / model).mkdir()
+        save_file(recorded[model], folder / model / "model.safetensors", metadata={"format": "pt"})
+        (folder / model / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_result_is_that_of_mergekit(models, recorded, tmp_path, name):
+    path = tmp_path / "mergekit.yaml"
+    path.write_text(yaml.safe_dump(in_folder(CASES[name], models)))
+    result = CliRunner().invoke(command, ["merge", str(path), str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    merged, expected = load_file(tmp_path / "out" / "model.safetensors"), recorded[name]
+    assert merged.keys() == expected.keys()
+    assert not any(all(torch.equal(merged[key], recorded[model][key]) for key in merged) for model in MODELS)
+    for key, values in expected.items():
+        # a rounding or two of float32
+        torch.testing.assert_close(merged[key], values, rtol=1e-6, atol=1e-7)
+
+
+def read(**fields: Any) -> MergeConfig:
+    models = [{"model": "org/a"}, {"model": "runs/b@v1", "parameters": {"weight": 2}}]
+    given = {"merge_method": "ties", "base_model": "org/base", "models": models, "parameters": {"weight": 1}}
+    return MergeConfig.from_dict({name: value for name, value in (given | fields).items() if value is not None})
+
+
+def test_models_become_tasks_with_names_of_their_own():
+    models = [{"model": model} for model in ("org/a", "other/A", "x/merged", "./folder with spaces/", "org/a@v2")]
+    config = read(models=models, dtype="bfloat16", out_dtype="float16", tokenizer_source="base")
+    assert list(config.tasks) == ["a", "A-2", "merged-model", "folder-with-spaces", "a-3"]
+    assert list(config.tasks.values()) == [entry["model"] for entry in models]
+    assert (config.base, config.method, config.dtype) == ("org/base", "ties_by_tensor", "float16")
+    assert config.options == {"weight": 1.0, "density": 1.0, "normalize": True, "scale": 1.0}
+    assert read().options["weight"] == {"a": 1.0, "b": 2.0}
+
+
+ATTENTION = [{"filter": "attn", "value": 1}]
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "method": ({"merge_method": "passthrough"}, "merge_method 'passthrough'; of its methods linear, slerp"),
+    "chance": (
+        {"merge_method": "dare_ties"},
+        "merge_method 'dare_ties'.* drawn? at random|would be another draw here",
+    ),
+    "key": ({"chat_template": "auto"}, "'chat_template'; base_model, dtype"),
+    "union": ({"tokenizer_source": "union"}, "tokenizer_source 'union': the result has the base's tokenizer"),
+    "no base": ({"base_model": None}, "a merge by differences without base_model"),
+    "adapter": ({"models": [{"model": "org/a+org/lora"}]}, "model 'org/a.org/lora': name a folder"),
+    "twice": ({"models": [{"model": "org/a"}, {"model": "org/a"}]}, "a model that comes twice"),
+    "base alone": ({"models": [{"model": "org/base"}]}, "0 model.s. beside the base"),
+    "two for model_stock": (
+        {"merge_method": "model_stock", "models": [{"model": "org/a"}]},
+        "1 model.s. beside the base",
+    ),
+    "three for slerp": ({"merge_method": "slerp"}, "slerp of 3 models"),
+    "no weight": ({"parameters": None}, "no weight of org/a, which this method needs"),
+    "no weight elsewhere": ({"parameters": {"weight": ATTENTION}}, "no weight of org/a where no filter fits"),
+    "sum": ({"merge_method": "linear", "parameters": {"weight": 1, "normalize": False}}, "normalize: false of linear"),
+    "rescale": ({"parameters": {"weight": 1, "rescale": True}}, "rescale: true of ties"),
+    "models and slices": ({"slices": []}, "`models` and `slices` both"),
+    "entry": ({"models": [{"model": "org/a", "layers": 3}]}, "a model with model, layers; it has model, parameters"),
+    "no list": ({"models": {"model": "org/a"}}, "models {'model': 'org/a'}, which must be a list"),
+    "bad factor": (
+        {"merge_method": "task_arithmetic", "parameters": {"weight": 1, "lambda": "x"}},
+        "weight of a must be finite; got \"1 times lambda 'x'\"",
+    ),
+    "method that is a list": ({"merge_method": ["ties"]}, "merge_method .'ties'.; of its methods"),
+    "bad weight": ({"parameters": {"weight": "x"}}, "weight of a must be finite; got 'x'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_give_something_else_is_refused(case):
+    fields, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        read(**fields)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.sampled_from(["org/a", "org/base", "filter", "value", "weight", "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["model", "weight", "filter", "value", "lambda", "density"]), inner, max_size=3
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(["linear", "slerp", "task_arithmetic", "ties", "model_stock"]),
+    st.sampled_from(["models", "parameters", "base_model", "slices", "dtype", "merge_method", "tokenizer_source"]),
+    VALUES,
+    st.dictionaries(st.sampled_from(["weight", "lambda", "t", "normalize", "density", "filter_wise"]), VALUES),
+)
+def test_whatever_is_in_it_is_read_or_refused_in_words(method, key, value, parameters):
+    with contextlib.suppress(ValueError):
+        read(**{"merge_method": method, "parameters": parameters, key: value})
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        ([[0, 1], [1, LAYERS]], "several slices"),
+        ([[0, LAYERS - 1]], rf"layer_range \[0, {LAYERS - 1}\] of .*: all its layers are \[0, {LAYERS}\]"),
+    ],
+)
+def test_slices_that_leave_layers_out_are_refused(models, slices, message):
+    sources = [{"sources": [{"model": str(models / "a"), "layer_range": part}]} for part in slices]
+    with pytest.raises(ValueError, match=message):
+        read(models=None, slices=sources)

@@ -1,0 +1,239 @@
+"""Methods of whole tensors against their plain twins, and options by task, layer and name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_ext.merging.configuration import MergeConfig
+from hf_ext.merging.merge import merge_checkpoints
+from hf_ext.merging.methods import METHODS, Block
+from hf_ext.merging.methods.options import find_depths
+from hf_ext.merging.reference import write_reference
+from tests.emr.emr_testing import write_weights
+from tests.merging import reference_methods as twin
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("embed.weight", "layers.0.mlp.weight", "layers.0.attn.weight", "layers.1.mlp.weight", "layers.2.mlp.weight")
+DEPTHS = (0.0, 0.0, 0.0, 0.5, 1.0)
+
+
+def tensors(count=3, shape=(7, 12), seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    base = torch.randn(shape, generator=generator)
+    common = torch.randn(shape, generator=generator)
+    return base, [base + 0.1 * common + 0.1 * torch.randn(shape, generator=generator) for _ in range(count)]
+
+
+def run(method, base, models, draw=None, **options):
+    vectors = [model - base for model in models]
+    block = Block("w", tuple(base.shape), 0, base, vectors, draw=draw, count=len(models))
+    return METHODS[method].function(block, **options)
+
+
+def assert_close(found, expected):
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [[1.0, 1.0, 1.0], [0.5, 0.2, -0.1]])
+def test_weights_of_tasks_in_average_and_task_arithmetic(weight):
+    base, models = tensors()
+    assert_close(run("average", base, models, weight=weight), twin.average(base, models, weight))
+    assert_close(run("task_arithmetic", base, models, weight=weight), twin.task_arithmetic(base, models, weight))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("weight", [[1.0, 1.0, 1.0], [0.5, 2.0, 0.1]])
+def test_ties_by_tensor_is_its_twin(weight, normalize):
+    base, models = tensors()
+    options = {"weight": weight, "density": [0.3, 1.0, 0.05], "normalize": normalize, "scale": 0.7}
+    assert_close(run("ties_by_tensor", base, models, **options), twin.ties_by_tensor(base, models, **options))
+
+
+def test_ties_of_a_model_of_one_tensor_is_ties_by_tensor_where_the_weights_are_equal():
+    base, models = tensors()
+    config = MergeConfig.from_dict({"base": "b", "tasks": {"t": "t"}, "method": "ties_by_tensor"})
+    shared = run("ties_by_tensor", base, models, **config.find_options("w", 0.0, "abc"))
+    kept = [model - base for model in models]
+    kept = [vector * (vector.abs() >= vector.abs().flatten().sort(descending=True).values[15]) for vector in kept]
+    # what reaches `ties` is trimmed
+    block = Block("w", tuple(base.shape), 0, base, kept)
+    assert_close(METHODS["ties"].function(block, weight=[1.0] * 3, density=[0.2] * 3), shared.double())
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (30,), (4, 3, 2)])
+@pytest.mark.parametrize("filter_wise", [True, False])
+@pytest.mark.parametrize("away", [True, False])
+def test_model_stock_is_its_twin(shape, filter_wise, away):
+    base, models = tensors(shape=shape)
+    # opposed, so that some cosines are negative
+    models[2] = base - 1.5 * (models[0] - base)
+    options = {"filter_wise": filter_wise, "away": away}
+    assert_close(run("model_stock", base, models, **options), twin.model_stock(base, models, **options))
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
+def test_slerp_of_two_tasks_and_of_a_task_and_the_base(t):
+    base, models = tensors(count=2)
+    assert_close(run("slerp", base, models, t=t), twin.slerp(*models, t))
+    assert_close(run("slerp", base, models[:1], t=t), twin.slerp(base, models[0], t))
+
+
+def test_slerp_is_straight_where_there_is_no_arc():
+    base, (one, _) = tensors(count=2)
+    assert_close(run("slerp", base, [2 * base], t=0.25), 1.25 * base.double())
+    assert_close(run("slerp", base, [-base], t=0.25), 0.5 * base.double())
+    assert_close(
+        run("slerp", torch.zeros(3), [torch.ones(3)], t=0.25),
+        twin.slerp(torch.eye(2)[0], torch.eye(2)[1], 0.25)[1].repeat(3),
+    )
+    # one of two tasks has no such tensor: it is the other's
+    block = Block("w", tuple(base.shape), 0, base, [one - base], count=2)
+    assert_close(METHODS["slerp"].function(block, t=0.25), one.double())
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (30,), (5, 1)])
+def test_della_is_its_twin_with_the_same_coins(shape):
+    base, models = tensors(shape=shape)
+    numbers = [
+        torch.rand(base.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(t)) for t in range(3)
+    ]
+    options = {"weight": [1.0, 0.5, 2.0], "density": [0.5, 0.6, 1.0], "epsilon": [0.2, 0.0, 0.3]}
+    found = run(
+        "della", base, models, draw=lambda place, start, count: numbers[place][start : start + count], **options
+    )
+    chances = [
+        twin.keep_chances(model - base, density, epsilon) if density < 1 else torch.ones(shape, dtype=torch.float64)
+        for model, density, epsilon in zip(models, options["density"], options["epsilon"], strict=True)
+    ]
+    kept = [drawn.view(shape) < chance for drawn, chance in zip(numbers, chances, strict=True)]
+    assert_close(found, twin.della(base, models, options["weight"], kept, chances))
+
+
+def test_della_refuses_chances_that_are_none():
+    base, models = tensors()
+    with pytest.raises(ValueError, match="give chances from -0.1 to 0.5"):
+        run("della", base, models, weight=[1.0] * 3, density=[0.2] * 3, epsilon=[0.3] * 3)
+
+
+def test_an_average_of_nothing_is_refused():
+    base, models = tensors(count=2)
+    with pytest.raises(ValueError, match="add up to 0"):
+        run("average", base, models, weight=[1.0, -1.0])
+
+
+def test_depths_go_from_the_first_layer_to_the_last_of_each_stack():
+    names = [*NAMES, "decoder.block.0.weight", "decoder.block.4.layer.1.weight", "alone.0.weight", "norm"]
+    assert list(find_depths(names).values()) == [*DEPTHS, 0.0, 1.0, 1.0, 0.0]
+
+
+SETTINGS = {
+    "one for all": (0.5, [[0.5, 0.5]] * 5),
+    "by layer": ([0.0, 1.0], [[0, 0], [0, 0], [0, 0], [0.5, 0.5], [1, 1]]),
+    "between three": ([0, 1, 0], [[0, 0], [0, 0], [0, 0], [1, 1], [0, 0]]),
+    "by name": (
+        [{"filter": "mlp", "value": [0.2, "4e-1"]}, {"filter": "attn", "value": 9}],
+        [[0.3, 0.3], [0.2, 0.2], [9, 9], [0.3, 0.3], [0.4, 0.4]],
+    ),
+    "by task": ({"b": 2, "a": [1, 3]}, [[1, 2], [1, 2], [1, 2], [2, 2], [3, 2]]),
+    "of one task": ({"b": [{"filter": "*", "value": 7}]}, [[0.3, 7]] * 5),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_a_setting_has_a_value_for_each_task_and_tensor(case):
+    setting, expected = SETTINGS[case]
+    config = MergeConfig.from_dict(
+        {"base": "x", "tasks": {"a": "a", "b": "b"}, "method": "task_arithmetic", "weight": setting}
+    )
+    assert MergeConfig.from_dict(config.to_dict()) == config
+    for name, depth, values in zip(NAMES, DEPTHS, expected, strict=True):
+        assert config.find_options(name, depth, ["a", "b"])["weight"] == pytest.approx(values)
+    assert config.find_options(NAMES[0], 0.0, ["b"])["weight"] == pytest.approx(expected[0][1:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"weight": {"c": 1}}, "weight is given for 'c'; the tasks are a, b"),
+        ({"weight": {"a": "x"}}, "weight of a must be finite; got 'x'"),
+        ({"weight": []}, "weight is an empty list"),
+        ({"weight": [1, {"value": 1}]}, "an entry has `value` and may have `filter`"),
+        ({"weight": [{"filter": "a"}]}, "an entry has `value`"),
+        ({"weight": [{"value": [{"value": 1}]}]}, "`value` is a number or a list"),
+        ({"method": "ties", "density": [0.1, 0.2]}, "density is one for the whole model"),
+        ({"method": "ties", "density": {"a": [0.1, 0.2]}}, "density of a is one for the whole model"),
+        ({"method": "slerp", "t": {"a": 1}}, "t is one for all tasks"),
+        ({"method": "slerp", "t": 1.5}, r"t must be in \[0, 1\]; got 1.5"),
+        ({"method": "model_stock", "filter_wise": 1}, "filter_wise must be true or false; got 1"),
+        (
+            {"method": "slerp", "tasks": {"a": "a", "b": "b", "c": "c"}},
+            "'slerp' takes at most 2 tasks; got 3, a, b, c",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        MergeConfig.from_dict({"base": "x", "tasks": {"a": "a", "b": "b"}, "method": "task_arithmetic"} | fields)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    generator = torch.Generator().manual_seed(0)
+    base = {name: torch.randn(9, 40, generator=generator) for name in NAMES}
+    write_weights(place / "base", base, config={"model_type": "bert"})
+    tasks = []
+    for task in "ab":
+        moved = {name: values + 0.1 * torch.randn(values.shape, generator=generator) for name, values in base.items()}
+        write_weights(place / task, moved, config={"model_type": "bert"})
+        tasks.append(moved)
+    return place, base, tasks
+
+
+def merged(models, out, **fields):
+    config = {"base": str(models[0] / "base"), "tasks": {task: str(models[0] / task) for task in "ab"}, **fields}
+    merge_checkpoints(config, out, progress=False)
+    return load_file(out / "model.safetensors")
+
+
+def test_checkpoints_are_merged_with_the_values_of_each_layer_and_task(models, tmp_path):
+    _, base, tasks = models
+    weight = {"a": [0, 1], "b": [{"filter": "attn", "value": 0.9}, {"value": 0.1}]}
+    found = merged(models, tmp_path / "out", method="task_arithmetic", weight=weight)
+    for name, depth in zip(NAMES, DEPTHS, strict=True):
+        weights = [depth, 0.9 if "attn" in name else 0.1]
+        assert_close(found[name], twin.task_arithmetic(base[name], [task[name] for task in tasks], weights))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "filter: attn" in card
+    found = merged(models, tmp_path / "slerp", method="slerp", t=[0.2, 0.6])
+    for name, depth in zip(NAMES, DEPTHS, strict=True):
+        assert_close(found[name], twin.slerp(tasks[0][name], tasks[1][name], 0.2 + 0.4 * depth))
+    with pytest.raises(ValueError, match=r"'[a-z.0-9]+': density 0.1 and epsilon 0.15 give chances from -0.05"):
+        merged(models, tmp_path / "bad", method="della", density=0.1)
+    # there is nothing to go on from
+    assert [path.name for path in tmp_path.iterdir() if "bad" in path.name] == []
+
+
+def test_della_of_checkpoints_depends_on_the_seed_and_nothing_else(models, tmp_path):
+    one = merged(models, tmp_path / "one", method="della", seed=1, workers=1)
+    two = merged(models, tmp_path / "two", method="della", seed=1, workers=2, memory="1MB")
+    other = merged(models, tmp_path / "other", method="della", seed=2)
+    assert all(torch.equal(one[name], two[name]) and not torch.equal(one[name], other[name]) for name in one)
+    # half of each is dropped, so that a quarter of the elements are the base's
+    shares = [float((one[name] == models[1][name]).double().mean()) for name in one]
+    assert 0.15 < sum(shares) / len(shares) < 0.35
+
+
+def test_every_file_of_the_folder_is_found_and_has_a_method():
+    files = {path.stem for path in (ROOT / "hf_ext" / "merging" / "methods").glob("*.py")}
+    found = {method.function.__module__.rpartition(".")[2] for method in METHODS.values()}
+    assert files - {"__init__", "options", "registry"} <= found
+
+
+def test_the_page_of_methods_is_that_of_the_functions():
+    # Written again by: python -m hf_ext.merging.reference > docs/methods.md
+    assert (ROOT / "docs" / "methods.md").read_text(encoding="utf-8") == write_reference()
