@@ -24,9 +24,9 @@ _OTHER_STEPS = {"LBFGS", "SparseAdam"}
 # At each step accelerate asks twice whether Lomo is installed, an optimizer that is not offered here; to answer, it
 # looks through every folder of packages, on a cluster over the network. The answer stays the same: it is kept.
 accelerate.optimizer.is_lomo_available = functools.cache(accelerate.optimizer.is_lomo_available)
-# One kernel for all parameters, on processors too, where the plain loop over them is several times slower.
 # Where every process has all of every weight.
 _WHOLE_WEIGHTS = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
+# One kernel for all parameters, on processors too, where the plain loop over them is several times slower.
 _FUSED = {"AdamW", "Adam", "SGD"}
 
 
