@@ -119,12 +119,7 @@ def build(cls: type[T], mapping: dict[str, Any], where: str = "", *, also: Itera
     if not isinstance(mapping, dict):
         raise SettingsError(f"{where or 'the configuration'} must be a mapping of keys, got {mapping!r:.200}.")
     fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in mapping:
-        if key not in fields:
-            allowed = [*fields, *also]
-            near = difflib.get_close_matches(str(key), allowed, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise SettingsError(f"unknown key {key!r:.80}{section}.{hint} Allowed: {', '.join(sorted(allowed))}.")
+    refuse_unknown(mapping, fields, section, also)
     required = [
         name
         for name, item in fields.items()
@@ -141,6 +136,20 @@ def build(cls: type[T], mapping: dict[str, Any], where: str = "", *, also: Itera
             # A section inside this one was built by its checks: the message names it already.
             raise error.__cause__ from error
         raise SettingsError(f"bad value{section}: {explain(error)}") from error
+
+
+def refuse_unknown(
+    mapping: Iterable[Any], fields: Iterable[str], section: str, also: Iterable[str] = (), more: str = ""
+) -> None:
+    """Refuses a key that is no field; `also` are keys allowed elsewhere, and `more` ends the message."""
+    for key in mapping:
+        if key not in fields:
+            allowed = [*fields, *also]
+            near = difflib.get_close_matches(str(key), allowed, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise SettingsError(
+                f"unknown key {key!r:.80}{section}.{hint} Allowed: {', '.join(sorted(allowed))}{more}."
+            )
 
 
 def explain(error: StrictDataclassError) -> str:

@@ -6,8 +6,8 @@
 Both loops load, augment, train, clip, step the schedule and average the weights. They run in turns, so that other load
 of the machine hits both; the result is the median over the rounds of the ratio of their processor times a step, with
 logging. One of the cases computes next to nothing: there the difference is what the loop itself takes. The start is
-the processor time of `hf-ext train` until its first row, with a step a row, and that of a wrong key. `--before` takes
-the Python of another installation of hf_ext, with which every round is run too.
+the processor time of `hf-ext train` until its first row, with a step a row, and until a wrong key is answered.
+`--before` takes the Python of another installation of hf_ext, with which every round is run too.
 """
 
 import argparse
@@ -55,6 +55,13 @@ STARTS: dict[str, dict[str, Any]] = {
         "model": {"hidden_size": 16, "num_hidden_layers": 2, "kernel_size": 8},
     },
     "dit": {"method": "disentangled-dit", "task": {"image_size": 16}, "model": {"preset": "tiny", "num_classes": 10}},
+}
+
+# Of each wrong key: what it replaces in the file of SemanIR, and the key.
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "wrong key": ({"max_step": 3}, "max_step"),
+    "wrong task key": ({"task": {"patch_sise": 16}}, "patch_sise"),
+    "wrong model key": ({"model": {"embed_dims": 8}}, "embed_dims"),
 }
 
 
@@ -170,7 +177,10 @@ def start_seconds(python: str, folder: Path, name: str) -> float:
         yaml.safe_dump({**STARTS[name], "data": {"train": {"path": str(folder / "data")}}, "logging_steps": 1})
     )
     command = [python, "-m", "hf_ext_cli.main", "train", str(config), "--output_dir", str(run)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    # In a folder without code: `-m` takes what lies in the folder where it is called before what is installed.
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=folder
+    ) as process:
         watched, rows = psutil.Process(process.pid), run / "metrics.jsonl"
         while not (rows.is_file() and rows.stat().st_size):
             if process.poll() is not None:
@@ -181,16 +191,23 @@ def start_seconds(python: str, folder: Path, name: str) -> float:
     return float(used.user + used.system)
 
 
-def wrong_key_seconds(python: str, folder: Path) -> float:
+def wrong_key_seconds(python: str, folder: Path, wrong: dict[str, Any], key: str) -> float:
     """Processor seconds until a wrong key is answered; a wrong answer is an error."""
     config = folder / "wrong.yaml"
-    config.write_text(yaml.safe_dump({**STARTS["semanir"], "output_dir": "x", "max_step": 3}))
+    data = {"train": {"path": str(folder / "data")}}
+    config.write_text(
+        yaml.safe_dump({**STARTS["semanir"], "output_dir": str(folder / "never"), "data": data, **wrong})
+    )
     before = os.times()
     done = subprocess.run(
-        [python, "-m", "hf_ext_cli.main", "train", str(config)], stderr=subprocess.PIPE, text=True, check=False
+        [python, "-m", "hf_ext_cli.main", "train", str(config)],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=folder,
     )
     after = os.times()
-    assert done.returncode == 2 and "Did you mean 'max_steps'" in done.stderr, done.stderr
+    assert done.returncode == 2 and "unknown key" in done.stderr and key in done.stderr, done.stderr
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
@@ -204,7 +221,7 @@ def measure(rounds: int, pythons: dict[str, str]) -> Iterator[dict[str, dict[str
         for number in tqdm(range(rounds), "rounds"):
             for label, python in pythons.items():
                 starts = {method: start_seconds(python, folder, method) for method in STARTS}
-                starts["wrong key"] = wrong_key_seconds(python, folder)
+                starts |= {name: wrong_key_seconds(python, folder, *wrong) for name, wrong in WRONG.items()}
                 found[label]["starts"].append(starts)
                 found[label]["loops"].append(in_process(python, bare_first=number % 2 == 0))
             yield found

@@ -68,11 +68,13 @@ def evaluate(
       hf-ext evaluate merged --task sigma25 --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
       hf-ext evaluate org/name@v1 --config examples/semanir/denoise_color.yaml --data.eval.path photos/ --json
     """
+    if source.startswith("-"):
+        raise click.UsageError(f"MODEL comes before the values that replace those of the file, got {source} first.")
+    # A mistake in the file is found before torch is imported.
+    import_without_models()
     from hf_ext.ranks import Ranks
     from hf_ext.training import evaluate_checkpoint
 
-    if source.startswith("-"):
-        raise click.UsageError(f"MODEL comes before the values that replace those of the file, got {source} first.")
     result: dict[str, Any] = evaluate_checkpoint(source, config, list(overrides), output, task)
     if Ranks().index > 0:
         # The first process speaks for all.
@@ -110,14 +112,15 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], prog
       hf-ext data check examples/semanir/denoise_color.yaml --data.train.path photos/ --data.eval null
       hf-ext data check --json examples/semanir/denoise_color.yaml
     """
+    # A mistake in the file is found before torch is imported.
     import_without_models()
+    from hf_ext.training.launch import build_task, read_arguments
+
+    arguments = read_arguments(config, list(overrides), output_dir="")
     import datasets
 
-    from hf_ext.training.arguments import TrainingArguments, apply_overrides, build, read_yaml
     from hf_ext.training.data_check import check_data, describe_check
-    from hf_ext.training.launch import build_task
 
-    arguments = build(TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(config), list(overrides))})
     # One bar is enough.
     datasets.disable_progress_bars()
     found = check_data(build_task(arguments), arguments, progress)

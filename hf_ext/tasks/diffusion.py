@@ -97,6 +97,7 @@ class DisentangledDiTTask(Task):
     # Replaced in a subclass, other networks train on the same data: examples/disentangled_dit/peers.py.
     model_class: ClassVar[Callable[..., ModelMixin]] = DisentangledDiTTransformer2DModel
     config_class: ClassVar[type | None] = DisentangledDiTTransformer2DModel
+    presets: ClassVar[dict[str, dict[str, Any]]] = DisentangledDiTTransformer2DModel.PRESETS
     greater_is_better: ClassVar[bool] = False
     eval_batch_size: ClassVar[int] = 32
 
@@ -144,10 +145,14 @@ class DisentangledDiTTask(Task):
         groups: np.ndarray = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
         return groups if groups.any() else None
 
+    def model_fields(self) -> dict[str, Any]:
+        """What the schedule decides of the network: how many timesteps there are."""
+        return {"num_train_timesteps": self.scheduler.config.num_train_timesteps}
+
     def build_model(self, config: dict[str, Any], init_from: str | None) -> ModelMixin:
         """Builds the network of the `model` section: a preset, a checkpoint's configuration or the defaults."""
-        presets = DisentangledDiTTransformer2DModel.PRESETS
-        settings, changes = read_model_section(config, options_of(self.model_class), init_from, presets)
+        options, decided = options_of(self.model_class), self.model_fields()
+        settings, changes = read_model_section(config, options, init_from, self.presets, decided)
         settings |= self._shape(changes)
         changes.pop("sample_size", None)
         checkpoint = None if init_from is None else open_pipeline(init_from)
@@ -160,7 +165,7 @@ class DisentangledDiTTask(Task):
             settings = {**settings_of(self.model_class, before), **settings}
             self.id2label = self.id2label or checkpoint.id2label
         settings = {**settings, **self._conditions_of_model(changes, settings), **changes}
-        settings["num_train_timesteps"] = self.scheduler.config.num_train_timesteps
+        settings |= self.model_fields()
         model = self.model_class(**settings)
         self.config = model.config
         self._check_model()

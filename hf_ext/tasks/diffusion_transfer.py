@@ -89,9 +89,8 @@ def settings_of(kind: Callable[..., Any], config: dict[str, Any]) -> dict[str, A
 
 
 def options_of(kind: Callable[..., Any]) -> set[str]:
-    """What a network can be built with by the `model` section."""
-    # The schedule says how many timesteps there are.
-    return set(inspect.signature(kind).parameters) - {"num_train_timesteps"}
+    """What a network can be built with."""
+    return set(inspect.signature(kind).parameters)
 
 
 def transfer(

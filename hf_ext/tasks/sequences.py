@@ -70,7 +70,7 @@ class MRConvTask(Task):
         """Builds the model of the `model` section."""
         decided = self.model_fields()
         names = {item.name for item in fields(self.config_class)} & set(self.config_class.__annotations__)
-        preset, changes = read_model_section(config, names - set(decided), init_from, self.presets, decided)
+        preset, changes = read_model_section(config, names, init_from, self.presets, decided)
         changes = {**preset, **changes}
         if init_from is None:
             return self.model_class(self.config_class(**decided, **self.label_fields(), **changes))

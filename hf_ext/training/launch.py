@@ -15,6 +15,7 @@ from ..ranks import Ranks
 
 # The libraries and the loop are imported where they are needed, which is after everything was read and checked.
 from .arguments import TrainingArguments, apply_overrides, build, read_yaml
+from .sections import check_optimizer, check_sections
 
 if TYPE_CHECKING:
     from .task import Task
@@ -67,6 +68,15 @@ def find_task(method: str) -> "type[Task]":
     return found
 
 
+def read_arguments(config: str | Path, overrides: list[str], **values: Any) -> TrainingArguments:
+    """The arguments of a run of our methods, with mistakes said that show before its classes are imported."""
+    arguments = build(TrainingArguments, {**apply_overrides(read_yaml(config), overrides), **values})
+    if arguments.method in TASKS:
+        check_sections(*TASKS[arguments.method], arguments.task, arguments.model)
+    check_optimizer(arguments.optim, arguments.optim_args)
+    return arguments
+
+
 def describe_fields(config: str | Path | None) -> str:
     """Every field of a run, and those of the method that a YAML file names."""
     from .reference import show_fields
@@ -98,26 +108,25 @@ def evaluate_checkpoint(
     Raises:
         ValueError: If the file has no `data.eval`, something does not fit, or a merge is given without a task.
     """
-    from hf_ext.emr.weights import task_checkpoint
-
-    from .evaluation import evaluate_sets, write_results
-    from .models import adapter_base, build_model, load_adapter, pin_revision
-    from .sources import open_source
-
     ranks = Ranks()
     with ranks.first_before_others():
-        mapping = apply_overrides(read_yaml(config), overrides or [])
-        arguments = build(TrainingArguments, {"output_dir": "", **mapping})
+        # The checkpoint's own configuration counts here, not the model section of the file.
+        arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:
             raise ValueError(
                 f"{config} has no data.eval section: say on what to evaluate, e.g. --data.eval.path FOLDER."
             )
         task = build_task(arguments)
+    from hf_ext.emr.weights import task_checkpoint
+
+    from .evaluation import evaluate_sets, write_results
+    from .models import adapter_base, build_model, load_adapter, pin_revision
+    from .sources import open_source
+
     pinned = ranks.ask_first(lambda: pin_revision(source))
     with ranks.first_before_others(), task_checkpoint(pinned, merged_task) as checkpoint:
         base = adapter_base(checkpoint)
-        # The checkpoint's own configuration counts here, not the model section of the file.
         model = build_model(task, {}, checkpoint if base is None else pin_revision(base))
         if base is not None:
             model = load_adapter(model, checkpoint)
@@ -154,7 +163,11 @@ def main(
             sys.stdout.write("\n" + describe_fields(files[0] if files else None))
         return 0 if words else 2
     try:
-        arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
+        if make_task is None:
+            arguments = read_arguments(words[0], words[1:])
+        else:
+            # A task of its own has sections of its own.
+            arguments = build(TrainingArguments, apply_overrides(read_yaml(words[0]), words[1:]))
         arguments.data_arguments.require_train_source()
         with import_undisturbed():
             task = (make_task or build_task)(arguments)

@@ -39,7 +39,7 @@ from .evaluation import evaluate_sets, write_results
 from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
 from .observing import Clock, Profile, show_picture, start_trackers
-from .optimizing import build_optimizer, build_schedule, count_steps
+from .optimizing import build_optimizer, build_schedule, clear_gradients, clip_gradients, count_steps
 from .processes import (
     check_supported,
     check_tracker,
@@ -220,6 +220,7 @@ class _Training:
         if self.is_sharded:
             prepare_sharding(module, self.accelerator)
         self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
+        self.weights = list(self.model.parameters())
         self.module = self.accelerator.unwrap_model(self.model)
         self.average = WeightAverage(self.module, arguments.ema_decay) if arguments.ema_decay else None
         use_plain_names(self.accelerator)
@@ -303,7 +304,9 @@ class _Training:
                 times = self.clock.row(progress.samples - window_samples, left, self.accelerator.device)
                 self.clock.restart()
                 self._log({"loss": mean, **times, **self._rates(norm)})
-                bar.set_postfix(loss=f"{mean:.4g}", samples_per_second=f"{times['samples_per_second']:.3g}")
+                # Shown when the bar is drawn next.
+                shown = {"loss": f"{mean:.4g}", "samples_per_second": f"{times['samples_per_second']:.3g}"}
+                bar.set_postfix(shown, refresh=False)
                 window.zero_()
                 window_start, window_samples = progress.step, progress.samples
                 with self.clock.stop():
@@ -340,11 +343,12 @@ class _Training:
                 loss = self.task.loss(self.model, batch, self.progress.step)
                 loss = loss if shares is None else loss * shares[index]
                 accelerator.backward(loss)
-                total += loss.detach() / passes
-                if accelerator.sync_gradients and arguments.max_grad_norm:
-                    norm = accelerator.clip_grad_norm_(self.model.parameters(), arguments.max_grad_norm)
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+                total.add_(loss.detach(), alpha=1 / passes)
+                if accelerator.sync_gradients:
+                    if arguments.max_grad_norm:
+                        norm = clip_gradients(accelerator, self.weights, arguments.max_grad_norm)
+                    self.optimizer.step()
+                    clear_gradients(self.optimizer)
         if not accelerator.optimizer_step_was_skipped:
             with self.clock.count("compute"):
                 self.scheduler.step()

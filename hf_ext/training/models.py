@@ -16,6 +16,8 @@ from hf_ext.hub.checkpoints import open_checkpoint
 from hf_ext.hub.released import find_model
 from hf_ext.settings import SettingsError, explain
 
+from .sections import check_model_keys
+
 if TYPE_CHECKING:
     from .task import Task
 
@@ -69,19 +71,15 @@ def build_model(task: "Task", section: dict[str, Any], init_from: str | None) ->
 
 def read_model_section(
     section: dict[str, Any],
-    allowed: set[str],
+    fields: Iterable[str],
     init_from: str | None,
     presets: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     decided: Iterable[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the preset that the `model` section of a run names, and those that it gives itself."""
+    check_model_keys(section, fields, bool(presets), decided)
     changes = dict(section)
     preset = changes.pop("preset", None) if presets else None
-    unknown = sorted(set(changes) - allowed)
-    if unknown:
-        names = ["preset"] * bool(presets) + sorted(allowed)
-        task = f"; the section 'task' decides {', '.join(sorted(decided))}" if decided else ""
-        raise ValueError(f"unknown key(s) {unknown} in section 'model'. Allowed: {', '.join(names)}{task}.")
     if preset is not None and (preset not in presets or init_from):
         raise ValueError(
             f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(presets)}, and "

@@ -9,9 +9,13 @@ from typing import Any
 import accelerate.optimizer
 import datasets
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DistributedType
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
+from ..settings import refuse_unknown
 from .arguments import ParameterRule, TrainingArguments
 from .task import Task
 
@@ -20,6 +24,8 @@ _OTHER_STEPS = {"LBFGS", "SparseAdam"}
 # At each step accelerate asks twice whether Lomo is installed, an optimizer that is not offered here; to answer, it
 # looks through every folder of packages, on a cluster over the network. The answer stays the same: it is kept.
 accelerate.optimizer.is_lomo_available = functools.cache(accelerate.optimizer.is_lomo_available)
+# Where every process has all of every weight.
+_WHOLE_WEIGHTS = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
 # One kernel for all parameters, on processors too, where the plain loop over them is several times slower.
 _FUSED = {"AdamW", "Adam", "SGD"}
 
@@ -33,12 +39,27 @@ def build_optimizer(task: Task, module: torch.nn.Module, arguments: TrainingArgu
     options = {name: value for name, value in options.items() if name in known}
     if arguments.optim in _FUSED:
         options["fused"] = True
-    if unknown := sorted(arguments.optim_args.keys() - known.keys()):
-        raise ValueError(f"optim_args: {arguments.optim} has no {', '.join(unknown)}; it has {', '.join(known)}.")
+    refuse_unknown(arguments.optim_args, known, f" in optim_args of {arguments.optim}")
     try:
         return kind(groups, **{**options, **arguments.optim_args})
     except (TypeError, ValueError) as error:
         raise ValueError(f"optim {arguments.optim} with optim_args {arguments.optim_args}: {error}") from error
+
+
+def clip_gradients(accelerator: Accelerator, weights: list[torch.nn.Parameter], norm: float) -> torch.Tensor | None:
+    """Clips the common norm of all gradients; the norm before."""
+    if accelerator.distributed_type not in _WHOLE_WEIGHTS:
+        found: torch.Tensor | None = accelerator.clip_grad_norm_(weights, norm)
+        return found
+    # As accelerate does for whole weights, but it first reads torch's version and looks at each gradient.
+    accelerator.unscale_gradients()
+    return torch.nn.utils.clip_grad_norm_(weights, norm)
+
+
+def clear_gradients(optimizer: AcceleratedOptimizer) -> None:
+    """Forgets the gradients of the step that was taken."""
+    # To call torch's `zero_grad`, accelerate reads the signature of it each time; DeepSpeed's clears by itself.
+    (optimizer.optimizer if type(optimizer) is AcceleratedOptimizer else optimizer).zero_grad()
 
 
 def find_optimizer(name: str) -> type[torch.optim.Optimizer]:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import compress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -66,22 +67,26 @@ class WeightAverage:
         self.tensors = [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in saved)]
         self.averages = [own_part(tensor).clone() for tensor in self.tensors]
         frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
-        self._follows = [tensor.is_floating_point() and id(tensor) not in frozen for tensor in self.tensors]
-
-    def _pairs(self, follows: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """Averages that follow their tensors, or those that copy them, and these tensors."""
-        chosen = [place for place, moves in enumerate(self._follows) if moves == follows]
-        return [self.averages[place] for place in chosen], [own_part(self.tensors[place]) for place in chosen]
+        self._is_sharded = any(isinstance(tensor, DTensor) for tensor in self.tensors)
+        follows = [tensor.is_floating_point() and id(tensor) not in frozen for tensor in self.tensors]
+        copies = [not moves for moves in follows]
+        self._averages, self._followed = (list(compress(items, follows)) for items in (self.averages, self.tensors))
+        self._copies, self._copied = (list(compress(items, copies)) for items in (self.averages, self.tensors))
 
     @torch.no_grad()
     def step(self) -> None:
         """Takes the current weights into the average."""
         decay = min((1 + self.steps) / (10 + self.steps), self.decay) if self.steps else 0.0
         self.steps += 1
-        torch._foreach_lerp_(*self._pairs(True), 1 - decay)
-        copies, originals = self._pairs(False)
-        if copies:
-            torch._foreach_copy_(copies, originals)
+        torch._foreach_lerp_(self._averages, self._own_parts(self._followed), 1 - decay)
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._own_parts(self._copied))
+
+    def _own_parts(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What this process holds of tensors, to be read without a gradient."""
+        # The parameters themselves, which stay the same objects: loading and optimizers write into them, and FSDP2
+        # replaces them before the average is made. A part of one is another tensor after FSDP2 has padded it.
+        return [own_part(tensor) for tensor in tensors] if self._is_sharded else tensors
 
     @contextlib.contextmanager
     def apply(self) -> Iterator[None]:

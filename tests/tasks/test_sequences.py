@@ -323,8 +323,8 @@ def test_a_checkpoint_for_other_data_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("task", "model", "words"),
     [
-        (TextTask(), {"vocab_size": 3}, "unknown key(s) ['vocab_size'] in section 'model'"),
-        (TextTask(), {"hidden_sise": 3}, "unknown key(s) ['hidden_sise'] in section 'model'"),
+        (TextTask(), {"vocab_size": 3}, "unknown key 'vocab_size' in section 'model'"),
+        (TextTask(), {"hidden_sise": 3}, "unknown key 'hidden_sise' in section 'model'. Did you mean 'hidden_size'"),
         (ImageTask(), {"preset": "huge"}, "allowed: one of tiny, small, base"),
     ],
 )

@@ -80,7 +80,7 @@ def test_optimizers_of_torch_train_and_resume(tmp_path, examples, optim, options
     [
         ({"optim": "Adamm"}, r"optim must be one of .*AdamW.*; got 'Adamm'"),
         ({"optim": "LBFGS"}, "optim must be one of"),
-        ({"optim_args": {"speed": 2}}, "optim_args: AdamW has no speed; it has params, lr"),
+        ({"optim_args": {"speed": 2}}, "unknown key 'speed' in optim_args of AdamW"),
         ({"optim_args": {"betas": [2, 3]}}, "optim AdamW with optim_args .*Invalid beta"),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_kwargs {} do not fit warmup_stable_decay"),
         ({"lr_scheduler_kwargs": {"floor": 1}}, "lr_scheduler_kwargs {'floor': 1} do not fit cosine"),
