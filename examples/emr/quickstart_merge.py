@@ -23,7 +23,7 @@ from hf_ext.tasks.degradations import jpeg  # noqa: E402
 from hf_ext.tasks.restoration import SemanIRTask  # noqa: E402
 from hf_ext.training import TrainingArguments, train  # noqa: E402
 
-STEPS, QUALITY, SIDE = 25, 10, 128
+STEPS, QUALITY, SIDE = 20, 10, 96
 NOISE = {"sigma15": 15, "sigma50": 50}
 TASKS = (*NOISE, "jpeg")
 
