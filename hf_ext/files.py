@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -96,14 +97,18 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove_leftovers_of(paths: Iterable[Path]) -> None:
-    """Deletes what killed writers left of these files, of which nobody else is writing one."""
+    """Deletes what killed writers left of these files an hour ago or longer: what is younger may be in the making."""
+    old = time.time() - 3600
     names: dict[Path, set[str]] = {}
     for path in paths:
         names.setdefault(path.parent, set()).add(_hidden_name(path))
     for folder, wanted in names.items():
         for found in folder.glob(f".*{_MARK}????????"):
-            if found.name.rpartition(_MARK)[0] in wanted:
-                found.unlink()
+            if found.name.rpartition(_MARK)[0] not in wanted:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if found.is_file() and found.stat().st_mtime < old:
+                    found.unlink()
 
 
 def sync(path: Path) -> None:

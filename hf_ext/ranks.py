@@ -35,7 +35,7 @@ class Ranks:
     What one of them calls here, all call.
     """
 
-    def __init__(self, accelerator: Accelerator | None = None) -> None:
+    def __init__(self, accelerator: Accelerator | PartialState | None = None) -> None:
         self.index, self.count, self.local_index = 0, 1, 0
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         # Both come from a launcher; a container of a cluster may have the number alone, and nobody to wait for.
@@ -152,7 +152,9 @@ def _explain_lost_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
         reason = str(error).partition("\n")[0]
         raise ConnectionError(
-            f"another process of this launch has ended ({reason}). The same command goes on with what is left to do."
+            f"another process of this launch has ended ({reason}). Give the same command again."
         ) from error

@@ -187,8 +187,13 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
 def test_of_the_leftovers_only_those_of_the_named_files_go(tmp_path):
     ours = tmp_path / ("long" * 30 + ".png")
     kept = [files.neighbour(tmp_path / name) for name in ("theirs.png", "long.png")]
-    for path in [files.neighbour(ours), files.neighbour(ours), *kept]:
+    young = files.neighbour(ours)
+    for path in [files.neighbour(ours), files.neighbour(ours), young, *kept]:
         path.touch()
+        if path != young:
+            # What was written an hour ago is nobody's any more.
+            os.utime(path, (0, 0))
+    kept.append(young)
     remove_leftovers_of([ours, tmp_path / "never" / "made.png"])
     assert sorted(tmp_path.iterdir()) == sorted(kept)
 

@@ -140,7 +140,12 @@ RELEASES = {
                 ],
             )
         },
-        ("psnr_chain_blur_gaussian_noise_jpeg", "psnr_gaussian_noise_1", "psnr_gaussian_noise_15", "psnr_jpeg_40"),
+        (
+            "psnr_chain_blur_1_gaussian_noise_10_jpeg_60",
+            "psnr_gaussian_noise_1",
+            "psnr_gaussian_noise_15",
+            "psnr_jpeg_40",
+        ),
     ),
     "spoken-digits": Release(
         "hears which digit is spoken in a recording of 8 kHz, whole or as a stream",

@@ -1,5 +1,6 @@
 """hf-ext restore and hf-ext semanir: pictures through SemanIR models."""
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -148,6 +149,8 @@ def restore(
     from hf_ext.ranks import Ranks
 
     folder = _folder_of_results(out, compare)
+    if math.isnan(strength):
+        raise click.UsageError("--strength is nan; it goes from 0 to 1.")
     if suffix is not None and template is not None:
         raise click.UsageError("--suffix is short for --name '{stem}SUFFIX'; give one of them.")
     # Braces of a suffix stand for themselves.

@@ -230,7 +230,8 @@ class MergeConfig:
         for name, value in self.options.items():
             if name in self.merge_method.options:
                 found[name] = self.merge_method.options[name].read(name, value)
-                if unknown := sorted(found[name].keys() - self.tasks.keys() if isinstance(found[name], dict) else ()):
+                unknown = found[name].keys() - self.tasks.keys() if isinstance(found[name], dict) else ()
+                if unknown := sorted(unknown, key=str):
                     raise ValueError(f"{name} is given for {unknown[0]!r:.80}; the tasks are {', '.join(self.tasks)}.")
                 continue
             if value != _WRITTEN_BEFORE.get(name, math.nan):

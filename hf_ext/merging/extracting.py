@@ -148,6 +148,13 @@ class _Extraction:
             **dict(self._model.named_parameters(remove_duplicate=False)),
             **dict(self._model.named_buffers(remove_duplicate=False)),
         }
+        # peft saves whole every module whose name ends with that of one that must be: pre_classifier with classifier.
+        unfit = {
+            name.rpartition(".")[0]
+            for name in self._pair.names
+            if name in self._held and self._pair.base_shapes.get(name) != tuple(self._held[name].shape)
+        }
+        self._ends = () if lora_only else tuple(unfit - {""})
         # A tied tensor is in every module that holds it.
         self._places: dict[int, list[str]] = defaultdict(list)
         for name, tensor in self._held.items():
@@ -214,6 +221,7 @@ class _Extraction:
         weight = f"{module}.weight"
         return (
             type(self._modules.get(module)) in _LINEAR
+            and not module.endswith(self._ends)
             and len(self._places[id(self._held[weight])]) == 1
             and self._pair.base_shapes.get(weight) == tuple(self._held[weight].shape)
         )

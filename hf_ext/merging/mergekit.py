@@ -101,10 +101,12 @@ class _Reader:
 def _read_linear(reader: _Reader) -> dict[str, Any]:
     if not reader.read_flag("normalize", True):
         _refuse("normalize: false of linear, which is no average")
+    if reader.base is not None and reader.base not in reader.sources:
+        _refuse("a base_model of linear that is none of its models, and would be averaged in")
     # of an average it does not matter what the differences are from
     tasks = reader.name_tasks(without_base=False)
     weight = reader.read_each("weight", tasks)
-    return {"method": "average", "base": next(iter(tasks.values())), "tasks": tasks, "weight": weight}
+    return {"method": "average", "base": reader.base or next(iter(tasks.values())), "tasks": tasks, "weight": weight}
 
 
 def _read_slerp(reader: _Reader) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def _count_layers(model: str) -> int:
     """Layers by the configuration of a model, on this disk or on the Hub."""
     folder = Path(model).expanduser()
     path = folder / "config.json" if folder.exists() else fetch_file(model, "config.json")
-    config = read_json(path) if path.is_file() else {}
+    config = _mapping(f"config.json of {model}", read_json(path)) if path.is_file() else {}
     found = next((config[key] for key in _LAYERS if isinstance(config.get(key), int)), None)
     if found is None:
         _refuse(f"slices of {model}, whose config.json does not tell its layers: give `models` instead")

@@ -26,6 +26,7 @@ def check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source
                 f"{file.title} hold kind {file.metadata.get('kind')!r}, method {method.name!r} needs "
                 f"{method.statistics!r}: {advice}."
             )
+        _check_layout(file)
         for row in rows:
             name = row.task_names[index]
             if name is None:
@@ -45,6 +46,15 @@ def check_statistics(method: Method, rows: Sequence[Row], tasks: Sequence[Source
                 )
     if method.statistics == "gram" and not any(_has_gram(row, files) for row in rows):
         raise ValueError(f"no merged tensor has a gram in {files[0].title}: they are of another model.")
+
+
+def _check_layout(file: Source) -> None:
+    try:
+        listed = isinstance(json.loads(file.metadata.get("inputs_first", "[]")), list)
+    except ValueError:
+        listed = False
+    if not listed:
+        raise ValueError(f"{file.title}: `inputs_first` of the metadata is no list of names; make the file again.")
 
 
 def inputs_first(file: Source, name: str) -> bool:

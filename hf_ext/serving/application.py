@@ -35,6 +35,12 @@ _MAX_INPUTS = 256
 # Of one continuation: nobody keeps the one thread for ever.
 _MAX_TOKENS = 8192
 _OWN_NAMES = (b"127.0.0.1", b"localhost", b"[::1]")
+# Of all bodies that are read or wait for their answers.
+_MAX_TOGETHER = 2**30
+# The first wrong item ends the check: a message for each of a million would fill the memory.
+_MANY = Field(fail_fast=True)
+# An empty one would end every answer before its first word.
+_Stop = Annotated[str, Field(min_length=1)]
 
 
 class _Body(BaseModel):
@@ -47,13 +53,18 @@ class _Body(BaseModel):
 class ClassifyBody(_Body):
     """A text, a picture in base64 or a sound, or several."""
 
-    input: str | list[float] | list[str] | list[list[float]]
+    input: (
+        str
+        | Annotated[list[float], _MANY]
+        | Annotated[list[str], _MANY]
+        | Annotated[list[Annotated[list[float], _MANY]], _MANY]
+    )
 
 
 class _GenerateBody(_Body):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    stop: str | Annotated[list[str], Field(max_length=4)] = []
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] = []
     seed: int | None = Field(None, ge=0, lt=2**63)
     stream: bool = False
     n: int = Field(1, ge=1, le=1)
@@ -78,7 +89,7 @@ class Message(BaseModel):
 class ChatBody(_GenerateBody):
     """A conversation to answer."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_tokens: int = Field(256, ge=1, le=_MAX_TOKENS)
 
 
@@ -87,19 +98,30 @@ class _Gate:
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app, self._token = app, token
+        self._held = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and (refusal := self._refusal(dict(scope["headers"]), scope["method"])):
             await _refuse(*refusal)(scope, receive, send)
-        else:
+            return
+        posted = scope["type"] == "http" and scope["method"] == "POST"
+        size = int(dict(scope["headers"]).get(b"content-length", 0)) if posted else 0
+        if size and self._held + size > _MAX_TOGETHER:
+            await _refuse(503, "too many bytes are waiting; try again later")(scope, receive, send)
+            return
+        self._held += size
+        try:
             await self._app(scope, receive, send)
+        finally:
+            self._held -= size
 
     def _refusal(self, headers: dict[bytes, bytes], method: str) -> tuple[int, str] | None:
         sent = headers.get(b"authorization", b"")
         name = re.sub(rb":\d+$", b"", headers.get(b"host", b""))
-        if self._token is None and name not in _OWN_NAMES:
+        if self._token is None and (name not in _OWN_NAMES or b"origin" in headers):
             # A web page can let its own name lead here, and a browser would send it what this server says.
-            return 403, f"this server has no token, so it answers to {b', '.join(_OWN_NAMES).decode()} only"
+            own = b", ".join(_OWN_NAMES).decode()
+            return 403, f"this server has no token, so it answers to {own} only, and to no web page (Origin)"
         if self._token is not None and not hmac.compare_digest(sent, f"Bearer {self._token}".encode()):
             return 401, "a token is needed: send it as `Authorization: Bearer TOKEN` (`api_key` of OpenAI's client)"
         length = headers.get(b"content-length", b"0" if b"transfer-encoding" not in headers else b"")

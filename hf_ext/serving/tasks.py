@@ -98,7 +98,10 @@ class ServedTask:
                 raise ValueError(
                     f"task {self.name!r} classifies sounds: `input` is a list of numbers, sampled at {rate} Hz"
                 )
-            return dict(self.reader([torch.tensor(given).numpy()], sampling_rate=rate, return_tensors="pt"))
+            sound = torch.tensor(given)
+            if not sound.isfinite().all():
+                raise ValueError("`input` holds numbers that are too large for a sound")
+            return dict(self.reader([sound.numpy()], sampling_rate=rate, return_tensors="pt"))
         if not isinstance(given, str) or not given:
             what = "texts" if self.reads == "Sequence" else "pictures"
             raise ValueError(
@@ -106,12 +109,15 @@ class ServedTask:
             )
         if self.reads == "Image":
             return dict(self.reader([decode_picture(given)], return_tensors="pt"))
+        check_unicode(given)
         found = self.reader(given)
         self.check_length(len(found["input_ids"]))
         return dict(found)
 
     def encode_prompt(self, text: str | list[dict[str, str]]) -> list[int]:
         """The tokens of a prompt, or of a chat."""
+        for part in [text] if isinstance(text, str) else [message["content"] for message in text]:
+            check_unicode(part)
         if isinstance(text, str):
             tokens = self.reader(text)["input_ids"]
         elif getattr(self.reader, "chat_template", None):
@@ -164,6 +170,8 @@ class ServedTask:
         """A request to generate; prompts of one task, length and options go together, so that nothing is padded."""
         room = 0 if self.config.is_encoder_decoder else options["max_tokens"]
         self.check_length(len(tokens), room)
+        if self.config.is_encoder_decoder and hasattr(self.config, "max_position_embeddings"):
+            self.check_length(1, options["max_tokens"])
         alone = next(_ALONE) if streamer is not None or options.get("seed") is not None else None
         inputs = {"tokens": tokens, "options": options, "streamer": streamer}
         return Job(self, generate, inputs, (generate, self.name, len(tokens), repr(options), alone))
@@ -171,6 +179,12 @@ class ServedTask:
     def restoration_job(self, data: bytes) -> Job:
         """A request to restore a picture."""
         return Job(self, restore, data, (restore, next(_ALONE)))
+
+
+def check_unicode(text: str) -> None:
+    """Refuses half a surrogate pair, which JSON can hold and no tokenizer takes."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("the text holds half a surrogate pair; send valid Unicode")
 
 
 def decode_picture(text: str) -> Image.Image:
@@ -210,7 +224,10 @@ def generate(emr: EMRModel, jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """Continuations of prompts of one task."""
     task, options = jobs[0].task, jobs[0].inputs["options"]
     tokens = torch.tensor([job.inputs["tokens"] for job in jobs]).to(emr.model.device)
-    how: dict[str, Any] = {"do_sample": options["temperature"] > 0, "max_new_tokens": options["max_tokens"]}
+    # Below this a probability is divided by nothing.
+    how: dict[str, Any] = {"do_sample": options["temperature"] >= 1e-3, "max_new_tokens": options["max_tokens"]}
+    # Whatever the model's own settings are.
+    how |= {"num_return_sequences": 1, "return_dict_in_generate": False}
     if how["do_sample"]:
         how |= {"temperature": options["temperature"], "top_p": options["top_p"], "top_k": 0}
     if options["stop"]:

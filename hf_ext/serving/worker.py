@@ -80,7 +80,7 @@ class Worker:
         """Answers jobs together; where that fails, one by one, so that none fails for what is wrong with another."""
         jobs = [job for job in jobs if job.answer.running() or job.answer.set_running_or_notify_cancel()]
         try:
-            answers = jobs[0].run(self._emr, jobs) if jobs else []
+            answers = list(zip(jobs, jobs[0].run(self._emr, jobs), strict=True)) if jobs else []
         except Exception as error:
             if len(jobs) > 1:
                 for job in jobs:
@@ -90,5 +90,5 @@ class Worker:
                 _LOGGER.exception("a request for %s failed", jobs[0].task.name)
             jobs[0].answer.set_exception(error)
             return
-        for job, answer in zip(jobs, answers, strict=True):
+        for job, answer in answers:
             job.answer.set_result(answer)

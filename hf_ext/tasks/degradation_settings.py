@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from huggingface_hub.dataclasses import strict
 
-from hf_ext.settings import build
+from hf_ext.settings import SettingsError, build
 
 from .degradations import BLUR_REACH, blur, gaussian_noise, jpeg, matlab_bicubic, mosaic, resize_and_back, unit_range
 
@@ -103,8 +103,8 @@ class Degradation:
 
     @property
     def label(self) -> str:
-        """Part of a metric's name: `jpeg_10`, `gaussian_noise_5_to_50`, `chain_blur_jpeg`."""
-        return "_".join([self.kind, *(link.kind for link in self.links), *self._strength("_to_")])
+        """Part of a metric's name: `jpeg_10`, `gaussian_noise_5_to_50`, `chain_blur_1_jpeg_60`."""
+        return "_".join([self.kind, *(link.label for link in self.links), *self._strength("_to_")])
 
     @property
     def title(self) -> str:
@@ -173,7 +173,6 @@ class Degradation:
         image = clean
         for place in order:
             link = self.links[place]
-            # Drawn of each step, so that the draws of the others do not depend on whether it is taken.
             taken, step = generator.random() < link.chance, link.drawn(generator)
             if taken:
                 degraded = step.of(image, 1, generator)
@@ -224,9 +223,9 @@ class Degradation:
 def read_degradations(value: Any, where: str) -> list[Degradation]:
     """Reads one degradation or a list, no two of one name; `where` is the section's name for messages."""
     if isinstance(value, list):
-        degradations = [build(Degradation, item, f"{where}[{index}]") for index, item in enumerate(value)]
+        degradations = [_read_one(item, f"{where}[{index}]") for index, item in enumerate(value)]
     else:
-        degradations = [build(Degradation, value, where)]
+        degradations = [_read_one(value, where)]
     if any(degradation.chance != 1 for degradation in degradations):
         raise ValueError(
             f"{where}: chance belongs to the steps of a chain; use weight to draw one of a list less often."
@@ -235,6 +234,14 @@ def read_degradations(value: Any, where: str) -> list[Degradation]:
     if not labels or len(set(labels)) < len(labels):
         raise ValueError(f"{where} must name at least one degradation and none twice, got {labels}.")
     return degradations
+
+
+def _read_one(value: Any, where: str) -> Degradation:
+    try:
+        return build(Degradation, value, where)
+    except SettingsError as error:
+        # A step of a chain does not know where the chain stands.
+        raise error if where in str(error) else SettingsError(f"{where}: {error}") from error
 
 
 def _enlarged(image: np.ndarray, size: int) -> np.ndarray:

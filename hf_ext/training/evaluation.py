@@ -1,12 +1,13 @@
 """Evaluation: examples shared out over the processes, gathered, summarised, written as eval.json."""
 
+import atexit
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
@@ -48,7 +49,12 @@ def evaluate(
     """
     if len(data) == 0:
         raise ValueError("the evaluation data is empty: check data.eval.path and data.eval.split.")
-    ranks = Ranks(accelerator)
+    if accelerator is None:
+        # A script may train after it, and the processes find each other once: here as for a training, on its devices.
+        state = PartialState()
+        # A process that ends with the group's threads alive is now and then aborted by them.
+        atexit.register(state.destroy_process_group)
+    ranks = Ranks(accelerator or state)
     was_training = model.training
     model.eval()
     scores: list[tuple[int, dict[str, float]]] = []

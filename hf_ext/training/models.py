@@ -80,7 +80,7 @@ def read_model_section(
     check_model_keys(section, fields, bool(presets), decided)
     changes = dict(section)
     preset = changes.pop("preset", None) if presets else None
-    if preset is not None and (preset not in presets or init_from):
+    if preset is not None and (preset not in [*presets] or init_from):
         raise ValueError(
             f"model.preset is {preset!r} with init_from {init_from!r}; allowed: one of {', '.join(presets)}, and "
             "none with init_from, which brings its own sizes."

@@ -63,7 +63,8 @@ def read_class(module: str, name: str) -> list[tuple[str, ast.ClassDef]]:
         for alias in node.names if isinstance(node, ast.ImportFrom) else ():
             if isinstance(node, ast.ImportFrom) and (alias.asname or alias.name) == name:
                 origin = resolve_name("." * node.level + (node.module or ""), module.rpartition(".")[0])
-                return read_class(origin, alias.name)
+                # A package that imports one of its own modules: that is no class.
+                return [] if origin == module else read_class(origin, alias.name)
     return []
 
 

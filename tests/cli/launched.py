@@ -23,6 +23,9 @@ def main() -> None:
     for name, job in jobs.items():
         if rank == "0" and "copy" in job:
             shutil.copytree(*job["copy"])
+            # As if the process had been killed long ago: what is young may be in the making.
+            for left in [path for place in job["copy"] for path in Path(place).rglob(".*.tmp-*")]:
+                os.utime(left, (0, 0))
         if rank == "1" and "kill_at" in job:
             _die_before_rename(job["kill_at"])
         # Names of pictures on standard input are for the process that reads it.

@@ -177,7 +177,7 @@ def test_a_chain_takes_its_steps_after_one_another():
     degraded, target = chain.whole([clean], 1, np.random.default_rng(0))
     np.testing.assert_array_equal(degraded, expected.astype(np.float32) / np.float32(255))
     np.testing.assert_array_equal(np.rint(target * 255), clean)
-    assert (chain.label, chain.title) == ("chain_blur_jpeg", "blur σ 1.5, JPEG quality 20 in this order")
+    assert (chain.label, chain.title) == ("chain_blur_1.5_jpeg_20", "blur σ 1.5, JPEG quality 20 in this order")
 
     mixed = build(Degradation, {"kind": "chain", "steps": fields, "shuffle": True})
     found = {digest(mixed.of(clean, 1, np.random.default_rng(seed))) for seed in range(12)}
@@ -273,6 +273,7 @@ def test_ranges_are_drawn_evenly_and_from_the_generator_alone():
         ({"kind": "resize", "factor": [0, 1]}, "from 0.1 to 4"),
         ({"kind": "resize", "factor": 1, "chance": 0}, "chance must be more than 0"),
         ({"kind": "resize", "factor": 1, "chance": 0.5}, "chance belongs to the steps of a chain"),
+        ([{"kind": "chain", "steps": [{"kind": "jpeg"}]}], r"^here\[0\].*quality belongs to kind jpeg"),
         ({"kind": "chain"}, "steps belong to kind chain and are needed there; got None"),
         ({"kind": "chain", "steps": []}, "steps belong to kind chain"),
         ({"kind": "chain", "steps": 3}, "steps"),

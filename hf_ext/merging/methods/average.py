@@ -11,11 +11,12 @@ Share = Annotated[list[float], Option("How much of each task.", default=1.0)]
 @merge_method("average", "the average of their weights")
 def average(tensor: Block, *, weight: Share) -> Tensor:
     """W_0 + Σ_t w_t τ_t / Σ_t w_t."""
+    total = sum(weight)
+    # Not by 0 alone: 0.1 + 0.2 - 0.3 is 5.6e-17.
+    if abs(total) <= 1e-12 * sum(map(abs, weight)):
+        raise MethodError(f"the weights of {tensor.name!r} add up to 0, so there is no average; change them.")
     if len(set(weight)) == 1:
         return add_up(tensor.vectors).mul_(1 / len(tensor.vectors)).add_(tensor.base)
-    total = sum(weight)
-    if total == 0:
-        raise MethodError(f"the weights of {tensor.name!r} add up to 0, so there is no average; change them.")
     return add_up(weigh(tensor.vectors, weight)).div_(total).add_(tensor.base)
 
 

@@ -34,7 +34,10 @@ def regmean(tensor: Block, *, alpha: Alpha = 0.9) -> Tensor:
     unused = total.diagonal() == 0
     total.diagonal()[unused] = 1
     right = right.where(~unused[:, None], average.double() if tensor.inputs_first else average.double().T)
-    solved = torch.linalg.solve(total, right)
+    try:
+        solved = torch.linalg.solve(total, right)
+    except torch.linalg.LinAlgError as error:
+        raise MethodError(f"{tensor.name!r}: the grams have no solution ({error}); make them again.") from error
     return (solved if tensor.inputs_first else solved.T) + tensor.base
 
 
