@@ -52,8 +52,9 @@ def evaluate(
     if accelerator is None:
         # A script may train after it, and the processes find each other once: here as for a training, on its devices.
         state = PartialState()
-        # A process that ends with the group's threads alive is now and then aborted by them.
-        atexit.register(state.destroy_process_group)
+        if state.num_processes > 1:
+            # A process that ends with the group's threads alive is now and then aborted by them.
+            atexit.register(state.destroy_process_group)
     ranks = Ranks(accelerator or state)
     was_training = model.training
     model.eval()

@@ -23,10 +23,6 @@ def said(function, *arguments) -> str:
 
 @pytest.mark.parametrize("method", TASKS)
 @pytest.mark.parametrize("section", [{"hidden_sise": 3}, {"nonsense": 1}])
-def test_a_module_of_torch_is_no_optimizer():
-    check_optimizer("lr_scheduler", {"a": 1})
-
-
 def test_a_wrong_key_is_said_early_in_the_words_of_the_classes(method, section):
     kind = find_task(method)
     early = said(check_sections, *TASKS[method], section, {})
@@ -78,3 +74,7 @@ def test_arguments_of_every_optimizer_of_torch_are_found():
         check_optimizer("AdamW", {"beta": 1})
     # An optimizer that does not exist is said later, with those that do.
     check_optimizer("Adamw", {"beta": 1})
+
+
+def test_a_module_of_torch_is_no_optimizer():
+    check_optimizer("lr_scheduler", {"a": 1})
