@@ -120,10 +120,11 @@ def test_della_refuses_chances_that_are_none():
         run("della", base, models, weight=[1.0] * 3, density=[0.2] * 3, epsilon=[0.3] * 3)
 
 
-def test_an_average_of_nothing_is_refused():
-    base, models = tensors(count=2)
+@pytest.mark.parametrize("weight", [[1.0, -1.0, 0.0], [0.0, 0.0, 0.0], [0.1, 0.2, -0.3]])
+def test_an_average_of_nothing_is_refused(weight):
+    base, models = tensors(count=3)
     with pytest.raises(ValueError, match="add up to 0"):
-        run("average", base, models, weight=[1.0, -1.0])
+        run("average", base, models, weight=weight)
 
 
 def test_depths_go_from_the_first_layer_to_the_last_of_each_stack():

@@ -195,6 +195,14 @@ def test_without_a_token_the_server_answers_to_names_of_this_machine_only(classi
     for name, status in (("localhost", 200), ("localhost:80", 200), ("[::1]:80", 200), ("evil.example", 403)):
         assert classify.get("/v1/models", headers={"Host": name}).status_code == status
     assert "it answers to 127.0.0.1" in refusal(classify.get("/v1/models", headers={"Host": "a.b:127"}), 403)
+    # A web page elsewhere that a browser shows can post without asking.
+    page = {"Host": "localhost", "Origin": "http://evil.example"}
+    assert "no web page" in refusal(classify.post("/v1/restore", content=b"x", headers=page), 403)
+
+
+def test_the_first_of_many_wrong_inputs_is_told_alone(classify: TestClient):
+    answer = classify.post("/v1/classify", json={"model": "two", "input": [{}] * 1000})
+    assert answer.status_code == 400 and len(answer.content) < 2000
 
 
 def test_a_token_is_asked_for(classifiers: Path):
@@ -267,12 +275,17 @@ def test_a_seed_repeats_a_sample_and_chats_have_a_template(generate: TestClient)
         ({"n": 2}, "n: Input should be less than or equal to 1"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"stream": True, "stop": "a"}, "`stop` does not go with `stream`"),
+        ({"stop": ""}, "String should have at least 1 character"),
+        ({"stop": ["a", ""]}, "String should have at least 1 character"),
+        ({"prompt": "a\ud800"}, "half a surrogate pair"),
         ({"logprobs": 1}, "logprobs: Extra inputs are not permitted"),
     ],
 )
 def test_a_wrong_completion_is_refused_in_words(generate: TestClient, more: dict[str, Any], message: str):
     body = {"model": "a", "prompt": "a", "max_tokens": 2} | more
-    assert message in refusal(generate.post("/v1/completions", json=body), 400)
+    # Not by `json=`: the client refuses half a surrogate pair itself.
+    headers = {"Content-Type": "application/json"}
+    assert message in refusal(generate.post("/v1/completions", content=json.dumps(body), headers=headers), 400)
 
 
 def test_an_encoder_decoder_generates_without_its_prompt(tmp_path: Path):
