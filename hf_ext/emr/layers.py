@@ -53,7 +53,7 @@ class TaskRows:
         self.tasks = torch.repeat_interleave(torch.arange(len(rows)), counts)[self.inverse]  # task of each row
         self._repeated: dict[int, TaskRows] = {1: self}
 
-    def repeated(self, count: int) -> TaskRows:
+    def repeat(self, count: int) -> TaskRows:
         """The same where each row is `count` rows."""
         if count not in self._repeated:
             own = (self.order[start:stop] for start, stop in itertools.pairwise(self.edges))
@@ -111,7 +111,7 @@ class TaskLayers:
         flat = x.reshape(-1, x.shape[-1])
         y = multiply(
             flat,
-            rows.repeated(len(flat) // len(rows.tasks)),
+            rows.repeat(len(flat) // len(rows.tasks)),
             first.base.view(weight.shape),
             first.unified.view(weight.shape),
             weight.detach(),
@@ -159,7 +159,7 @@ class TaskLayers:
         if layer.weight.ndim != 1 or x.dtype != layer.weight.dtype:
             return None
         y = F.layer_norm(x.float(), layer.normalized_shape, None, None, layer.eps)
-        own = rows.repeated(len(x) // len(rows.tasks)).tasks
+        own = rows.repeat(len(x) // len(rows.tasks)).tasks
         shape = (len(x), *[1] * (x.ndim - 2), x.shape[-1])
         y *= self._stack(rows, names.get("weight"), layer.weight)[own].view(shape)
         if layer.bias is not None:
@@ -169,7 +169,7 @@ class TaskLayers:
     def _look_up(self, layer: torch.nn.Embedding, found: list[Parts | None], ids: Tensor, rows: TaskRows) -> Any:
         shape = layer.weight.shape
         y = layer.weight.new_empty(*ids.shape, shape[1])
-        samples = rows.repeated(len(ids) // len(rows.tasks))
+        samples = rows.repeat(len(ids) // len(rows.tasks))
         for parts, start, stop in zip(found, samples.edges[:-1], samples.edges[1:], strict=True):
             here = samples.order[start:stop]
             wanted = ids[here].view(-1)

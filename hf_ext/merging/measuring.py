@@ -87,7 +87,8 @@ def measure(
     measuring = _square_gradients if kind == "fisher" else _sum_grams
     # what a loss draws, such as a time step, is the same in every run
     with torch.random.fork_rng(), measuring(model) as (found, after):
-        for count, sample in enumerate(samples, 1):  # noqa: B007 the number is of use after the loop
+        for sample in samples:
+            count += 1
             torch.manual_seed(count)
             with torch.set_grad_enabled(kind == "fisher"):
                 loss = task.loss(model, send_to_device(default_collate([sample]), device), 0)

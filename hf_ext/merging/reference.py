@@ -46,7 +46,7 @@ def _describe(method: Method) -> str:
         each = (", each task" if option.by_task else "") + (
             "" if option.by_layer or option.choices else ", whole model"
         )
-        lines.append(f"| `{name}` | `{default}` | {option.allowed}{each} | {option.help} |")
+        lines.append(f"| `{name}` | `{default}` | {option.allowed_values}{each} | {option.help} |")
     return "\n".join([*lines, ""])
 
 

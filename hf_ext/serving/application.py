@@ -300,20 +300,20 @@ def _make_application(tasks: dict[str, ServedTask], worker: Worker, token: str |
     app.add_middleware(_Gate, token=token)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
+    async def tell_invalid_body(_: Request, error: RequestValidationError) -> Response:
         found = {".".join(str(part) for part in item["loc"] if part != "body"): item["msg"] for item in error.errors()}
         return _refuse(400, "; ".join(f"{place or 'body'}: {message}" for place, message in found.items()))
 
     @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> Response:
+    async def tell_refusal(_: Request, error: HTTPException) -> Response:
         return _refuse(error.status_code, str(error.detail))
 
     @app.exception_handler(ValueError)
-    async def wrong(_: Request, error: ValueError) -> Response:
+    async def tell_wrong_value(_: Request, error: ValueError) -> Response:
         return _refuse(400, str(error))
 
     @app.exception_handler(Exception)
-    async def failed(_: Request, error: Exception) -> Response:
+    async def tell_failure(_: Request, error: Exception) -> Response:
         return _refuse(500, "the server failed; see its log")
 
     return app

@@ -72,7 +72,7 @@ def compare_settings(before: dict[str, Any], now: dict[str, Any], folder: Path) 
     is_old = "versions" not in before
     if is_old:
         before = {**before, "is_sharded": now["is_sharded"]}
-    old, new = _flatten(before), _flatten(now)
+    old, new = _list_settings(before), _list_settings(now)
     different = [name for name in {**new, **old} if old.get(name) != new.get(name)]
     verdicts = [
         (f"{name}: {old.get(name)!r} → {new.get(name)!r}", *_judge(name, old, new))
@@ -124,7 +124,7 @@ def compare_data(before: dict[str, Any], now: dict[str, Any], folder: Path, chan
         changes.notes.append(f"data.train.path: {', '.join(old)} → {', '.join(new)}: of equal fingerprint, {SAME}")
 
 
-def _flatten(about: dict[str, Any]) -> dict[str, Any]:
+def _list_settings(about: dict[str, Any]) -> dict[str, Any]:
     """Settings by dotted names, without the places of the data."""
     # An argument that did not exist when the run began has its default.
     defaults = {item.name: item.default for item in fields(TrainingArguments) if item.default is not MISSING}

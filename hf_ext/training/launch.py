@@ -111,6 +111,11 @@ def evaluate_checkpoint(
     ranks = Ranks()
     with ranks.first_before_others():
         # The checkpoint's own configuration counts here, not the model section of the file.
+        if ignored := [word for word in overrides or [] if word.startswith(("--model.", "--model="))]:
+            raise ValueError(
+                f"{ignored[0]}: an evaluation takes the checkpoint's own configuration; leave it out. What may be set "
+                "is in the sections data and task, such as --task.top_k of SemanIR."
+            )
         arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:

@@ -100,7 +100,7 @@ class Profile:
 def start_trackers(accelerator: Accelerator, arguments: TrainingArguments, folder: Path, step: int) -> None:
     """Starts the tracker, or goes on with the run of it that this run folder began."""
     settings = list_tracker_settings(arguments, folder, step) if accelerator.is_main_process else {}
-    accelerator.init_trackers(arguments.tracker_project, config=_flatten(arguments), init_kwargs=settings)
+    accelerator.init_trackers(arguments.tracker_project, config=_plain_values(arguments), init_kwargs=settings)
 
 
 def list_tracker_settings(arguments: TrainingArguments, folder: Path, step: int) -> dict[str, dict[str, Any]]:
@@ -127,7 +127,7 @@ def show_picture(accelerator: Accelerator, picture: Image.Image, step: int) -> N
             tracker.log_images({"samples": [picture]}, step=step)
 
 
-def _flatten(arguments: TrainingArguments) -> dict[str, Any]:
+def _plain_values(arguments: TrainingArguments) -> dict[str, Any]:
     """Trackers take plain values only."""
     values = vars(arguments)
     return {

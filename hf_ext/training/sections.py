@@ -25,7 +25,7 @@ def check_sections(module: str, name: str, task: dict[str, Any], model: dict[str
     family = read_class(module, name)
     for where, node in reversed(family):
         fields |= read_fields(node)
-        values |= {ast.unparse(item.target): (where, item.value) for item in _annotated(node)}
+        values |= {ast.unparse(item.target): (where, item.value) for item in _list_annotations(node)}
         decided = _read_keys(node, "model_fields") or decided
     if not family:
         return
@@ -81,7 +81,7 @@ def _parse(module: str) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8") if path.is_file() else "")
 
 
-def _annotated(node: ast.ClassDef) -> list[ast.AnnAssign]:
+def _list_annotations(node: ast.ClassDef) -> list[ast.AnnAssign]:
     return [item for item in node.body if isinstance(item, ast.AnnAssign)]
 
 
@@ -91,7 +91,7 @@ def _find_function(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 
 def read_fields(node: ast.ClassDef) -> dict[str, str]:
     """The fields of a dataclass with their types; none of another class."""
-    found = {ast.unparse(item.target): ast.unparse(item.annotation) for item in _annotated(node)}
+    found = {ast.unparse(item.target): ast.unparse(item.annotation) for item in _list_annotations(node)}
     own = {} if _find_function(node, "__init__") else found
     return {name: kind for name, kind in own.items() if not kind.startswith("ClassVar")}
 

@@ -33,7 +33,7 @@ def test_rows_by_each_tasks_weight(dtype: torch.dtype, shape: tuple[int, int], t
     weights = [torch.empty_like(base) for _ in range(3)]
     for mask, scale, weight in zip(masks, scales, weights, strict=True):
         ops.restore_block(base, unified, mask, scale, weight)
-    rows = named_rows("a", "b", "a", "c", "b").repeated(tokens)
+    rows = named_rows("a", "b", "a", "c", "b").repeat(tokens)
     x = torch.randn(5 * tokens, shape[0] if transposed else shape[1], generator=generator).to(dtype)
     biases = torch.randn(3, shape[1] if transposed else shape[0], generator=generator).to(dtype)
     edited = torch.randn(shape, generator=generator).to(dtype)
@@ -82,7 +82,7 @@ def test_rows_of_tasks():
     assert rows.names == ["b", "a"] and rows.order.tolist() == [0, 3, 1, 2] and rows.edges == [0, 2, 4]
     assert rows.tasks.tolist() == [0, 1, 1, 0] and rows.order[rows.inverse].tolist() == [0, 1, 2, 3]
     assert rows.runs == [[slice(0, 1), slice(3, 4)], [slice(1, 3)]]
-    twice = rows.repeated(2)
+    twice = rows.repeat(2)
     assert twice.tasks.tolist() == [0, 0, 1, 1, 1, 1, 0, 0] and twice.runs == [
         [slice(0, 2), slice(6, 8)],
         [slice(2, 6)],

@@ -111,6 +111,7 @@ SLOW = {"torch", "transformers", "datasets", "accelerate", "diffusers"}
         ([*CLI, "train"], ["run.yaml", "--method", "semanir", "--model.depts", "[1]"]),
         ([*CLI, "data", "check"], ["run.yaml", "--method", "disentangled-dit", "--task.imagesize", "8"]),
         ([*CLI, "evaluate"], [".", "--config", "run.yaml", "--method", "mrconv-text", "--task.maxlength", "8"]),
+        ([*CLI, "evaluate"], [".", "--config", "run.yaml", "--model.depths", "[1]"]),
         ([*CLI, "train"], ["run.yaml", "--optim_args.beta", "[0.9]"]),
     ],
 )
@@ -123,7 +124,8 @@ def test_a_mistyped_word_is_found_before_torch_is_imported(tmp_path, start, word
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
     assert done.returncode == 2 and not SLOW & imported
     assert "hf_ext.settings" in imported
-    assert any("no configuration file at nothere.yaml" in line or "Did you mean '" in line for line in lines)
+    told = ("no configuration file at nothere.yaml", "Did you mean '", "--model.depths: an evaluation takes")
+    assert any(text in line for text in told for line in lines)
 
 
 def test_garbage_is_looked_for_again_after_the_imports_of_a_new_process(tmp_path):

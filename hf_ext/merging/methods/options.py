@@ -71,22 +71,22 @@ class Option:
     def _read_value(self, name: str, value: Any) -> Any:
         if self.choices:
             if value not in self.choices:
-                raise ValueError(f"{name} must be {self.allowed}; got {value!r:.80}.")
+                raise ValueError(f"{name} must be {self.allowed_values}; got {value!r:.80}.")
             return value
         if self.kind is bool:
             if not isinstance(value, bool):
-                raise ValueError(f"{name} must be {self.allowed}; got {value!r:.80}.")
+                raise ValueError(f"{name} must be {self.allowed_values}; got {value!r:.80}.")
             return value
         try:
             number = math.nan if isinstance(value, bool) else self.kind(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not (math.isfinite(number) and self.above < number <= self.most and self.least <= number):
-            raise ValueError(f"{name} must be {self.allowed}; got {value!r:.80}.")
+            raise ValueError(f"{name} must be {self.allowed_values}; got {value!r:.80}.")
         return number
 
     @property
-    def allowed(self) -> str:
+    def allowed_values(self) -> str:
         """What a value may be, in words."""
         if self.choices:
             return f"one of {', '.join(map(repr, self.choices))}"
