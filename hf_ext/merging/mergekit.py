@@ -14,6 +14,8 @@ from hf_ext.files import read_json
 
 _KEYS = ("base_model", "dtype", "merge_method", "models", "out_dtype", "parameters", "slices", "tokenizer_source")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+# The last one tells how mergekit keeps masks, which changes nothing.
+_PARAMETERS = ("weight", "density", "lambda", "normalize", "rescale", "t", "filter_wise", "int8_mask")
 # A source of a slice or an entry of `models`: model and parameters.
 _Source = tuple[str, Mapping[str, Any]]
 
@@ -48,6 +50,8 @@ class _Reader:
         self.sources = dict(sources)
         if len(self.sources) < len(sources):
             _refuse("a model that comes twice")
+        for key in {key for part in (*self.sources.values(), *levels) for key in part} - {*_PARAMETERS}:
+            _refuse(f"parameter {key!r:.80}; {', '.join(_PARAMETERS)} are known")
 
     def name_tasks(self, *, without_base: bool = True, least: int = 1) -> dict[str, str]:
         """The tasks by a name of their own, which is the last part of where they are."""

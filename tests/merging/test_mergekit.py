@@ -73,6 +73,7 @@ def test_models_become_tasks_with_names_of_their_own():
 
 ATTENTION = [{"filter": "attn", "value": 1}]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mistyped parameter": ({"parameters": {"densty": 0.1}}, "parameter 'densty'; weight, density, lambda"),
     "method": ({"merge_method": "passthrough"}, "merge_method 'passthrough'; of its methods linear, slerp"),
     "chance": (
         {"merge_method": "dare_ties"},

@@ -45,8 +45,9 @@ def thin_by_rank(tensor: Block, place: int, density: float, epsilon: float) -> N
     count = rows.shape[1]
     steps = density - epsilon + 2 * epsilon * torch.arange(count) / max(count - 1, 1)
     # some rows at once: ranks and random numbers of a whole tensor would take several times its room
-    for low in range(0, len(rows), max(1, _AT_ONCE // count)):
-        part = rows[low : low + max(1, _AT_ONCE // count)]
+    step = max(1, _AT_ONCE // max(count, 1))
+    for low in range(0, len(rows), step):
+        part = rows[low : low + step]
         ranks = part.abs().argsort(dim=1, stable=True)
         chances = torch.empty(part.shape).scatter_(1, ranks, steps.expand(part.shape))
         drawn = tensor.draw(place, low * count, part.numel()).view(part.shape)
