@@ -49,8 +49,9 @@ def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], 
         names = [name for name in list_files(folder) if name.endswith(".safetensors")]
         weights = [name for name in names if not name.endswith("sums.safetensors")]
         hashing = beside.submit(hash_files, folder, weights) if plan.config.with_masks else None
-        written = beside.submit(_identify_copy, folder / "base") if plan.config.include_base else None
         _copy_small_files(folder, plan)
+        # After the small files: it reads the copy's configuration.
+        written = beside.submit(_identify_copy, folder / "base") if plan.config.include_base else None
         sources = {
             "base": _record_identity(base, out),
             "tasks": {task.label: _record_identity(task.identity(), out) for task in plan.tasks},
