@@ -1,5 +1,6 @@
 """How released models are made: who trains and who tests, and what becomes of a run."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,10 +11,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from hf_ext import EMRModel
+from hf_ext.emr.artifact import verify_artifact
 from hf_ext.hub import released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
 from hf_ext.training import TrainingArguments, train
-from hf_ext.training.launch import build_task
+from hf_ext.training.launch import build_task, read_arguments
 from tests.study_testing import EXAMPLES, module_loader
 
 load = module_loader(EXAMPLES / "released")
@@ -52,7 +55,8 @@ def test_recordings_of_the_official_test_do_not_train(load):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (EXAMPLES / "released").glob("*.yaml")))
 def test_the_queue_knows_every_recipe(load, name):
-    assert name in load("stretches").QUEUE
+    stretches = load("stretches")
+    assert name in {stretches.find_recipe(run)[0].stem for run in stretches.QUEUE}
 
 
 @pytest.fixture
@@ -111,19 +115,21 @@ def test_a_run_becomes_a_folder_that_says_what_it_measured(load_copy, work, rele
 
 def test_another_machine_goes_on_with_the_weights_that_were_committed(load_copy, work, tmp_path_factory, monkeypatch):
     stretches, release = load_copy("stretches"), load_copy("release")
-    assert stretches.begin_stretch(work, "denoise-color") == [] and stretches.count_steps(work, "denoise-color") == 1
+    assert stretches.begin_stretch(work, "denoise-color") == [str(stretches.RECIPES / "denoise-color.yaml")]
+    assert stretches.count_steps(work, "denoise-color") == 1
     kept = release.keep("denoise-color", work)
     assert kept == stretches.committed_weights("denoise-color")
     assert json.loads((kept / "training.json").read_text()) == {"released": {"steps": 1, "core_hours": 1.5}}
 
     other = tmp_path_factory.mktemp("other")
     wanted = stretches.wanted_steps("denoise-color")
-    words = [f"--init_from=starts/denoise-color/{kept.name}", f"--max_steps={wanted - 1}"]
+    recipe = str(stretches.RECIPES / "denoise-color.yaml")
+    start = f"starts/denoise-color/{kept.name}"
+    words = [recipe, f"--init_from={start}", f"--max_steps={wanted - 1}"]
     assert stretches.begin_stretch(other, "denoise-color") == words
     assert stretches.count_steps(other, "denoise-color") == 1 and not stretches.is_done(other, "denoise-color")
     monkeypatch.chdir(other)
     (other / "data").symlink_to(work / "data")
-    start = words[0].partition("=")[2]
     arguments = TrainingArguments(**{**RUN, "model": {}, "init_from": start, "max_steps": 2})
     train(build_task(arguments), arguments)
     # It was told the weights, and is told the same when it goes on; what is committed meanwhile does not matter.
@@ -136,9 +142,40 @@ def test_another_machine_goes_on_with_the_weights_that_were_committed(load_copy,
     assert stretches.count_core_hours(other, "denoise-color") == 2.0
     # A run that goes on from another begins with that one's weights, and counts its own steps.
     assert stretches.begin_stretch(tmp_path_factory.mktemp("third"), "jpeg-color") == [
+        str(stretches.RECIPES / "jpeg-color.yaml"),
         "--init_from=starts/jpeg-color/denoise-color",
         f"--max_steps={stretches.wanted_steps('jpeg-color')}",
     ]
+
+
+def test_the_fine_tunes_of_restore_tasks_become_one_merge_beside_its_base(load_copy, work, released_models):
+    stretches, release = load_copy("stretches"), load_copy("release")
+    release.RELEASES["denoise-color"] = dataclasses.replace(
+        release.RELEASES["denoise-color"], shown_examples=(0,), tests={"3 pictures": release.on("data/photos/test")}
+    )
+    base = release.make("denoise-color", work)
+    for task in stretches.RESTORE_TASKS:
+        words = stretches.begin_stretch(work, f"restore-tasks-{task}")[1:]
+        short = ["--max_steps=1", "--task.patch_size=8", "--per_device_train_batch_size=1", f"--init_from={base}"]
+        arguments = read_arguments(stretches.RECIPES / "restore-tasks.yaml", [*words, *short, "--data.eval=null"])
+        train(build_task(arguments), arguments)
+    (work / "core_seconds.json").write_text(
+        json.dumps({"denoise-color": 5400.0} | {f"restore-tasks-{task}": 360.0 for task in stretches.RESTORE_TASKS})
+    )
+    folder = release.make("restore-tasks", work)
+    told = json.loads((folder / "training.json").read_text())["released"]
+    assert told["core_hours"] == 1.9 and told["steps"] == 4 and told["scores"].count("fine-tune") == 4
+    assert {model.name for model in released.list_released()} == {"denoise-color", "restore-tasks"}
+    # It finds its base beside it, wherever both lie.
+    shutil.copytree(released_models, moved := work / "moved")
+    assert not [*moved.rglob("*.py")] and not verify_artifact(moved / "restore-tasks").wrong
+    for task in stretches.RESTORE_TASKS:
+        with torch.no_grad():
+            model = EMRModel.from_pretrained(moved / "restore-tasks", task)
+            assert torch.isfinite(model(pixel_values=torch.rand(1, 3, 8, 8)).reconstruction).all()
+    assert load_copy("release").restore_cat(moved / "restore-tasks", "noise") == pytest.approx(
+        json.loads((folder / "training.json").read_text())["check"]["psnr"], abs=0.01
+    )
 
 
 @pytest.mark.parametrize("model", released.list_released(), ids=lambda model: model.name)
@@ -146,6 +183,6 @@ def test_a_released_model_answers_as_it_did_when_it_was_released(load, model):
     folder = released.released(model.name)
     told = json.loads((folder / "training.json").read_text(encoding="utf-8"))["check"]
     if "psnr" in told:
-        assert load("release").restore_cat(folder) == pytest.approx(told["psnr"], abs=0.05)
+        assert load("release").restore_cat(folder, told.get("task")) == pytest.approx(told["psnr"], abs=0.05)
     else:
         assert load("release").hear_tones(folder) == pytest.approx(told["logits"], abs=0.05)

@@ -9,6 +9,7 @@ With --keep nothing is measured: reached/NAME gets the weights, from which train
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import shutil
 import sys
@@ -23,9 +24,14 @@ import skimage.data
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from stretches import QUEUE, REACHED, RECIPES, RELEASED, WORK, count_core_hours, count_steps
+from stretches import QUEUE, REACHED, RECIPES, RELEASED, RESTORE_TASKS, WORK, count_core_hours, count_steps
 
+from hf_ext.emr.artifact import hash_files
+from hf_ext.emr.manifest import Manifest
+from hf_ext.emr.weights import task_checkpoint
+from hf_ext.files import write_json
 from hf_ext.hub.cards import write_card
+from hf_ext.merging import MergeConfig, merge_checkpoints
 from hf_ext.metrics.images import Channel
 from hf_ext.metrics.psnr import psnr
 from hf_ext.mrconv import MRConvForAudioClassification
@@ -41,8 +47,8 @@ from hf_ext.training.sources import open_source
 
 BSDS = "BSDS500, 324 photographs (research and education)"
 RESEARCH = "research and education, as BSDS500"
-# Megabytes of one released model, and of the Disentangled DiT.
-LIMITS = {"cifar10": 8.0}
+# Megabytes of one released model; of the Disentangled DiT, and of a merge, which is a model and the masks of four.
+LIMITS = {"cifar10": 8.0, "restore-tasks": 4.0}
 LIMIT = 3.0
 
 
@@ -146,6 +152,24 @@ RELEASES = {
             "psnr_gaussian_noise_15",
             "psnr_jpeg_40",
         ),
+    ),
+    "restore-tasks": Release(
+        "one EMR merge of four fine-tunes of denoise-color: strong noise, JPEG, blur and enlarged pictures",
+        BSDS,
+        RESEARCH,
+        # Each task is measured on its own degradation.
+        {
+            task: on("data/photos/test", degradation=RESTORE_TASKS[task], eval_degradation=degradation)
+            | {"data.eval.split": "train[:20]"}
+            for task, degradation in {
+                "noise": {"kind": "gaussian_noise", "sigma": 75},
+                "jpeg": {"kind": "jpeg", "quality": 10},
+                "blur": {"kind": "blur", "sigma": 1.5},
+                "resize": {"kind": "resize", "factor": 0.5},
+            }.items()
+        },
+        ("psnr",),
+        (0,),
     ),
     "spoken-digits": Release(
         "hears which digit is spoken in a recording of 8 kHz, whole or as a stream",
@@ -258,9 +282,10 @@ def summarize(release: Release, results: list[dict[str, Any]], inputs: list[dict
     return "; ".join(f"{title}: {', '.join(values)}" for title, values in parts.items())
 
 
-def restore_cat(folder: Path) -> float:
+def restore_cat(folder: Path, task: str | None = None) -> float:
     """PSNR of scikit-image's cat with noise of 25, in grey for a grey model: a test measures it without any data."""
-    model = SemanIRForImageRestoration.from_pretrained(folder).eval()
+    with task_checkpoint(str(folder), task) as checkpoint:
+        model = SemanIRForImageRestoration.from_pretrained(checkpoint).eval()
     photo = Image.fromarray(skimage.data.chelsea()[:128, 200:328])
     mode, channel = ("RGB", "rgb") if model.config.num_channels_out == 3 else ("L", "gray")
     clean = np.asarray(photo.convert(mode)).reshape(128, 128, -1)
@@ -291,8 +316,33 @@ def hear_tones(folder: Path) -> list[float]:
     return logits
 
 
+def check_size(name: str, folder: Path) -> None:
+    """A wheel holds all released models: none may be large."""
+    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
+    if size > LIMITS.get(name, LIMIT):
+        raise ValueError(f"{name} is {size:.2f} MB; at most {LIMITS.get(name, LIMIT)} MB are released")
+
+
+def tell(release: Release, scores: str) -> dict[str, str]:
+    """What `hf-ext models` and the card say."""
+    fields = ("task", "caption", "data", "license")
+    return {**{field: getattr(release, field) for field in fields}, "scores": scores}
+
+
+def stack_pictures(pictures: list[Image.Image]) -> Image.Image:
+    """Pictures below one another."""
+    sheet = Image.new("RGB", (max(picture.width for picture in pictures), sum(picture.height for picture in pictures)))
+    top = 0
+    for picture in pictures:
+        sheet.paste(picture, (0, top))
+        top += picture.height
+    return sheet
+
+
 def make(name: str, work: Path) -> Path:
     """Measures and writes one released model."""
+    if name == "restore-tasks":
+        return make_merge(work)
     release, snapshot = RELEASES[name], work / "runs" / name / "snapshot"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / name
@@ -300,17 +350,11 @@ def make(name: str, work: Path) -> Path:
         merged = Path(temporary) / "merged"
         is_mrconv = name == "spoken-digits"
         parameters = halve(merge_kernels(snapshot, merged) if is_mrconv else snapshot, folder)
-        size = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 1e6
-        if size > LIMITS.get(name, LIMIT):
-            raise ValueError(f"{name} is {size:.2f} MB; at most {LIMITS.get(name, LIMIT)} MB are released")
+        check_size(name, folder)
         results, inputs = measure(name, folder, release)
         training = json.loads((snapshot / "training.json").read_text(encoding="utf-8"))
         training["released"] = {
-            "task": release.task,
-            "scores": summarize(release, results, inputs),
-            "caption": release.caption,
-            "data": release.data,
-            "license": release.license,
+            **tell(release, summarize(release, results, inputs)),
             "parameters": parameters,
             "steps": count_steps(work, name),
             "core_hours": round(count_core_hours(work, name), 2),
@@ -320,10 +364,8 @@ def make(name: str, work: Path) -> Path:
             training["check"] = {"psnr": round(restore_cat(folder), 3)}
         if is_mrconv:
             training["check"] = {"logits": [round(value, 3) for value in hear_tones(folder)]}
-        (folder / "training.json").write_text(json.dumps(training, indent=1) + "\n", encoding="utf-8")
-        (folder / "eval.json").write_text(
-            json.dumps({"results": results, "revision": None}, indent=1) + "\n", encoding="utf-8"
-        )
+        write_json(folder / "training.json", training)
+        write_json(folder / "eval.json", {"results": results, "revision": None})
         draw(name, folder, release).save(folder / "before_after.png", optimize=True)
         write_card(folder, repo_id=name, license="other")
         # A merged model cannot go on: what it was merged from is kept beside.
@@ -331,6 +373,59 @@ def make(name: str, work: Path) -> Path:
             keep(name, work)
         else:
             shutil.rmtree(REACHED / name, ignore_errors=True)
+        return replace(folder, RELEASED / name)
+
+
+def make_merge(work: Path) -> Path:
+    """Merges the fine-tunes of restore-tasks, and measures each task of the merge, its fine-tune and its input."""
+    name, release = "restore-tasks", RELEASES["restore-tasks"]
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        # Beside the merge, as it lies in the package: the merge finds its base there.
+        shutil.copytree(RELEASED / "denoise-color", place / "denoise-color")
+        for task in RESTORE_TASKS:
+            (place / "fine-tunes" / task).mkdir(parents=True)
+            halve(work / "runs" / f"{name}-{task}" / "snapshot", place / "fine-tunes" / task)
+        folder = place / name
+        with contextlib.chdir(place):
+            tasks = {task: f"fine-tunes/{task}" for task in RESTORE_TASKS}
+            merge_checkpoints(MergeConfig(base="denoise-color", tasks=tasks), name, progress=False)
+        # The package has this code already.
+        (folder / "emr_loader.py").unlink()
+        check_size(name, folder)
+        results, inputs, scores, pictures = [], [], [], []
+        for task, overrides in release.tests.items():
+            one = dataclasses.replace(release, tests={task: overrides})
+            of_tuned, of_input = measure(name, place / "fine-tunes" / task, one)
+            words = flags(overrides)
+            of_merge = evaluate_checkpoint(str(folder), RECIPES / f"{name}.yaml", words, merged_task=task)["results"]
+            results += [{**row, "dataset": f"20 photographs, {task}"} for row in of_merge]
+            inputs += of_input
+            told = [
+                next(row["value"] for row in rows if row["metric"] == "psnr")
+                for rows in (of_merge, of_tuned, of_input)
+            ]
+            scores.append("{} {:.2f} (fine-tune {:.2f}, input {:.2f})".format(task, *told))
+            with task_checkpoint(str(folder), task) as checkpoint:
+                pictures.append(draw(name, Path(checkpoint), one))
+        runs = [f"{name}-{task}" for task in RESTORE_TASKS]
+        base = json.loads((place / "denoise-color" / "training.json").read_text(encoding="utf-8"))["released"]
+        # The base's hours are behind each of them, and count once.
+        hours = base["core_hours"] + sum(count_core_hours(work, run) - base["core_hours"] for run in runs)
+        training = json.loads((work / "runs" / runs[0] / "snapshot" / "training.json").read_text(encoding="utf-8"))
+        training["released"] = {
+            **tell(release, f"20 photographs of BSDS500's test set, PSNR (RGB, dB): {', '.join(scores)}"),
+            "parameters": base["parameters"],
+            "steps": sum(count_steps(work, run) for run in runs),
+            "core_hours": round(hours, 2),
+        }
+        training["inputs"] = inputs
+        training["check"] = {"psnr": round(restore_cat(folder, "noise"), 3), "task": "noise"}
+        write_json(folder / "training.json", training)
+        write_json(folder / "eval.json", {"results": results, "revision": None})
+        stack_pictures(pictures).save(folder / "before_after.png", optimize=True)
+        write_card(folder, repo_id=name, license="other")
+        dataclasses.replace(Manifest.read(folder), files=hash_files(folder)).write(folder)
         return replace(folder, RELEASED / name)
 
 
@@ -358,7 +453,7 @@ def keep(name: str, work: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", choices=sorted(QUEUE))
+    parser.add_argument("names", nargs="+", choices=sorted({*QUEUE, *RELEASES}))
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--work", type=Path, default=WORK)
     options = parser.parse_args()

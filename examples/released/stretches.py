@@ -18,6 +18,13 @@ WORK = Path.home() / ".cache" / "hf_ext_released"
 RELEASED = RECIPES.parents[1] / "model_cards" / "released"
 # Weights of runs that are not good enough for a release, or are steps to one, or whose release is merged.
 REACHED = RECIPES / "reached"
+# Fine-tunes of denoise-color by one recipe, restore-tasks.yaml, each for one degradation; release.py merges them.
+RESTORE_TASKS: dict[str, dict[str, Any]] = {
+    "noise": {"kind": "gaussian_noise", "sigma": [50, 100]},
+    "jpeg": {"kind": "jpeg", "quality": [5, 40]},
+    "blur": {"kind": "blur", "sigma": [0.8, 2]},
+    "resize": {"kind": "resize", "factor": [0.4, 0.7]},
+}
 # In this order; each entry waits for the runs that it starts from.
 QUEUE: dict[str, tuple[str, ...]] = {
     "spoken-digits": (),
@@ -26,6 +33,7 @@ QUEUE: dict[str, tuple[str, ...]] = {
     "jpeg-color": ("denoise-color",),
     "denoise-gray": (),
     "super-resolution-x2": (),
+    **{f"restore-tasks-{task}": ("denoise-color",) for task in RESTORE_TASKS},
     "photo": ("denoise-color",),
     "cifar10": ("cifar10-16",),
 }
@@ -64,9 +72,20 @@ def count_steps(work: Path, name: str) -> int:
     return int(read_before(work, name)["steps"] + here)
 
 
+def find_recipe(name: str) -> tuple[Path, list[str]]:
+    """The YAML file of a run, and the words that make it this run's."""
+    group, _, task = name.rpartition("-")
+    if group != "restore-tasks":
+        return RECIPES / f"{name}.yaml", []
+    return RECIPES / f"{group}.yaml", [
+        f"--output_dir=runs/{name}",
+        f"--task.degradation={json.dumps(RESTORE_TASKS[task])}",
+    ]
+
+
 def wanted_steps(name: str) -> int:
     """The steps of the recipe."""
-    return int(yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))["max_steps"])
+    return int(yaml.safe_load(find_recipe(name)[0].read_text(encoding="utf-8"))["max_steps"])
 
 
 def is_done(work: Path, name: str) -> bool:
@@ -75,15 +94,16 @@ def is_done(work: Path, name: str) -> bool:
 
 
 def begin_stretch(work: Path, name: str) -> list[str]:
-    """The words of `hf-ext train` that say where this machine's stretch begins and how many steps it has."""
+    """The words of `hf-ext train` for this machine's stretch: its recipe, where it begins, how many steps it has."""
+    recipe, words = find_recipe(name)
     start = find_start(work, name)
     if start is None:
-        return []
+        return [str(recipe), *words]
     kept = work / "starts" / name / start.name
     if not kept.is_dir():
         shutil.copytree(start, kept)
     left = wanted_steps(name) - int(read_before(work, name)["steps"])
-    return [f"--init_from=starts/{name}/{start.name}", f"--max_steps={left}"]
+    return [str(recipe), *words, f"--init_from=starts/{name}/{start.name}", f"--max_steps={left}"]
 
 
 def count_core_hours(work: Path, name: str) -> float:

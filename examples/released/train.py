@@ -20,14 +20,14 @@ from pathlib import Path
 
 import psutil
 from data import prepare
-from stretches import QUEUE, RECIPES, WORK, begin_stretch, is_done
+from stretches import QUEUE, WORK, begin_stretch, find_recipe, is_done
 
 SECONDS_BETWEEN_LOOKS = 5.0
 
 
 def begin(work: Path, name: str) -> subprocess.Popen[bytes]:
     """Starts or continues a run. Paths are relative to WORK, so that a run may move to another machine."""
-    command = ["nice", "-n", "19", sys.executable, "-m", "hf_ext_cli.main", "train", str(RECIPES / f"{name}.yaml")]
+    command = ["nice", "-n", "19", sys.executable, "-m", "hf_ext_cli.main", "train"]
     command += begin_stretch(work, name)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     (work / "runs").mkdir(exist_ok=True)
@@ -91,7 +91,7 @@ def work_through(work: Path, slots: int) -> int:
                 for name in QUEUE
                 if name not in running
                 and name not in failed
-                and (RECIPES / f"{name}.yaml").is_file()
+                and find_recipe(name)[0].is_file()
                 and not is_done(work, name)
                 and all(is_done(work, source) for source in QUEUE[name])
             ]
