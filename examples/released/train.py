@@ -98,7 +98,7 @@ def work_through(work: Path, slots: int) -> int:
             for name in ready[: 0 if paused else slots - len(running)]:
                 print(f"{time.strftime('%H:%M')} {name} goes on", flush=True)
                 running[name] = begin(work, name)
-            if not running:
+            if not running and not ready:
                 return len(failed)
             time.sleep(SECONDS_BETWEEN_LOOKS)
     finally:
