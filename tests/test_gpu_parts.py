@@ -205,6 +205,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_visits_of_a_training_add_up(tmp_path: Path):
     output = tmp_path / "results" / "train-scifar.json"
     words = ["--task", "scifar", "--device", "cpu", "--tiny", "--output", str(output)]

@@ -82,12 +82,13 @@ def check_codes(codes: Counter[tuple[str, int]]) -> None:
     assert {code for _, code in codes} == {0, 1, 2}, codes
 
 
-def test_two_thousand_changed_files(samples, tmp_path):
+@pytest.mark.parametrize("files", [500, pytest.param(2000, marks=pytest.mark.slow)])
+def test_changed_files(samples, tmp_path, files):
     # Kernels are compiled and libraries imported at the first call of each.
     fuzz(samples, tmp_path, 100, seed=1)
     forget_peak()
     before = peak_memory()
-    check_codes(fuzz(samples, tmp_path, 2000, seed=0))
+    check_codes(fuzz(samples, tmp_path, files, seed=0))
     assert peak_memory() - before < MAX_BYTES
 
 

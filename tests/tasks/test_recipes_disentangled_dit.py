@@ -97,6 +97,7 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
     assert (tmp_path / "run" / "samples" / "step-2.png").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_work_without_evaluation_data(tmp_path):
     block = re.search(r"```bash\n(.*?)```", (RECIPES / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     train_words, infer_words = (shlex.split(line) for line in block[1].splitlines())

@@ -97,7 +97,8 @@ def assert_same_runs(root: Path, case: str) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=[] if case in ("mrconv-lm", "disentangled-dit") else pytest.mark.slow)
+        # Tied weights, two passes of a step.
+        pytest.param(case, marks=[] if case == "mrconv-lm" else pytest.mark.slow)
         for case in CASES
     ],
 )

@@ -65,8 +65,9 @@ def test_a_mixture_follows_its_weights_and_holds_everything(tmp_path, streaming)
     assert Counter(texts(DataSource([few, many], streaming=streaming))).most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize("buffer", [0, 4])
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("streaming", "buffer"), [(False, 0), (False, 4), pytest.param(True, 0, marks=pytest.mark.slow), (True, 4)]
+)
 def test_a_run_on_a_mixture_goes_on_bit_for_bit(tmp_path, streaming, buffer):
     if buffer and not streaming:
         pytest.skip("other data needs no buffer")

@@ -82,7 +82,11 @@ def stop_at_a_random_moment(started: list, folder: Path, number: int, rng: rando
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: signal.Signals(number).name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(number, marks=[] if number == signal.SIGTERM else pytest.mark.slow) for number in SIGNALS],
+    ids=lambda number: signal.Signals(number).name,
+)
 def test_a_signal_saves_within_a_step_and_the_run_goes_on(tmp_path, examples, monkeypatch, number, processes):
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
@@ -184,6 +188,7 @@ def test_signals_are_left_as_they_were(tmp_path, examples):
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a script of bash")
 def test_a_job_of_slurm_that_was_stopped_is_queued_again(tmp_path, monkeypatch):
     commands = tmp_path / "bin"
