@@ -1,33 +1,27 @@
-"""Attention of arguments that do not fit each other: kernels would read memory that is not theirs."""
+"""examples/benchmarks/semanir_sizes.py counts what the formulas of attention say."""
 
 import pytest
-import torch
 
-from hf_ext.semanir import ops_semanir as ops
-from tests.semanir.attention_testing import make_case
+from hf_ext.semanir import SemanIRConfig
+from tests.study_testing import EXAMPLES, module_loader
 
-TEMPERATURE = torch.full((2,), 10.0)
-CASE = make_case((3, 4), 4, 5, 3, torch.float32)
-BITS = CASE.dictionary.bits
-WRONG = {
-    "`dictionary.bits` has shape .1, 12, 2": {"dictionary": CASE.dictionary._replace(bits=BITS[:1])},
-    "`dictionary.bits` has shape .2, 12, 1": {"dictionary": CASE.dictionary._replace(bits=BITS[..., :1])},
-    "`dictionary.window` is .3, 3.; it must hold 12": {"dictionary": CASE.dictionary._replace(window=(3, 3))},
-    "`table` has shape .2, 9.": {"table": CASE.table[:, :9]},
-    "`key` has shape .2, 2, 6, 5.": {"key": CASE.key[:, :, :6]},
-    "`value` has shape .2, 1, 12, 5.": {"value": CASE.value[:, :1]},
-}
+load = module_loader(EXAMPLES / "benchmarks")
 
 
-@pytest.mark.parametrize("problem", WRONG)
-def test_sizes_that_do_not_fit_are_refused(problem):
-    pytest.importorskip("numba")
-    query, key, value, table, dictionary = CASE._replace(**WRONG[problem])
-    with pytest.raises(ValueError, match=problem):
-        ops.key_semantic_attention(query, key, value, TEMPERATURE, table, dictionary, "native")
+def test_operations_are_those_of_the_formulas(load):
+    sizes = load("semanir_sizes")
+    config = SemanIRConfig(
+        architecture="columnar", embed_dim=16, depths=[2], num_heads=[2], window_size=8, top_k=16, shift_policy="none"
+    )
+    row = sizes.count(config)
+    tokens, window = 256**2, 64
+    # 4 N² C a window and layer; the dictionary of a stage half of a layer's, by one product.
+    assert row["attention_masked"] == pytest.approx(2 * 4 * window * tokens * 16 / 1e9)
+    assert row["attention_of_k_keys"] == pytest.approx(row["attention_masked"] / 4)
+    assert row["dictionaries"] == pytest.approx(2 * window * tokens * 16 / 1e9)
+    assert row["total_masked"] - row["total_of_k_keys"] == pytest.approx(0.75 * row["attention_masked"])
 
 
-def test_temperature_of_another_number_of_heads_is_refused():
-    pytest.importorskip("numba")
-    with pytest.raises(ValueError, match="`temperature` has shape"):
-        ops.key_semantic_attention(*CASE[:3], TEMPERATURE[:1], *CASE[3:], "native")
+def test_every_recipe_and_released_restorer_is_counted(load):
+    names = set(load("semanir_sizes").configurations())
+    assert {"denoise_color", "super_resolution_x4", "released: denoise-color"} <= names
