@@ -99,7 +99,7 @@ def table(models: dict[str, dict[str, Any]], memory: list[dict[str, float]]) -> 
         )
     lines += [
         "",
-        f"Megabytes of one layer's attention in 16 bits: {WIDTH} channels, {HEADS} heads, 1024 x 1024 tokens at once; by "
+        f"Megabytes of one layer's attention in 16 bits: {WIDTH} channels, {HEADS} heads, 1024 x 1024 tokens; by "
         "formula, not measured. What runs works through windows in parts, so that it never holds all of it.",
         "",
         "| window | k | mask on all logits | gathered keys and values | fused: bits alone |",
