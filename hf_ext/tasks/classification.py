@@ -201,15 +201,17 @@ class ZeroShotImages(ImageClassification):
     Pictures, by the text of which their features are nearest: the encoder of pictures of a CLIP, and a head of texts.
 
     Args:
-        clip (`str`): Folder or Hub id of the CLIP that the encoder was fine-tuned from: its texts, projections,
-            tokenizer and image processor are used.
         class_names (`list[str]`): The classes in words.
-        templates (`list[str]`): Texts with `{}` for a class; the mean of their features stands for it.
+        templates (`list[str]`, defaults to `["a photo of a {}."]`):
+            Texts with `{}` for a class; the mean of their features stands for it.
+        clip (`str`, defaults to `"openai/clip-vit-base-patch32"`):
+            Folder or Hub id of the CLIP that the encoder was fine-tuned from: its encoder of texts, projections,
+            tokenizer and image processor are used.
     """
 
-    clip: str = "openai/clip-vit-base-patch32"
     class_names: list[str] = field(default_factory=list)
     templates: list[str] = field(default_factory=lambda: ["a photo of a {}."])
+    clip: str = "openai/clip-vit-base-patch32"
 
     pipeline_tag: ClassVar[str] = "zero-shot-image-classification"
 
@@ -227,10 +229,10 @@ class ZeroShotImages(ImageClassification):
         wanted, found = clip.config.vision_config.hidden_size, encoder.config.hidden_size
         if wanted != found:
             raise ValueError(
-                f"task.clip {self.clip} has pictures of {wanted} features and {init_from} of {found}: name the CLIP that "
-                "it was fine-tuned from."
+                f"task.clip {self.clip} has pictures of {wanted} features and {init_from} of {found}: name the CLIP "
+                "that it was fine-tuned from."
             )
-        self.reader = load_reader(AutoImageProcessor, None, self.clip)
+        self.reader = load_reader(AutoImageProcessor, self.processor, self.clip)
         encoder.projection = clip.visual_projection
         encoder.register_buffer("head", self.make_head(clip, load_reader(AutoTokenizer, None, self.clip)))
         return encoder

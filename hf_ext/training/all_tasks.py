@@ -23,7 +23,7 @@ METHODS = EVALUATIONS | TASKS
 
 @strict
 @dataclass
-class Entry:
+class RecipeEntry:
     """
     How one task is evaluated. A recipe's own `method`, `metric` and `task` hold for all entries that say nothing else.
 
@@ -48,7 +48,7 @@ class Recipe:
     A file of `hf-ext evaluate --all-tasks`.
 
     Args:
-        tasks (`dict`): An [`Entry`] for each task of the merge, by its name.
+        tasks (`dict`): A [`RecipeEntry`] for each task of the merge, by its name.
         method (`str`, *optional*): That of all entries.
         metric (`str`, *optional*): That of all entries.
         task (`dict`): Options of all entries, which their own complete and replace.
@@ -65,11 +65,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         shared = {name: value for name, value in (("method", self.method), ("metric", self.metric)) if value}
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, RecipeEntry] = {}
         for name, given in self.tasks.items():
             where = f"tasks.{name}"
             values = {**shared, **given} if isinstance(given, dict) else given
-            entry = build(Entry, values, where)
+            entry = build(RecipeEntry, values, where)
             entry = replace(entry, task={**self.task, **entry.task})
             if entry.method not in METHODS:
                 allowed = ", ".join(sorted(METHODS))
@@ -112,7 +112,7 @@ def evaluate_all(
         against (`Path`, *optional*): Result of the individual models, which scores are put in relation to.
 
     Returns:
-        `dict`: `results` as in `eval.json`, each with its `merged_task`; `tasks`, the row of each in the table; `mean`.
+        `dict`: `results` as in `eval.json`, each with its `merged_task`; `tasks`, the table's row of each; `mean`.
 
     Raises:
         ValueError: A key of the recipe, data or a checkpoint cannot be used, or the tasks are not those of the recipe.
@@ -141,7 +141,7 @@ def evaluate_all(
         data = {name: open_source(found, f"tasks.{name}.data") for name, found in sources.items()}
     known = {} if against is None else read_individual(against, tasks, entries, sources)
     result: dict[str, Any] = {"model": _published(source), "results": [], "tasks": {}, "mean": {}}
-    options = {"batch_size": recipe.batch_size, "num_workers": recipe.num_workers}
+    options: dict[str, Any] = {"batch_size": recipe.batch_size, "num_workers": recipe.num_workers}
     for name, (checkpoint, merged_task) in chosen.items():
         task, metric = tasks[name], _headline(tasks[name], entries[name])
         with _naming(name):
@@ -177,7 +177,7 @@ def find_checkpoints(source: str, names: list[str]) -> dict[str, tuple[str, str 
 
 
 def read_individual(
-    path: Path, tasks: dict[str, Any], entries: dict[str, Entry], sources: dict[str, DataSource]
+    path: Path, tasks: dict[str, Any], entries: dict[str, RecipeEntry], sources: dict[str, DataSource]
 ) -> dict[str, float]:
     """The score of each task in an earlier result, which must have been measured in the same way."""
     from .provenance import published_name
@@ -207,14 +207,14 @@ def read_individual(
     return found
 
 
-def _build_evaluation(name: str, entry: Entry) -> Any:
+def _build_evaluation(name: str, entry: RecipeEntry) -> Any:
     with _naming(name):
         task: Any = build(find_task(entry.method, METHODS), entry.task, "task")
         _headline(task, entry)
     return task
 
 
-def _headline(task: Any, entry: Entry) -> str:
+def _headline(task: Any, entry: RecipeEntry) -> str:
     """The metric of the table."""
     metric: str = entry.metric or next(iter(task.metric_names))
     if metric not in task.metric_names:
