@@ -118,19 +118,8 @@ def evaluate_all(
         ValueError: A key of the recipe, data or a checkpoint cannot be used, or the tasks are not those of the recipe.
     """
     ranks = Ranks()
-    mapping = apply_overrides(read_yaml(config), overrides or [])
-    if "tasks" not in mapping:
-        raise ValueError(f"{config} has no section tasks: name a recipe, such as those in examples/emr/paper.")
-    recipe = build(Recipe, mapping)
-    checkpoints = ranks.ask_first(lambda: find_checkpoints(source, list(recipe.entries)))
-    if only is not None and only not in checkpoints:
-        raise ValueError(f"there is no task {only!r} of {source}; choose one of {', '.join(checkpoints)}.")
-    chosen = {name: found for name, found in checkpoints.items() if only in (None, name)}
-    if absent := [name for name in chosen if name not in recipe.entries]:
-        raise ValueError(
-            f"{config} says nothing of {', '.join(absent)}: add them to its section tasks. {source} has the tasks "
-            f"{', '.join(checkpoints)}."
-        )
+    recipe = read_recipe(config, overrides or [])
+    chosen = ranks.ask_first(lambda: choose_tasks(source, recipe, config, only))
     entries = {name: recipe.entries[name] for name in chosen}
     from .evaluation import evaluate, write_results
     from .sources import open_source
@@ -148,6 +137,9 @@ def evaluate_all(
             with ranks.first_before_others():
                 model = _load(task, checkpoint, merged_task).to(ranks.own_device())
             scores = evaluate(task, model, data[name], **options)
+            if metric not in scores:
+                raise ValueError(f"this model gives {', '.join(scores)}, not {metric}: set another metric.")
+        # The next one needs its memory.
         del model
         measured = write_results(None, task, scores, {"": sources[name]})["results"]
         result["results"] += [{**row, "merged_task": name, "revision": _commit(checkpoint)} for row in measured]
@@ -160,6 +152,28 @@ def evaluate_all(
 
         draw_scores(result, output.with_suffix(".png"))
     return result
+
+
+def read_recipe(config: Path, overrides: list[str]) -> Recipe:
+    """A recipe with the values that replace those in the file."""
+    mapping = apply_overrides(read_yaml(config), overrides)
+    if "tasks" not in mapping:
+        raise ValueError(f"{config} has no section tasks: name a recipe, such as those in examples/emr/paper.")
+    return build(Recipe, mapping)
+
+
+def choose_tasks(source: str, recipe: Recipe, config: Path, only: str | None) -> dict[str, tuple[str, str | None]]:
+    """The tasks that are evaluated, with their checkpoints; each must be in the recipe."""
+    found = find_checkpoints(source, list(recipe.entries))
+    if only is not None and only not in found:
+        raise ValueError(f"there is no task {only!r} of {source}; choose one of {', '.join(found)}.")
+    chosen = {name: checkpoint for name, checkpoint in found.items() if only in (None, name)}
+    if absent := [name for name in chosen if name not in recipe.entries]:
+        raise ValueError(
+            f"{config} says nothing of {', '.join(absent)}: add them to its section tasks. {source} has the tasks "
+            f"{', '.join(found)}."
+        )
+    return chosen
 
 
 def find_checkpoints(source: str, names: list[str]) -> dict[str, tuple[str, str | None]]:

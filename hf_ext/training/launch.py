@@ -124,6 +124,8 @@ def evaluate_checkpoint(
                 f"{ignored[0]}: an evaluation takes the checkpoint's own configuration; leave it out. What may be set "
                 "is in the sections data and task, such as --task.top_k of SemanIR."
             )
+        if "tasks" in read_yaml(config):
+            raise ValueError(f"{config} is a recipe of tasks: add --all-tasks, and --task NAME for one of them.")
         arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:

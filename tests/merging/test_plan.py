@@ -176,8 +176,8 @@ def test_a_part_of_the_base_may_be_a_task(tmp_path):
     write_weights(tmp_path / "base", pictures | texts, config=config)
     for task in ("clip_vision_model", "siglip_vision_model"):
         write_weights(tmp_path / task, pictures, config={"model_type": task})
-    plan = make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "clip_vision_model")}})
-    assert {item.name for item in plan.tensors if item.tasks} == {"vision.w", "vision.b"}
+    with make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "clip_vision_model")}}) as plan:
+        assert {row.name for row in plan.merged_rows} == {"vision.w", "vision.b"}
     with pytest.raises(ValueError, match="has model_type 'siglip_vision_model', base .*has 'clip'"):
         make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "siglip_vision_model")}})
 
