@@ -34,7 +34,7 @@ def draw_scores(result: Mapping[str, Any], path: str | Path) -> None:
         wide = width * max(share or 0.0, 0.0) / edge
         paper.box((left, y - 0.08, wide, 0.16), fill=MEAN if place == len(rows) - 1 else BAR)
         told = "no share" if share is None else f"{100 * share:.1f} %"
-        paper.text(left + max(wide, 0) + 0.06, y, f"{told}  ({value:.4f})", anchor="lm")
+        paper.text(left + width + 0.1, y, f"{told}  ({value:.4f})", anchor="lm")
     bottom = 0.5 + room * len(rows)
     paper.line((left, 0.5), (left, bottom))
     paper.line((left + width / edge, 0.5), (left + width / edge, bottom), color="#d55e00")

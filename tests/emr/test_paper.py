@@ -4,6 +4,7 @@ under the ids of the real models and data."""
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -16,10 +17,16 @@ from huggingface_hub import HfApi, constants
 from PIL import Image
 
 from hf_ext.embedded_hub.server import EmbeddedHub
+from hf_ext.merging.configuration import MergeConfig
+from hf_ext.settings import build, parse_yaml, read_yaml
+from hf_ext.training.all_tasks import METHODS, Recipe
+from hf_ext.training.launch import find_task
 from tests.emr.paper_standins import TABLES
 from tests.hub_testing import run_python
 
 PAPER = Path(__file__).resolve().parents[2] / "examples" / "emr" / "paper"
+# As the README has it.
+OTHER_METHOD = ["--method", "ties", "--rescale", "global"]
 LONGER = [name for name in TABLES if name not in ("gpt2-glue", "beit3-5")]
 # A process that runs commands as the shell would: hf-ext's, and Python files.
 CLIENT = """
@@ -61,6 +68,26 @@ def reproduce(table: str, out: str) -> list[list[str]]:
     return written_commands('exec bash "$@"', str(PAPER / "reproduce.sh"), table, out)
 
 
+@pytest.mark.parametrize("table", TABLES)
+def test_recipes_are_valid(table: str):
+    config = MergeConfig.from_yaml(PAPER / table / "merge.yaml")
+    assert config.method == "emr"
+    if table != "beit3-5":
+        recipe = build(Recipe, read_yaml(PAPER / table / "evaluate.yaml"))
+        assert list(recipe.entries) == list(config.tasks)
+        for entry in recipe.entries.values():
+            build(find_task(entry.method, METHODS), entry.task, "task")
+
+
+def test_the_recipe_of_the_readme_is_valid():
+    text = (PAPER.parent / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert set(build(Recipe, parse_yaml(shown)).entries) == {"cola", "rte"}
+    told = {row.split("`")[1] for row in text.splitlines() if re.match(r"\| `[\w-]+` \| \d", row)}
+    assert f"merge.yaml ties {' '.join(OTHER_METHOD)}`" in text
+    assert told == set(TABLES) == {path.parent.name for path in PAPER.glob("*/merge.yaml")}
+
+
 @pytest.fixture
 def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Makes what a table needs, in a Hub and in a folder; gives the Hub's address, the folder and
@@ -94,13 +121,21 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 )
 def test_a_table_by_its_commands(table: str, stand_ins: Any):
     url, place, scores = stand_ins(table)
-    printed = run_python(CLIENT, url, place, json.dumps([*told_commands(table), *reproduce(table, "out")]))
+    commands = [*told_commands(table), *reproduce(table, "out")]
+    if table == "vit-b32-8":
+        # One model of all tasks, by another method.
+        words = ["--config", str(PAPER / table / "evaluate.yaml"), "--all-tasks", "--output", "ties.json"]
+        commands += [["hf-ext", "merge", str(PAPER / table / "merge.yaml"), "ties", *OTHER_METHOD]]
+        commands += [["hf-ext", "evaluate", "ties", *words]]
+    printed = run_python(CLIENT, url, place, json.dumps(commands))
     individual, merged = (json.loads((place / "out" / name).read_text()) for name in ("individual.json", "emr.json"))
     assert {name: row["value"] for name, row in individual["tasks"].items()} == pytest.approx(scores)
     assert individual["mean"]["value"] == pytest.approx(sum(scores.values()) / len(scores))
     for name, row in merged["tasks"].items():
         assert row["individual"] == individual["tasks"][name]["value"]
         assert f"{row['value']:.4f}" in printed
+    if table == "vit-b32-8":
+        assert list(json.loads((place / "ties.json").read_text())["tasks"]) == list(scores)
     with Image.open(place / "out" / "emr.png") as picture:
         assert picture.size[0] > 300
 
