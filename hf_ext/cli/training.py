@@ -79,8 +79,8 @@ def evaluate(
       hf-ext evaluate runs/denoise/snapshot --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
       hf-ext evaluate merged --task sigma25 --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
       hf-ext evaluate org/name@v1 --config examples/semanir/denoise_color.yaml --data.eval.path photos/ --json
-      hf-ext evaluate merge.yaml --config recipe.yaml --all-tasks --output individual.json
-      hf-ext evaluate merged --config recipe.yaml --all-tasks --output emr.json --against individual.json
+      hf-ext evaluate a.yaml --config examples/emr/paper/gpt2-glue/evaluate.yaml --all-tasks --output individual.json
+      hf-ext evaluate merged --config examples/emr/paper/gpt2-glue/evaluate.yaml --all-tasks --against individual.json
     """
     if source.startswith("-"):
         raise click.UsageError(f"MODEL comes before the values that replace those of the file, got {source} first.")
