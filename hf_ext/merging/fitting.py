@@ -111,7 +111,9 @@ def refuse_other_model(base: Source, task: Source) -> None:
         raise ValueError(f"{task.title} is a {task.library} model, {base.title} a {base.library} model.")
     for key in ("model_type", "_class_name"):
         expected, found = base.config.get(key), task.config.get(key)
-        if expected is not None and found is not None and expected != found:
+        # Of a model of several parts, such as CLIP, one may have been fine-tuned and saved alone.
+        parts = [part.get(key) for part in base.config.values() if isinstance(part, dict)]
+        if expected is not None and found is not None and found not in (expected, *parts):
             raise ValueError(
                 f"{task.title} has {key} {found!r}, {base.title} has {expected!r}: they cannot come from "
                 "one model. Give the model that the task was fine-tuned from as base, or leave the task out."

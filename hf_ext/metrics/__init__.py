@@ -1,7 +1,8 @@
-"""Image metrics with a stated protocol, as functions and as `evaluate` modules that work offline."""
+"""Metrics with a stated protocol, as functions and as `evaluate` modules that work offline."""
 
 from pathlib import Path
 
+from .agreement import Agreement
 from .clip_score import CLIPScore
 from .content_drift import content_drift
 from .feature_distance import FeatureDistance
@@ -20,6 +21,7 @@ __all__ = [
     "KID",
     "PSNR",
     "SSIM",
+    "Agreement",
     "CLIPScore",
     "ClassifierFeatures",
     "FeatureDistance",
@@ -41,12 +43,13 @@ def metric_path(name: str) -> str:
     Path of a metric's script, for `evaluate.load(metric_path("psnr"))`.
 
     Args:
-        name (`str`): `"clip_score"`, `"feature_distance"`, `"fid"`, `"kid"`, `"psnr"`, `"psnr_b"` or `"ssim"`.
+        name (`str`): `"agreement"`, `"clip_score"`, `"feature_distance"`, `"fid"`, `"kid"`, `"psnr"`, `"psnr_b"` or
+            `"ssim"`.
 
     Returns:
         `str`: Absolute path of the Python file.
     """
-    names = ("clip_score", "feature_distance", "fid", "kid", "psnr", "psnr_b", "ssim")
+    names = ("agreement", "clip_score", "feature_distance", "fid", "kid", "psnr", "psnr_b", "ssim")
     if name not in names:
         raise ValueError(f"unknown metric {name!r}: choose one of {', '.join(names)}")
     return str(Path(__file__).resolve().with_name(f"{name}.py"))

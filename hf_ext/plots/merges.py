@@ -52,7 +52,7 @@ def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
     tops = [0.7]
     tops.append(tops[0] + rows + names + 0.4)
     tops.append(tops[1] + 2.1 + names + 0.5)
-    paper = _Paper(width, tops[2] + side + max(names, 0.75) + 0.15)
+    paper = Paper(width, tops[2] + side + max(names, 0.75) + 0.15)
     _draw_layers(paper, report, tasks, layers, (tops[0], rows))
     _draw_errors(paper, report, tasks, (0.6, tops[1], width - 0.75, 2.1))
     _draw_cosines(paper, report, tasks, (names + 0.3, tops[2], side, side))
@@ -66,7 +66,7 @@ def draw_report(report: Mapping[str, Any], path: str | Path) -> None:
         paper.image.save(file, format="PNG", compress_level=2)
 
 
-class _Paper:
+class Paper:
     """A white picture that is drawn on in inches from its upper left corner."""
 
     def __init__(self, width: float, height: float) -> None:
@@ -155,7 +155,7 @@ def _ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
 
 
 def _draw_layers(
-    paper: _Paper, report: Mapping[str, Any], tasks: Sequence[str], layers: Sequence[str], place: tuple[float, float]
+    paper: Paper, report: Mapping[str, Any], tasks: Sequence[str], layers: Sequence[str], place: tuple[float, float]
 ) -> None:
     """Heat maps, the first layer at the top; `place` is their upper edge and height in inches."""
     measures = {"conflict": ("sign conflict of task vectors", "conflict")}
@@ -183,7 +183,7 @@ def _draw_layers(
 
 
 def _heat_map(
-    paper: _Paper, values: np.ndarray, box: Box, title: str, colors: str, limits: tuple[float, float]
+    paper: Paper, values: np.ndarray, box: Box, title: str, colors: str, limits: tuple[float, float]
 ) -> None:
     """Values as colours, with their scale at the right."""
     left, top, width, height = box
@@ -211,7 +211,7 @@ def _color(values: np.ndarray, limits: tuple[float, float], colors: str) -> np.n
     return found.round().astype(np.uint8)
 
 
-def _names(paper: _Paper, box: Box, columns: Sequence[str], rows: Sequence[str]) -> None:
+def _names(paper: Paper, box: Box, columns: Sequence[str], rows: Sequence[str]) -> None:
     """Names below and at the left of a heat map."""
     left, top, width, height = box
     for place, name in _choose_names(columns, width):
@@ -220,7 +220,7 @@ def _names(paper: _Paper, box: Box, columns: Sequence[str], rows: Sequence[str])
         paper.text(left - 0.06, top + height * (place + 0.5) / len(rows), name, anchor="rm")
 
 
-def _draw_errors(paper: _Paper, report: Mapping[str, Any], tasks: Sequence[str], box: Box) -> None:
+def _draw_errors(paper: Paper, report: Mapping[str, Any], tasks: Sequence[str], box: Box) -> None:
     """Grouped bars; what is beyond the edge has its number written on it."""
     entries, (left, top, width, height) = report["tasks"], box
     kinds = list(ERRORS) if report["method"]["masks"] else ["unified"]
@@ -257,7 +257,7 @@ def _draw_errors(paper: _Paper, report: Mapping[str, Any], tasks: Sequence[str],
         x += paper.legend(x, top - 0.11, *ERRORS[kind])
 
 
-def _draw_cosines(paper: _Paper, report: Mapping[str, Any], tasks: Sequence[str], box: Box) -> None:
+def _draw_cosines(paper: Paper, report: Mapping[str, Any], tasks: Sequence[str], box: Box) -> None:
     """Cosines of pairs; where there is room each has its number."""
     values = _matrix(report["cosines"])
     np.fill_diagonal(values, math.nan)
@@ -281,7 +281,7 @@ def _bytes(count: float) -> tuple[float, str]:
     return 10.0**power, unit
 
 
-def _draw_sizes(paper: _Paper, report: Mapping[str, Any], box: Box) -> None:
+def _draw_sizes(paper: Paper, report: Mapping[str, Any], box: Box) -> None:
     """Stacked bars of bytes."""
     sizes, count, (left, top, width, height) = report["sizes"], len(report["tasks"]), box
     bars = {_count_noun(count, "checkpoint"): ["checkpoints"], "this artifact": ["unified"]}

@@ -5,7 +5,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,14 @@ TASKS = {
     "mrconv-audio": ("hf_ext.tasks.signals", "AudioTask"),
     "mrconv-images": ("hf_ext.tasks.signals", "ImageTask"),
     "disentangled-dit": ("hf_ext.tasks.diffusion", "DisentangledDiTTask"),
+}
+
+# Evaluations of models that were trained elsewhere, for the recipes of `all_tasks`.
+EVALUATIONS = {
+    "text-classification": ("hf_ext.tasks.classification", "TextClassification"),
+    "image-classification": ("hf_ext.tasks.classification", "ImageClassification"),
+    "zero-shot-images": ("hf_ext.tasks.classification", "ZeroShotImages"),
+    "multiple-choice": ("hf_ext.tasks.multiple_choice", "MultipleChoice"),
 }
 
 USAGE = """usage: accelerate launch -m hf_ext.training FILE.yaml [--field value] [--section.field value] …
@@ -59,11 +67,11 @@ def build_task(arguments: TrainingArguments) -> "Task":
     return build(find_task(arguments.method), arguments.task, "task")
 
 
-def find_task(method: str) -> "type[Task]":
+def find_task(method: str, known: Mapping[str, tuple[str, str]] = TASKS) -> "type[Task]":
     """The class of a method's task."""
-    if method not in TASKS:
-        raise ValueError(f"unknown method {method!r}; allowed: {', '.join(sorted(TASKS))}.")
-    module, name = TASKS[method]
+    if method not in known:
+        raise ValueError(f"unknown method {method!r}; allowed: {', '.join(sorted(known))}.")
+    module, name = known[method]
     found: type[Task] = getattr(importlib.import_module(module), name)
     return found
 
@@ -116,6 +124,8 @@ def evaluate_checkpoint(
                 f"{ignored[0]}: an evaluation takes the checkpoint's own configuration; leave it out. What may be set "
                 "is in the sections data and task, such as --task.top_k of SemanIR."
             )
+        if "tasks" in read_yaml(config):
+            raise ValueError(f"{config} is a recipe of tasks: add --all-tasks, and --task NAME for one of them.")
         arguments = read_arguments(config, overrides or [], output_dir="", model={})
         sources = arguments.data_arguments.eval_sources
         if not sources:
@@ -126,16 +136,12 @@ def evaluate_checkpoint(
     from hf_ext.emr.weights import task_checkpoint
 
     from .evaluation import evaluate_sets, write_results
-    from .models import adapter_base, build_model, load_adapter, pin_revision
+    from .models import load_trained, pin_revision
     from .sources import open_source
 
     pinned = ranks.ask_first(lambda: pin_revision(source))
     with ranks.first_before_others(), task_checkpoint(pinned, merged_task) as checkpoint:
-        base = adapter_base(checkpoint)
-        model = build_model(task, {}, checkpoint if base is None else pin_revision(base))
-        if base is not None:
-            model = load_adapter(model, checkpoint)
-        model.to(ranks.own_device())
+        model = load_trained(task, checkpoint).to(ranks.own_device())
         data = {name: open_source(source, "data.eval") for name, source in sources.items()}
     options = {"batch_size": arguments.per_device_eval_batch_size, "num_workers": arguments.data_arguments.num_workers}
     metrics = evaluate_sets(task, model, data, **options)

@@ -174,6 +174,14 @@ def load_adapter(model: torch.nn.Module, source: str) -> peft.PeftModel:
     return peft.PeftModel.from_pretrained(cast(PreTrainedModel, model), name, revision=revision)
 
 
+def load_trained(task: "Task", source: str) -> torch.nn.Module:
+    """A task's model with the weights of a checkpoint, or of a peft adapter on the model that it names."""
+    base = adapter_base(source)
+    if base is None:
+        return build_model(task, {}, source)
+    return load_adapter(build_model(task, {}, pin_revision(base)), source)
+
+
 def enable_activation_checkpointing(model: torch.nn.Module) -> None:
     """Turns on recomputation of activations in the backward pass."""
     base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model

@@ -170,6 +170,18 @@ def test_quantised_checkpoints_are_refused(tmp_path, tensors, config, message):
             make_plan({"base": str(tmp_path / base), "tasks": {"a": str(tmp_path / task)}})
 
 
+def test_a_part_of_the_base_may_be_a_task(tmp_path):
+    pictures, texts = {"vision.w": ones(4), "vision.b": ones(2)}, {"text.w": ones(3)}
+    config = {"model_type": "clip", "vision_config": {"model_type": "clip_vision_model"}, "text_config": {}}
+    write_weights(tmp_path / "base", pictures | texts, config=config)
+    for task in ("clip_vision_model", "siglip_vision_model"):
+        write_weights(tmp_path / task, pictures, config={"model_type": task})
+    with make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "clip_vision_model")}}) as plan:
+        assert {row.name for row in plan.merged_rows} == {"vision.w", "vision.b"}
+    with pytest.raises(ValueError, match="has model_type 'siglip_vision_model', base .*has 'clip'"):
+        make_plan({"base": str(tmp_path / "base"), "tasks": {"a": str(tmp_path / "siglip_vision_model")}})
+
+
 def test_a_base_that_is_not_the_base_is_refused(tmp_path):
     bert, gpt2, unet = tiny_bert(tmp_path / "bert"), tiny_gpt2(tmp_path / "gpt2"), tiny_unet(tmp_path / "unet")
     task = tiny_bert(tmp_path / "task", 1, base=bert)

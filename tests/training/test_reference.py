@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from hf_ext.training.all_tasks import METHODS, Recipe, RecipeEntry
 from hf_ext.training.arguments import DataArguments, DataSource, SourcePart, TrainingArguments
-from hf_ext.training.launch import TASKS, find_task
+from hf_ext.training.launch import find_task
 from hf_ext.training.reference import list_sections, read_entries, write_reference
 from hf_ext_cli.main import main
 
@@ -18,7 +19,10 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     "kind",
-    [TrainingArguments, DataArguments, DataSource, SourcePart, *map(find_task, TASKS)],
+    [
+        *(TrainingArguments, DataArguments, DataSource, SourcePart, Recipe, RecipeEntry),
+        *(find_task(method, METHODS) for method in METHODS),
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_every_field_is_told_with_its_type_and_default(kind):

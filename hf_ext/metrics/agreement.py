@@ -1,0 +1,78 @@
+"""Agreement of predictions with labels, as GLUE measures it: accuracy, Matthews, Pearson and Spearman correlation."""
+
+import datasets
+import evaluate
+import numpy as np
+
+
+def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Share of predicted classes that are right."""
+    return float(np.mean(predictions == labels))
+
+
+def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """
+    Matthews correlation of classes, of two or more (Gorodkin's R_K). 0 where all predictions, or all labels, are the
+    same.
+
+    Args:
+        predictions (`numpy.ndarray` of shape `[samples]`): Predicted classes.
+        labels (`numpy.ndarray` of shape `[samples]`): The right ones.
+
+    Returns:
+        `float`: From -1 to 1.
+    """
+    classes = np.union1d(predictions, labels)
+    # [samples, classes]
+    predicted, true = (values[:, None] == classes for values in (predictions, labels))
+    return _correlate(predicted.astype(float), true.astype(float))
+
+
+def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Pearson's correlation of numbers; 0 where one side is constant."""
+    return _correlate(predictions[:, None].astype(float), labels[:, None].astype(float))
+
+
+def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Spearman's correlation: Pearson's of the ranks, equal values having their mean rank."""
+    return pearson(_rank(predictions), _rank(labels))
+
+
+def _rank(values: np.ndarray) -> np.ndarray:
+    """Rank of each value; equal ones share the mean of theirs."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return ranks
+
+
+def _correlate(first: np.ndarray, second: np.ndarray) -> float:
+    """Covariance over both deviations, of samples in rows."""
+    first, second = first - first.mean(0), second - second.mean(0)
+    norm = np.sqrt(np.sum(first**2) * np.sum(second**2))
+    return float(np.sum(first * second) / norm) if norm > 0 else 0.0
+
+
+class Agreement(evaluate.Metric):
+    """
+    Measures of numbers against numbers. `compute` returns `accuracy` and `matthews`, for classes, and `pearson` and
+    `spearman`, for scores.
+
+    ```python
+    >>> metric = evaluate.load(metric_path("agreement"))
+    >>> metric.compute(predictions=[0, 1, 1], references=[0, 1, 0])["accuracy"]
+    0.6666666666666666
+    ```
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        number = datasets.Value("float64")
+        return evaluate.MetricInfo(
+            description="Accuracy, Matthews, Pearson and Spearman correlation.",
+            citation="",
+            inputs_description="predictions, references: classes or scores, a number for each sample.",
+            features=datasets.Features({"predictions": number, "references": number}),
+        )
+
+    def _compute(self, predictions, references) -> dict[str, float]:
+        pair = np.asarray(predictions), np.asarray(references)
+        return {measure.__name__: measure(*pair) for measure in (accuracy, matthews, pearson, spearman)}

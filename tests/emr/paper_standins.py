@@ -1,0 +1,353 @@
+"""Tiny models and data under the ids of the paper's recipes. Each maker returns the score that each model must get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import jinja2
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+from sklearn.metrics import matthews_corrcoef
+from tokenizers import processors
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPVisionModel,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
+
+from hf_ext.tasks.texts import byte_tokenizer
+from tests.emr.emr_testing import perturb
+
+# Of the four samples of each set the last has a wrong label.
+SAMPLES = 4
+Push = Callable[..., None]
+Scores = dict[str, float]
+
+
+def save_as_pickle(model: Any, folder: Path) -> Path:
+    """A folder as transformers wrote it before safetensors."""
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    return folder
+
+
+def mislabel(found: list[int], count: int) -> list[int]:
+    """What a model says, but for the last sample."""
+    return [*found[:-1], (found[-1] + 1) % count]
+
+
+def write_set(folder: Path, configs: Mapping[str | None, Mapping[str, dict[str, list]]], images: bool = False) -> Path:
+    """A data set as parquet files, with the configurations and splits that its card names."""
+    told = []
+    for name, splits in configs.items():
+        files = []
+        for split, columns in splits.items():
+            data = datasets.Dataset.from_dict(columns)
+            if images:
+                data = data.cast_column("image", datasets.Image())
+            path = f"{name or 'data'}/{split}.parquet"
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            data.to_parquet(folder / path)
+            files.append({"split": split, "path": path})
+        told.append({"config_name": name or "default", "data_files": files})
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': told})}---\n")
+    return folder
+
+
+def draw_pictures(seed: int, size: int = 16) -> list[Image.Image]:
+    generator = np.random.default_rng(seed)
+    return [Image.fromarray(generator.integers(0, 256, (size, size, 3), dtype=np.uint8)) for _ in range(SAMPLES)]
+
+
+def make_clips(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
+    """Encoders of pictures, and the CLIP that they are from, as pickles."""
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(77)
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**size, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
+    config = CLIPConfig(text_config=text, vision_config={**size, "image_size": 16, "patch_size": 8}, projection_dim=12)
+    clip = CLIPModel(config).eval()
+    perturb(clip, 0, 0.2)
+    processor = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    base = save_as_pickle(clip, place / "clip")
+    tokenizer.save_pretrained(base)
+    processor.save_pretrained(base)
+    push("openai/clip-vit-base-patch32", base)
+    for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
+        clip.save_pretrained(place / "clip-whole")
+        encoder = CLIPVisionModel.from_pretrained(place / "clip-whole").eval()
+        perturb(encoder, number, 0.05)
+        encoder.save_pretrained(place / name)
+        push(f"tanganke/clip-vit-base-patch32_{name}", place / name)
+        pictures = draw_pictures(number)
+        with torch.no_grad():
+            heads = []
+            for words in entry["task"]["class_names"]:
+                rows = []
+                for template in entry["task"]["templates"]:
+                    tokens = tokenizer(template.format(words), truncation=True, return_tensors="pt")
+                    row = clip.text_projection(clip.text_model(**tokens).pooler_output)[0]
+                    rows.append(row / row.norm())
+                heads.append(torch.stack(rows).mean(0))
+            head = torch.stack([row / row.norm() for row in heads])
+            pixels = processor(pictures, return_tensors="pt")["pixel_values"]
+            features = clip.visual_projection(encoder(pixel_values=pixels).pooler_output)
+            found = (features @ head.T).argmax(-1).tolist()
+        columns = {"image": pictures, "label": mislabel(found, len(head))}
+        source = entry["data"]
+        sets = {source.get("name"): {source["split"]: columns}}
+        push(source["path"], write_set(place / f"{name}-data", sets, images=True), repo_type="dataset")
+    return dict.fromkeys(recipe["tasks"], 0.75)
+
+
+def make_vits(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
+    """Classifiers with heads of two or three classes; most data in folders."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    base = ViTForImageClassification(ViTConfig(**size, image_size=16, patch_size=8, num_labels=5))
+    perturb(base, 0, 0.2)
+    base.save_pretrained(place / "vit")
+    processor = ViTImageProcessor(size={"height": 16, "width": 16})
+    processor.save_pretrained(place / "vit")
+    push("google/vit-base-patch16-224", place / "vit")
+    scores = {}
+    for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
+        count = 2 + number % 2
+        torch.manual_seed(number)
+        model = ViTForImageClassification.from_pretrained(
+            place / "vit", num_labels=count, ignore_mismatched_sizes=True
+        ).eval()
+        perturb(model, number, 0.1)
+        model.save_pretrained(place / "models" / "vit30" / name)
+        pictures = draw_pictures(number)
+        with torch.no_grad():
+            found = model(processor(pictures, return_tensors="pt")["pixel_values"]).logits.argmax(-1).tolist()
+        labels, source = mislabel(found, count), entry["data"]
+        if source["path"].startswith("data/"):
+            # A class without a picture would move the numbers of the others: each has one more, some of them right.
+            more = [*pictures, *[pictures[0]] * count], [*labels, *range(count)]
+            for index, (picture, label) in enumerate(zip(*more, strict=True)):
+                folder = place / source["path"] / source["split"] / f"class{label}"
+                folder.mkdir(parents=True, exist_ok=True)
+                picture.save(folder / f"{index}.png")
+            scores[name] = 4 / (SAMPLES + count)
+        else:
+            label = "labels" if source.get("rename_columns") else "label"
+            sets = {source.get("name"): {source["split"]: {"image": pictures, label: labels}}}
+            push(source["path"], write_set(place / f"{name}-data", sets, images=True), repo_type="dataset")
+            scores[name] = 0.75
+    return scores
+
+
+def make_sentences(seed: int) -> list[str]:
+    generator = np.random.default_rng(seed)
+    return ["a" + "".join(generator.choice(list("abcd "), int(generator.integers(5, 20)))) for _ in range(SAMPLES)]
+
+
+def label_texts(model: Any, tokenizer: Any, columns: dict[str, list[str]]) -> list[Any]:
+    """What a classifier says of texts one by one, or the scores that it gives."""
+    found = []
+    for row in zip(*columns.values(), strict=True):
+        tokens = tokenizer(*row, truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            logits = model.eval()(**{name: tokens[name] for name in ("input_ids", "attention_mask")}).logits[0]
+        found.append(float(logits[0]) if len(logits) == 1 else int(logits.argmax()))
+    return found
+
+
+def make_glue(
+    recipe: dict[str, Any], place: Path, push: Push, make: Callable[[str, int, int], Any], tokenizer: Any
+) -> Scores:
+    """GLUE with labels of the models that `make` gives for each task, seed and number of labels."""
+    sets: dict[str | None, Any] = {}
+    scores = {}
+    for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
+        count = {"stsb": 1, "mnli": 3}.get(name, 2)
+        texts = {column: make_sentences(100 * number + len(column)) for column in entry["task"]["text_columns"]}
+        found = label_texts(make(name, number, count), tokenizer, texts)
+        labels = found if count == 1 else mislabel(found, count)
+        sets[name] = {entry["data"]["split"]: {**texts, "label": labels}}
+        scores[name] = 1.0 if count == 1 else 0.75
+        if entry.get("metric") == "matthews":
+            scores[name] = float(matthews_corrcoef(labels, found))
+    push("nyu-mll/glue", write_set(place / "glue", sets), repo_type="dataset")
+    return scores
+
+
+def make_robertas(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
+    """One repository of pickles, in folders."""
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(64)
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = RobertaConfig(
+        **size, vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=1, max_position_embeddings=66
+    )
+    RobertaForMaskedLM(config).save_pretrained(place / "roberta")
+    tokenizer.save_pretrained(place / "roberta")
+    push("FacebookAI/roberta-base", place / "roberta")
+
+    def make(name: str, seed: int, count: int) -> Any:
+        torch.manual_seed(seed)
+        model = RobertaForSequenceClassification.from_pretrained(place / "roberta", num_labels=count)
+        perturb(model, seed, 0.3)
+        folder = place / "ckpts" / name / f"roberta-base_lr{'5e-05' if name == 'mrpc' else '1e-05'}"
+        save_as_pickle(model, folder)
+        tokenizer.save_pretrained(folder)
+        return model
+
+    scores = make_glue(recipe, place, push, make, tokenizer)
+    push("vanillaOVO/roberta_base_glue_ckpts", place / "ckpts")
+    return scores
+
+
+def make_gpt2s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
+    """Classifiers without a padding token in their tokenizers."""
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(64)
+    tokenizer.pad_token = None
+    tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+    ends = {"bos_token_id": 1, "eos_token_id": 1}
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, **ends)
+    GPT2LMHeadModel(config).save_pretrained(place / "gpt2")
+    tokenizer.save_pretrained(place / "gpt2")
+    push("openai-community/gpt2", place / "gpt2")
+
+    def make(name: str, seed: int, count: int) -> Any:
+        torch.manual_seed(seed)
+        model = GPT2ForSequenceClassification.from_pretrained(place / "gpt2", num_labels=count)
+        perturb(model, seed, 0.3)
+        model.save_pretrained(place / name)
+        tokenizer.save_pretrained(place / name)
+        push(f"tanganke/gpt2_{name}", place / name)
+        return model
+
+    return make_glue(recipe, place, push, make, tokenizer)
+
+
+# Columns of the data sets with a value of each; the others are texts.
+OTHERS: dict[str, Any] = {
+    "endings": [["a b", "b a", "c c", "d a"]] * SAMPLES,
+    "question": ["cause", "effect"] * (SAMPLES // 2),
+}
+COLUMNS = {
+    "rte": ["premise", "hypothesis"],
+    "cb": ["premise", "hypothesis"],
+    "winogrande": ["sentence", "option1", "option2"],
+    "wic": ["word", "sentence1", "sentence2"],
+    "wsc": ["text", "span1_text", "span2_text"],
+    "copa": ["premise", "choice1", "choice2", "question"],
+    "hellaswag": ["ctx", "endings"],
+    "story-cloze": [*(f"input_sentence_{number}" for number in range(1, 5)), "sentence_quiz1", "sentence_quiz2"],
+    **{f"anli-r{number}": ["premise", "hypothesis"] for number in (1, 2, 3)},
+}
+
+
+def make_t0s(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
+    """(IA)³ vectors as TIES' authors publish them; the labels are those of the base with these vectors."""
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(512)
+    config = T5Config(
+        vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, pad_token_id=0,
+        eos_token_id=1, decoder_start_token_id=0, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+    )  # fmt: skip
+    base = T5ForConditionalGeneration(config).eval()
+    perturb(base, 0, 0.3)
+    base.save_pretrained(place / "t0")
+    tokenizer.save_pretrained(place / "t0")
+    push("bigscience/T0_3B", place / "t0")
+    sets: dict[str, dict[str | None, Any]] = {}
+    scores = {}
+    for number, (name, entry) in enumerate(recipe["tasks"].items(), 1):
+        model = T5ForConditionalGeneration.from_pretrained(place / "t0").eval()
+        generator, vectors = torch.Generator().manual_seed(number), {}
+        for path, layer in model.named_modules():
+            if path.rpartition(".")[2] in ("k", "v", "wi_1"):
+                vector = 1 + torch.rand(layer.out_features, generator=generator) - 0.5
+                vectors[f"transformer.{path}.ia3_vector"] = vector
+                layer.weight.data *= vector[:, None]
+        file = place / "downloaded" / name / "best.pt"
+        file.parent.mkdir(parents=True)
+        torch.save(vectors, file)
+        columns = {key: OTHERS.get(key) or make_sentences(10 * number + len(key)) for key in COLUMNS[name]}
+        columns = {
+            key: [text.strip() or "a" for text in value] if key not in OTHERS else value
+            for key, value in columns.items()
+        }
+        task = entry["task"]
+        known = task.get("labels") or list(range(len(task["choices"])))
+        found = np.array([choose(model, tokenizer, columns, prompt, task["choices"]) for prompt in task["prompts"]])
+        truth = np.array(mislabel(found[0].tolist(), len(known)))
+        scores[name] = float(np.median((found == truth).mean(1)))
+        labels = [known[label] for label in truth]
+        columns |= {task.get("label_column", "label"): labels}
+        source = entry["data"]
+        if source["path"].startswith("data/"):
+            file = place / source["path"]
+            file.parent.mkdir(exist_ok=True)
+            datasets.Dataset.from_dict(columns).to_csv(file)
+        else:
+            sets.setdefault(source["path"], {}).setdefault(source.get("name"), {})[source["split"]] = columns
+    for number, (path, configs) in enumerate(sets.items()):
+        push(path, write_set(place / f"set{number}", configs), repo_type="dataset")
+    return scores
+
+
+def choose(model: Any, tokenizer: Any, columns: dict[str, list], prompt: str, choices: list[str]) -> list[int]:
+    """The likeliest answers to a prompt, one forward for each of them."""
+    found = []
+    for index in range(SAMPLES):
+        example = {name: values[index] for name, values in columns.items()}
+        question = jinja2.Template(prompt).render(example).strip()
+        tokens = tokenizer(question, truncation=True, max_length=512, return_tensors="pt")
+        scores = []
+        for choice in choices:
+            labels = tokenizer(jinja2.Template(choice).render(example).strip(), return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                out = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], labels=labels)
+            scores.append(-float(out.loss) * labels.shape[1])
+        found.append(int(np.argmax(scores)))
+    return found
+
+
+def make_beits(place: Path, recipe: dict[str, Any], push: Push) -> Scores:
+    """Tensors in the layout of unilm: names, a head of each task, positions for larger pictures."""
+    names = ("224", "224_in1k", "480_vqa", "480_coco_captioning", "384_coco_retrieval", "224_nlvr2")
+    generator = torch.Generator().manual_seed(0)
+    base = {f"beit3.encoder.layers.{layer}.fc1.A.weight": torch.randn(6, 4, generator=generator) for layer in (0, 1)}
+    (place / "downloaded").mkdir()
+    for name in names:
+        size = int(name[:3]) // 16
+        tensors = {key: value + 0.1 * torch.randn(6, 4, generator=generator) for key, value in base.items()}
+        tensors["beit3.encoder.embed_positions.A.weight"] = torch.randn(size, 4, generator=generator)
+        if name != "224":
+            tensors[f"head_{name}.weight"] = torch.randn(2, 4, generator=generator)
+        torch.save({"model": tensors}, place / "downloaded" / f"beit3_base_patch16_{name}.pth")
+    return {}
+
+
+TABLES = {
+    "vit-b32-8": make_clips,
+    "vit-b16-30": make_vits,
+    "roberta-glue": make_robertas,
+    "gpt2-glue": make_gpt2s,
+    "t0-3b-ia3": make_t0s,
+    "beit3-5": make_beits,
+}
