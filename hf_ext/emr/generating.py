@@ -96,7 +96,9 @@ def _mixed_forwards(emr: EMRModel, task_ids: Sequence[str]) -> Iterator[None]:
             nonlocal running
             if running:
                 return forward(*arguments, **batch)
-            count = _count_rows(model, arguments, batch) // len(task_ids)
+            count, rest = divmod(_count_rows(model, arguments, batch), len(task_ids))
+            if rest or not count:
+                raise NotByRows(f"generate of {type(model).__name__} runs some prompts without the others")
             if count not in by_count:
                 # A prompt is a row for each of its beams or samples.
                 by_count[count] = rows_of([task for task in task_ids for _ in range(count)])
@@ -127,7 +129,9 @@ def _mixed_forwards(emr: EMRModel, task_ids: Sequence[str]) -> Iterator[None]:
 def _count_rows(model: Any, arguments: tuple[Any, ...], batch: dict[str, Any]) -> int:
     names = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", model.main_input_name)
     given = [batch[name] for name in names if isinstance(batch.get(name), torch.Tensor)]
-    return len((*given, *arguments)[0])
+    if not (given := [*given, *arguments]):
+        raise NotByRows(f"generate of {type(model).__name__} gives its forward none of {', '.join(names)}")
+    return len(given[0])
 
 
 def _own_draws(emr: EMRModel, model: Any, task_ids: Sequence[str], options: dict[str, Any]) -> Any:

@@ -237,7 +237,7 @@ class Mixer:
     ) -> tuple[Any, Any]:
         """What the course of a forward pass may depend on, but for the values; and the same but for lengths."""
         leaves, form = leaves_of((arguments, batch))
-        found: list[Any] = [id(module), module.training, str(form)]
+        found: list[Any] = [type(module), module.training, str(form)]
         alike = list(found)
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
