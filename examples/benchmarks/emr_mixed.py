@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python examples/benchmarks/emr_mixed.py WORK_FOLDER
 
 GPT-2s of random weights are merged; then both take turns in one process, and medians of the pairs' ratios are kept:
-N models run on the rows of their tasks, the EMRModel once on the whole batch. Writes results/emr_mixed.json and .md.
+N models run on the rows of their tasks, the EMRModel once on the whole batch. So does `generate` (greedy), also beside
+the EMRModel switched to one task after the other. Writes results/emr_mixed.json and .md.
 """
 
 import argparse
@@ -29,6 +30,8 @@ TASKS = 4
 SHAPES = ((384, 6, 8192), (256, 4, 50257))
 # Samples, tokens of each, rounds.
 BATCHES = ((4, 1, 21), (8, 16, 15), (32, 128, 7))
+# Prompts, tokens of each, new tokens, rounds.
+GENERATIONS = ((4, 16, 16, 9), (16, 16, 16, 7))
 
 
 def make_artifact(folder: Path, width: int, layers: int, vocabulary: int) -> Path:
@@ -96,6 +99,73 @@ def measure(artifact: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def measure_generation(artifact: Path) -> list[dict[str, Any]]:
+    """Prompts of all tasks continued together, task by task, and by a resident model for each."""
+    emr = EMRModel.from_pretrained(artifact)
+    residents = {task: EMRModel.from_pretrained(artifact, task).model for task in emr.tasks}
+    rows = []
+    for prompts, tokens, new, rounds in GENERATIONS:
+        names = [emr.tasks[prompt % TASKS] for prompt in range(prompts)]
+        ids = torch.randint(1, emr.model.config.vocab_size, (prompts, tokens))
+        own = {task: ids[[row for row, name in enumerate(names) if name == task]] for task in emr.tasks}
+        how: dict[str, Any] = {"do_sample": False, "min_new_tokens": new, "max_new_tokens": new, "pad_token_id": 0}
+
+        def resident(own: dict[str, torch.Tensor] = own, how: dict[str, Any] = how) -> list[torch.Tensor]:
+            return [
+                residents[task].generate(part, attention_mask=torch.ones_like(part), **how)
+                for task, part in own.items()
+            ]
+
+        def in_turn(own: dict[str, torch.Tensor] = own, how: dict[str, Any] = how) -> list[torch.Tensor]:
+            found = []
+            for task, part in own.items():
+                with emr.task(task) as model:
+                    found.append(model.generate(part, attention_mask=torch.ones_like(part), **how))
+            return found
+
+        def mixed(ids: torch.Tensor = ids, names: list[str] = names, how: dict[str, Any] = how) -> Any:
+            return emr.generate(ids, attention_mask=torch.ones_like(ids), task_ids=names, **how)
+
+        found = mixed()
+        for task, by_turns, alone in zip(own, in_turn(), resident(), strict=True):
+            assert torch.equal(by_turns, alone) and torch.equal(found[[name == task for name in names]], alone)
+        times = times_in_turn(rounds, mixed, in_turn, resident)
+        processor = [[one for one, _ in found] for found in times]
+        ratios = [
+            statistics.median(one / other for one, other in zip(processor[0], others, strict=True))
+            for others in processor[1:]
+        ]
+        median = [1e3 * statistics.median(found) for found in processor]
+        rows.append(
+            {
+                "prompts": prompts,
+                "tokens": tokens,
+                "new_tokens": new,
+                "rounds": rounds,
+                "mixed_ms": median[0],
+                "turns_ms": median[1],
+                "resident_ms": median[2],
+                "ratio_to_turns": ratios[0],
+                "ratio": ratios[1],
+            }
+        )
+    return rows
+
+
+def generation_lines(results: list[dict[str, Any]]) -> list[str]:
+    """The table of generation."""
+    head = "| GPT-2 | prompts, new tokens | mixed, ms | turns, ms | resident, ms | of turns | of resident |"
+    lines = [head, "|---|---|---:|---:|---:|---:|---:|"]
+    for result in results:
+        for row in result["generation"]:
+            name = f"{result['width']} × {result['layers']}, {result['vocabulary']:,} tokens"
+            times = [f"{row[key]:.0f}" for key in ("mixed_ms", "turns_ms", "resident_ms")]
+            ratios = [f"{row[key]:.2f}" for key in ("ratio_to_turns", "ratio")]
+            cells = [name, f"{row['prompts']} × {row['tokens']}, {row['new_tokens']}", *times, *ratios]
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -109,14 +179,16 @@ def main() -> None:
         if not artifact.exists():
             make_artifact(folder, width, layers, vocabulary)
         rows = measure(artifact)
-        results.append({"width": width, "layers": layers, "vocabulary": vocabulary, "rows": rows})
+        shape = {"width": width, "layers": layers, "vocabulary": vocabulary}
+        results.append({**shape, "rows": rows, "generation": measure_generation(artifact)})
         for row in rows:
             batch = f"{row['samples']} × {row['tokens']}"
             figures = [f"{row[key]:.{digits}f}" for key, digits in (("mixed_ms", 1), ("resident_ms", 1), ("ratio", 2))]
             cells = [f"{width} × {layers}, {vocabulary:,} tokens", batch, *figures, f"{row['wall_ratio']:.2f}"]
             lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", *generation_lines(results)]
     content = {
-        "what": f"processor time of a forward pass, {TASKS} tasks, fp32, medians of interleaved rounds",
+        "what": f"processor time of a forward pass and of generate, {TASKS} tasks, fp32, medians of interleaved runs",
         "machine": f"CPU ({platform.machine()}), {os.cpu_count()} cores, {torch.get_num_threads()} thread",
         "load_average": os.getloadavg()[0],
         "versions": installed_versions("hf-ext", "torch", "transformers", "numba"),

@@ -219,7 +219,7 @@ def main() -> None:
         results["generation"] = measure(
             merged,
             lambda url: Load(url, "/v1/completions", right, same).run(
-                max(words.requests // 20, words.clients), words.clients, body, "prompt"
+                max(words.requests // 5, words.clients), words.clients, body, "prompt"
             ),
         ) | {"new_tokens": NEW_TOKENS, "different_answers": len(set(right.values())), "answers": len(right)}
     print(json.dumps(results, indent=2))

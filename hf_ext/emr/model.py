@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from transformers import GenerationConfig
 
-from ..files import read_json
 from .building import BuiltModel, Place, build_model, relabel, same_network
 from .generating import generate
 from .mixed import Mixer
@@ -34,7 +34,8 @@ class EMRModel:
     base, Ŵ_t = W_0 + λ_t·M_t ⊙ τ_uni: switching back and forth changes no bit. Made by [`~EMRModel.from_pretrained`].
 
     There is one set of weights, so threads take turns. `with em.task(name) as model:` and calls of the object itself
-    (`em(...)`, with `task_ids` or without) wait for each other and give right answers from any number of threads.
+    (`em(...)` and `em.generate(...)`, with `task_ids` or without) wait for each other and give right answers from any
+    number of threads; what many threads ask is answered faster in one batch of several tasks, as `emr serve` does.
     [`~EMRModel.set_task`] is for one thread: another one that calls it gets a `RuntimeError`, and so does a plain
     `em.model(...)` while which another thread changed the weights. Calls of a compiled model are not watched. For
     threads that shall not wait, make an [`EMRModel`] for each: they share base and root weights in memory.
@@ -65,12 +66,11 @@ class EMRModel:
         self._attention = attn_implementation
         self._turns = Turns()
         self._warned = False
-        self._configs: dict[str, dict[str, Any]] = {}
-        self._mixer = Mixer(self)
+        self.mixer = Mixer(self)
         self._router: TaskRouter | None = None
         self._base_features: BaseFeatures | None = None
         self._built: BuiltModel = self._build(task)
-        self._config = self._read_config(task)
+        self._config = self.read_config(task)
         self.current = task
 
     @classmethod
@@ -224,9 +224,12 @@ class EMRModel:
         """Gives the model another task's weights; this thread holds the lock."""
         if task == self.current:
             return
-        config = self._read_config(task)
+        config = self.read_config(task)
         if self.fits(task):
             self._turns.note_change()
+            own = self.generation_config(task)
+            if own != self.generation_config(str(self.current)):
+                cast(Any, self._built.model).generation_config = GenerationConfig.from_dict(own)
             # Half-way through, the model is of no task.
             self.current = None
             self._restore_in_place(task, config)
@@ -258,7 +261,7 @@ class EMRModel:
             `bool`: Whether its network is that of `model`, but for labels and width of the head.
         """
         whole = self.current is not None and self._built.complete
-        same = whole and same_network(self._read_config(task), self._config)
+        same = whole and same_network(self.read_config(task), self._config)
         return same and self.weights.entries(task).keys() == self._built.names
 
     @contextmanager
@@ -345,7 +348,8 @@ class EMRModel:
         Runs the model on a batch. Several threads may do so: they wait for each other.
 
         Args:
-            *arguments, **batch: As the model takes them.
+            *arguments, **batch: As the model takes them. With `labels` of several tasks, `loss` is the mean over all
+                targets, which are rows or tokens with a label: each task's own, weighted by how many it has.
             task_ids (`Sequence[str]`, *optional*): The task of each sample, or `"auto"` to let the router choose (see
                 [`~EMRModel.fit_router`]); by default all are of the current task. For inference: with several tasks,
                 there are no gradients.
@@ -369,7 +373,7 @@ class EMRModel:
             if len(set(task_ids)) > 1:
                 # Weights of other tasks stand in for the model's own while it runs.
                 self._turns.note_change()
-            return self._mixer.run(task_ids, arguments, batch)
+            return self.mixer.run(task_ids, arguments, batch)
 
     def forward(self, *arguments: Any, task_ids: Sequence[str] | None = None, **batch: Any) -> Any:
         """A call of the object itself, by the name that a module has for it."""
@@ -379,25 +383,31 @@ class EMRModel:
         self, inputs: torch.Tensor | None = None, *, task_ids: Sequence[str] | None = None, **options: Any
     ) -> Any:
         """
-        Generates with the current task, or for prompts of several tasks, which take turns: each row is what its task
-        alone generates for its rows of the batch. Rows that end earlier are padded.
+        Generates with the current task, or for prompts of several tasks, with one forward for all rows at each step:
+        each row is what its task alone generates for its rows, but for rounding, and rows that end earlier are
+        padded. Each task draws samples as it would alone from the random state of the call.
+
+        Tasks of another network or with another `generation_config.json` take turns, and so do all tasks of a model
+        that cannot pass in one forward, which a warning tells.
 
         Args:
             inputs, **options: As the model's own `generate` takes them.
             task_ids (`Sequence[str]`, *optional*): The task of each row.
 
         Returns:
-            As the model's own `generate` does; with several tasks, the token ids.
+            As the model's own `generate` does; where tasks take turns, the token ids.
 
         Raises:
-            ValueError: `task_ids` does not fit the prompts, or more than token ids is asked for.
+            ValueError: `task_ids` does not fit; or tasks take turns, and more than token ids is asked for.
         """
         with self._turns.hold():
             arguments = () if inputs is None else (inputs,)
+            if self.current is None:
+                raise ValueError("a switch of tasks has failed: call set_task before generate")
             if task_ids is None:
-                if self.current is None:
-                    raise ValueError("a switch of tasks has failed: call set_task before generate")
                 return cast(Any, self._built.model).generate(*arguments, **options)
+            # Weights of other tasks stand in for the model's own while it runs.
+            self._turns.note_change()
             return generate(self, task_ids, arguments, options)
 
     def save_pretrained(self, out: str | Path) -> Path:
@@ -452,12 +462,15 @@ class EMRModel:
             )
         return self._base_features(batch)
 
-    def _read_config(self, task: str) -> dict[str, Any]:
-        if task not in self._configs:
-            files = self.weights.small_files(task)
-            path = files["adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"]
-            self._configs[task] = cast(dict[str, Any], read_json(path))
-        return self._configs[task]
+    def read_config(self, task: str) -> dict[str, Any]:
+        """What `config.json` of a task says; of an adapter, what that file of peft's says."""
+        name = "adapter_config.json" if self.weights.manifest.library == "peft" else "config.json"
+        return self.weights.read_small_file(task, name)
+
+    def generation_config(self, task: str) -> dict[str, Any]:
+        """What `generation_config.json` of a task says, but for versions; nothing where it has none."""
+        found = self.weights.read_small_file(task, "generation_config.json")
+        return {key: value for key, value in found.items() if key != "transformers_version"}
 
     def _build(self, task: str) -> BuiltModel:
         built = build_model(
@@ -471,7 +484,7 @@ class EMRModel:
             attn_implementation=self._attention,
         )
         self._turns.watch(built.model)
-        self._mixer.layers.note_restored(built.model)
+        self.mixer.layers.note_restored(built.model)
         return built
 
     def _restore_in_place(self, task: str, config: dict[str, Any]) -> None:
@@ -480,4 +493,4 @@ class EMRModel:
         held = self.model.state_dict()
         for name, place in self._built.places.items():
             self.weights.restore_into(task, name, place.of(held))
-        self._mixer.layers.note_restored(self.model)
+        self.mixer.layers.note_restored(self.model)

@@ -24,6 +24,9 @@ from torch.utils._pytree import tree_leaves
 # the size of a batch, another sample's values differ by far more.
 _SAMPLE = 256
 _TOLERANCE = 1e-2
+# Methods that stand between modules as a module would: T5 and its kin compute one row for all samples from a table of
+# relative positions, inside an attention that also writes into a cache, which cannot be divided by rows.
+_METHODS = ("compute_bias",)
 # Methods that read values without giving a tensor.
 _READS = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"))
 
@@ -72,8 +75,10 @@ def observe(model: torch.nn.Module, weights: Mapping[int, str], run: Callable[[]
 
         return call
 
+    methods = [f"{name}.{key}" for name, module in model.named_modules() for key in _METHODS if hasattr(module, key)]
+    names = [name for name, _ in model.named_modules()]
     with (
-        patched_forwards(model.named_modules(), patch),
+        patched_forwards(model, [*names, *methods], patch),
         _Uses(weights, lambda weight: seen.used[stack[-1]].add(weight)),
     ):
         run()
@@ -89,25 +94,34 @@ def plan_units(model: torch.nn.Module, one: Observation, two: Observation, *, sh
     units: dict[str, Unit] = {}
     for name, used in two.used.items():
         around = cast(tuple[str, ...], os.path.commonprefix([call.through for call in two.calls[name]]))
-        for candidate in (name, *reversed(around)):
+        candidates = [name, *reversed(around)]
+        # Not the table alone: for one position its only row looks like one of the batch's, and then has another axis.
+        first = next((at for at, one in enumerate(candidates) if one.rpartition(".")[2] in _METHODS), 0)
+        for candidate in candidates[first:]:
             # The whole model has no name, and is not run by rows.
             calls = _match_calls(one.calls[candidate], two.calls[candidate], share_rows) if candidate else None
             if calls is not None:
                 units.setdefault(candidate, Unit(calls)).weights |= used
                 break
         else:
-            kind = type(model.get_submodule(name)).__name__
+            kind = type(_find_method(model, name)[0]).__name__
             raise NotByRows(f"what {name or 'the model itself'} ({kind}) computes does not follow the batch")
     return units
 
 
+def _find_method(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
+    """What is run under a name: the `forward` of a module, or another method of it."""
+    owner, _, last = name.rpartition(".")
+    return (model.get_submodule(owner), last) if last in _METHODS else (model.get_submodule(name), "forward")
+
+
 @contextmanager
 def patched_forwards(
-    modules: Iterable[tuple[str, torch.nn.Module]], patch: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+    model: torch.nn.Module, names: Iterable[str], patch: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Replaces the `forward` of modules inside a `with` block, for this thread: another one that is in the middle
-    of the model runs what was there."""
-    replaced: list[tuple[dict[str, Any], Any]] = []
+    """Replaces the `forward` of modules, or a method of theirs, inside a `with` block, for this thread: another one
+    that is in the middle of the model runs what was there."""
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
     here = threading.get_ident()
 
     def only_here(forward: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,18 +132,19 @@ def patched_forwards(
         return call
 
     try:
-        for name, module in modules:
-            forward = cast(Callable[..., Any], module.forward)
+        for name in names:
+            module, method = _find_method(model, name)
+            forward = cast(Callable[..., Any], getattr(module, method))
             # An instance may have a `forward` of its own already, from a hook of another library.
-            replaced.append((vars(module), vars(module).get("forward")))
-            vars(module)["forward"] = only_here(forward, patch(name, forward))
+            replaced.append((vars(module), method, vars(module).get(method)))
+            vars(module)[method] = only_here(forward, patch(name, forward))
         yield
     finally:
-        for held, original in reversed(replaced):
+        for held, method, original in reversed(replaced):
             if original is None:
-                del held["forward"]
+                del held[method]
             else:
-                held["forward"] = original
+                held[method] = original
 
 
 @dataclass(frozen=True)

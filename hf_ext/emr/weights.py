@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import httpx2
 import numpy as np
@@ -24,7 +24,7 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionResolutionError
 from safetensors import safe_open
 
-from ..files import replace_folder, whole_folder
+from ..files import read_json, replace_folder, whole_folder
 from ..hub.checkpoints import Checkpoint, open_checkpoint
 from ..hub.file_hashes import file_sha256
 from ..hub.safetensors_headers import CheckpointError, TensorInfo
@@ -110,6 +110,7 @@ class TaskWeights:
         self._api = HfApi(endpoint=endpoint, token=token)
         self._rescale = rescale
         self._tasks: dict[str, _TaskFiles] = {}
+        self._read: dict[tuple[str, str], dict[str, Any]] = {}
         self._repository: tuple[str, str] | None = None
         self.folder = Path(source).expanduser()
         if not self.folder.exists():
@@ -199,6 +200,13 @@ class TaskWeights:
                 if path.is_file() and not weights and not path.name.startswith(".") and path.name not in _OWN_FILES:
                     files[path.name] = artifact_file(self.folder, *folder, path.name)
         return files
+
+    def read_small_file(self, task: str, name: str) -> dict[str, Any]:
+        """What one of these says that is JSON; nothing if there is none."""
+        if (task, name) not in self._read:
+            path = self.small_files(task).get(name)
+            self._read[task, name] = {} if path is None else cast(dict[str, Any], read_json(path))
+        return self._read[task, name]
 
     def export(self, task: str, out: str | Path) -> Path:
         """Writes a plain checkpoint of a task, tensor by tensor; the folder appears whole or not at all."""

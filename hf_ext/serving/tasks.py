@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import inspect
 import itertools
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from transformers import (
     AutoFeatureExtractor,
     AutoImageProcessor,
     AutoTokenizer,
+    GenerationConfig,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -66,6 +68,7 @@ class ServedTask:
                 self.kind = "classification"
             elif found.can_generate():
                 self.kind, self.reads = "generation", "Sequence"
+                self._set_generation(place, found)
             else:
                 raise ValueError(
                     f"task {name!r} is a {found.__name__}, which neither classifies, generates nor restores"
@@ -76,6 +79,18 @@ class ServedTask:
             limits = [getattr(text, key, None) for key in ("max_position_embeddings", "n_positions")]
             limits.append(getattr(self.reader, "model_max_length", None))
             self.limit = min([limit for limit in limits if isinstance(limit, int)] + [_LONGEST])
+
+    def _set_generation(self, place: str, found: Any) -> None:
+        has_own = Path(place, "generation_config.json").is_file()
+        config = (
+            GenerationConfig.from_pretrained(place) if has_own else GenerationConfig.from_model_config(self.config)
+        )
+        ends = config.eos_token_id
+        self.ends: list[Any] = ends if isinstance(ends, list) else [ends]
+        self.padding = config.pad_token_id if config.pad_token_id is not None else (self.ends[0] or 0)
+        # Padding before a prompt shifts it, where the model is not told the positions.
+        takes = inspect.signature(found.forward).parameters
+        self.pads = "attention_mask" in takes and (self.config.is_encoder_decoder or "position_ids" in takes)
 
     def _load_reader(self, place: str) -> Any:
         what = "tokenizer" if self.reads == "Sequence" else f"{self.reads.lower()} processor"
@@ -167,14 +182,17 @@ class ServedTask:
         return [*more, *row] if self.reader.padding_side == "left" else [*row, *more]
 
     def generation_job(self, tokens: list[int], streamer: Any = None, **options: Any) -> Job:
-        """A request to generate; prompts of one task, length and options go together, so that nothing is padded."""
+        """A request to generate; prompts of any tasks with the same options go together."""
         room = 0 if self.config.is_encoder_decoder else options["max_tokens"]
         self.check_length(len(tokens), room)
         if self.config.is_encoder_decoder and hasattr(self.config, "max_position_embeddings"):
             self.check_length(1, options["max_tokens"])
         alone = next(_ALONE) if streamer is not None or options.get("seed") is not None else None
+        # What a text must not hold is looked for by the task's tokenizer.
+        own = self.name if options["stop"] else self.config.is_encoder_decoder
         inputs = {"tokens": tokens, "options": options, "streamer": streamer}
-        return Job(self, generate, inputs, (generate, self.name, len(tokens), repr(options), alone))
+        length = None if self.pads else len(tokens)
+        return Job(self, generate, inputs, (generate, own, length, repr(options), alone))
 
     def restoration_job(self, data: bytes) -> Job:
         """A request to restore a picture."""
@@ -221,37 +239,49 @@ def describe_class(config: Any, logits: torch.Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def generate(emr: EMRModel, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Continuations of prompts of one task."""
-    task, options = jobs[0].task, jobs[0].inputs["options"]
-    tokens = torch.tensor([job.inputs["tokens"] for job in jobs]).to(emr.model.device)
+    """Continuations of prompts of any tasks."""
+    first, options = jobs[0].task, jobs[0].inputs["options"]
+    tokens, mask = join_prompts([job.inputs["tokens"] for job in jobs], first.config.is_encoder_decoder, first.padding)
     # Below this a probability is divided by nothing.
     how: dict[str, Any] = {"do_sample": options["temperature"] >= 1e-3, "max_new_tokens": options["max_tokens"]}
     # Whatever the model's own settings are.
-    how |= {"num_return_sequences": 1, "return_dict_in_generate": False}
+    how |= {"num_return_sequences": 1, "return_dict_in_generate": False, "pad_token_id": first.padding}
     if how["do_sample"]:
         how |= {"temperature": options["temperature"], "top_p": options["top_p"], "top_k": 0}
+    # An encoder-decoder's begins with the token that starts every one.
+    start = 1 if first.config.is_encoder_decoder else tokens.shape[1]
     if options["stop"]:
-        how["stopping_criteria"] = StoppingCriteriaList([_Stop(task, options["stop"], tokens.shape[1])])
-    with emr.task(task.name) as model, torch.random.fork_rng(enabled=options["seed"] is not None):
+        how["stopping_criteria"] = StoppingCriteriaList([_Stop(first, options["stop"], start)])
+    with torch.random.fork_rng(enabled=options["seed"] is not None):
         if options["seed"] is not None:
             torch.manual_seed(options["seed"])
-        ends = model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        padding = model.generation_config.pad_token_id
-        how["pad_token_id"] = padding if padding is not None else (ends[0] or 0)
-        out = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), streamer=jobs[0].inputs["streamer"], **how
+        out = emr.generate(
+            tokens.to(emr.device),
+            attention_mask=mask.to(emr.device),
+            task_ids=[job.task.name for job in jobs],
+            streamer=jobs[0].inputs["streamer"],
+            **how,
         )
-    # An encoder-decoder's begins with the token that starts every one.
-    start = 1 if task.config.is_encoder_decoder else tokens.shape[1]
-    return [describe_text(task, row[start:].tolist(), ends, options["stop"], tokens.shape[1]) for row in out]
+    return [describe_text(job, row[start:].tolist()) for job, row in zip(jobs, out, strict=True)]
+
+
+def join_prompts(prompts: Sequence[list[int]], at_the_end: bool, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of several prompts, padded at one side, and where they are not."""
+    longest = max(map(len, prompts))
+    rows = []
+    for prompt in prompts:
+        more = [padding] * (longest - len(prompt))
+        row = [(token, 1) for token in prompt]
+        rows.append(row + [(token, 0) for token in more] if at_the_end else [(token, 0) for token in more] + row)
+    tokens, mask = torch.tensor(rows).unbind(-1)
+    return tokens.contiguous(), mask.contiguous()
 
 
 class _Stop(StoppingCriteria):
     """Ends a continuation whose text has one of some strings; transformers' own needs tokens that spell."""
 
-    def __init__(self, task: ServedTask, stop: list[str], prompt: int) -> None:
-        self._task, self._stop, self._start = task, stop, 0 if task.config.is_encoder_decoder else prompt
+    def __init__(self, task: ServedTask, stop: list[str], start: int) -> None:
+        self._task, self._stop, self._start = task, stop, start
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> Any:
         texts = [self._task.reader.decode(row[self._start :], skip_special_tokens=True) for row in input_ids]
@@ -259,16 +289,16 @@ class _Stop(StoppingCriteria):
         return torch.tensor(done, device=input_ids.device)
 
 
-def describe_text(
-    task: ServedTask, tokens: list[int], ends: list[int | None], stop: list[str], prompt: int
-) -> dict[str, Any]:
+def describe_text(job: Job, tokens: list[int]) -> dict[str, Any]:
     """The text of a continuation, up to its end, and why it ended there."""
-    first_end = next((place for place, token in enumerate(tokens) if token in ends), None)
+    task, stop = job.task, job.inputs["options"]["stop"]
+    first_end = next((place for place, token in enumerate(tokens) if token in task.ends), None)
     tokens = tokens if first_end is None else tokens[: first_end + 1]
     text = task.reader.decode(tokens, skip_special_tokens=True)
     cuts = [place for place in (text.find(part) for part in stop) if place >= 0]
     text = text[: min(cuts)] if cuts else text
     why = "stop" if cuts or first_end is not None else "length"
+    prompt = len(job.inputs["tokens"])
     return {"text": text, "finish_reason": why, "prompt_tokens": prompt, "completion_tokens": len(tokens)}
 
 

@@ -12,6 +12,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from hf_ext.emr import EMRModel, building
+from hf_ext.emr.weights import TaskWeights
 from tests.emr.emr_testing import perturb
 from tests.emr.use_testing import copied, equal, merge
 
@@ -81,6 +82,30 @@ def test_fused_experts_in_a_mixed_batch(family: str, tmp_path: Path):
         torch.testing.assert_close(mixed[row], alone[task][row], atol=1e-5, rtol=1e-4)
     assert not torch.allclose(alone["a"], alone["b"], atol=1e-2)
     assert equal(copied(emr.model), before)
+
+
+def test_of_experts_those_that_rows_go_to_are_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    emr = EMRModel.from_pretrained(make_merge(tmp_path, *FAMILIES["mixtral"]), "a")
+    tokens, tasks = TOKENS[:3, :1], ["a", "b", "b"]
+    emr(input_ids=tokens, task_ids=tasks)
+    restored, restore = [], TaskWeights.restore_into
+    monkeypatch.setattr(TaskWeights, "restore_into", lambda *given: restored.append(given[1:3]) or restore(*given))
+    emr(input_ids=tokens, task_ids=tasks)
+    experts = [name for _, name in restored if ".experts." in name]
+    chosen = []
+    with emr.task("b") as model, torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.gate.register_forward_hook(lambda *given: chosen.append(given[2][2].unique()))
+        model(input_ids=tokens[1:])
+    # Three matrices of each, in two layers of four experts.
+    assert len(experts) == 3 * sum(map(len, chosen)) < 3 * 2 * 4
+
+
+def test_a_loss_that_balances_experts_is_refused(tmp_path: Path):
+    emr = EMRModel.from_pretrained(make_merge(tmp_path, *FAMILIES["mixtral"]), "a")
+    assert emr(input_ids=TOKENS, labels=TOKENS, task_ids=[*"abba"]).loss.isfinite()
+    with pytest.raises(ValueError, match="aux_loss, which balances the experts over a whole batch"):
+        emr(input_ids=TOKENS, labels=TOKENS, output_router_logits=True, task_ids=[*"abba"])
 
 
 def test_what_cannot_be_switched_in_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

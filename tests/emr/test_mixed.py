@@ -27,7 +27,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hf_ext.emr import EMRModel, arithmetic, mixed
+from hf_ext.emr import EMRModel, arithmetic, mixed_forward
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging import merge_checkpoints
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
@@ -200,7 +200,7 @@ def watching(emr: EMRModel) -> tuple[EMRModel, Watching]:
 
 def test_one_modules_weights_at_a_time(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
     # Without compiled kernels, which restore no whole weight.
-    monkeypatch.setattr(mixed, "layer_kind", lambda forward: None)
+    monkeypatch.setattr(mixed_forward, "layer_kind", lambda forward: None)
     bert, weights = watching(bert)
     bert(**text(), task_ids=TASKS)
     modules = [sum(p.nbytes for p in m.parameters(recurse=False)) for m in bert.model.modules()]
@@ -229,7 +229,7 @@ def test_weights_edited_in_place_are_the_current_tasks(bert: EMRModel):
 
 
 def test_the_model_is_as_before_after_an_error(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mixed, "layer_kind", lambda forward: None)
+    monkeypatch.setattr(mixed_forward, "layer_kind", lambda forward: None)
     bert, weights = watching(bert)
     before, weights.left = snapshot(bert), 9
     with pytest.raises(KeyboardInterrupt):
@@ -238,27 +238,33 @@ def test_the_model_is_as_before_after_an_error(bert: EMRModel, monkeypatch: pyte
     assert unchanged(bert, before)
 
 
-def clip_batch() -> dict[str, torch.Tensor]:
-    return text() | images(8)
-
-
 def test_what_cannot_pass_in_one_forward_warns_once(tmp_path: Path):
     text_config = {"vocab_size": 30, "max_position_embeddings": 16, "eos_token_id": 3} | SIZES
     config = CLIPConfig(
         text_config=text_config, vision_config={"image_size": 8, "patch_size": 4} | SIZES, projection_dim=8
     )
     # The temperature of CLIP is the model's own, and what it computes is no sample's.
-    emr, batch = make_family(tmp_path, CLIPModel, config, SAME), clip_batch()
-    before, expected = snapshot(emr), alone(emr, batch, "image_embeds")
-    with pytest.warns(UserWarning, match=r"each task gets its own.*CLIPModel.*left out: \['logits_per_im"):
-        output = emr(**batch, task_ids=TASKS)
-    for found, wanted in zip(output.image_embeds, expected, strict=True):
-        assert_same_answers(found, wanted)
-    # These compare the samples of a batch: with those of a task alone they would have two columns, and mean nothing.
-    assert output.logits_per_image is None and output.logits_per_text is None
+    emr, pictures = make_family(tmp_path, CLIPModel, config, SAME), images(8)
+    four = {name: value[:4] for name, value in text().items()}
+    before, expected = snapshot(emr), []
+    for row, task in enumerate(TASKS):
+        with emr.task(task), torch.no_grad():
+            expected.append(emr.model(**four, pixel_values=pictures["pixel_values"][row : row + 1]))
+    with pytest.warns(UserWarning, match=r"each task gets its own.*left out: \['text_embeds"):
+        output = emr(**four, **pictures, task_ids=TASKS)
+    # Six pictures and four texts for all of them: a row for each picture, and a column of the transposed logits.
+    for row, wanted in enumerate(expected):
+        assert_same_answers(output.image_embeds[row], wanted.image_embeds[0])
+        assert_same_answers(output.logits_per_image[row], wanted.logits_per_image[0])
+        assert_same_answers(output.logits_per_text[:, row], wanted.logits_per_text[:, 0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        emr(**batch, task_ids=TASKS)
+        emr(**four, **pictures, task_ids=TASKS)
+    # As many texts as pictures are samples too, and a text of one task means nothing to the picture of another.
+    with pytest.raises(
+        ValueError, match=r"\['logits_per_image', 'logits_per_text'\] of CLIPModel compare the samples"
+    ):
+        emr(**text(), **pictures, task_ids=TASKS)
     assert emr.current == "a"
     assert unchanged(emr, before)
 
@@ -309,7 +315,7 @@ class Confused(TaskWeights):
 
 def test_a_plan_that_gives_something_else_is_not_used(bert: EMRModel, monkeypatch: pytest.MonkeyPatch):
     # The check against each task alone must notice. Layers are run with whole weights, since those are wrong here.
-    monkeypatch.setattr(mixed, "layer_kind", lambda forward: None)
+    monkeypatch.setattr(mixed_forward, "layer_kind", lambda forward: None)
     bert = EMRModel(Confused(bert.weights.folder), "a", source="confused")
     expected = alone(bert, text(), "logits")
     with pytest.warns(UserWarning, match="do not give what each gives alone|different"):
@@ -319,20 +325,14 @@ def test_a_plan_that_gives_something_else_is_not_used(bert: EMRModel, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "task_ids, more, message",
+    "task_ids, message",
     [
-        (["a", "b"], {}, r"task_ids names 2 tasks for \[6\] samples; give one for each"),
-        ([], {}, r"task_ids names 0 tasks"),
-        (["a"] * 5 + ["d"], {}, r"give a list of tasks, which are \['a', 'b', 'c'\]"),
-        ("aaaaaa", {}, "give a list of tasks"),
-        (TASKS, {"labels": torch.zeros(6, dtype=torch.long)}, "labels cannot be given with samples of several tasks"),
+        (["a", "b"], r"task_ids names 2 tasks for \[6\] samples; give one for each"),
+        ([], r"task_ids names 0 tasks"),
+        (["a"] * 5 + ["d"], r"give a list of tasks, which are \['a', 'b', 'c'\]"),
+        ("aaaaaa", "give a list of tasks"),
     ],
 )
-def test_task_ids_that_do_not_fit(task_ids, more, message: str, bert: EMRModel):
+def test_task_ids_that_do_not_fit(task_ids, message: str, bert: EMRModel):
     with pytest.raises(ValueError, match=message):
-        bert(**text(), **more, task_ids=task_ids)
-
-
-def test_labels_for_one_task(bert: EMRModel):
-    output = bert(**text(), labels=torch.tensor([0, 1, 2, 3, 4, 0]), task_ids=["b"] * 6)
-    assert output.loss.isfinite()
+        bert(**text(), task_ids=task_ids)

@@ -1,41 +1,19 @@
-"""An EMRModel is used like a model: generate, eval, to, configuration, saving, publishing."""
+"""An EMRModel is used like a model: eval, to, configuration, saving, publishing."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import GPT2LMHeadModel
 
 from hf_ext.emr import EMRModel
 from tests.emr.test_mixed import GPT2, SAME, make_family
 from tests.emr.use_testing import copied, equal
 
-T5 = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
 TASKS = ["a", "b", "b", "c"]
 PROMPTS = torch.randint(4, 30, (4, 3), generator=torch.Generator().manual_seed(0))
-FAMILIES: dict[str, Any] = {"gpt2": (GPT2LMHeadModel, GPT2), "t5": (T5ForConditionalGeneration, T5)}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_each_row_is_generated_by_its_task(family: str, tmp_path: Path):
-    emr = make_family(tmp_path, *FAMILIES[family], SAME)
-    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(PROMPTS)}
-    found = emr.generate(PROMPTS, task_ids=TASKS, **options)
-    options.pop("attention_mask")
-    for row, task in enumerate(TASKS):
-        emr.set_task(task)
-        mask = torch.ones_like(PROMPTS[row : row + 1])
-        alone = emr.generate(PROMPTS[row : row + 1], attention_mask=mask, **options)[0]
-        assert found[row, : len(alone)].tolist() == alone.tolist()
-        assert (found[row, len(alone) :] == 0).all()
-    for bad, message in ((TASKS[:2], "2 tasks for"), (["a", "b", "c", "x"], "give a list of tasks"), ("abcc", "list")):
-        with pytest.raises(ValueError, match=message):
-            emr.generate(PROMPTS, task_ids=bad, **options)
-    with pytest.raises(ValueError, match="leave out return_dict"):
-        emr.generate(PROMPTS, task_ids=TASKS, return_dict_in_generate=True, **options)
 
 
 def test_what_a_model_has(tmp_path: Path):

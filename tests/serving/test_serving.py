@@ -237,6 +237,30 @@ def test_completions_are_those_of_the_task(generators: Path, generate: TestClien
         assert found["choices"] == generate.post("/v1/completions", json=body).json()["choices"]
 
 
+def test_prompts_of_several_tasks_and_lengths_are_continued_together(
+    generators: Path, generate: TestClient, monkeypatch: pytest.MonkeyPatch
+):
+    bodies: list[dict[str, Any]] = [
+        {"model": task, "prompt": prompt, "max_tokens": 5, "temperature": 0}
+        for task, prompt in (("a", "a b c"), ("b", "a b c"), ("b", "d"), ("a", "e f g h i"))
+    ]
+    alone = [generate.post("/v1/completions", json=body).json() for body in bodies]
+    batches, forward = [], EMRModel.generate
+
+    def record(self: EMRModel, *arguments: Any, task_ids: Any = None, **options: Any) -> Any:
+        batches.append(sorted(task_ids))
+        return forward(self, *arguments, task_ids=task_ids, **options)
+
+    monkeypatch.setattr(EMRModel, "generate", record)
+    # The first waits a minute for the others, which fill the batch.
+    with client_of(generators, max_batch=4, wait_ms=60_000) as client, ThreadPoolExecutor(4) as pool:
+        found = [r.json() for r in pool.map(lambda body: client.post("/v1/completions", json=body), bodies)]
+    assert batches == [["a", "a", "b", "b"]]
+    for one, together in zip(alone, found, strict=True):
+        assert (one["choices"], one["usage"]) == (together["choices"], together["usage"])
+    assert alone[0]["choices"] != alone[1]["choices"]
+
+
 def test_the_end_of_a_text_ends_the_answer(generators: Path, tmp_path: Path):
     """A head that always says the end."""
     folder = TaskWeights(generators).export("a", tmp_path / "a")

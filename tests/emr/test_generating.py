@@ -1,0 +1,183 @@
+"""Prompts of several tasks in one `generate`: token for token what each task generates for its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import warnings
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM, T5ForConditionalGeneration
+
+from hf_ext.emr import EMRModel, mixed
+from tests.emr.test_mixed import GPT2, SAME, make_family, snapshot, unchanged
+from tests.emr.test_mixed_inputs import T5
+
+TASKS = ["a", "b", "b", "c", "a"]
+PROMPTS = torch.randint(4, 30, (5, 4), generator=torch.Generator().manual_seed(0))
+MASK = torch.ones_like(PROMPTS)
+MASK[1, :2] = MASK[3, :1] = 0
+MIXTRAL = MixtralConfig(
+    vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, num_experts_per_tok=2, num_local_experts=4, max_position_embeddings=16,
+)  # fmt: skip
+FAMILIES: dict[str, Any] = {
+    "gpt2": (GPT2LMHeadModel, GPT2),
+    "t5": (T5ForConditionalGeneration, T5),
+    "mixtral": (MixtralForCausalLM, MIXTRAL),
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "beams": {"do_sample": False, "num_beams": 3},
+    "best beams": {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
+    "sampled": {"do_sample": True, "top_k": 0},
+    "sampled beams": {"do_sample": True, "num_beams": 2},
+    "sampled twice": {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "num_return_sequences": 2},
+    "processed": {"do_sample": False, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "min_new_tokens": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], EMRModel]:
+    """The merge of a family, made once."""
+    return cache(lambda family: make_family(tmp_path_factory.mktemp(family), *FAMILIES[family], SAME))
+
+
+@pytest.fixture
+def gpt2(merged: Callable[[str], EMRModel]) -> EMRModel:
+    return merged("gpt2")
+
+
+def check(emr: EMRModel, found: torch.Tensor, options: dict[str, Any]) -> None:
+    """Each task's rows are what it alone generates for them after the same seed."""
+    count = len(found) // len(TASKS)
+    for task in SAME:
+        rows = torch.tensor([row for row, name in enumerate(TASKS) if name == task])
+        with emr.task(task) as model:
+            torch.manual_seed(7)
+            alone = model.generate(PROMPTS[rows], attention_mask=MASK[rows], **options)
+        own = found[(rows[:, None] * count + torch.arange(count)).view(-1)]
+        assert own[:, : alone.shape[1]].tolist() == alone.tolist(), task
+        assert (own[:, alone.shape[1] :] == options["pad_token_id"]).all()
+
+
+@pytest.mark.parametrize("family, way", [*product(("gpt2", "t5"), WAYS), ("mixtral", "greedy")])
+def test_each_row_is_generated_by_its_task(
+    family: str, way: str, merged: Callable[[str], EMRModel], monkeypatch: pytest.MonkeyPatch
+):
+    emr = merged(family)
+    # An end that some rows reach: the first token of a row that is not padded, two steps on.
+    plain = {"max_new_tokens": 6, "pad_token_id": 1, "eos_token_id": -1}
+    with emr.task("b") as model:
+        end = int(model.generate(PROMPTS[2:3], attention_mask=MASK[2:3], do_sample=False, **plain)[0, -4])
+    options = {**plain, **WAYS[way], "eos_token_id": end}
+    before, passes, run = snapshot(emr), [], mixed.Mixer.run_module
+    monkeypatch.setattr(mixed.Mixer, "run_module", lambda *given: passes.append(1) or run(*given))
+    torch.manual_seed(7)
+    with warnings.catch_warnings():
+        # Turns would warn.
+        warnings.simplefilter("error", UserWarning)
+        found = emr.generate(PROMPTS, attention_mask=MASK, task_ids=TASKS, **options)
+    state = torch.get_rng_state()
+    encoder = emr.config.is_encoder_decoder
+    made = found.shape[1] - (1 if encoder else PROMPTS.shape[1])
+    assert made <= len(passes) <= 6 + encoder
+    assert unchanged(emr, before)
+    check(emr, found, options)
+    if way == "sampled":
+        torch.set_rng_state(state)
+        again = emr.generate(PROMPTS, attention_mask=MASK, task_ids=TASKS, **options)
+        assert again.shape != found.shape or not torch.equal(again, found)
+
+
+def test_more_than_token_ids_is_given(gpt2: EMRModel):
+    options = {"max_new_tokens": 3, "do_sample": False, "attention_mask": MASK, "return_dict_in_generate": True}
+    found = gpt2.generate(PROMPTS, task_ids=TASKS, output_logits=True, **options)
+    assert found.sequences.shape == (5, 7) and len(found.logits) == 3 and found.past_key_values.get_seq_length() == 6
+    with pytest.raises(ValueError, match="2 tasks for"):
+        gpt2.generate(PROMPTS, task_ids=TASKS[:2], **options)
+    for bad in (["a", "b", "c", "a", "x"], "abbca"):
+        with pytest.raises(ValueError, match="give a list of tasks"):
+            gpt2.generate(PROMPTS, task_ids=bad, **options)
+
+
+def test_prompts_of_other_lengths_are_not_looked_at_anew(gpt2: EMRModel, monkeypatch: pytest.MonkeyPatch):
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "task_ids": TASKS}
+    # Without padding transformers leaves the mask out.
+    gpt2.generate(PROMPTS, attention_mask=torch.ones_like(PROMPTS), **options)
+    monkeypatch.setattr(mixed, "observe", lambda *_: pytest.fail("a plan for another length"))
+    # As many tokens as prompts, too.
+    for length in (2, 3, 5):
+        prompts = torch.randint(4, 30, (5, length))
+        found = gpt2.generate(prompts, attention_mask=torch.ones_like(prompts), **options)
+        for row, task in enumerate(TASKS):
+            with gpt2.task(task) as model:
+                mask = torch.ones_like(prompts[row : row + 1])
+                alone = model.generate(
+                    prompts[row : row + 1], attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0
+                )[0]
+            assert found[row, : len(alone)].tolist() == alone.tolist()
+
+
+def test_tasks_with_other_settings_take_turns(gpt2: EMRModel, tmp_path: Path):
+    folder = tmp_path / "merged"
+    shutil.copytree(gpt2.weights.folder, folder)
+    shutil.copytree(gpt2.weights.folder.parent / "base", tmp_path / "base")
+    own = json.loads((folder / "generation_config.json").read_text())
+    for place, longest in ((folder, 4), (folder / "tasks" / "c", 2)):
+        (place / "generation_config.json").write_text(json.dumps(own | {"max_new_tokens": longest}))
+    emr = EMRModel.from_pretrained(folder, "a")
+    for task, longest in (("a", 4), ("c", 2), ("b", 4)):
+        assert emr.set_task(task).model.generation_config.max_new_tokens == longest
+    options: dict[str, Any] = {"do_sample": True, "pad_token_id": 0}
+    torch.manual_seed(7)
+    found = emr.generate(PROMPTS, attention_mask=MASK, task_ids=TASKS, **options)
+    assert found.shape == (5, 8) and (found[3, 6:] == 0).all()
+    check(emr, found, options)
+    with pytest.raises(ValueError, match=r"\['c'\]\] take turns.* leave out return_dict_in_generate"):
+        emr.generate(PROMPTS, attention_mask=MASK, task_ids=TASKS, return_dict_in_generate=True, **options)
+    emr.model.generation_config.max_new_tokens = 5
+    assert emr.set_task("a").model.generation_config.max_new_tokens == 5, "what a user set stays"
+
+
+def test_a_generate_that_reaches_into_the_model_takes_turns(gpt2: EMRModel, monkeypatch: pytest.MonkeyPatch):
+    generate = GPT2LMHeadModel.generate
+
+    def peek(self: Any, *arguments: Any, **options: Any) -> Any:
+        self.transformer.wte(PROMPTS[:1])
+        return generate(self, *arguments, **options)
+
+    monkeypatch.setattr(GPT2LMHeadModel, "generate", peek)
+    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    with pytest.warns(UserWarning, match="generate of GPT2LMHeadModel uses a Embedding by itself"):
+        found = gpt2.generate(PROMPTS, attention_mask=MASK, task_ids=TASKS, **options)
+    check(gpt2, found, options)
+
+
+def test_threads_generate_for_their_tasks(gpt2: EMRModel):
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    right, wrong = {}, []
+    for task in SAME:
+        with gpt2.task(task) as model:
+            right[task] = model.generate(PROMPTS, attention_mask=MASK, **options).tolist()
+    assert right["a"] != right["b"] != right["c"]
+
+    def work(first: int) -> None:
+        for turn in range(3):
+            names = [list(SAME)[(first + turn + row) % 3] for row in range(5)]
+            found = gpt2.generate(PROMPTS, attention_mask=MASK, task_ids=names, **options).tolist()
+            wrong.extend(row for row, name in enumerate(names) if found[row] != right[name][row])
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
