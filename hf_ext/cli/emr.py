@@ -9,7 +9,7 @@ import click
 
 from .emr_serving import extract_lora, serve
 from .errors import Unusable
-from .library import import_without_models
+from .library import import_undisturbed, import_without_models
 from .output import print_json, print_rows
 from .sources import Model
 
@@ -151,7 +151,8 @@ def merge(
       accelerate launch --config_file examples/accelerate/ddp_2_cpu.yaml -m hf_ext_cli.main merge FILE.yaml OUT
     """
     import_without_models()
-    config = read_config(file, fields)
+    with import_undisturbed():
+        config = read_config(file, fields)
     if dump_yaml:
         import yaml
 
