@@ -2,7 +2,7 @@
 
     python examples/benchmarks/emr_methods.py --folder SCRATCH [--rounds 3] [--quick]
 
-The models are those of `emr_merge.py`, in SCRATCH/full/gpt2. Every merge is a process of its own, the methods in turns,
+The models are those of `emr_merge.py`, in SCRATCH/full/gpt2. Every merge is a process of its own, methods in turns,
 forwards and backwards; the median of the processor time of the merge without its imports counts. Statistics that
 fisher and regmean need are made up there. Needs Linux (/proc). `--quick` takes a small model, once.
 """
@@ -38,7 +38,7 @@ def write_grams(model: Path, out: Path) -> None:
     """XᵀX of random inputs for each Conv1D of a GPT-2."""
     names, found = [], {}
     with safe_open(model / "model.safetensors", "pt") as file:
-        for name in file.keys():
+        for name in sorted(file.keys()):
             shape = file.get_slice(name).get_shape()
             if ".h." in name and name.endswith("weight") and len(shape) == 2:
                 inputs = torch.randn(64, shape[0])
