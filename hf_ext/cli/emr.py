@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .emr_serving import extract_lora, serve
+from .emr_serving import extract_lora, merge_loras, serve
 from .errors import Unusable
 from .library import import_undisturbed, import_without_models
 from .output import print_json, print_rows
@@ -470,4 +470,5 @@ def unpack(archive: Path, out: Path, **limits: Any) -> None:
 
 
 emr.add_command(extract_lora)
+emr.add_command(merge_loras)
 emr.add_command(serve)
