@@ -1,4 +1,4 @@
-"""Tasks that are peft adapters: refused with advice, read as full weights, or merged among themselves.
+"""Tasks that are peft adapters or LoRA files: refused with advice, read as full weights, or merged among themselves.
 
 Among themselves: (IA)³ from a base of ones; LoRA only where all tasks have one and the same A, from a base with B = 0.
 """
@@ -33,6 +33,10 @@ def resolve_adapters(
     """Puts in the place of adapters what is merged for them."""
     if base.library == "peft":
         raise ValueError(f"{base.title} is an adapter; give the model that it belongs to as base.")
+    # imports this module
+    from .lora_files import LoraFile, is_lora_file
+
+    tasks = tuple(LoraFile(task, base) if is_lora_file(task) else task for task in tasks)
     adapters = [task for task in tasks if task.library == "peft"]
     if not adapters:
         return base, tasks, []
