@@ -31,6 +31,7 @@ RESCALES = choice("global", "official", "tensor", "l2", "tensor_l2", "none")
 SHAPE_POLICIES = choice("extra", "overlap", "error")
 DTYPES = choice("float32", "float16", "bfloat16")
 ADAPTERS = choice("refuse", "delta", "adapter")
+TOKENIZERS = choice("base", "union")
 
 # One for each field of the configuration but the method. None: as the file says, or the default.
 FIELDS = [
@@ -49,6 +50,7 @@ FIELDS = [
     click.option("--small-raw/--no-small-raw", default=None, help="Store one-dimensional tensors raw."),
     click.option("--dtype", type=DTYPES, help="Type of the result.  [default: that of the models]"),
     click.option("--adapters", type=ADAPTERS, help="What to do with peft adapters.  [default: refuse]"),
+    click.option("--tokenizer", type=TOKENIZERS, help="Whose tokens the result has.  [default: base]"),
     click.option("--include-base/--no-include-base", default=None, help="Store the base model too."),
     click.option("--max-shard-size", metavar="SIZE", help="Largest file of weights.  [default: 5GB]"),
     click.option("--memory", metavar="SIZE", help="Budget of all buffers.  [default: 64MB]"),

@@ -93,10 +93,10 @@ def _find_parts(opened: Sequence[Source], weights: Sequence[float]) -> _Parts:
         for module, (first, second) in own.items():
             scaling = find_scaling(source.config, module, source.tensors[first].shape[0])
             found.setdefault(module, []).append((source, first, second, weight * scaling))
-    for source, own in zip(opened, modules, strict=True):
-        for module in found.keys() - own:
+    for source, held in zip(opened, modules, strict=True):
+        for module in found.keys() - held:
             inner = module.partition(".")[2]
-            while inner and inner not in own:
+            while inner and inner not in held:
                 inner = inner.partition(".")[2]
             if inner:
                 raise ValueError(
