@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.utils import convert_state_dict_to_diffusers, convert_state_dict_to_kohya
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
+from hf_ext_cli.main import main
 
 TARGETS = {
     "unet": ["to_q", "to_v", "to_out.0", "proj_in", "conv1"],
@@ -115,12 +116,12 @@ def test_a_file_of_kohya_with_its_alphas(pipeline, tmp_path, part):
 
 
 def test_files_of_both_kinds_merge_into_one_model(pipeline, tmp_path):
-    tasks = {
-        "a": str(write_diffusers(pipeline, tmp_path / "lora")),
-        "b": str(write_kohya(pipeline, tmp_path / "style.safetensors", alpha=3)),
-    }
-    config = {"base": str(pipeline / "unet"), "tasks": tasks, "method": "average", "adapters": "delta"}
-    merge_checkpoints(config, tmp_path / "merged", progress=False)
+    first = write_diffusers(pipeline, tmp_path / "lora")
+    second = write_kohya(pipeline, tmp_path / "style.safetensors", alpha=3)
+    words = ["--base", pipeline / "unet", "--task", f"a={first}", "--task", f"b={second}", "--adapters", "delta"]
+    words += ["--method", "average", "--out", tmp_path / "merged"]
+    result = CliRunner().invoke(main, ["merge", *map(str, words)])
+    assert result.exit_code == 0, result.output
     merged = UNet2DConditionModel.from_pretrained(tmp_path / "merged").state_dict()
     base = UNet2DConditionModel.from_pretrained(pipeline / "unet").state_dict()
     for name, value in load_file(pipeline / "unet.deltas").items():

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
+from hf_ext_cli.main import main
 from tests.emr.emr_testing import perturb, tiny_adapter, write_tokenizer
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c")
@@ -115,8 +117,20 @@ def test_a_token_that_no_model_has_a_row_for_gets_zeros(models_of, tmp_path):
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_task_without_a_tokenizer_has_the_bases(models_of, tmp_path):
     adapter = tiny_adapter(tmp_path / "adapter", models_of["base"], target_modules=["q_proj"])
-    tasks = {"x": str(models_of["x"]), "lora": str(adapter)}
-    merged = merge(models_of, tmp_path / "merged", tasks=tasks, adapters="delta")
+    merged = tmp_path / "merged"
+    words = [
+        "--base",
+        models_of["base"],
+        "--task",
+        f"x={models_of['x']}",
+        "--task",
+        f"lora={adapter}",
+        "--out",
+        merged,
+    ]
+    how = ["--method", "average", "--tokenizer", "union", "--adapters", "delta"]
+    result = CliRunner().invoke(main, ["merge", *map(str, words), *how])
+    assert result.exit_code == 0, result.output
     assert LlamaForCausalLM.from_pretrained(merged).config.vocab_size == 9
 
 
