@@ -37,7 +37,7 @@ from .safetensors_headers import (
 )
 
 # In this order, the single file before the sharded form, as transformers looks for them.
-_STEMS = ("model", "diffusion_pytorch_model", "adapter_model")
+_STEMS = ("model", "diffusion_pytorch_model", "adapter_model", "pytorch_lora_weights")
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -230,8 +230,8 @@ def open_checkpoint(
     """
     Opens a safetensors checkpoint, wherever it is, without reading its tensors.
 
-    Looked for, in this order: `model`, `diffusion_pytorch_model`, `adapter_model`, each as one `.safetensors` file and
-    then as `.safetensors.index.json` with shards; else the only `.safetensors` file, or the only index, that there is.
+    Looked for, in this order: `model`, `diffusion_pytorch_model`, `adapter_model`, `pytorch_lora_weights`, each as one
+    `.safetensors` file and then as `.safetensors.index.json` with shards; else the only `.safetensors` file or index.
     Files of the resolved commit that are in the Hugging Face cache are read from there, the others by HTTP Range
     requests. Pickles are refused.
 

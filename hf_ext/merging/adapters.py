@@ -1,4 +1,4 @@
-"""Tasks that are peft adapters: refused with advice, read as full weights, or merged among themselves.
+"""Tasks that are peft adapters or LoRA files: refused with advice, read as full weights, or merged among themselves.
 
 Among themselves: (IA)³ from a base of ones; LoRA only where all tasks have one and the same A, from a base with B = 0.
 """
@@ -33,6 +33,10 @@ def resolve_adapters(
     """Puts in the place of adapters what is merged for them."""
     if base.library == "peft":
         raise ValueError(f"{base.title} is an adapter; give the model that it belongs to as base.")
+    # imports this module
+    from .lora_files import LoraFile, is_lora_file
+
+    tasks = tuple(LoraFile(task, base) if is_lora_file(task) else task for task in tasks)
     adapters = [task for task in tasks if task.library == "peft"]
     if not adapters:
         return base, tasks, []
@@ -167,7 +171,7 @@ _OTHER_VARIANTS = (
 )
 # The others start from a changed W0, which the adapter's file does not hold.
 _KEPT_BASE = (None, True, False, "gaussian", "orthogonal", "eva")
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 # By which end of a name a factor is known, and with which the other one.
 _FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 BIAS = ".lora_B.bias"
@@ -207,7 +211,7 @@ class DeltaSource(VirtualSource):
         self._caching = threading.Lock()
         # tensors that the adapter holds whole, by their names in the model
         self._own = {
-            name.removeprefix(_PREFIX).replace(".base_layer.", "."): name
+            name.removeprefix(PREFIX).replace(".base_layer.", "."): name
             for name in adapter.tensors
             if not is_adapter_part(name)
         }
@@ -269,7 +273,7 @@ class DeltaSource(VirtualSource):
                 f"{target!r} {list(shape)}; give the model that the adapter was trained on as base."
             )
         return _Delta(
-            target, first, second, _scaling(config, module, rank), transposed if straight and turned else turned
+            target, first, second, find_scaling(config, module, rank), transposed if straight and turned else turned
         )
 
     def _bias_delta(self, name: str, bias: str, scaling: float) -> _Delta:
@@ -319,7 +323,7 @@ def lora_modules(adapter: Source) -> dict[str, tuple[str, str]]:
         for first, second in _FACTORS:
             partner = name.removesuffix(first) + second
             if name.endswith(first) and partner in adapter.tensors:
-                found[name.removesuffix(first).removeprefix(_PREFIX)] = (name, partner)
+                found[name.removesuffix(first).removeprefix(PREFIX)] = (name, partner)
                 known |= {name, partner}
     unknown = [name for name in adapter.tensors if name not in known]
     if unknown:
@@ -342,7 +346,7 @@ def refuse_variants(adapter: Source) -> None:
         )
 
 
-def _scaling(config: dict[str, Any], module: str, rank: int) -> float:
+def find_scaling(config: dict[str, Any], module: str, rank: int) -> float:
     """s of one module, as peft finds it."""
     from peft.utils.other import get_pattern_key
 

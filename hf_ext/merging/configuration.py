@@ -66,6 +66,10 @@ class MergeConfig:
         adapters (`str`, defaults to `"refuse"`):
             Tasks that are peft adapters: refused with advice (`"refuse"`), merged as the full weights that they give
             (`"delta"`), or merged as adapters (`"adapter"`: (IA)³, or LoRA with one common `lora_A`).
+        tokenizer (`str`, defaults to `"base"`):
+            The result's tokenizer: the base's (`"base"`), or one with the tokens of all models (`"union"`), for merges
+            into one model. A token that a model lacks has the base's row there; if the base lacks it, the mean of the
+            models that have it.
         include_base (`bool`, defaults to `False`): Whether the result holds a copy of the base.
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
         memory (`str`, defaults to `"64MB"`): Budget of all I/O buffers together.
@@ -87,6 +91,7 @@ class MergeConfig:
     small_raw: bool = False
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     adapters: Literal["refuse", "delta", "adapter"] = "refuse"
+    tokenizer: Literal["base", "union"] = "base"
     include_base: bool = False
     max_shard_size: str = "5GB"
     memory: str = "64MB"
@@ -265,6 +270,11 @@ class MergeConfig:
             _refuse(self.masks is False, "masks: false", name, "the signs of the tasks are all that it writes")
             _refuse(self.drop != 0, "drop", name, "it has no place for elements that were dropped")
             _refuse(self.rescale not in ("global", "tensor_l2"), "rescale", name, "each tensor has its own scale")
+        if self.tokenizer == "union" and self.with_masks:
+            raise ValueError(
+                f"tokenizer: union makes one model with one vocabulary, and method {name!r} with masks restores each "
+                "task with its own: choose a method without masks, such as average, or remove tokenizer."
+            )
         if method.takes_merged and self.masks is False:
             raise ValueError(f"method {name!r} without masks would copy `merged`: remove masks: false.")
         if not self.with_masks and (self.rescale != "global" or self.include_base):

@@ -102,6 +102,23 @@ def cut_matrix(
     return (v[:, :rank] * root).T.contiguous(), (u[:, :rank] * root).contiguous(), squares
 
 
+def describe_lora(ranks: Mapping[str, int], **more: Any) -> dict[str, Any]:
+    """The configuration of a LoRA whose scale is 1 in every module."""
+    largest = max(ranks.values())
+    # peft takes the first pattern that a name ends with, so long ones come first.
+    pattern = {module: ranks[module] for module in sorted(ranks, key=lambda name: (-len(name), name))}
+    config = LoraConfig(
+        r=largest,
+        lora_alpha=largest,
+        rank_pattern={} if set(ranks.values()) == {largest} else pattern,
+        alpha_pattern={} if set(ranks.values()) == {largest} else dict(pattern),
+        inference_mode=True,
+        **more,
+    ).to_dict()
+    # A set in peft, whose order changes from process to process.
+    return config | {"target_modules": sorted(ranks)}
+
+
 class _Curve:
     """What errors and sizes would be at other ranks."""
 
@@ -283,25 +300,17 @@ class _Extraction:
 
     def _write_config(self, saved: list[str]) -> None:
         ranks = {module: found["rank"] for module, found in self._matrices.items()}
-        largest = max(ranks.values())
-        # peft takes the first pattern that a name ends with, so long ones come first.
-        pattern = {module: ranks[module] for module in sorted(ranks, key=lambda name: (-len(name), name))}
         kind = type(self._model)
-        config = LoraConfig(
+        config = describe_lora(
+            ranks,
             base_model_name_or_path=self._pair.base,
             revision=self._pair.revision,
-            r=largest,
-            lora_alpha=largest,
-            rank_pattern={} if set(ranks.values()) == {largest} else pattern,
-            alpha_pattern={} if set(ranks.values()) == {largest} else dict(pattern),
             fan_in_fan_out=any(type(self._modules[module]) is Conv1D for module in ranks),
             lora_bias=bool(self._biases),
             modules_to_save=saved or None,
-            inference_mode=True,
             auto_mapping={"base_model_class": kind.__name__, "parent_library": kind.__module__},
-        ).to_dict()
-        # A set in peft, whose order changes from process to process.
-        write_json(self._folder / "adapter_config.json", config | {"target_modules": sorted(ranks)})
+        )
+        write_json(self._folder / "adapter_config.json", config)
 
     def _write_weights(self) -> None:
         writer = SafetensorsWriter(self._folder / "adapter_model.safetensors", self._entries)

@@ -12,7 +12,17 @@ from typing import Any, NoReturn
 from hf_ext.emr.artifact import fetch_file
 from hf_ext.files import read_json
 
-_KEYS = ("base_model", "dtype", "merge_method", "models", "out_dtype", "parameters", "slices", "tokenizer_source")
+_KEYS = (
+    "base_model",
+    "dtype",
+    "merge_method",
+    "models",
+    "out_dtype",
+    "parameters",
+    "slices",
+    "tokenizer",
+    "tokenizer_source",
+)
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 # The last one tells how mergekit keeps masks, which changes nothing.
 _PARAMETERS = ("weight", "density", "lambda", "normalize", "rescale", "t", "filter_wise", "int8_mask")
@@ -34,12 +44,24 @@ def read_mergekit(given: Mapping[str, Any]) -> dict[str, Any]:
             _refuse(f"{key!r:.80}; {', '.join(_KEYS)} are known")
     sources, levels = _read_sources(given)
     base = None if given.get("base_model") is None else _read_model(given["base_model"])
-    tokenizer = given.get("tokenizer_source")
-    if tokenizer not in (None, "base", base):
-        _refuse(f"tokenizer_source {tokenizer!r:.80}: the result has the base's tokenizer")
-    fields = _METHODS[method](_Reader(base, sources, levels))
+    fields = _METHODS[method](_Reader(base, sources, levels)) | _read_tokenizer(given, base)
     dtype = given.get("out_dtype") or given.get("dtype")
     return fields | ({} if dtype is None else {"dtype": dtype})
+
+
+def _read_tokenizer(given: Mapping[str, Any], base: str | None) -> dict[str, Any]:
+    """Whose tokens the result has, by either key of mergekit."""
+    key, source = "tokenizer_source", given.get("tokenizer_source")
+    if given.get("tokenizer") is not None:
+        told = _mapping("tokenizer", given["tokenizer"])
+        if source is not None or set(told) != {"source"}:
+            _refuse(f"tokenizer with {', '.join(map(str, told))} here; it has source alone, without tokenizer_source")
+        key, source = "tokenizer.source", told["source"]
+    if source == "union" and base is None:
+        _refuse(f"{key} 'union' without base_model, whose rows a model has for tokens that it lacks")
+    if source not in (None, "base", "union", base):
+        _refuse(f"{key} {source!r:.80}; the base's tokenizer or the union of all is had")
+    return {"tokenizer": "union"} if source == "union" else {}
 
 
 class _Reader:

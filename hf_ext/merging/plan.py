@@ -21,6 +21,7 @@ from .fitting import provenance_warnings, refuse_other_model, refuse_quantised, 
 from .sources import Source, open_weights, size_text
 from .statistics import LABEL, check_statistics
 from .tensors import COMPARED, KEPT, SHARED, SKIPPED, TIED, Names, Own, Row, Table, narrowing_warnings
+from .vocabularies import unite_vocabularies
 
 _COMPARED_AT_ONCE = 2**18
 _OPENED_AT_ONCE = 8
@@ -194,6 +195,8 @@ def _plan(
     for source in (base, *tasks):
         refuse_quantised(source)
     base, tasks, warnings = resolve_adapters(config, base, tasks)
+    if config.tokenizer == "union":
+        base, tasks = unite_vocabularies(base, tasks)
     if base.library == "peft":
         # nobody else has the base of adapters
         config = dataclasses.replace(config, include_base=config.with_masks)

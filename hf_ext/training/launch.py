@@ -1,15 +1,14 @@
 """From a YAML file to a run: the entry points of `accelerate launch -m hf_ext.training` and of `hf-ext`."""
 
-import contextlib
-import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_ext_cli.errors import classify
+from hf_ext_cli.library import import_undisturbed
 
 from ..ranks import Ranks
 
@@ -196,23 +195,6 @@ def main(
     except Exception as error:
         return _fail(error)
     return 0
-
-
-@contextlib.contextmanager
-def import_undisturbed() -> Iterator[None]:
-    """Keeps Python from looking for garbage while a new process imports torch and transformers."""
-    # They make a million objects that stay, and Python looks through all of them time and again: a fifth of the
-    # imports' processor time. Frozen, they are left out of every later look too, and loader processes share their
-    # memory. A program that has already imported torch may have garbage of its own: there, nothing is changed.
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _run(task: "Task", arguments: TrainingArguments) -> None:

@@ -60,7 +60,7 @@ def all_commands() -> dict[str, click.Command]:
 
 def test_the_commands_are_those_that_are_promised():
     names = ("add", "remove", "export", "verify", "compare", "pack", "unpack", "extract-lora", "serve", "statistics")
-    names += ("learn-weights",)
+    names += ("learn-weights", "merge-loras")
     emr = {f"emr {name}" for name in names}
     mrconv = {"mrconv make-listops", "mrconv plot"}
     semanir = {"restore", "semanir", "semanir explain"}

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from hf_ext.merging.configuration import MergeConfig
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block
+from hf_ext.merging.methods.della import sort_by_magnitude
 from hf_ext.merging.methods.options import find_depths
 from hf_ext.merging.reference import write_reference
 from tests.emr.emr_testing import write_weights
@@ -112,6 +113,16 @@ def test_della_is_its_twin_with_the_same_coins(shape):
     ]
     kept = [drawn.view(shape) < chance for drawn, chance in zip(numbers, chances, strict=True)]
     assert_close(found, twin.della(base, models, options["weight"], kept, chances))
+
+
+@pytest.mark.parametrize("shape", [(3, 700), (1, 1), (2, 0)])
+def test_magnitudes_are_sorted_as_a_stable_sort_does_it(shape):
+    rows = torch.randn(shape)
+    rows[:, ::3] = -0.5
+    rows[:, 1::7] = 0
+    rows[:, 2::11] = -0.0
+    rows[:, 3::13] = 1e-42
+    assert sort_by_magnitude(rows).equal(rows.abs().argsort(dim=1, stable=True))
 
 
 def test_della_refuses_chances_that_are_none():

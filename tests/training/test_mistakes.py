@@ -133,7 +133,7 @@ def test_garbage_is_looked_for_again_after_the_imports_of_a_new_process(tmp_path
 import gc, sys
 from hf_ext_cli.library import import_without_models
 import_without_models()
-from hf_ext.training.launch import import_undisturbed
+from hf_ext_cli.library import import_undisturbed
 for module in ("torch", "torch.nn"):
     frozen = gc.get_freeze_count()
     try:

@@ -48,7 +48,22 @@ def thin_by_rank(tensor: Block, place: int, density: float, epsilon: float) -> N
     step = max(1, _AT_ONCE // max(count, 1))
     for low in range(0, len(rows), step):
         part = rows[low : low + step]
-        ranks = part.abs().argsort(dim=1, stable=True)
-        chances = torch.empty(part.shape).scatter_(1, ranks, steps.expand(part.shape))
+        chances = torch.empty(part.shape).scatter_(1, sort_by_magnitude(part), steps.expand(part.shape))
         drawn = tensor.draw(place, low * count, part.numel()).view(part.shape)
         part.mul_(drawn < chances).div_(chances)
+
+
+# A magnitude's bits sort as the number does. With the place in the lower half of a 64-bit key no two keys are equal,
+# so a plain sort, which numpy does by vectors, has one result on every machine: that of a stable sort of magnitudes,
+# in a third of the time of torch's. `test_method_options` compares the two, ties included.
+def sort_by_magnitude(rows: Tensor) -> Tensor:
+    """The places of each row's elements, the smallest magnitude first; of equal ones the first place."""
+    import numpy as np
+    import torch
+
+    keys = rows.abs().numpy().view(np.int32).astype(np.int64)
+    keys <<= 32
+    keys |= np.arange(keys.shape[1])
+    keys.sort(axis=1)
+    keys &= 2**32 - 1
+    return torch.from_numpy(keys)
