@@ -55,6 +55,7 @@ FIELDS = [
     click.option("--max-shard-size", metavar="SIZE", help="Largest file of weights.  [default: 5GB]"),
     click.option("--memory", metavar="SIZE", help="Budget of all buffers.  [default: 64MB]"),
     click.option("--workers", type=click.IntRange(min=1), help="Threads.  [default: the cores]"),
+    click.option("--device", metavar="NAME", help="Where emr and elect compute: cpu, cuda, cuda:1.  [default: cpu]"),
 ]
 
 

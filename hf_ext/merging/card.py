@@ -17,7 +17,7 @@ from .configuration import MergeConfig
 from .methods import METHODS
 
 # Fields of the configuration that do not change the result.
-_RUNNING = ("memory", "workers", "max_shard_size")
+_RUNNING = ("memory", "workers", "device", "max_shard_size")
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,9 @@ class MergeConfig:
         max_shard_size (`str`, defaults to `"5GB"`): Largest weights file.
         memory (`str`, defaults to `"64MB"`): Budget of all I/O buffers together.
         workers (`int`, *optional*): Threads; as many as there are processors.
+        device (`str`, defaults to `"cpu"`):
+            Where methods `"emr"` and `"elect"` compute: `"cpu"`, `"cuda"` or `"cuda:1"`. Weights and masks are the
+            same to the bit; sums may differ in their last.
     """
 
     base: str
@@ -96,6 +99,7 @@ class MergeConfig:
     max_shard_size: str = "5GB"
     memory: str = "64MB"
     workers: int | None = None
+    device: str = "cpu"
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "MergeConfig":
@@ -219,6 +223,7 @@ class MergeConfig:
         _require(0 <= self.seed < 2**64, "seed", self.seed, "0 or more and under 2**64")
         if self.workers is not None:
             _require(self.workers >= 1, "workers", self.workers, "a whole number of at least 1")
+        _require(bool(re.fullmatch(r"cpu|cuda(:\d{1,2})?", self.device)), "device", self.device, "cpu, cuda or cuda:N")
         _require(self.memory_bytes >= _MIN_MEMORY, "memory", self.memory, "at least 1MB")
         _require(self.shard_bytes >= 1, "max_shard_size", self.max_shard_size, "at least 1B")
         for pattern in self.exclude:
@@ -266,6 +271,9 @@ class MergeConfig:
         _refuse(self.drop != 0 and method.takes_merged, "drop", name, "the model is merged already")
         if name == "emr" and self.masks is False:
             raise ValueError("method 'emr' without masks is 'elect': set method: elect, or remove masks: false.")
+        if self.device != "cpu":
+            _refuse(not method.fused, "device", name, "it computes on the CPU; emr and elect compute on GPUs too")
+            _refuse(self.drop != 0, "device", name, "with drop it computes on the CPU")
         if method.deltas:
             _refuse(self.masks is False, "masks: false", name, "the signs of the tasks are all that it writes")
             _refuse(self.drop != 0, "drop", name, "it has no place for elements that were dropped")

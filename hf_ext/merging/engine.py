@@ -38,7 +38,7 @@ from ..hub.system_calls import has_positions
 from .methods import Block, MethodError
 from .methods.options import find_depths
 from .outputs import Copy, Outputs
-from .plan import Plan
+from .plan import Plan, find_device
 from .sources import Source
 from .statistics import inputs_first
 from .tensors import Row
@@ -146,7 +146,10 @@ class Engine:
         self._workers = workers
         self._sources = plan.sources
         remote = any(source.repo_id is not None for source in self._sources)
-        share = memory // workers if remote else min(memory // workers, _CACHED_BYTES)
+        self._device = None if plan.config.device == "cpu" else find_device(plan.config)
+        # What waits for a network or a GPU gains by large blocks.
+        large = remote or self._device is not None
+        share = memory // workers if large else min(memory // workers, _CACHED_BYTES)
         rows = len(self._sources) + 1
         # elements; fp32 is the widest type
         self.block = max(min(share // (4 * rows) // SUB_BLOCK * SUB_BLOCK, SEGMENT), SUB_BLOCK)
@@ -156,7 +159,8 @@ class Engine:
         self.span = max(min(span, -(-SEGMENT // self.block) * self.block), self.block)
         # the step of compiled code that reads and writes the files itself
         self.step = max(min(self.block, FAST_BYTES // (4 * rows) // SUB_BLOCK * SUB_BLOCK), SUB_BLOCK)
-        self._run_files = find_kernels("cpu").run_files if self._fused and has_positions() else None
+        here = self._fused and has_positions() and self._device is None
+        self._run_files = find_kernels("cpu").run_files if here else None
         connections = min(workers * len(self._sources), _MAX_CONNECTIONS)
         self._pool = ThreadPoolExecutor(connections) if remote else None
 
@@ -340,7 +344,7 @@ class Engine:
                     masks = buffers.masks[0, : len(members), (low - begin) // 8 : -(-(high - begin) // 8)]
                 first, weights = low // SUB_BLOCK, list(tasks.values())
                 if self._fused:
-                    merge_block(base, weights, unified, masks, sums, first=first, tie=self._arguments["tie"])
+                    self._elect(base, weights, unified, masks, sums, first)
                 else:
                     if whole is None:
                         vectors = [self._vectors.make(piece.index, task, low, base, tasks[task]) for task in tasks]
@@ -355,6 +359,27 @@ class Engine:
                 for plane, packed in enumerate(buffers.masks[:, place, : -(-(end - begin) // 8)]):
                     at = plane * mask_bytes(row.elements) + begin // 8
                     self._outputs.masks[task].write_bytes(str(row.task_names[task]), at, packed.numpy().data)
+
+    def _elect(
+        self,
+        base: torch.Tensor,
+        weights: list[torch.Tensor],
+        unified: torch.Tensor,
+        masks: torch.Tensor | None,
+        sums: Sums,
+        first: int,
+    ) -> None:
+        """Merges a block by EMR's kernel, on the GPU if one was asked for."""
+        tie = self._arguments["tie"]
+        if self._device is None:
+            merge_block(base, weights, unified, masks, sums, first=first, tie=tie)
+            return
+        base, *weights = (tensor.to(self._device) for tensor in (base, *weights))
+        results = [unified, *sums] if masks is None else [unified, *sums, masks]
+        there = [result.to(self._device) for result in results]
+        merge_block(base, weights, there[0], *there[4:] or [None], Sums(*there[1:4]), first=first, tie=tie)
+        for result, computed in zip(results, there, strict=True):
+            result.copy_(computed)
 
     def _unify(self, index: int, block: Block, out: torch.Tensor) -> None:
         """Calls the method and rounds what it returns."""

@@ -38,7 +38,7 @@ from .sources import CONFIGURATION_FILES, PROCESSOR_FILES, TOKENIZER_FILES, Sour
 from .tensors import KEPT, SHARED
 
 # They do not change what comes out, or are told elsewhere.
-_NOT_METHOD = ("base", "tasks", "memory", "workers", "max_shard_size")
+_NOT_METHOD = ("base", "tasks", "memory", "workers", "device", "max_shard_size")
 
 
 def finish(folder: Path, plan: Plan, sums: TensorSums, base: Mapping[str, Any], *, out: Path) -> dict[str, Any]:

@@ -169,6 +169,7 @@ def make_plan(
         ValueError: Something cannot be read or does not fit together; the message says what to do.
     """
     config = load_config(config)
+    find_device(config)
     specs = [("base", config.base), *config.tasks.items()]
     if config.merged is not None:
         specs.append(("merged", config.merged))
@@ -187,6 +188,17 @@ def make_plan(
         for source in opened:
             source.close()
         raise
+
+
+def find_device(config: MergeConfig) -> torch.device:
+    """Where blocks are merged."""
+    device = torch.device(config.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device is {config.device!r}, and torch finds {torch.cuda.device_count()} CUDA devices here: leave "
+            "device out to merge on the CPU."
+        )
+    return device
 
 
 def _plan(

@@ -85,6 +85,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "size": ({"memory": "lots"}, "memory must be a number and a unit"),
     "little memory": ({"memory": "10KB"}, "memory must be at least 1MB"),
     "shard of nothing": ({"max_shard_size": "0B"}, "max_shard_size must be at least 1B"),
+    "a device of another kind": ({"device": "tpu"}, "device must be cpu, cuda or cuda:N; got 'tpu'"),
+    "a device for a method of the CPU": (
+        {"method": "ties", "device": "cuda"},
+        "device does not go with method 'ties': it computes on the CPU",
+    ),
     "no workers": ({"workers": 0}, "workers must be a whole number of at least 1"),
     "seed": ({"seed": -1}, "seed must be 0 or more"),
 }

@@ -41,6 +41,37 @@ def test_the_same_bits_for_any_number_of_workers_and_any_memory(config, tmp_path
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("method", ["emr", "elect"])
+def test_a_device_gets_what_it_computes_with_and_gives_it_back(config, tmp_path, monkeypatch, method):
+    expected = merge(config, tmp_path / "merged-first", method=method)
+    # A CPU in the place of the GPU: the same kernels, so that sums are the same too.
+    blocks = []
+
+    def find(options: MergeConfig) -> torch.device:
+        blocks.append(options.device)
+        return torch.device("cpu")
+
+    monkeypatch.setattr("hf_ext.merging.plan.find_device", find)
+    monkeypatch.setattr("hf_ext.merging.engine.find_device", find)
+    monkeypatch.setattr("hf_ext.merging.engine.mask_block", None)
+    assert_same_files(merge(config, tmp_path / "merged-device", method=method, device="cuda:1"), expected)
+    assert set(blocks) == {"cuda:1"} and len(blocks) == 2
+
+
+def test_a_device_that_is_not_there_is_told_before_anything_is_read(config, tmp_path):
+    with pytest.raises(ValueError, match="device is 'cuda:99', and torch finds . CUDA devices here"):
+        merge(config, tmp_path / "merged", device="cuda:99")
+    assert not list(tmp_path.glob("*merged*"))
+
+
+@pytest.mark.gpu
+def test_a_gpu_merges_the_same_weights_and_masks(config, tmp_path):
+    first = merge(config, tmp_path / "merged-first")
+    found = merge(config, tmp_path / "merged-gpu", device="cuda")
+    for name in [path.relative_to(first) for path in first.rglob("m*.safetensors")]:
+        assert (found / name).read_bytes() == (first / name).read_bytes()
+
+
 @pytest.mark.parametrize(
     "options",
     [
