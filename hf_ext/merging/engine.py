@@ -374,12 +374,15 @@ class Engine:
         if self._device is None:
             merge_block(base, weights, unified, masks, sums, first=first, tie=tie)
             return
-        base, *weights = (tensor.to(self._device) for tensor in (base, *weights))
-        results = [unified, *sums] if masks is None else [unified, *sums, masks]
-        there = [result.to(self._device) for result in results]
-        merge_block(base, weights, there[0], *there[4:] or [None], Sums(*there[1:4]), first=first, tie=tie)
-        for result, computed in zip(results, there, strict=True):
-            result.copy_(computed)
+        moved, there = base.to(self._device), [weight.to(self._device) for weight in weights]
+        elected, own = unified.to(self._device), Sums(*(part.to(self._device) for part in sums))
+        bits = None if masks is None else masks.to(self._device)
+        merge_block(moved, there, elected, bits, own, first=first, tie=tie)
+        unified.copy_(elected)
+        if masks is not None and bits is not None:
+            masks.copy_(bits)
+        for part, added in zip(sums, own, strict=True):
+            part.copy_(added)
 
     def _unify(self, index: int, block: Block, out: torch.Tensor) -> None:
         """Calls the method and rounds what it returns."""
