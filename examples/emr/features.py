@@ -54,7 +54,7 @@ def draw_features(models: Models, tasks: Examples, path: Path) -> None:
                 axis.set_title(name, fontsize=9)
             if column == 0:
                 axis.set_ylabel(FEATURE_METHODS[method], fontsize=9)
-    save_figure(figure, path, dpi=80)
+    save_figure(figure, path, dpi=72)
 
 
 def grad_cam(model: Any, pixels: torch.Tensor, label: int) -> np.ndarray:

@@ -222,12 +222,35 @@ class Study(Steps):
         for method in MASKED:
             rows |= row(f"masked-{method}", lambda method=method: self.masked(method), modes=MASKED[method])
         curve = row("curve", self.curve)
-        last = {name: rows[name]["mean"] for name in ("individual", "average", "emr")}
-        return {
-            "rows": rows,
-            "curve": {**curve, str(len(self.kit.tasks)): last},
-            "base_bytes": weight_bytes(self.base),
-        }
+        curve[str(len(self.kit.tasks))] = {name: rows[name]["mean"] for name in ("average", "emr")}
+        parts = row("parts", self.parts)
+        return {"rows": rows, "curve": curve, "parts": parts, "base_bytes": weight_bytes(self.base)}
+
+    def parts(self) -> dict[str, Any]:
+        """What the two halves of EMR cost alone: the elements whose sign lost, and magnitudes that are not one's own."""
+        out, _ = self.merge("parts", self.config())
+        base, unified = read_weights(self.base), read_weights(out)
+        shutil.rmtree(out)
+        names = [name for name in unified if unified[name].is_floating_point() and not self.is_excluded(name)]
+        elected = {name: unified[name] - base[name] for name in names}
+
+        def vectors(task: str) -> dict[str, torch.Tensor]:
+            own = read_weights(self.fine_tunes[task])
+            return {name: own.get(name, own.get(f"{self.prefix}.{name}")) - base[name] for name in names}
+
+        def masked(task: str) -> Any:
+            kept = {name: own * (own * elected[name] > 0) for name, own in vectors(task).items()}
+            return self.with_weights(task, {name: base[name] + kept[name] for name in names})
+
+        def signed(task: str) -> Any:
+            own = vectors(task)
+            scale = sum(float(values.abs().sum()) for values in own.values()) / sum(
+                float(values.abs().sum()) for values in elected.values()
+            )
+            kept = {name: scale * own[name].sign() * elected[name].abs() for name in names}
+            return self.with_weights(task, {name: base[name] + kept[name] for name in names})
+
+        return {"own magnitudes": self.score_all(masked), "own signs": self.score_all(signed)}
 
     def curve(self) -> dict[str, Any]:
         """Means over the first n tasks, merged alone."""

@@ -157,6 +157,13 @@ def draw_scores(results: Results, path: Path) -> None:
     save_figure(figure, path, dpi=80)
 
 
+def mean_of_first(seed: dict[str, Any], method: str, count: int) -> float:
+    """The mean over the first tasks, merged alone."""
+    if method == "individual":
+        return float(np.mean(list(seed["rows"][method]["scores"].values())[:count]))
+    return float(seed["curve"][str(count)][method])
+
+
 def draw_curve(results: Results, path: Path) -> None:
     """Means of the first n tasks, merged alone, against n, a panel for each set."""
     from matplotlib import pyplot
@@ -165,10 +172,7 @@ def draw_curve(results: Results, path: Path) -> None:
     for axis, (name, result) in zip(axes, results.items(), strict=True):
         counts = sorted(map(int, first_seed(result)["curve"]))
         for method, style in (("individual", "k:"), ("emr", "C1-"), ("average", "C0-")):
-            points = [
-                over_seeds(result, lambda seed, count=count, method=method: seed["curve"][str(count)][method])
-                for count in counts
-            ]
+            points = [over_seeds(result, lambda seed, n=n, name=method: mean_of_first(seed, name, n)) for n in counts]
             means, deviations = zip(*points, strict=True)
             axis.errorbar(counts, means, yerr=deviations, fmt=style, capsize=3, label=NAMES[method].replace("*", ""))
         axis.set_xlabel("tasks merged")
