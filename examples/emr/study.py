@@ -106,9 +106,17 @@ class Study(Steps):
         start = {"init_from": self.base, "model": {}, **self.kit.fine_tuning}
         return {task: self.train(task, start) for task in self.kit.tasks}
 
+    @cached_property
+    def tasks(self) -> dict[str, Task]:
+        """The method's parts, each with what it reads of its model, such as a tokenizer."""
+        tasks = {name: self.task(name) for name in self.kit.tasks}
+        for name, task in tasks.items():
+            task.build_model({}, str(self.fine_tunes[name]))
+        return tasks
+
     def load(self, task: str) -> Any:
         """A task's own model."""
-        return self.task(task).build_model({}, str(self.fine_tunes[task])).eval()
+        return self.tasks[task].build_model({}, str(self.fine_tunes[task])).eval()
 
     def with_weights(self, task: str, tensors: dict[str, torch.Tensor]) -> Any:
         """A task's model with other tensors, all but its head. By its files: a model's own names may be others."""
@@ -117,9 +125,13 @@ class Study(Steps):
         own = load_file(source / "model.safetensors")
         # a base without head has no prefix
         names = {name.removeprefix(f"{self.prefix}."): name for name in own} | {name: name for name in own}
-        kept = {names[name]: values for name, values in tensors.items() if not self.is_excluded(name)}
+        kept = {
+            names[name]: values
+            for name, values in tensors.items()
+            if values.is_floating_point() and not self.is_excluded(name)
+        }
         save_file({**own, **kept}, folder / "model.safetensors", {"format": "pt"})
-        return self.task(task).build_model({}, str(folder)).eval()
+        return self.tasks[task].build_model({}, str(folder)).eval()
 
     @cached_property
     def prefix(self) -> str:
@@ -134,7 +146,7 @@ class Study(Steps):
         """The score of a model on the test examples of a task."""
         precision = read_arguments(self.kit.recipe, {}).mixed_precision
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            found = evaluate(self.task(task), model, self.examples(task))
+            found = evaluate(self.tasks[task], model, self.examples(task))
         return round(found[self.kit.metric], 5)
 
     def score_all(self, model_of: Callable[[str], Any], tasks: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -164,7 +176,7 @@ class Study(Steps):
             if not path.is_file():
                 path.parent.mkdir(exist_ok=True)
                 data = self.examples(name, "train")
-                save_statistics(self.task(name), str(source), data, kind, path, examples=STATISTICS_EXAMPLES)
+                save_statistics(self.tasks[name], str(source), data, kind, path, examples=STATISTICS_EXAMPLES)
             files[name] = str(path)
         return files
 
@@ -185,7 +197,7 @@ class Study(Steps):
 
     def adamerging(self) -> dict[str, Any]:
         """The row of task arithmetic with weights learned from the test examples without their labels."""
-        parts = {task: (self.task(task), self.examples(task)) for task in self.kit.tasks}
+        parts = {task: (self.tasks[task], self.examples(task)) for task in self.kit.tasks}
         learned = learn_weights(self.config(), parts, **(self.kit.learning or {}))
         values = [entry["value"] for entries in learned.options["weight"].values() for entry in entries]
         row = self.score_single("adamerging", learned)
@@ -227,8 +239,8 @@ class Study(Steps):
         return {"rows": rows, "curve": curve, "parts": parts, "base_bytes": weight_bytes(self.base)}
 
     def parts(self) -> dict[str, Any]:
-        """What the two halves of EMR cost alone: the elements whose sign lost, and magnitudes that are not one's own."""
-        out, _ = self.merge("parts", self.config())
+        """What the two halves of EMR cost alone: elements whose sign lost, and magnitudes that are not the own."""
+        out, _ = self.merge("parts", self.config(method="elect"))
         base, unified = read_weights(self.base), read_weights(out)
         shutil.rmtree(out)
         names = [name for name in unified if unified[name].is_floating_point() and not self.is_excluded(name)]
@@ -280,7 +292,9 @@ class Study(Steps):
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of the weights in a folder's root."""
-    return {name: values for path in sorted(folder.glob("*.safetensors")) for name, values in load_file(path).items()}
+    return {
+        name: values for path in sorted(folder.glob("model*.safetensors")) for name, values in load_file(path).items()
+    }
 
 
 def weight_bytes(folder: Path) -> int:
@@ -291,7 +305,7 @@ def weight_bytes(folder: Path) -> int:
 def draw_pictures(study: Study, folder: Path) -> None:
     """t-SNE of all tasks, and where the picture classifiers look, of one seed."""
     models = {method: study.models(method) for method in FEATURE_METHODS}
-    tasks = {task: (study.task(task), study.examples(task)) for task in study.kit.tasks}
+    tasks = {task: (study.tasks[task], study.examples(task)) for task in study.kit.tasks}
     draw_features(models, tasks, folder / "features.png")
     if study.kit.name == "pictures":
         draw_attention_maps(models, tasks, folder / "grad_cam.png")

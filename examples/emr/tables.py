@@ -37,6 +37,13 @@ LABELS = {
     "pictures": "pictures, ViT: accuracy, %",
     "texts": "texts, GPT-2: bits per byte, less is better",
 }
+# What a task lost of its own model's score by what was done to its vector.
+LOSSES = {
+    "lost_emr": "lost by EMR",
+    "lost_signs": "by the mask alone",
+    "lost_magnitudes": "by the magnitudes alone",
+    "lost_bit": "by 1-bit deltas",
+}
 Results = dict[str, dict[str, Any]]
 
 
@@ -112,11 +119,12 @@ def task_measures(result: dict[str, Any], task: str) -> dict[str, float]:
         values = {
             "norm": emr["norm_to_base"],
             "conflict": emr["sign_conflict"]["task_vector"],
-            "density": emr["density"],
             "error_emr": emr["error"]["global"],
             "error_l2": emr["error"]["tensor_l2"],
             "error_bit": bit["error"]["one_bit"],
             "lost_emr": factor * (scores["individual"] - scores["emr"]),
+            "lost_signs": factor * (scores["individual"] - seed["parts"]["own magnitudes"]["scores"][task]),
+            "lost_magnitudes": factor * (scores["individual"] - seed["parts"]["own signs"]["scores"][task]),
             "lost_bit": factor * (scores["individual"] - scores["onebit"]),
         }
         for key, value in values.items():
@@ -130,12 +138,11 @@ def reason_table(results: Results) -> str:
     for name, result in results.items():
         for task in first_seed(result)["rows"]["individual"]["scores"]:
             measures = task_measures(result, task)
-            shares = [f"{100 * measures[key]:.0f}" for key in ("norm", "conflict", "density")]
+            shares = [f"{100 * measures[key]:.0f}" for key in ("norm", "conflict")]
             errors = [f"{measures[key]:.2f}" for key in ("error_emr", "error_l2", "error_bit")]
-            losses = [f"{measures[key]:.{digits(result)}f}" for key in ("lost_emr", "lost_bit")]
+            losses = [f"{measures[key]:.{digits(result)}f}" for key in LOSSES]
             rows.append([f"{name}: {task}", *shares, *errors, *losses])
-    header = ["", "norm of τ to W₀, %", "signs against the others, %", "kept by the mask, %"]
-    header += ["error, EMR", "EMR `tensor_l2`", "1-bit", "lost, EMR", "lost, 1-bit"]
+    header = ["", "‖τ‖ / ‖W₀‖, %", "signs that lost, %", "error, EMR", "EMR, `tensor_l2`", "1-bit", *LOSSES.values()]
     return table(header, rows)
 
 
