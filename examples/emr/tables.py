@@ -150,7 +150,7 @@ def draw_scores(results: Results, path: Path) -> None:
     """Mean and standard deviation over seeds of every method, a panel for each set."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(results), figsize=(4 * len(results), 4.2), sharey=True)
+    figure, (axes,) = pyplot.subplots(1, len(results), figsize=(4 * len(results), 4.2), sharey=True, squeeze=False)
     shown = list(NAMES)[::-1]
     for axis, (name, result) in zip(axes, results.items(), strict=True):
         for place, method in enumerate(shown):
@@ -175,7 +175,7 @@ def draw_curve(results: Results, path: Path) -> None:
     """Means of the first n tasks, merged alone, against n, a panel for each set."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(results), figsize=(4 * len(results), 3.4))
+    figure, (axes,) = pyplot.subplots(1, len(results), figsize=(4 * len(results), 3.4), squeeze=False)
     for axis, (name, result) in zip(axes, results.items(), strict=True):
         counts = sorted(map(int, first_seed(result)["curve"]))
         for method, style in (("individual", "k:"), ("emr", "C1-"), ("average", "C0-")):
