@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EMR = ROOT / "examples" / "emr"
 CLASSIFIER = ROOT / "examples" / "disentangled_dit" / "classifier.yaml"
 # Not of the registered methods: launch configurations, a merge, and tasks that their examples define.
-OTHERS = {*(ROOT / "examples" / "accelerate").iterdir(), EMR / "merge.yaml", EMR / "finetune.yaml", CLASSIFIER}
+OTHERS = {*(ROOT / "examples" / "accelerate").iterdir(), *EMR.glob("*.yaml"), CLASSIFIER}
 EXPERIMENTS = sorted(set((ROOT / "examples").glob("*/*.yaml")) - OTHERS)
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
 

@@ -8,6 +8,7 @@ import wave
 import datasets
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.study_testing import EXAMPLES, fill_readme, module_loader, write_tweets
@@ -63,6 +64,18 @@ def test_the_data_of_texts_and_tweets(load, shared, tmp_path):
     counts = [len((tmp_path / "irony" / f"{part}.jsonl").read_text().splitlines()) for part in ("train", "test")]
     assert counts == [8, 4]
     assert json.loads((tmp_path / "irony" / "labels.json").read_text()) == ["calm", "loud"]
+
+
+def test_every_recipe_is_valid(load):
+    studies = load("study")
+    for kit in studies.SETS.values():
+        arguments = studies.read_arguments(kit.recipe, {"model": {}, **kit.fine_tuning})
+        assert arguments.max_steps > arguments.warmup_steps
+        task = studies.build(kit.task, arguments.task, "task")
+        if kit.ready_base is None:
+            with torch.device("meta"):
+                model = task.build_model(studies.read_arguments(kit.recipe, {}).model, None)
+            assert sum(parameter.numel() for parameter in model.parameters()) > 10_000
 
 
 @pytest.mark.slow
