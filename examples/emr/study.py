@@ -1,336 +1,339 @@
-"""The study of EMR-Merging on real models: ten fine-tunes of MiniLM and four SemanIR restorers, merged from a Hub.
+"""The study of merging on real fine-tunes: three sets, three seeds, every method.
 
-python examples/emr/study.py TWEETEVAL BSDS500 WORK
-Each step leaves its result in WORK/results and is skipped when it is there with the same settings, so an interrupted
-study continues. At the end examples/emr/results/study.json, the pictures and the tables in README.md are written.
-examples/emr/reproduce.sh sets what the study wants: one thread, and caches inside WORK.
+python examples/emr/study.py SET SHARED WORK [SCALE]
+SET is tweets, pictures or texts (sets.py). SHARED holds tweeteval/, cifar10/ and fsdd/ as far as the set needs them.
+Each training, and each row of a table, is kept in WORK and not done again, so that an interrupted study continues. At
+the end examples/emr/results/SET has study.json and pictures; tables.py writes the README's tables. SCALE below 1 makes
+every training shorter, to try the machinery; the results are then in WORK.
 """
 
-import functools
-import hashlib
-import json
+import re
 import shutil
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from finetunes import BASE, EXAMPLES, copy_base, fine_tune
-from measuring import Measurement
-from restoring import study_restorers
-from routing import SAMPLES, score_router
-from safetensors.torch import load_file
-from tables import blocks, draw_curve, draw_features
-from tweets import SEED, TASKS, TEST_LIMIT, TRAIN_LIMIT, VALIDATION_LIMIT
+from features import FEATURE_METHODS, draw_attention_maps, draw_features
+from safetensors.torch import load_file, save_file
+from sets import EXAMPLES, SETS, Set
 
 from hf_ext import EMRModel, merge_checkpoints
-from hf_ext.embedded_hub.server import EmbeddedHub
-from hf_ext.hub.publish import push
+from hf_ext.merging.adamerging import learn_weights
+from hf_ext.merging.measuring import save_statistics
+from hf_ext.training import Task, evaluate, train
+from hf_ext.training.arguments import DataSource, build
+from hf_ext.training.sources import open_source
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(EXAMPLES.parent))
 
-from studies import Steps, machine, prepare_process, write_blocks  # noqa: E402  found through the line above
+from studies import Steps, is_complete, machine, prepare_process, read_arguments  # noqa: E402  found above
 
-MODES = ("global", "official", "tensor", "l2", "tensor_l2", "none")
-# Chosen on the validation tweets, which favours these methods: EMR has nothing to choose.
-GRIDS: dict[str, list[dict[str, Any]]] = {
-    "task_arithmetic": [{"method": "task_arithmetic", "weight": weight} for weight in (0.1, 0.2, 0.3, 0.4, 0.5)],
-    "ties": [{"method": "ties", "weight": weight} for weight in (0.5, 0.75, 1.0, 1.5)],
-    "dare_ties": [
-        {"method": "ties", "drop": drop, "weight": weight, "seed": SEED}
-        for drop in (0.1, 0.5)
-        for weight in (0.5, 1.0)
-    ],
-}
-FEATURES_OF, FEATURES = "emotion", 600
+SEEDS = (0, 1, 2)
+# Merges into one model, each as its command does it without further options.
+SINGLE = ("average", "task_arithmetic", "ties", "della", "fisher", "regmean", "elect")
+# Merges that restore a model for each task, and how they rescale.
+MASKED = {"emr": ("global", "tensor", "tensor_l2"), "onebit": (None,), "ternary": (None,)}
+STATISTICS = {"fisher": "fisher", "regmean": "gram"}
+STATISTICS_EXAMPLES = 64
 
 
 class Study(Steps):
     """
-    Steps with their results in files, on one embedded Hub.
+    One seed of one set: its trainings, merges and scores.
 
     Args:
-        work (`Path`): Everything but the final tables is written here.
-        url (`str`): The Hub's address.
+        kit ([`Set`]): The set.
+        seed (`int`): Decides initial weights and the order of the examples, of the base too where it is trained here.
+        work (`Path`): The folder of the set; `data/` in it is shared by the seeds.
+        scale (`float`, *optional*): Share of every training.
     """
 
-    def __init__(self, work: Path, url: str):
-        super().__init__(work)
-        self.url, self.base = url, copy_base(work)
-        self.measurement = Measurement(work, self.base)
-        self.commits: dict[str, str] = {}
+    def __init__(self, kit: Set, seed: int, work: Path, scale: float | None = None):
+        super().__init__(work / f"seed-{seed}", scale)
+        self.kit, self.seed, self.data = kit, seed, work / "data"
 
-    def publish(self, name: str, folder: Path) -> None:
-        """Pushes a checkpoint, unless exactly these weights were pushed before."""
-        digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-        repository = f"study/{name}"
-        self.commits[name] = self.step(
-            f"push-{name}", {"sha256": digest}, lambda: push(folder, repository, endpoint=self.url).oid
-        )
+    def data_file(self, task: str, part: str) -> Path:
+        """The examples of a task."""
+        (path,) = (self.data / task).glob(f"{part}.*")
+        return path
 
-    def config(self, base: str, tasks: list[str], **changes: Any) -> dict[str, Any]:
-        """What to merge: repositories at their commits."""
-        sources = {task: f"study/{task}@{self.commits[task]}" for task in tasks}
-        return {"base": f"study/{base}@{self.commits[base]}", "tasks": sources, **changes}
+    def examples(self, task: str, part: str = "test") -> Any:
+        """The same, opened."""
+        return open_source(DataSource(str(self.data_file(task, part)), split=part))
 
-    def merge(self, name: str, config: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """Merges from the Hub; the folder, and what it cost."""
+    def settings(self, task: str) -> dict[str, Any]:
+        """What a training of a task sets of its recipe."""
+        labels = self.data / task / "labels.json"
+        parts = {
+            f"data.{use}.path": self.data_file(task, part) for use, part in (("train", "train"), ("eval", "test"))
+        }
+        return {**parts, "seed": self.seed, **({"task.labels": labels.read_text()} if labels.is_file() else {})}
+
+    def task(self, name: str) -> Task:
+        """The method's part of a training, of a task's classes."""
+        return build(self.kit.task, read_arguments(self.kit.recipe, self.settings(name)).task, "task")
+
+    def train(self, task: str, values: dict[str, Any]) -> Path:
+        """Trains or continues a run in this process, unless it is complete; the snapshot."""
+        arguments = read_arguments(self.kit.recipe, {**self.settings(task), **values})
+        steps = max(2, int(arguments.max_steps * (self.scale or 1)))
+        run = self.work / "runs" / task
+        arguments = replace(arguments, output_dir=str(run), max_steps=steps)
+        if not is_complete(run, arguments):
+            print(f"training {run.name}, seed {self.seed}", flush=True)
+            # a run that was interrupted has a state; what has other settings goes
+            shutil.rmtree(run / "snapshot" if any(run.glob("state/step-*")) else run, ignore_errors=True)
+            train(self.task(task), arguments)
+        for name in ("state", "best"):
+            shutil.rmtree(run / name, ignore_errors=True)
+        return run / "snapshot"
+
+    @cached_property
+    def base(self) -> Path:
+        """The model that every fine-tune starts from."""
+        if self.kit.ready_base is not None:
+            return self.kit.ready_base(self.data.parent / "base")
+        return self.train("base", {})
+
+    @cached_property
+    def fine_tunes(self) -> dict[str, Path]:
+        """The model of each task."""
+        start = {"init_from": self.base, "model": {}, **self.kit.fine_tuning}
+        return {task: self.train(task, start) for task in self.kit.tasks}
+
+    @cached_property
+    def tasks(self) -> dict[str, Task]:
+        """The method's parts, each with what it reads of its model, such as a tokenizer."""
+        tasks = {name: self.task(name) for name in self.kit.tasks}
+        for name, task in tasks.items():
+            task.build_model({}, str(self.fine_tunes[name]))
+        return tasks
+
+    def load(self, task: str) -> Any:
+        """A task's own model."""
+        return self.tasks[task].build_model({}, str(self.fine_tunes[task])).eval()
+
+    def with_weights(self, task: str, tensors: dict[str, torch.Tensor]) -> Any:
+        """A task's model with other tensors, all but its head. By its files: a model's own names may be others."""
+        folder, source = self.work / "with-weights", self.fine_tunes[task]
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        own = load_file(source / "model.safetensors")
+        # a base without head has no prefix
+        names = {name.removeprefix(f"{self.prefix}."): name for name in own} | {name: name for name in own}
+        kept = {
+            names[name]: values
+            for name, values in tensors.items()
+            if values.is_floating_point() and not self.is_excluded(name)
+        }
+        save_file({**own, **kept}, folder / "model.safetensors", {"format": "pt"})
+        return self.tasks[task].build_model({}, str(folder)).eval()
+
+    @cached_property
+    def prefix(self) -> str:
+        """What stands before the names of a fine-tune's body."""
+        return str(self.load(self.kit.tasks[0]).base_model_prefix)
+
+    def is_excluded(self, name: str) -> bool:
+        """Whether a tensor stays with each task."""
+        return any(re.match(pattern, name) for pattern in self.kit.exclude)
+
+    def score(self, task: str, model: Any) -> float:
+        """The score of a model on the test examples of a task."""
+        precision = read_arguments(self.kit.recipe, {}).mixed_precision
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            found = evaluate(self.tasks[task], model, self.examples(task))
+        return round(found[self.kit.metric], 5)
+
+    def score_all(self, model_of: Callable[[str], Any], tasks: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The scores of all tasks, and their mean."""
+        scores = {task: self.score(task, model_of(task)) for task in tasks or self.kit.tasks}
+        return {"scores": scores, "mean": float(np.mean(list(scores.values())))}
+
+    def config(self, tasks: tuple[str, ...] = (), **changes: Any) -> dict[str, Any]:
+        """A merge."""
+        sources = {task: str(self.fine_tunes[task]) for task in tasks or self.kit.tasks}
+        return {"base": str(self.base), "tasks": sources, "exclude": list(self.kit.exclude), **changes}
+
+    def merge(self, name: str, config: Any) -> tuple[Path, dict[str, Any]]:
+        """Merges into a folder; with it the report's measures of each task."""
         out = self.work / "merged" / name
-        started = time.perf_counter()
-        merge_checkpoints(config, out, endpoint=self.url, overwrite=True, progress=False)
-        seconds = time.perf_counter() - started
-        size = sum(path.stat().st_size for path in out.rglob("*.safetensors"))
-        return out, {"config": config, "seconds": round(seconds, 2), "bytes": size}
+        report = merge_checkpoints(config, out, overwrite=True, progress=False).report
+        kept = ("task", "norm_to_base", "sign_conflict", "density", "cosine", "error")
+        measures = [{key: entry[key] for key in kept} for entry in report["tasks"]]
+        return out, {"bytes": weight_bytes(out), "measures": measures, "cosines": report["cosines"]}
 
-    def tweets(self, tasks: list[str], **changes: Any) -> dict[str, Any]:
-        """Configuration of a merge of tweet classifiers."""
-        return self.config(BASE, tasks, **changes)
+    def find_statistics(self, method: str) -> dict[str, str]:
+        """What a method has to know of the tasks' data, measured on training examples."""
+        files = {}
+        for name, source in self.fine_tunes.items():
+            kind = STATISTICS[method]
+            path = self.work / "statistics" / f"{name}.{kind}.safetensors"
+            if not path.is_file():
+                path.parent.mkdir(exist_ok=True)
+                data = self.examples(name, "train")
+                save_statistics(self.tasks[name], str(source), data, kind, path, examples=STATISTICS_EXAMPLES)
+            files[name] = str(path)
+        return files
 
-    def score_all(self, tasks: list[str], model_of: Callable[[str], Any], part: str = "test") -> dict[str, Any]:
-        """Macro F1 of each task with its mean."""
-        scores = {task: round(self.measurement.score(model_of(task), task, part), 4) for task in tasks}
-        return {"scores": scores, "mean": round(float(np.mean(list(scores.values()))), 4)}
+    def score_single(self, name: str, config: Any, tasks: tuple[str, ...] = ()) -> dict[str, Any]:
+        """A merge into one model, scored with each task's own head."""
+        out, about = self.merge(name, config)
+        merged = read_weights(out)
+        row = self.score_all(lambda task: self.with_weights(task, merged), tasks)
+        shutil.rmtree(out)
+        return {**row, "bytes": about["bytes"]}
 
-    def single(self, name: str, tasks: list[str], part: str = "test", **changes: Any) -> dict[str, Any]:
-        """A merge into one encoder, scored with each task's own head."""
-        config = self.tweets(tasks, **changes)
+    def single(self, method: str) -> dict[str, Any]:
+        """The row of a merge into one model."""
+        known = {"statistics": self.find_statistics(method)} if method in STATISTICS else {}
+        row = self.score_single(method, self.config(method=method, **known))
+        shutil.rmtree(self.work / "statistics", ignore_errors=True)
+        return row
 
-        def compute() -> dict[str, Any]:
-            out, cost = self.merge(name, config)
-            encoder = read_weights(out)
-            row = self.score_all(tasks, lambda task: self.measurement.with_encoder(task, encoder), part)
-            shutil.rmtree(out)
-            return {**row, **cost}
+    def adamerging(self) -> dict[str, Any]:
+        """The row of task arithmetic with weights learned from the test examples without their labels."""
+        parts = {task: (self.tasks[task], self.examples(task)) for task in self.kit.tasks}
+        learned = learn_weights(self.config(), parts, **(self.kit.learning or {}))
+        values = [entry["value"] for entries in learned.options["weight"].values() for entry in entries]
+        row = self.score_single("adamerging", learned)
+        return {**row, "weights": [float(np.quantile(values, share)) for share in (0, 0.5, 1)]}
 
-        return self.step(name, {"config": config, "part": part}, compute)
-
-    def masked(self, name: str, tasks: list[str], modes: tuple[str, ...] = ("global",), **changes: Any) -> Any:
-        """A merge with masks, scored as each task's model, for each way to rescale."""
-        config = self.tweets(tasks, **changes)
+    def masked(self, method: str, tasks: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The rows of an artifact: one for each way to rescale."""
+        out, about = self.merge(method, self.config(tasks, method=method))
         rows = {}
-        for mode in modes:
-            compute = functools.partial(self._score_masked, name, config, mode)
-            rows[mode] = self.step(f"{name}-{mode}", {"config": config, "rescale": mode}, compute)
-        # Only the merge of all tasks is looked at again.
-        if name != "emr":
-            shutil.rmtree(self.work / "merged" / name, ignore_errors=True)
+        for mode in MASKED[method]:
+            model = EMRModel.from_pretrained(out, rescale=mode)
+            name = method if mode in (None, "global") else f"{method} {mode}"
+            rows[name] = {**self.score_all(lambda task, model=model: model.set_task(task).model, tasks), **about}
+        shutil.rmtree(out)
         return rows
 
-    def _score_masked(self, name: str, config: dict[str, Any], mode: str) -> dict[str, Any]:
-        out, cost = self.artifact(name, config)
-        merged = EMRModel.from_pretrained(out, task=next(iter(config["tasks"])), rescale=mode, endpoint=self.url)
+    def rows(self) -> dict[str, Any]:
+        """All rows of the seed."""
+        given = {"metric": self.kit.metric, "tasks": self.kit.tasks, "fine_tuning": self.kit.fine_tuning}
 
-        def model_of(task: str) -> Any:
-            merged.set_task(task)
-            return merged.model
+        def row(name: str, compute: Callable[[], Any], **settings: Any) -> Any:
+            return self.step(name, {**given, **settings}, compute)
 
-        return {**self.score_all(list(config["tasks"]), model_of), **cost}
+        sizes = {task: weight_bytes(folder) for task, folder in self.fine_tunes.items()}
+        base = read_weights(self.base)
+        rows = {
+            "individual": {**row("individual", lambda: self.score_all(self.load)), "bytes": sum(sizes.values())},
+            "base": row("base", lambda: self.score_all(lambda task: self.with_weights(task, base))),
+        }
+        for method in SINGLE:
+            rows[method] = row(method, lambda method=method: self.single(method), examples=STATISTICS_EXAMPLES)
+        if self.kit.learning is not None:
+            rows["adamerging"] = row("adamerging", self.adamerging, learning=self.kit.learning)
+        for method in MASKED:
+            rows |= row(f"masked-{method}", lambda method=method: self.masked(method), modes=MASKED[method])
+        curve = row("curve", self.curve)
+        curve[str(len(self.kit.tasks))] = {name: rows[name]["mean"] for name in ("average", "emr")}
+        parts = row("parts", self.parts)
+        return {"rows": rows, "curve": curve, "parts": parts, "base_bytes": weight_bytes(self.base)}
 
-    def artifact(self, name: str, config: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """The merged folder, made once for a configuration, and what it cost."""
-        out, note = self.work / "merged" / name, self.work / "merged" / f"{name}.json"
-        if note.is_file() and (out / "emr.json").is_file():
-            cost = json.loads(note.read_text(encoding="utf-8"))
-            if cost["config"] == config:
-                return out, cost
-        out, cost = self.merge(name, config)
-        note.write_text(json.dumps(cost), encoding="utf-8")
-        return out, cost
+    def parts(self) -> dict[str, Any]:
+        """What the two halves of EMR cost alone: elements whose sign lost, and magnitudes that are not the own."""
+        out, _ = self.merge("parts", self.config(method="elect"))
+        base, unified = read_weights(self.base), read_weights(out)
+        shutil.rmtree(out)
+        names = [name for name in unified if unified[name].is_floating_point() and not self.is_excluded(name)]
+        elected = {name: unified[name] - base[name] for name in names}
+
+        def vectors(task: str) -> dict[str, torch.Tensor]:
+            own = read_weights(self.fine_tunes[task])
+            return {name: own.get(name, own.get(f"{self.prefix}.{name}")) - base[name] for name in names}
+
+        def masked(task: str) -> Any:
+            kept = {name: own * (own * elected[name] > 0) for name, own in vectors(task).items()}
+            return self.with_weights(task, {name: base[name] + kept[name] for name in names})
+
+        def signed(task: str) -> Any:
+            own = vectors(task)
+            scale = sum(float(values.abs().sum()) for values in own.values()) / sum(
+                float(values.abs().sum()) for values in elected.values()
+            )
+            kept = {name: scale * own[name].sign() * elected[name].abs() for name in names}
+            return self.with_weights(task, {name: base[name] + kept[name] for name in names})
+
+        return {"own magnitudes": self.score_all(masked), "own signs": self.score_all(signed)}
+
+    def curve(self) -> dict[str, Any]:
+        """Means over the first n tasks, merged alone."""
+        found = {}
+        for count in range(2, len(self.kit.tasks)):
+            tasks = self.kit.tasks[:count]
+            out, _ = self.merge("curve", self.config(tasks))
+            model = EMRModel.from_pretrained(out)
+            found[str(count)] = {
+                "average": self.score_single("average", self.config(tasks, method="average"), tasks)["mean"],
+                "emr": self.score_all(lambda task, model=model: model.set_task(task).model, tasks)["mean"],
+            }
+            shutil.rmtree(out)
+        return found
+
+    def models(self, method: str) -> Callable[[str], Any]:
+        """Each task's model as a method restores it, for the pictures."""
+        if method == "individual":
+            return self.load
+        out, _ = self.merge(method, self.config(method=method))
+        if method in MASKED:
+            model = EMRModel.from_pretrained(out)
+            return lambda task: model.set_task(task).model
+        merged = read_weights(out)
+        return lambda task: self.with_weights(task, merged)
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of the weights in a folder's root."""
-    tensors: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
-        tensors.update(load_file(path))
-    return tensors
-
-
-def tune(study: Study, method: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The setting of a baseline with the best mean on the validation tweets, and the whole grid."""
-    tried = []
-    for index, setting in enumerate(GRIDS[method]):
-        row = study.single(f"grid-{method}-{index}", list(TASKS), "validation", **setting)
-        tried.append({**setting, "mean": row["mean"]})
-    best = max(range(len(tried)), key=lambda index: tried[index]["mean"])
-    return GRIDS[method][best], tried
-
-
-def elect_and_rescale(study: Study, config: dict[str, Any]) -> dict[str, Any]:
-    """The ablation that has no masks: W0 + λ_t τ_uni with λ_t = Σ|τ_t| / Σ|τ_uni|."""
-    base, unified = load_file(study.base / "model.safetensors"), read_weights(study.artifact("emr", config)[0])
-    names = [name for name in unified if unified[name].is_floating_point()]
-    total = sum((unified[name] - base[name]).abs().sum(dtype=torch.float64) for name in names)
-
-    def model_of(task: str) -> Any:
-        own = study.measurement.individual(task).base_model.state_dict()
-        scale = sum((own[name] - base[name]).abs().sum(dtype=torch.float64) for name in names) / total
-        return study.measurement.with_encoder(
-            task, {name: base[name] + float(scale) * (unified[name] - base[name]) for name in names}
-        )
-
-    return study.score_all(list(config["tasks"]), model_of)
-
-
-def feature_steps(study: Study, config: dict[str, Any]) -> dict[str, Any]:
-    """t-SNE of one task's features: individual, and after each step of the merge."""
-    from sklearn.manifold import TSNE
-
-    out, _ = study.artifact("emr", config)
-    examples = study.measurement.examples(FEATURES_OF)
-    chosen = np.sort(np.random.default_rng(SEED).permutation(len(examples.labels))[:FEATURES])
-
-    def restored(mode: str) -> Any:
-        return EMRModel.from_pretrained(out, task=FEATURES_OF, rescale=mode, endpoint=study.url).model
-
-    models = {
-        "individual": lambda: study.measurement.individual(FEATURES_OF),
-        "elect": lambda: study.measurement.with_encoder(FEATURES_OF, read_weights(out)),
-        "elect, mask": lambda: restored("none"),
-        "elect, mask, rescale": lambda: restored("global"),
-    }
-    places = {}
-    for name, build in models.items():
-        features = examples.features(build())[chosen]
-        points = TSNE(perplexity=30, init="pca", random_state=SEED).fit_transform(features)
-        places[name] = np.round(points, 2).tolist()
-    return {"task": FEATURES_OF, "labels": examples.labels[chosen].tolist(), "places": places}
-
-
-def merge_times(study: Study, rows: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Seconds of each merge from the Hub once more, one after the other, when nothing else of the study runs."""
-
-    def compute() -> dict[str, float]:
-        seconds = {}
-        for name, row in rows.items():
-            out, cost = study.merge(f"time-{name}", row["config"])
-            seconds[name] = cost["seconds"]
-            shutil.rmtree(out)
-        return seconds
-
-    return study.step("times", {name: row["config"] for name, row in rows.items()}, compute)
-
-
-def study_curve(study: Study, best: str) -> dict[str, Any]:
-    """Means over the first n tasks, merged alone, for n = 2 … 10."""
-    names, curve = list(TASKS), {}
-    for count in range(2, len(names) + 1):
-        tasks = names[:count]
-        emr = study.masked("emr" if count == len(names) else f"emr-first-{count}", tasks, ("global", best))
-        average = study.single(f"average-first-{count}", tasks, method="average")
-        curve[str(count)] = {
-            "global": emr["global"]["mean"],
-            best: emr[best]["mean"],
-            "average": average["mean"],
-            "bytes": emr["global"]["bytes"],
-            "seconds": emr["global"]["seconds"],
-        }
-    return curve
-
-
-def study_tweets(study: Study) -> dict[str, Any]:
-    """Every table of the ten classifiers."""
-    tasks = list(TASKS)
-    study.publish(BASE, study.base)
-    for task in tasks:
-        study.publish(task, study.snapshot(task))
-    individual = study.step(
-        "individual",
-        {"commits": [study.commits[task] for task in tasks]},
-        lambda: study.score_all(tasks, study.measurement.individual),
-    )
-    emr = study.masked("emr", tasks, MODES)
-    best = max(MODES, key=lambda mode: emr[mode]["mean"])
-    singles = {"average": study.single("average", tasks, method="average")}
-    chosen, grids = {}, {}
-    for method in GRIDS:
-        chosen[method], grids[method] = tune(study, method)
-        singles[method] = study.single(f"best-{method}", tasks, **chosen[method])
-    singles["elect"] = study.single("elect", tasks, method="elect")
-    config = study.tweets(tasks)
-    rescaled = study.step("elect-rescale", {"config": config}, lambda: elect_and_rescale(study, config))
-    after = {
-        method: study.masked(f"masked-{method}", tasks, masks=True, **setting)["global"]
-        for method, setting in {"average": {"method": "average"}, **chosen}.items()
-        if method != "dare_ties"
-    }
-    router = study.step(
-        "router",
-        {"config": config, "samples": SAMPLES},
-        lambda: score_router(study.measurement, study.artifact("emr", config)[0], tasks, study.url),
-    )
-    features = study.step("features", {"config": config, "count": FEATURES}, lambda: feature_steps(study, config))
-    draw_features(features, EXAMPLES / "results" / "features.png")
-    curve = study_curve(study, best)
-    individual_means = {
-        str(count): float(np.mean([individual["scores"][task] for task in tasks[:count]]))
-        for count in range(2, len(tasks) + 1)
-    }
-    draw_curve(curve, individual_means, EXAMPLES / "results" / "curve.png")
     return {
-        "individual": individual,
-        "single": singles,
-        "emr": emr,
-        "merge_seconds": merge_times(study, {**singles, "emr": emr["global"]}),
-        "ablation": {"elect_rescale": rescaled},
-        "mask_and_rescale_after": after,
-        "router": router,
-        "validation_grids": grids,
-        "curve": {"individual": individual_means, "merged": curve},
-        "checkpoint_bytes": {task: weight_bytes(study.snapshot(task)) for task in tasks},
-        "base_bytes": weight_bytes(study.base),
+        name: values for path in sorted(folder.glob("model*.safetensors")) for name, values in load_file(path).items()
     }
 
 
 def weight_bytes(folder: Path) -> int:
-    """Size of a checkpoint's weights."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    """Size of a checkpoint's weights, or of an artifact."""
+    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
 
 
-def training_runs(snapshots: Mapping[str, Path]) -> dict[str, Any]:
-    """The budget of each training."""
-    runs = {}
-    for name, snapshot in snapshots.items():
-        report = json.loads((snapshot / "training.json").read_text(encoding="utf-8"))
-        kept = {key: report[key] for key in ("steps", "samples", "seconds", "hardware", "commit", "versions")}
-        arguments = report["arguments"]
-        kept |= {key: arguments[key] for key in ("seed", "learning_rate", "mixed_precision")}
-        evaluation = json.loads((snapshot / "eval.json").read_text(encoding="utf-8"))["results"]
-        runs[name] = {**kept, "validation": {row["metric"]: round(row["value"], 4) for row in evaluation}}
-    return runs
+def draw_pictures(study: Study, folder: Path) -> None:
+    """t-SNE of all tasks, and where the picture classifiers look, of one seed."""
+    models = {method: study.models(method) for method in FEATURE_METHODS}
+    tasks = {task: (study.tasks[task], study.examples(task)) for task in study.kit.tasks}
+    draw_features(models, tasks, folder / "features.png")
+    if study.kit.name == "pictures":
+        draw_attention_maps(models, tasks, folder / "grad_cam.png")
+    shutil.rmtree(study.work / "merged", ignore_errors=True)
 
 
-def main(tweeteval: Path, bsds: Path, work: Path) -> None:
-    """All steps, then the tables."""
+def main(name: str, shared: Path, work: Path, scale: float | None = None) -> Path:
+    """All seeds of a set; the folder with the report."""
     prepare_process()
-    snapshots = {task: fine_tune(task, tweeteval, work) for task in TASKS}
-    with EmbeddedHub(work / "hub") as hub:
-        print(f"Hub: {hub.url}", flush=True)
-        study = Study(work, hub.url)
-        tweets = study_tweets(study)
-        restorers, more = study_restorers(study, bsds)
-    runs = training_runs({**snapshots, **more})
+    kit, place = SETS[name], work / name
+    if not (place / "data" / "complete").is_file():
+        kit.write(shared, place / "data")
+        (place / "data" / "complete").touch()
+    studies = [Study(kit, seed, place, scale) for seed in SEEDS]
     result = {
-        "what": "Macro F1 on TweetEval's test tweets; PSNR (RGB, dB) of restorers. All merges are made from a Hub.",
+        "set": name,
+        "metric": kit.metric,
+        "greater_is_better": kit.greater_is_better,
         **machine("hf-ext", "torch", "transformers", "accelerate", "scikit-learn"),
-        "seed": SEED,
-        "limits": {"train": TRAIN_LIMIT, "validation": VALIDATION_LIMIT, "test": TEST_LIMIT},
-        "seconds": {
-            "training": round(sum(run["seconds"] for run in runs.values())),
-            "merging_and_scoring": study.seconds(),
-        },
-        "runs": runs,
-        "tweets": tweets,
-        "restorers": restorers,
+        "seeds": {str(study.seed): study.rows() for study in studies},
     }
-    study.write_report(result, EXAMPLES / "results")
-    write_blocks(blocks(result), EXAMPLES / "README.md")
+    folder = studies[0].write_report(result, EXAMPLES / "results" / name)
+    if kit.learning is not None:
+        draw_pictures(studies[0], folder)
+    return folder
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) not in (4, 5):
         sys.exit(__doc__)
-    main(*(Path(word).resolve() for word in sys.argv[1:]))
+    main(sys.argv[1], *(Path(word).resolve() for word in sys.argv[2:4]), *map(float, sys.argv[4:]))

@@ -1,6 +1,6 @@
-"""Pictures and README tables of the study, from study.json alone.
+"""Pictures and README tables of the study, from the results of its three sets alone.
 
-python examples/emr/tables.py     writes the tables again
+python examples/emr/tables.py     writes tables and pictures again
 """
 
 import json
@@ -8,201 +8,206 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from studies import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
 
 EXAMPLES = Path(__file__).resolve().parent
 NAMES = {
+    "individual": "individual models",
+    "base": "base",
     "average": "weight average",
     "task_arithmetic": "task arithmetic",
     "ties": "TIES",
-    "dare_ties": "DARE-TIES",
+    "della": "DELLA",
+    "fisher": "Fisher",
+    "regmean": "RegMean",
     "elect": "elect only",
+    "adamerging": "AdaMerging",
+    "emr": "**EMR**",
+    "emr tensor": "EMR, λ by `tensor`",
+    "emr tensor_l2": "EMR, λ by `tensor_l2`",
+    "onebit": "1-bit deltas",
+    "ternary": "ternary deltas",
 }
+LABELS = {
+    "tweets": "tweets, MiniLM: macro F1, %",
+    "pictures": "pictures, ViT: accuracy, %",
+    "texts": "texts, GPT-2: bits per byte, less is better",
+}
+# What a task lost of its own model's score by what was done to its vector.
+LOSSES = {
+    "lost_emr": "lost by EMR",
+    "lost_signs": "by the mask alone",
+    "lost_magnitudes": "by the magnitudes alone",
+    "lost_bit": "by 1-bit deltas",
+}
+Results = dict[str, dict[str, Any]]
 
 
-def draw_curve(curve: dict[str, Any], individual: dict[str, float], path: Path) -> None:
-    """Mean macro F1 of the first n tasks against n."""
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6.4, 4))
-    counts = [int(count) for count in curve]
-    axis.plot(counts, [individual[str(count)] for count in counts], "k--", label="individual models")
-    names = [name for name in curve["2"] if name not in ("bytes", "seconds")]
-    for name in names:
-        label = "weight average" if name == "average" else f"EMR, rescale {name}"
-        axis.plot(counts, [curve[str(count)][name] for count in counts], marker="o", label=label)
-    axis.set(xlabel="tasks merged (smallest first)", ylabel="mean macro F1 of these tasks", ylim=(0, None))
-    axis.legend()
-    save_figure(figure, path, dpi=110)
+def read_results(folder: Path) -> Results:
+    """The reports of the sets."""
+    return {name: json.loads((folder / name / "study.json").read_text(encoding="utf-8")) for name in LABELS}
 
 
-def draw_features(features: dict[str, Any], path: Path) -> None:
-    """One t-SNE picture for each step of the merge; colours are the true classes."""
-    from matplotlib import pyplot
-
-    places, labels = features["places"], features["labels"]
-    figure, axes = pyplot.subplots(1, len(places), figsize=(3.2 * len(places), 3.4))
-    for axis, (name, points) in zip(axes, places.items(), strict=True):
-        axis.scatter(*zip(*points, strict=True), c=labels, cmap="tab10", vmin=0, vmax=9, s=6)
-        axis.set_title(f"{features['task']}: {name}", fontsize=10)
-        axis.axis("off")
-    save_figure(figure, path, dpi=110)
+def over_seeds(result: dict[str, Any], read: Any) -> tuple[float, float]:
+    """Mean and standard deviation over the seeds of what is read of each, in percent where more is better."""
+    factor = 100 if result["greater_is_better"] else 1
+    values = [factor * read(seed) for seed in result["seeds"].values()]
+    return float(np.mean(values)), float(np.std(values, ddof=1))
 
 
-def percent(value: float) -> str:
-    """Macro F1 in percent."""
-    return f"{100 * value:.1f}"
+def digits(result: dict[str, Any]) -> int:
+    """Decimals of a score."""
+    return 1 if result["greater_is_better"] else 3
 
 
-def megabytes(value: float) -> str:
-    """Bytes in MB."""
-    return f"{value / 1e6:.1f}"
+def first_seed(result: dict[str, Any]) -> dict[str, Any]:
+    """One seed, for what is the same in all."""
+    return next(iter(result["seeds"].values()))
 
 
-def score_rows(tweets: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of the main table in their order."""
-    rows = [("individual", tweets["individual"])]
-    rows += [(NAMES[name] + chosen_setting(row), row) for name, row in tweets["single"].items()]
-    return rows + [(f"**EMR**, rescale `{mode}`", row) for mode, row in tweets["emr"].items()]
+def mean_text(result: dict[str, Any], method: str) -> str:
+    """The mean over tasks and seeds ± its standard deviation over seeds."""
+    if method not in first_seed(result)["rows"]:
+        return ""
+    mean, deviation = over_seeds(result, lambda seed: seed["rows"][method]["mean"])
+    return f"{mean:.{digits(result)}f} ± {deviation:.{digits(result)}f}"
 
 
-def chosen_setting(row: dict[str, Any]) -> str:
-    """The numbers that were chosen on the validation tweets."""
-    config = row["config"]
-    parts = [f"{name} {config[name]}" for name in ("weight", "drop") if name in config]
-    return f" ({', '.join(parts)})" if parts else ""
+def size_text(result: dict[str, Any], method: str) -> str:
+    """MB of what a method leaves; 1-bit and ternary deltas and EMR want the base beside it."""
+    seed = first_seed(result)
+    size = seed["base_bytes"] if method == "base" else seed["rows"].get(method, {}).get("bytes")
+    return "" if size is None else f"{size / 1e6:.2f}" if size < 1e7 else f"{size / 1e6:.1f}"
 
 
-def main_table(tweets: dict[str, Any]) -> str:
-    """Macro F1 of each task for each method."""
-    individual = tweets["individual"]
-    tasks = list(individual["scores"])
+def summary_table(results: Results) -> str:
+    """Every method on every set."""
+    rows = [
+        [name, *(text for result in results.values() for text in (mean_text(result, key), size_text(result, key)))]
+        for key, name in NAMES.items()
+    ]
+    return table(["", *(text for label in LABELS.values() for text in (label, "MB"))], rows)
+
+
+def task_table(result: dict[str, Any]) -> str:
+    """Every method on every task of a set, means over the seeds."""
+    tasks = list(first_seed(result)["rows"]["individual"]["scores"])
     rows = []
-    for name, row in score_rows(tweets):
-        share = 100 * row["mean"] / individual["mean"]
-        rows.append([name, *(percent(row["scores"][task]) for task in tasks), percent(row["mean"]), f"{share:.1f} %"])
-    return table(["", *tasks, "mean", "of individual"], rows)
-
-
-def size_table(tweets: dict[str, Any]) -> str:
-    """What each way weighs and how long the merge from the Hub took."""
-    models = sum(tweets["checkpoint_bytes"].values())
-    single, emr = tweets["single"], tweets["emr"]["global"]
-    base, seconds = tweets["base_bytes"], tweets["merge_seconds"]
-    rows = [[f"{len(tweets['checkpoint_bytes'])} fine-tunes", megabytes(models), ""]]
-    rows += [
-        [NAMES[name] + " (encoder only)", megabytes(row["bytes"]), f"{seconds[name]:.1f}"]
-        for name, row in single.items()
-    ]
-    rows.append(["EMR artifact: unified model, masks, heads", megabytes(emr["bytes"]), f"{seconds['emr']:.1f}"])
-    rows.append(["EMR artifact and the base that it needs", megabytes(emr["bytes"] + base), ""])
-    return table(["", "MB", "merge from the Hub, s"], rows)
-
-
-def ablation_table(tweets: dict[str, Any]) -> str:
-    """The steps of the method, and mask and rescale after other merges."""
-    emr, after = tweets["emr"], tweets["mask_and_rescale_after"]
-    rows = [
-        ["elect", percent(tweets["single"]["elect"]["mean"])],
-        ["elect, rescale", percent(tweets["ablation"]["elect_rescale"]["mean"])],
-        ["elect, mask", percent(emr["none"]["mean"])],
-        ["elect, mask, rescale: EMR", percent(emr["global"]["mean"])],
-    ]
-    for name, row in after.items():
-        rows.append([f"{NAMES[name]}, as above", percent(tweets["single"][name]["mean"])])
-        rows.append([f"{NAMES[name]}, mask, rescale", percent(row["mean"])])
-    return table(["", "mean macro F1"], rows)
-
-
-def curve_table(tweets: dict[str, Any]) -> str:
-    """The curve in numbers."""
-    curve = tweets["curve"]["merged"]
-    individual = tweets["curve"]["individual"]
-    names = [name for name in curve["2"] if name not in ("bytes", "seconds")]
-    labels = ["weight average" if name == "average" else f"EMR `{name}`" for name in names]
-    rows = [
-        [count, percent(individual[count]), *(percent(row[name]) for name in names), megabytes(row["bytes"])]
-        for count, row in curve.items()
-    ]
-    return table(["tasks", "individual", *labels, "artifact, MB"], rows)
-
-
-def grid_table(tweets: dict[str, Any]) -> str:
-    """What was tried for the baselines."""
-    rows = []
-    for method, grid in tweets["validation_grids"].items():
-        for entry in grid:
-            setting = ", ".join(f"{name} {entry[name]}" for name in ("weight", "drop") if name in entry)
-            rows.append([f"{NAMES[method]}, {setting}", percent(entry["mean"])])
-    return table(["", "mean macro F1, validation"], rows)
-
-
-def router_table(tweets: dict[str, Any]) -> str:
-    """The router beside the oracle."""
-    rows = [
-        [task, *(percent(row[key]) for key in ("found", "routed", "told"))]
-        for task, row in [*tweets["router"]["tasks"].items(), ("mean", tweets["router"]["mean"])]
-    ]
-    return table(["", "tweets that find their task, %", "macro F1, routed", "macro F1, task told"], rows)
-
-
-def restorer_table(restorers: dict[str, Any]) -> str:
-    """PSNR of the four restorers."""
-    rows = restorers["rows"]
-    names = list(rows["individual"]["scores"])
-    lines = [
-        [NAMES.get(name, name), *(f"{row['scores'][key]:.2f}" for key in names), f"{row['mean']:.2f}"]
-        for name, row in rows.items()
-    ]
-    return table(["PSNR, dB", *names, "mean"], lines)
-
-
-def run_table(runs: dict[str, Any]) -> str:
-    """Every training with its budget."""
-    rows = [
-        [
-            name,
-            *(f"{run[key]:,.0f}" for key in ("steps", "samples", "seconds")),
-            f"{run['learning_rate']:g}",
-            str(run["seed"]),
-            run["mixed_precision"],
-            ", ".join(f"{metric} {value:.3g}" for metric, value in run["validation"].items()),
+    for method in first_seed(result)["rows"]:
+        values = [
+            over_seeds(result, lambda seed, row=method, task=task: seed["rows"][row]["scores"][task])[0]
+            for task in tasks
         ]
-        for name, run in runs.items()
-    ]
-    header = [
-        "run",
-        "steps",
-        "samples",
-        "seconds",
-        "learning rate",
-        "seed",
-        "mixed precision",
-        "at the end, validation",
-    ]
+        rows.append([NAMES[method], *(f"{value:.{digits(result)}f}" for value in values)])
+    return table(["", *tasks], rows)
+
+
+def task_measures(result: dict[str, Any], task: str) -> dict[str, float]:
+    """What explains a task's row: means over the seeds of what merging did to its task vector, and of the losses."""
+    factor = 100 if result["greater_is_better"] else -1
+    found: dict[str, list[float]] = {}
+    for seed in result["seeds"].values():
+        rows = seed["rows"]
+        scores = {method: row["scores"][task] for method, row in rows.items()}
+        (emr,), (bit,) = (
+            [entry for entry in rows[method]["measures"] if entry["task"] == task] for method in ("emr", "onebit")
+        )
+        values = {
+            "norm": emr["norm_to_base"],
+            "conflict": emr["sign_conflict"]["task_vector"],
+            "error_emr": emr["error"]["global"],
+            "error_l2": emr["error"]["tensor_l2"],
+            "error_bit": bit["error"]["one_bit"],
+            "lost_emr": factor * (scores["individual"] - scores["emr"]),
+            "lost_signs": factor * (scores["individual"] - seed["parts"]["own magnitudes"]["scores"][task]),
+            "lost_magnitudes": factor * (scores["individual"] - seed["parts"]["own signs"]["scores"][task]),
+            "lost_bit": factor * (scores["individual"] - scores["onebit"]),
+        }
+        for key, value in values.items():
+            found.setdefault(key, []).append(value)
+    return {key: float(np.mean(values)) for key, values in found.items()}
+
+
+def reason_table(results: Results) -> str:
+    """How far each task's vector was kept, and what that cost."""
+    rows = []
+    for name, result in results.items():
+        for task in first_seed(result)["rows"]["individual"]["scores"]:
+            measures = task_measures(result, task)
+            shares = [f"{100 * measures[key]:.0f}" for key in ("norm", "conflict")]
+            errors = [f"{measures[key]:.2f}" for key in ("error_emr", "error_l2", "error_bit")]
+            losses = [f"{measures[key]:.{digits(result)}f}" for key in LOSSES]
+            rows.append([f"{name}: {task}", *shares, *errors, *losses])
+    header = ["", "‖τ‖ / ‖W₀‖, %", "signs that lost, %", "error, EMR", "EMR, `tensor_l2`", "1-bit", *LOSSES.values()]
     return table(header, rows)
 
 
-def blocks(result: dict[str, Any]) -> dict[str, str]:
+def draw_scores(results: Results, path: Path) -> None:
+    """Mean and standard deviation over seeds of every method, a panel for each set."""
+    from matplotlib import pyplot
+
+    figure, (axes,) = pyplot.subplots(1, len(results), figsize=(4 * len(results), 4.2), sharey=True, squeeze=False)
+    shown = list(NAMES)[::-1]
+    for axis, (name, result) in zip(axes, results.items(), strict=True):
+        for place, method in enumerate(shown):
+            if method in first_seed(result)["rows"]:
+                mean, deviation = over_seeds(result, lambda seed, method=method: seed["rows"][method]["mean"])
+                axis.errorbar(mean, place, xerr=deviation, fmt="o", capsize=3, color="C1" if "emr" in method else "C0")
+        individual, _ = over_seeds(result, lambda seed: seed["rows"]["individual"]["mean"])
+        axis.axvline(individual, color="gray", linestyle=":")
+        axis.set_xlabel(LABELS[name], fontsize=9)
+    axes[0].set_yticks(range(len(shown)), [NAMES[method].replace("*", "").replace("`", "") for method in shown])
+    save_figure(figure, path, dpi=80)
+
+
+def mean_of_first(seed: dict[str, Any], method: str, count: int) -> float:
+    """The mean over the first tasks, merged alone."""
+    if method == "individual":
+        return float(np.mean(list(seed["rows"][method]["scores"].values())[:count]))
+    return float(seed["curve"][str(count)][method])
+
+
+def draw_curve(results: Results, path: Path) -> None:
+    """Means of the first n tasks, merged alone, against n, a panel for each set."""
+    from matplotlib import pyplot
+
+    figure, (axes,) = pyplot.subplots(1, len(results), figsize=(4 * len(results), 3.4), squeeze=False)
+    for axis, (name, result) in zip(axes, results.items(), strict=True):
+        counts = sorted(map(int, first_seed(result)["curve"]))
+        for method, style in (("individual", "k:"), ("emr", "C1-"), ("average", "C0-")):
+            points = [over_seeds(result, lambda seed, n=n, name=method: mean_of_first(seed, name, n)) for n in counts]
+            means, deviations = zip(*points, strict=True)
+            axis.errorbar(counts, means, yerr=deviations, fmt=style, capsize=3, label=NAMES[method].replace("*", ""))
+        axis.set_xlabel("tasks merged")
+        axis.set_xticks(counts)
+        axis.set_ylabel(LABELS[name], fontsize=8)
+    axes[0].legend(fontsize=8)
+    save_figure(figure, path, dpi=80)
+
+
+def blocks(results: Results) -> dict[str, str]:
     """The README's tables by the name of their place."""
-    tweets = result["tweets"]
-    minutes = {name: f"{seconds / 60:.0f} min" for name, seconds in result["seconds"].items()}
+    machine = results["tweets"]
     return {
-        "scores": main_table(tweets),
-        "sizes": size_table(tweets),
-        "ablation": ablation_table(tweets),
-        "curve": curve_table(tweets),
-        "grids": grid_table(tweets),
-        "router": router_table(tweets),
-        "restorers": restorer_table(result["restorers"]),
-        "runs": run_table(result["runs"]),
-        "budget": f"{result['device']}; training {minutes['training']}, merging and scoring "
-        f"{minutes['merging_and_scoring']}; seed {result['seed']}; {version_list(result)}.",
+        "summary": summary_table(results),
+        **{name: task_table(result) for name, result in results.items()},
+        "reasons": reason_table(results),
+        "budget": f"{machine['device']}; seeds {', '.join(machine['seeds'])}; {version_list(machine)}.",
     }
 
 
+def main() -> None:
+    """Reads the results, draws and fills."""
+    folder = EXAMPLES / "results"
+    results = read_results(folder)
+    draw_scores(results, folder / "scores.png")
+    draw_curve(results, folder / "curve.png")
+    write_blocks(blocks(results), EXAMPLES / "README.md")
+
+
 if __name__ == "__main__":
-    content = json.loads((EXAMPLES / "results" / "study.json").read_text(encoding="utf-8"))
-    write_blocks(blocks(content), EXAMPLES / "README.md")
+    main()

@@ -80,8 +80,8 @@ class TaskRouter:
 
 class BaseFeatures:
     """Features of the base: its last hidden state, averaged over tokens or places. The base was trained on more than
-    the tasks, and tells them apart better than the elected model, whose features serve ten tasks at once
-    (examples/emr/README.md has the numbers)."""
+    the tasks, and tells them apart better than the elected model: of ten TweetEval tasks 61 % of the tweets found
+    their own by features of the base, 34 % by those of the elected model."""
 
     def __init__(
         self,

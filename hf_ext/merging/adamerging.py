@@ -22,6 +22,7 @@ from tqdm import trange
 
 from ..files import whole_file
 from .configuration import MergeConfig, load_config
+from .measuring import name_as_saved
 from .plan import Plan, make_plan
 
 if TYPE_CHECKING:
@@ -48,15 +49,23 @@ class WeightedMerge(nn.Module):
         self.models = [model.requires_grad_(False).eval() for model in models]
         self.rows = plan.merged_rows
         self.base, self.vectors = [], []
+        held = [model.state_dict() for model in models]
+        # the model's own name of each tensor of its checkpoint
+        self.own_names = [
+            {saved: own for own, value in tensors.items() for saved in name_as_saved(model, {own: value})}
+            for model, tensors in zip(models, held, strict=True)
+        ]
         for row in self.rows:
             if row.elements != plan.base.read(row.name).numel():
                 raise ValueError(f"{row.name!r} is merged in part; exclude it, or choose another shape_policy.")
             base = plan.base.read(row.name).float()
             named = zip(plan.tasks, row.task_names, strict=True)
             self.base.append(base)
-            for model, name in zip(models, row.task_names, strict=True):
-                if name is not None and name not in model.state_dict():
-                    raise ValueError(f"{type(model).__name__} has no tensor {name!r}, which its checkpoint has.")
+            for place, name in enumerate(row.task_names):
+                own = None if name is None else held[place].get(self.own_names[place].get(name, ""))
+                if name is not None and (own is None or own.shape != base.shape):
+                    kind = type(models[place]).__name__
+                    raise ValueError(f"{kind} has no tensor {name!r}, or of another shape than its checkpoint.")
             self.vectors.append(
                 [torch.zeros_like(base) if name is None else task.read(name).float() - base for task, name in named]
             )
@@ -72,7 +81,8 @@ class WeightedMerge(nn.Module):
     def merge(self, task: int) -> dict[str, torch.Tensor]:
         """The merged tensors by their names in a task's model."""
         return {
-            name: base + sum(weight * vector for weight, vector in zip(self.weight[:, index], vectors, strict=True))
+            self.own_names[task][name]: base
+            + sum(weight * vector for weight, vector in zip(self.weight[:, index], vectors, strict=True))
             for index, (row, base, vectors) in enumerate(zip(self.rows, self.base, self.vectors, strict=True))
             if (name := row.task_names[task]) is not None
         }

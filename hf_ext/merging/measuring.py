@@ -15,6 +15,8 @@ from safetensors.torch import save
 from torch import nn
 from torch.utils.data import default_collate
 from tqdm import tqdm
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
 from ..files import whole_file
@@ -49,25 +51,39 @@ def write_statistics(
     """
     from ..training.arguments import TrainingArguments, apply_overrides, build, read_yaml
     from ..training.launch import build_task
-    from ..training.models import adapter_base, build_model, pin_revision
     from ..training.sources import open_source
 
-    if out.exists():
-        raise FileExistsError(f"{out} is there; remove it, or name another file.")
     arguments = build(TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(config), overrides or [])})
     train = arguments.data_arguments.require_train_source()
     task = build_task(arguments)
+    return save_statistics(task, source, open_source(train, "data.train"), kind, out, examples=examples)
+
+
+def save_statistics(
+    task: Task, source: str, data: Any, kind: str, out: Path, *, examples: int = 256
+) -> dict[str, Any]:
+    """[`write_statistics`] with a task of one's own and its training data."""
+    from ..training.models import adapter_base, build_model, pin_revision
+
+    if out.exists():
+        raise FileExistsError(f"{out} is there; remove it, or name another file.")
     pinned = pin_revision(source)
     if adapter_base(pinned) is not None:
         raise ValueError(f"{source} is an adapter; statistics are of full weights: merge it into its base first.")
     model = build_model(task, {}, pinned).to(Ranks().own_device())
-    samples = read_samples(task, open_source(train, "data.train"), examples)
+    samples = read_samples(task, data, examples)
     found, count = measure(task, model, tqdm(samples, "measuring", total=examples, leave=False, disable=None), kind)
-    transposed = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)]
+    conv = {f"{name}.weight": module.weight for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    found, transposed = name_as_saved(model, found), [*name_as_saved(model, conv)]
     metadata = {"kind": kind, "examples": str(count), "inputs_first": json.dumps(transposed if kind == "gram" else [])}
     with whole_file(out) as file:
         file.write(save(found, metadata))
     return {"path": str(out), "kind": kind, "examples": count, "tensors": len(found)}
+
+
+def name_as_saved(model: nn.Module, tensors: Statistics) -> Statistics:
+    """Tensors by the names that a checkpoint has: transformers renames those of a ViT, for instance, on loading."""
+    return revert_weight_conversion(model, tensors) if isinstance(model, PreTrainedModel) else tensors
 
 
 def read_samples(task: Task, data: Any, examples: int) -> Iterator[dict[str, Any]]:

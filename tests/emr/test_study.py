@@ -1,8 +1,14 @@
-"""The study's parts: trainings have valid settings, pictures are drawn, the README holds the committed results."""
+"""The study's parts: a tiny one runs and goes on, trainings have valid settings, the README holds its results."""
 
+import dataclasses
+import io
 import json
+import wave
 
+import datasets
 import numpy as np
+import pytest
+import torch
 from PIL import Image
 
 from tests.study_testing import EXAMPLES, fill_readme, module_loader, write_tweets
@@ -11,54 +17,127 @@ STUDY = EXAMPLES / "emr"
 load = module_loader(STUDY)
 
 
-def test_every_training_has_valid_settings(load, tmp_path, monkeypatch):
-    finetunes, restorers, studies = (load(name) for name in ("finetunes", "restorers", "studies"))
-    launched = {}
-
-    def launch(run, script, recipe, values):
-        assert script[0].is_file()
-        launched[run.name] = studies.read_arguments(recipe, values)
-
-    # Nothing is trained or downloaded, and few pictures are written.
-    stand_ins = [(finetunes, "launch", launch), (finetunes, "copy_minilm", lambda folder: folder)]
-    for module, name, value in [*stand_ins, (restorers, "launch", launch), (restorers, "TRAIN_TILES", 20)]:
-        monkeypatch.setattr(module, name, value)
-    write_tweets(tmp_path / "tweeteval" / "irony")
-    assert finetunes.fine_tune("irony", tmp_path / "tweeteval", tmp_path) == tmp_path / "runs" / "irony" / "snapshot"
-    irony = launched.pop("irony")
-    assert irony.task["labels"] == ["calm", "loud"] and irony.max_steps == 1
-    assert irony.init_from == str(tmp_path / "base" / "all-MiniLM-L6-v2")
-
+@pytest.fixture
+def shared(tmp_path):
+    """The folder of data in small: two recordings of two digits, vehicles, and one task of tweets."""
+    random = np.random.default_rng(0)
+    folder = tmp_path / "shared"
+    (folder / "fsdd").mkdir(parents=True)
+    for digit in range(2):
+        for number in (0, 5):
+            with wave.open(str(folder / "fsdd" / f"{digit}_someone_{number}.wav"), "wb") as file:
+                file.setparams((1, 2, 8000, 0, "NONE", ""))
+                file.writeframes(random.integers(-9000, 9000, 2000, dtype=np.int16).tobytes())
+    (folder / "cifar10").mkdir()
     for part in ("train", "test"):
-        (tmp_path / "bsds" / part).mkdir(parents=True)
-        for index in range(restorers.TEST_PHOTOS):
-            pixels = np.random.default_rng(index).integers(256, size=(260, 258, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "bsds" / part / f"{index}.jpg")
-    restorers.write_photos(tmp_path / "bsds", tmp_path)
-    assert len(list((tmp_path / "jpeg-train" / "lq").iterdir())) == 20
-    snapshots = {name: restorers.train_restorer(name, tmp_path) for name in (None, *restorers.RESTORERS)}
-    assert snapshots[None] == tmp_path / "runs" / "restorer-base" / "snapshot"
-    base = launched.pop("restorer-base")
-    assert base.init_from is None and base.max_steps == restorers.BASE_STEPS
-    assert {name: arguments.init_from for name, arguments in launched.items()} == dict.fromkeys(
-        (f"restorer-{name}" for name in restorers.RESTORERS), str(snapshots[None])
-    )
-    assert launched["restorer-sigma50"].task["degradation"]["sigma"] == 50
-    assert launched["restorer-jpeg"].task["degradation"] == {"kind": "paired"}
+        pictures = [Image.fromarray(random.integers(256, size=(32, 32, 3), dtype=np.uint8)) for _ in range(10)]
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+        rows = datasets.Dataset.from_dict({"image": pictures, "label": range(10)}, features=features)
+        rows.to_parquet(str(folder / "cifar10" / f"{part}.parquet"))
+    for task in ("irony", "emotion"):
+        write_tweets(folder / "tweeteval" / task)
+    return folder
 
 
-def test_pictures_of_a_result(load, tmp_path):
+def test_the_data_of_pictures(load, shared, tmp_path):
+    load("sets").write_pictures(shared, tmp_path / "data")
+    for task, counts in {"spoken": (2, 2), "vehicles": (4, 4), "noisy": (1497, 300)}.items():
+        assert len(json.loads((tmp_path / "data" / task / "labels.json").read_text())) in (4, 10)
+        for part, count in zip(("train", "test"), counts, strict=True):
+            file = str(tmp_path / "data" / task / f"{part}.parquet")
+            rows = datasets.load_dataset("parquet", data_files=file, split="train")
+            assert len(rows) == count and rows[0]["image"].size == (16, 16)
+            assert len(set(rows["label"])) == min(count, 10)
+
+
+def test_the_data_of_texts_and_tweets(load, shared, tmp_path):
+    sets = load("sets")
+    sets.write_texts(shared, tmp_path / "texts")
+    for domain in sets.DOMAINS:
+        tested = (tmp_path / "texts" / domain / "test.jsonl").read_text().splitlines()
+        assert len(tested) == sets.TEST_TEXTS
+    sums = json.loads((tmp_path / "texts" / "sums" / "train.jsonl").read_text().splitlines()[0])["text"]
+    first, total = sums.splitlines()[0].split("=")
+    assert sum(map(int, first.split("+"))) == int(total)
+    tweets = load("tweets")
+    tweets.write_task(shared / "tweeteval", "irony", tmp_path / "irony")
+    counts = [len((tmp_path / "irony" / f"{part}.jsonl").read_text().splitlines()) for part in ("train", "test")]
+    assert counts == [8, 4]
+    assert json.loads((tmp_path / "irony" / "labels.json").read_text()) == ["calm", "loud"]
+
+
+def test_every_recipe_is_valid(load):
+    studies = load("study")
+    for kit in studies.SETS.values():
+        arguments = studies.read_arguments(kit.recipe, {"model": {}, **kit.fine_tuning})
+        assert arguments.max_steps > arguments.warmup_steps
+        task = studies.build(kit.task, arguments.task, "task")
+        if kit.ready_base is None:
+            with torch.device("meta"):
+                model = task.build_model(studies.read_arguments(kit.recipe, {}).model, None)
+            assert sum(parameter.numel() for parameter in model.parameters()) > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pictures", "texts"])
+def test_a_tiny_study_runs_and_goes_on(load, shared, tmp_path, monkeypatch, name):
+    study, sets, tables = (load(module) for module in ("study", "sets", "tables"))
+    kit = study.SETS[name]
+    learning = kit.learning and {**kit.learning, "steps": 2}
+    kit = dataclasses.replace(kit, tasks=kit.tasks[-2:], learning=learning)
+    monkeypatch.setitem(study.SETS, name, kit)
+    for module, constant, value in (
+        (study, "SEEDS", (0, 1)),
+        (study, "STATISTICS_EXAMPLES", 2),
+        (sets, "TRAIN_TEXTS", 4),
+        (sets, "TEST_TEXTS", 2),
+    ):
+        monkeypatch.setattr(module, constant, value)
+    folder = study.main(name, shared, tmp_path / "work", 0.001)
+    assert folder == tmp_path / "work" / name / "seed-0" / "report"
+    result = json.loads((folder / "study.json").read_text())
+    assert {path.suffix for path in folder.iterdir()} == ({".json", ".png"} if kit.learning else {".json"})
+    rows = result["seeds"]["1"]["rows"]
+    assert rows.keys() == tables.NAMES.keys() - (set() if kit.learning else {"adamerging"})
+    assert all(row["scores"].keys() == set(kit.tasks) for row in rows.values())
+    assert rows["onebit"]["bytes"] < rows["emr"]["bytes"] < rows["individual"]["bytes"]
+    # the base is no merge, and merges are none of the models
+    assert rows["base"]["scores"] != rows["individual"]["scores"] or name == "pictures"
+    measures = tables.task_measures(result, kit.tasks[0])
+    assert 0 < measures["error_bit"] < 1 and 0 <= measures["conflict"] <= 1
+    tables.draw_scores({name: result}, tmp_path / "scores.png")
+    tables.draw_curve({name: result}, tmp_path / "curve.png")
+
+    def fail(*arguments, **options):
+        raise AssertionError("trained or merged twice")
+
+    for called in ("train", "learn_weights"):
+        monkeypatch.setattr(study, called, fail)
+    again = study.main(name, shared, tmp_path / "work", 0.001)
+    assert json.loads((again / "study.json").read_text()) == result
+
+
+def test_pictures_of_the_committed_results(load, tmp_path):
     tables = load("tables")
-    curve = {str(count): {"global": 0.5, "average": 0.4, "bytes": 1, "seconds": 1.0} for count in (2, 3)}
-    tables.draw_curve(curve, {"2": 0.75, "3": 0.7}, tmp_path / "results" / "curve.png")
-    places = {"individual": [[0.0, 1.0], [2.0, 3.0]], "elect": [[1.0, 0.0], [3.0, 2.0]]}
-    features = {"task": "emotion", "labels": [0, 1], "places": places}
-    tables.draw_features(features, tmp_path / "results" / "features.png")
-    for name in ("curve", "features"):
-        with Image.open(tmp_path / "results" / f"{name}.png") as picture:
-            assert min(picture.size) > 300
+    results = tables.read_results(STUDY / "results")
+    tables.draw_scores(results, tmp_path / "scores.png")
+    tables.draw_curve(results, tmp_path / "curve.png")
+    for path in tmp_path.glob("*.png"):
+        with Image.open(io.BytesIO(path.read_bytes())) as picture:
+            assert min(picture.size) > 200
+
+
+def test_every_row_has_three_seeds_and_a_deviation(load):
+    tables = load("tables")
+    for name, result in tables.read_results(STUDY / "results").items():
+        assert len(result["seeds"]) == 3
+        means = [seed["rows"]["emr"]["mean"] for seed in result["seeds"].values()]
+        factor = 100 if result["greater_is_better"] else 1
+        assert tables.over_seeds(result, lambda seed: seed["rows"]["emr"]["mean"]) == pytest.approx(
+            (factor * np.mean(means), factor * np.sqrt(np.sum((means - np.mean(means)) ** 2) / 2))
+        ), name
 
 
 def test_readme_holds_the_committed_results(load, tmp_path):
-    result = json.loads((STUDY / "results" / "study.json").read_text())
-    assert fill_readme(load("tables"), result, tmp_path) == (STUDY / "README.md").read_text()
+    tables = load("tables")
+    assert fill_readme(tables, tables.read_results(STUDY / "results"), tmp_path) == (STUDY / "README.md").read_text()

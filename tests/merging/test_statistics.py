@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -12,15 +13,16 @@ from click.testing import CliRunner, Result
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import BertForSequenceClassification, GPT2LMHeadModel
+from transformers import BertForSequenceClassification, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
-from hf_ext.merging.measuring import measure
+from hf_ext.merging.adamerging import learn_weights
+from hf_ext.merging.measuring import measure, save_statistics
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.methods import METHODS, Block
 from hf_ext.merging.publishing import hide_paths
 from hf_ext.training.task import Task
 from hf_ext_cli.main import main
-from tests.emr.emr_testing import tiny_bert, tiny_gpt2, tiny_semanir
+from tests.emr.emr_testing import perturb, tiny_bert, tiny_gpt2, tiny_semanir
 from tests.merging import reference_methods as twin
 
 
@@ -221,6 +223,38 @@ def test_a_merge_of_gpt2_solves_by_its_layout(tmp_path):
         merged = found.get_tensor(name)
     weights = [load_file(Path(place) / "model.safetensors")[name].T for place in tasks.values()]
     assert_close(merged, twin.regmean(weights, [rows.T @ rows for rows in inputs], 0.9).T)
+
+
+class Pixels(Task):
+    def build_model(self, config, init_from):
+        return ViTForImageClassification.from_pretrained(init_from)
+
+    def training_sample(self, example, generator):
+        return {"pixel_values": torch.tensor(example["pixels"]), "labels": torch.tensor(0)}
+
+
+# transformers calls the tensors of a loaded ViT otherwise than its checkpoint does.
+def test_a_model_whose_tensors_were_renamed_on_loading(tmp_path):
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    model = ViTForImageClassification(ViTConfig(**size, image_size=4, patch_size=2, num_labels=3))
+    for seed, name in enumerate(("base", "a", "b")):
+        perturb(model, seed, 0.3)
+        model.save_pretrained(tmp_path / name)
+    names = load_file(tmp_path / "a" / "model.safetensors").keys()
+    assert not names <= model.state_dict().keys()
+    data = datasets.Dataset.from_dict({"pixels": draw(6, 3, 4, 4).tolist()})
+    config = {"base": str(tmp_path / "base"), "tasks": {name: str(tmp_path / name) for name in "ab"}}
+    for kind, method in (("fisher", "fisher"), ("gram", "regmean")):
+        files = {name: str(tmp_path / f"{name}.{kind}.safetensors") for name in "ab"}
+        for name, file in files.items():
+            save_statistics(Pixels(), str(tmp_path / name), data, kind, Path(file))
+            assert load_file(file).keys() <= names
+        merge_checkpoints({**config, "method": method, "statistics": files}, tmp_path / kind, progress=False)
+    learned = learn_weights({**config, "exclude": ["classifier"]}, dict.fromkeys("ab", (Pixels(), data)), steps=2)
+    weights = {entry["filter"]: entry["value"] for entry in learned.options["weight"]["a"]}
+    assert weights.keys() == {name for name in names if not name.startswith("classifier")}
+    # no answer depends on the bias of the keys
+    assert sum(value != 0.3 for value in weights.values()) > len(weights) - 3
 
 
 def test_statistics_that_do_not_fit_are_refused_in_words(measured, tmp_path):
