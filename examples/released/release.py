@@ -36,7 +36,7 @@ from hf_ext.metrics.images import Channel
 from hf_ext.metrics.psnr import psnr
 from hf_ext.mrconv import MRConvForAudioClassification
 from hf_ext.semanir import SemanIRForImageRestoration
-from hf_ext.tasks.degradations import gaussian_noise
+from hf_ext.tasks.degradations import gaussian_noise, matlab_bicubic
 from hf_ext.tasks.restoration import SemanIRTask
 from hf_ext.training import TrainingArguments
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
@@ -284,13 +284,19 @@ def summarize(release: Release, results: list[dict[str, Any]], inputs: list[dict
 
 
 def restore_cat(folder: Path, task: str | None = None) -> float:
-    """PSNR of scikit-image's cat with noise of 25, in grey for a grey model: a test measures it without any data."""
+    """
+    PSNR of scikit-image's cat with noise of 25, in grey for a grey model, or shrunk for one that enlarges: a test
+    measures it without any data.
+    """
     with task_checkpoint(str(folder), task) as checkpoint:
         model = SemanIRForImageRestoration.from_pretrained(checkpoint).eval()
     photo = Image.fromarray(skimage.data.chelsea()[:128, 200:328])
     mode, channel = ("RGB", "rgb") if model.config.num_channels_out == 3 else ("L", "gray")
     clean = np.asarray(photo.convert(mode)).reshape(128, 128, -1)
-    degraded = gaussian_noise(clean, 25.0, np.random.default_rng(0))
+    if model.config.scale > 1:
+        degraded = matlab_bicubic(clean, 1 / model.config.scale).astype(np.float32) / 255
+    else:
+        degraded = gaussian_noise(clean, 25.0, np.random.default_rng(0))
     with torch.no_grad():
         pixels = torch.from_numpy(degraded).permute(2, 0, 1)[None]
         restored = model(pixel_values=pixels).reconstruction[0].permute(1, 2, 0).numpy()
