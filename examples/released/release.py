@@ -108,6 +108,7 @@ RELEASES = {
             "BSD68": on("data/bsd68", eval_degradation=noise(15, 25, 50)) | {"data.eval.split": "test"},
         },
         ("psnr_gaussian_noise_25",),
+        (0, 4, 8),
     ),
     "jpeg-color": Release(
         "removes JPEG artefacts of any quality, 5 to 95, from colour photographs",
@@ -125,6 +126,7 @@ RELEASES = {
         BSDS,
         RESEARCH,
         {"Set5": on("data/set5")},
+        shown_examples=(0, 2, 4),
     ),
     "photo": Release(
         "mends photographs as people have them: blurred, resized, noisy and compressed, in any order and strength",

@@ -278,6 +278,11 @@ class MergeConfig:
             _refuse(self.masks is False, "masks: false", name, "the signs of the tasks are all that it writes")
             _refuse(self.drop != 0, "drop", name, "it has no place for elements that were dropped")
             _refuse(self.rescale not in ("global", "tensor_l2"), "rescale", name, "each tensor has its own scale")
+        if self.tokenizer == "union" and self.statistics:
+            raise ValueError(
+                "tokenizer: union gives rows other places, and statistics lie in each model's own order: choose a "
+                "method without statistics, or remove tokenizer."
+            )
         if self.tokenizer == "union" and self.with_masks:
             raise ValueError(
                 f"tokenizer: union makes one model with one vocabulary, and method {name!r} with masks restores each "

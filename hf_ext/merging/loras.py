@@ -20,6 +20,7 @@ from hf_ext.files import whole_folder, write_json
 
 from .adapters import BIAS, find_scaling, is_adapter_part, lora_modules, refuse_variants
 from .extracting import cut_matrix, describe_lora
+from .fitting import tokens_by_id
 from .sources import Source, open_weights
 
 _WHOLE = "hf-ext merge --adapters delta merges the full weights."
@@ -55,6 +56,10 @@ def merge_loras(
     weights = [1 / len(adapters)] * len(adapters) if weights is None else list(weights)
     if len(adapters) < 2 or len(weights) != len(adapters):
         raise ValueError(f"two adapters or more and a weight for each are merged; got {len(adapters)}, {len(weights)}")
+    if not all(map(math.isfinite, weights)):
+        raise ValueError(f"weights must be finite numbers; got {weights}")
+    if (rank is not None and rank < 1) or (error is not None and not 0 <= error <= 1):
+        raise ValueError(f"a rank is at least 1 and an error from 0 to 1; got {rank}, {error}")
     if rank is not None and error is not None:
         raise ValueError("give a rank or an error, or neither for the exact sum; not both")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -156,6 +161,17 @@ def _cut_product(
 def _merge_whole(opened: Sequence[Source], weights: Sequence[float]) -> dict[str, torch.Tensor]:
     """Tensors that the adapters hold whole. Without the base only an average of all of them is known."""
     names = {name for source in opened for name in source.tensors if not is_adapter_part(name)}
+    known = [tokens for source in opened if (tokens := tokens_by_id(source))]
+    if any(tokens != known[0] for tokens in known):
+        # What has a row for each token, an embedding or what gives logits.
+        fewest = min(map(len, known))
+        held = ((name, source.tensors[name].shape) for source in opened for name in names & source.tensors.keys())
+        rows = (name for name, shape in held if shape and shape[0] >= fewest)
+        if (named := min(rows, default=None)) is not None:
+            raise ValueError(
+                f"the adapters have different tokens and hold whole tensors, such as {named!r}: which of their rows "
+                f"belong together is not known. {_WHOLE}"
+            )
     merged = {}
     for name in sorted(names):
         shapes = {source.tensors[name].shape if name in source.tensors else None for source in opened}
@@ -199,7 +215,8 @@ def _make_report(
     warnings = [f"the adapters name different bases: {', '.join(sorted(map(str, bases)))}"] if len(bases) > 1 else []
     lost, square = (sum(found[key] for found in matrices.values()) for key in ("lost", "square"))
     return {
-        "adapters": dict(zip(adapters, weights, strict=True)),
+        "adapters": list(adapters),
+        "weights": list(weights),
         "base": opened[0].config.get("base_model_name_or_path"),
         "rank": max(found["rank"] for found in matrices.values()),
         "error": _share(lost, square),

@@ -192,7 +192,8 @@ def _count_rows(source: Source) -> int:
     rows = vocabulary_size(source.config)
     if rows is None:
         raise ValueError(f"{source.title}: its config.json tells no vocab_size, which tokenizer: union needs.")
-    return rows
+    # An adapter has the base's configuration, and may hold more rows.
+    return max([rows, *(source.tensors[name].shape[0] for name in _find_vocabulary(source))])
 
 
 def _require_same_size(base: Source, source: Source) -> None:
@@ -273,4 +274,10 @@ def _find_vocabulary(source: Source) -> frozenset[str]:
     state = model.state_dict(keep_vars=True)
     names = Names(source.tensors, state)
     found = {names.in_base(name) for name, tensor in state.items() if id(tensor) in parts}
+    # BART and its kin have a number for each token besides.
+    biased = next((name for name in source.tensors if name.endswith("final_logits_bias")), None)
+    if biased is not None:
+        raise ValueError(
+            f"{source.title}: {biased!r} has a column for each token, which tokenizer: union cannot place."
+        )
     return frozenset(found & source.tensors.keys())

@@ -22,10 +22,13 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
     Returns:
         `float`: From -1 to 1.
     """
-    classes = np.union1d(predictions, labels)
-    # [samples, classes]
-    predicted, true = (values[:, None] == classes for values in (predictions, labels))
-    return _correlate(predicted.astype(float), true.astype(float))
+    classes, places = np.unique(np.concatenate([predictions, labels]), return_inverse=True)
+    found, true = places[: len(predictions)], places[len(predictions) :]
+    # By counts of the classes: a matrix of samples and classes would not fit where they are scores.
+    of_found, of_true = (np.bincount(side, minlength=len(classes)).astype(float) for side in (found, true))
+    samples = float(len(labels))
+    norm = np.sqrt((samples**2 - of_found @ of_found) * (samples**2 - of_true @ of_true))
+    return float((samples * np.sum(found == true) - of_found @ of_true) / norm) if norm > 0 else 0.0
 
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:

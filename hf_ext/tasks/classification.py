@@ -1,5 +1,7 @@
 """Scores of classifiers that were trained elsewhere: of texts, of pictures, and of pictures by CLIP's texts."""
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -75,8 +77,11 @@ class LabelledTask(Task):
         return index
 
     def describe(self) -> dict[str, Any]:
-        """The options that scores depend on, without the names of classes; folders by their last name."""
-        options = {name: value for name, value in super().describe().items() if name not in ("labels", "class_names")}
+        """The options that scores depend on; folders by their last name, and of the classes, which may be thousands, a
+        hash of their names in their order."""
+        options = super().describe()
+        classes = json.dumps([options.pop(name, None) for name in ("labels", "class_names")])
+        options["classes"] = hashlib.sha256(classes.encode()).hexdigest()[:12]
         files = {name: options[name] for name in ("tokenizer", "processor", "clip") if options.get(name)}
         return options | {name: published_name(value) for name, value in files.items()}
 
@@ -118,8 +123,8 @@ class TextClassification(LabelledTask):
         if self.reader.pad_token is None:
             # GPT-2 has none; what stands after the last token changes nothing.
             self.reader.pad_token = self.reader.eos_token
-        if model.config.pad_token_id is None:
-            model.config.pad_token_id = self.reader.pad_token_id
+        # Decoders find the last token by this id: it must be what pads here.
+        model.config.pad_token_id = self.reader.pad_token_id
         return model
 
     def evaluate_batch(
@@ -250,6 +255,6 @@ class ZeroShotImages(ImageClassification):
 
     def classify(self, model: Any, pixels: torch.Tensor) -> torch.Tensor:
         """Cosines of the pictures and the classes."""
-        features = model.projection(model(pixel_values=pixels).pooler_output)
+        features = model.projection(model(pixel_values=pixels).pooler_output.to(model.head.dtype))
         cosines: torch.Tensor = F.normalize(features, dim=-1) @ model.head.T
         return cosines

@@ -64,6 +64,8 @@ class Recipe:
     num_workers: int = 0
 
     def __post_init__(self) -> None:
+        if not self.tasks or not all(isinstance(name, str) for name in self.tasks):
+            raise SettingsError(f"tasks must hold an entry for each task, by its name; got {list(self.tasks)!r:.200}.")
         shared = {name: value for name, value in (("method", self.method), ("metric", self.metric)) if value}
         self.entries: dict[str, RecipeEntry] = {}
         for name, given in self.tasks.items():
@@ -118,6 +120,10 @@ def evaluate_all(
         ValueError: A key of the recipe, data or a checkpoint cannot be used, or the tasks are not those of the recipe.
     """
     ranks = Ranks()
+    if output is not None and against is not None and output.resolve() == against.resolve():
+        raise ValueError(f"{output} holds the individual models' result: name another file for this one.")
+    if output is not None and output.suffix == ".png":
+        raise ValueError(f"{output}: the result is JSON, and its picture lies beside it as a .png; name it .json.")
     recipe = read_recipe(config, overrides or [])
     chosen = ranks.ask_first(lambda: choose_tasks(source, recipe, config, only))
     entries = {name: recipe.entries[name] for name in chosen}
@@ -142,7 +148,9 @@ def evaluate_all(
         # The next one needs its memory.
         del model
         measured = write_results(None, task, scores, {"": sources[name]})["results"]
-        result["results"] += [{**row, "merged_task": name, "revision": _commit(checkpoint)} for row in measured]
+        result["results"] += [
+            {**row, **_identify(name, sources[name]), "revision": _commit(checkpoint)} for row in measured
+        ]
         result["tasks"][name] = _relate(metric, task.metric_names[metric], scores[metric], known.get(name))
         result["mean"] = _average(result["tasks"])
         if output is not None and ranks.index == 0:
@@ -209,6 +217,7 @@ def read_individual(
         here = {
             "dataset": published_name(sources[name].path),
             "split": sources[name].split,
+            **_identify(name, sources[name]),
             "arguments": task.describe(),
         }
         if different := [key for key, value in here.items() if row.get(key) != value]:
@@ -261,6 +270,11 @@ def _average(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
         if None not in values:
             found[key] = sum(values) / len(values)  # type: ignore[arg-type]
     return found
+
+
+def _identify(name: str, source: DataSource) -> dict[str, str | None]:
+    """What of a row tells two tasks of one data set apart."""
+    return {"merged_task": name, "config": source.name}
 
 
 def _commit(checkpoint: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import AutoModel
 
 from hf_ext.merging.loras import merge_loras
 from hf_ext.merging.merge import merge_checkpoints
-from tests.emr.emr_testing import tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet
+from tests.emr.emr_testing import tiny_adapter, tiny_bert, tiny_gpt2, tiny_unet, write_tokenizer
 from tests.merging.test_adapters import merged_by_peft
 
 pytestmark = [
@@ -118,8 +119,14 @@ def test_heads_are_averaged_or_refused(bert, tmp_path):
     assert heads
     for name in heads:
         torch.testing.assert_close(parts[2][name], (parts[0][name] + parts[1][name]) / 2)
+    report = merge_loras([names[0], names[0]], tmp_path / "twice", weights=(0.25, 0.75))
+    assert report["adapters"] == [names[0], names[0]] and report["weights"] == [0.25, 0.75]
     with pytest.raises(ValueError, match="whole in an adapter .* weights add up to 1.*--adapters delta"):
         merge_loras(names, tmp_path / "sum", weights=(1.0, 1.0))
+    for folder, words in zip(adapters, ("<a>", "<b>"), strict=True):
+        write_tokenizer(folder, ("[UNK]", words))
+    with pytest.raises(ValueError, match="different tokens and hold whole tensors, such as '.*pooler"):
+        merge_loras(names, tmp_path / "rows")
 
 
 def test_what_does_not_fit_is_refused_in_words(bert, berts, tmp_path):
@@ -132,6 +139,13 @@ def test_what_does_not_fit_is_refused_in_words(bert, berts, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             merge_loras([first, *others], tmp_path / "out")
+    for options, message in (
+        ({"weights": (math.nan, 1.0)}, "weights must be finite"),
+        ({"rank": 0}, "a rank is at least 1"),
+        ({"error": -1.0}, "an error from 0 to 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            merge_loras([first, first], tmp_path / "out", **options)
     with pytest.raises(ValueError, match="not both"):
         merge_loras([first, first], tmp_path / "out", rank=1, error=0.1)
     wide = tiny_bert(tmp_path / "wide", hidden_size=64)

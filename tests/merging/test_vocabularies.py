@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from hf_ext.merging.merge import merge_checkpoints
 from hf_ext.merging.plan import make_plan
@@ -134,6 +142,35 @@ def test_a_task_without_a_tokenizer_has_the_bases(models_of, tmp_path):
     assert LlamaForCausalLM.from_pretrained(merged).config.vocab_size == 9
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning")
+def test_the_rows_that_an_adapter_added_are_its_own(models_of, tmp_path):
+    model = LlamaForCausalLM.from_pretrained(models_of["base"])
+    model.resize_token_embeddings(9, mean_resizing=False)
+    # peft keeps resized embeddings whole.
+    get_peft_model(model, LoraConfig(r=1, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(models_of["base"])
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    config = {"base": str(models_of["base"]), "tasks": {"a": str(tmp_path / "adapter")}, "adapters": "delta"}
+    merged = tmp_path / "merged"
+    merge_checkpoints(config | {"method": "average", "tokenizer": "union"}, merged, progress=False)
+    place = AutoTokenizer.from_pretrained(merged).convert_tokens_to_ids("<new>")
+    for side in ("get_input_embeddings", "get_output_embeddings"):
+        own = getattr(model, side)().weight[tokenizer.convert_tokens_to_ids("<new>")]
+        assert own.any() and getattr(LlamaForCausalLM.from_pretrained(merged), side)().weight[place].equal(own)
+
+
+def test_a_number_for_each_token_beside_the_rows_is_refused(models_of, tmp_path):
+    folder = tmp_path / "bart"
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    BartForConditionalGeneration(BartConfig(vocab_size=7, **sizes, **heads)).save_pretrained(folder)
+    write_tokenizer(folder, WORDS)
+    with pytest.raises(ValueError, match="'final_logits_bias' has a column for each token"):
+        make_plan({"base": str(folder), "tasks": {"a": str(folder)}, "method": "average", "tokenizer": "union"})
+
+
 def test_what_no_vocabulary_serves_is_refused_in_words(models_of, tmp_path):
     def change(name: str, **parts: Any) -> str:
         folder = write_model(tmp_path / name, WORDS, ("<x>",))
@@ -158,6 +195,7 @@ def test_what_no_vocabulary_serves_is_refused_in_words(models_of, tmp_path):
         ({"base": base, "tasks": {"a": str(plain)}}, "9 tokens, the base 8, and no tokenizer.json"),
         ({"base": str(plain), "tasks": {"a": base}}, "has no tokenizer.json, to which"),
         ({"base": base, "tasks": {"a": base}, "method": "emr"}, "choose a method without masks"),
+        ({"base": base, "tasks": {"a": base}, "method": "fisher", "statistics": {"a": "f"}}, "statistics lie in each"),
     ):
         with pytest.raises(ValueError, match=message):
             make_plan({"method": "average", "tokenizer": "union", **given})

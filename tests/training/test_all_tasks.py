@@ -11,9 +11,20 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from PIL import Image
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoTokenizer,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+)
 
 from hf_ext.emr import EMRModel
+from hf_ext.tasks.classification import TextClassification, ZeroShotImages
 from hf_ext.tasks.multiple_choice import MultipleChoice, render
 from hf_ext.tasks.texts import byte_tokenizer
 from hf_ext_cli.main import main
@@ -137,6 +148,7 @@ SOURCE = {"path": "nowhere.jsonl", "split": "test"}
         ({"tasks": {"two": {"task": {}}}}, r"missing key\(s\) data in section 'tasks.two'"),
         ({"tasks": {"two": {"data": {"paths": "x"}}}}, r"unknown key 'paths' in section 'tasks.two.data'"),
         ({"tasks": {"two": 5}}, "tasks.two must be a mapping of keys, got 5"),
+        ({"tasks": {}}, r"tasks must hold an entry for each task, by its name; got \[\]"),
         ({"method": "bert"}, "tasks.two: unknown method 'bert'; allowed: .*multiple-choice"),
         ({"task": {"max_lengths": 5}}, "task 'two': unknown key 'max_lengths' in section 'task'.*'max_length'"),
         ({"task": {"text_columns": []}}, "task 'two': .*text_columns must be one or two names"),
@@ -181,8 +193,55 @@ def test_scores_that_were_measured_otherwise_are_not_compared(place: Path, tmp_p
         (("--task.max_length", "5"), "task 'two' was measured with arguments"),
         (("--metric", "pearson"), "has no pearson of task 'two'"),
         (("--tasks.two.data.split", "train"), "task 'two' was measured with split 'test', this recipe has 'train'"),
+        (("--tasks.two.task.labels", "[1, 0]"), "task 'two' was measured with arguments"),
+        (("--output", alone), "holds the individual models' result"),
+        (("--output", tmp_path / "o.png"), "name it .json"),
     ):
         assert message in evaluate(*words, *more, code=2).stderr
+    # Another configuration of one data set, as GLUE's, is other data.
+    content = json.loads(alone.read_text())
+    alone.write_text(json.dumps(content | {"results": [{**row, "config": "mrpc"} for row in content["results"]]}))
+    assert "task 'two' was measured with config 'mrpc', this recipe has None" in evaluate(*words, code=2).stderr
+
+
+def test_a_text_is_scored_alike_alone_and_beside_longer_ones(tmp_path: Path):
+    # The configuration names another token for padding than the tokenizer.
+    tokenizer = byte_tokenizer(64)
+    torch.manual_seed(2)
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, pad_token_id=50)
+    model = GPT2ForSequenceClassification(config)
+    perturb(model, 2, 0.5)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    task = TextClassification()
+    built = task.build_model({}, str(tmp_path)).eval()
+    assert built.config.pad_token_id == task.reader.pad_token_id != 50
+    examples = [{"text": text, "label": 0} for text in TEXTS]
+    with torch.no_grad():
+        together = task.evaluate_batch(built, examples, [])
+        assert together == [task.evaluate_batch(built, [example], [])[0] for example in examples]
+    assert {row["class"] for row in together} == {0.0, 1.0}
+
+
+def test_pictures_of_a_16_bit_encoder_are_recognised(tmp_path: Path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer = byte_tokenizer(32)
+    texts = {**sizes, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id or 1}
+    pictures = {**sizes, "image_size": 8, "patch_size": 4}
+    CLIPModel(CLIPConfig(text_config=texts, vision_config=pictures, projection_dim=8)).save_pretrained(
+        tmp_path / "clip"
+    )
+    tokenizer.save_pretrained(tmp_path / "clip")
+    CLIPImageProcessor(size={"shortest_edge": 8}, crop_size=8).save_pretrained(tmp_path / "clip")
+    encoder = CLIPVisionModel(CLIPVisionConfig(**pictures)).bfloat16()
+    encoder.save_pretrained(tmp_path / "encoder")
+    task = ZeroShotImages(class_names=["a", "b"], clip=str(tmp_path / "clip"))
+    built = task.build_model({}, str(tmp_path / "encoder")).eval()
+    picture = Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3))
+    with torch.no_grad():
+        (row,) = task.evaluate_batch(built, [{"image": picture, "label": 0}], [0])
+    assert next(built.parameters()).dtype == torch.bfloat16 and row["accuracy"] in (0.0, 1.0)
 
 
 @pytest.mark.parametrize("prompts", [["{{text}} so"], ["{{text}} so", "{{text}}?", "{{ text | upper }}"]])
