@@ -140,14 +140,17 @@ class _Canvas:
         # A dash is tested at places half a pixel apart, its ends among them.
         steps = np.arange(2 * drawing.dash + 1)
         self.along = DIRECTIONS[:, None] * steps[:, None] // 2
-        self.apart = round((2 * self.margin + drawing.thickness) * UNIT) ** 2
+        self.apart = round((2 * self.margin + drawing.thickness) * UNIT)
+        # Dashes that begin farther away, along an axis, are not near enough to be measured.
+        self.reach = self.apart + 2 * (drawing.dash + 1) * UNIT
         angles = np.minimum(np.arange(TURN), TURN - np.arange(TURN)) * 2 * math.pi / TURN
         self.bends = np.array(
             [round(2**20 * math.cos(min(drawing.continuity * float(angle), math.pi / 2)) ** 2) for angle in angles]
         )
         self.dashes: list[np.ndarray] = []
-        # Places of each dash, in the order of `dashes`.
-        self.places = np.empty((0, len(steps), 2), dtype=np.int64)
+        # Places of each dash, in the order of `dashes`; the rest is room for more.
+        most = 2 * PATH_DASHES + drawing.distractors * DISTRACTOR_DASHES
+        self.places = np.empty((most, len(steps), 2), dtype=np.int64)
 
     def draw_pair(self) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
         """The two long paths, which grow in turns; nothing where one finds no way."""
@@ -171,7 +174,7 @@ class _Canvas:
             retreats += 1
             if retreats > _MOST_RETREATS:
                 return None
-            self._forget(max(len(self.dashes) - 2 * _ROUNDS_BACK, 2))
+            del self.dashes[max(len(self.dashes) - 2 * _ROUNDS_BACK, 2) :]
             del turns[len(self.dashes) :]
         return self.dashes[::2], self.dashes[1::2]
 
@@ -186,12 +189,7 @@ class _Canvas:
                 turn = self._extend(len(self.dashes) - 1, turn)
             if turn is not None:
                 return
-            self._forget(before)
-
-    def _forget(self, kept: int) -> None:
-        """Takes back all dashes but the first ones."""
-        del self.dashes[kept:]
-        self.places = self.places[:kept]
+            del self.dashes[before:]
 
     def _extend(self, last: int, turn: int) -> int | None:
         """Adds a dash after the last one of a path and tells its direction; nothing where all ways are taken."""
@@ -212,12 +210,15 @@ class _Canvas:
         places = start + self.along[turn]
         if places.min() < UNIT or places.max() > (self.size - 1) * UNIT:
             return False
-        others = self.places if last is None else np.delete(self.places, last, 0)
-        gaps = others.reshape(-1, 1, 2) - places
-        if len(gaps) and (gaps * gaps).sum(-1).min() < self.apart:
+        count = len(self.dashes)
+        near = np.abs(self.places[:count, 0] - start).max(1) < self.reach
+        if last is not None:
+            near[last] = False
+        gaps = self.places[:count][near].reshape(-1, 1, 2) - places
+        if len(gaps) and (gaps * gaps).sum(-1).min() < self.apart**2:
             return False
+        self.places[count] = places
         self.dashes.append(np.stack([places[0], places[-1]]))
-        self.places = np.concatenate([self.places, places[None]])
         return True
 
 
