@@ -75,8 +75,17 @@ def make_listops(
 )
 @click.option("--test", type=click.IntRange(min=1), default=20000, show_default=True, help="Test examples.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other examples.")
+@click.option(
+    "--num-workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes that draw; the pictures are the same.",
+)
 @click.option("--progress/--no-progress", default=True, help="Show a bar.")
-def make_pathfinder(out: Path, size: str, train: int, validation: int, test: int, seed: int, progress: bool) -> None:
+def make_pathfinder(
+    out: Path, size: str, train: int, validation: int, test: int, seed: int, num_workers: int, progress: bool
+) -> None:
     """Write Pathfinder or Path-X, drawn by the rules of Long Range Arena, into the new folder OUT.
 
     One parquet file for each split, which `datasets` and the training read. A picture is a function of seed, split and
@@ -85,12 +94,12 @@ def make_pathfinder(out: Path, size: str, train: int, validation: int, test: int
     \b
     Examples:
       hf-ext mrconv make-pathfinder data/pathfinder32
-      hf-ext mrconv make-pathfinder data/pathfinder128 --size 128
+      hf-ext mrconv make-pathfinder data/pathfinder128 --size 128 --num-workers 8
     """
     from hf_ext.tasks.pathfinder import Pathfinder, write_pathfinder
 
     counts = {"train": train, "validation": validation, "test": test}
-    click.echo(write_pathfinder(out, counts, Pathfinder(seed, int(size)), progress))
+    click.echo(write_pathfinder(out, counts, Pathfinder(seed, int(size)), progress, num_workers))
 
 
 @mrconv.command()

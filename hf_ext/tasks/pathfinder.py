@@ -20,8 +20,10 @@ numbers too. Nothing is left to the last digit of a cosine.
 import io
 import itertools
 import math
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,10 +125,13 @@ class Pathfinder:
     def examples(self, split: str = "train") -> Iterator[tuple[dict[str, bytes | None], int]]:
         """The examples of a split, from the first on, without end, pictures as PNG."""
         for index in itertools.count():
-            picture, label = self.example(index, split)
-            file = io.BytesIO()
-            Image.fromarray(picture).save(file, "PNG")
-            yield {"bytes": file.getvalue(), "path": None}, label
+            yield self._row(split, index)
+
+    def _row(self, split: str, index: int) -> tuple[dict[str, bytes | None], int]:
+        picture, label = self.example(index, split)
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}, label
 
 
 class _Canvas:
@@ -258,10 +263,30 @@ def _cover(picture: np.ndarray, ends: np.ndarray, radius: int, brightness: int) 
     np.maximum(part, shares, out=part)
 
 
-def write_pathfinder(out: str | Path, counts: dict[str, int], settings: Pathfinder, progress: bool = True) -> Path:
-    """Writes a folder that `datasets` reads: for each split a parquet file of `image` and `label`; and a README."""
+def write_pathfinder(
+    out: str | Path, counts: dict[str, int], settings: Pathfinder, progress: bool = True, num_workers: int = 1
+) -> Path:
+    """
+    Writes a folder that `datasets` reads: for each split a parquet file of `image` and `label`; and a README.
+
+    Args:
+        out (`str` or `Path`): The folder, which must not exist.
+        counts (`dict[str, int]`): Pictures of each split.
+        settings ([`Pathfinder`]): Which pictures.
+        progress (`bool`, defaults to `True`): Show a bar.
+        num_workers (`int`, defaults to 1): Processes that draw; the pictures are the same.
+    """
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    return write_made_data(out, counts, settings.examples, features.arrow_schema, _readme(settings), progress)
+    rest = (features.arrow_schema, _readme(settings), progress)
+    if num_workers == 1:
+        return write_made_data(out, counts, settings.examples, *rest)
+    with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
+        return write_made_data(
+            out,
+            counts,
+            lambda split: pool.imap(partial(settings._row, split), range(counts[split]), chunksize=50),
+            *rest,
+        )
 
 
 def _readme(settings: Pathfinder) -> str:

@@ -120,6 +120,15 @@ def test_the_folder_holds_the_examples_or_is_not_there(tmp_path):
         write_pathfinder(folder, {"train": 1}, task)
 
 
+@pytest.mark.slow
+def test_two_processes_write_what_one_does(tmp_path):
+    for name, workers in (("one", 1), ("two", 2)):
+        counts = {"train": 120, "validation": 2}
+        write_pathfinder(tmp_path / name, counts, Pathfinder(9), progress=False, num_workers=workers)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
