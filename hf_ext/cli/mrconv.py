@@ -10,7 +10,7 @@ from .sources import Model
 
 @click.group()
 def mrconv() -> None:
-    """MRConv: make the ListOps data, draw a model's kernels. `hf-ext train` trains it."""
+    """MRConv: make the data of ListOps, Pathfinder and Path-X, draw a model's kernels. `hf-ext train` trains it."""
 
 
 @mrconv.command(name="make-listops")
@@ -58,6 +58,48 @@ def make_listops(
     }
     counts = {"train": train, "validation": validation, "test": test}
     click.echo(write_listops(out, counts, build(ListOps, values, "make-listops"), progress))
+
+
+@mrconv.command(name="make-pathfinder")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--size",
+    type=click.Choice(["32", "128"]),
+    default="32",
+    show_default=True,
+    help="Side in pixels: 32 is Pathfinder, 128 Path-X.",
+)
+@click.option("--train", type=click.IntRange(min=1), default=160000, show_default=True, help="Training examples.")
+@click.option(
+    "--validation", type=click.IntRange(min=1), default=20000, show_default=True, help="Validation examples."
+)
+@click.option("--test", type=click.IntRange(min=1), default=20000, show_default=True, help="Test examples.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other examples.")
+@click.option(
+    "--num-workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes that draw; the pictures are the same.",
+)
+@click.option("--progress/--no-progress", default=True, help="Show a bar.")
+def make_pathfinder(
+    out: Path, size: str, train: int, validation: int, test: int, seed: int, num_workers: int, progress: bool
+) -> None:
+    """Write Pathfinder or Path-X, drawn by the rules of Long Range Arena, into the new folder OUT.
+
+    One parquet file for each split, which `datasets` and the training read. A picture is a function of seed, split and
+    number, so more pictures of a seed begin with the same ones. Where OUT exists nothing is written.
+
+    \b
+    Examples:
+      hf-ext mrconv make-pathfinder data/pathfinder32
+      hf-ext mrconv make-pathfinder data/pathfinder128 --size 128 --num-workers 8
+    """
+    from hf_ext.tasks.pathfinder import Pathfinder, write_pathfinder
+
+    counts = {"train": train, "validation": validation, "test": test}
+    click.echo(write_pathfinder(out, counts, Pathfinder(seed, int(size)), progress, num_workers))
 
 
 @mrconv.command()

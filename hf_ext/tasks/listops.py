@@ -19,18 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow
-import pyarrow.parquet
 from huggingface_hub.dataclasses import strict
-from tqdm import tqdm
 
-from hf_ext.files import whole_folder
+from .made_data import SPLITS, write_made_data
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 END = "]"
 # Each argument is an expression with this probability, otherwise a digit; the published data use the same.
 EXPRESSION_PROBABILITY = 0.25
-SPLITS = ("train", "validation", "test")
-_ROWS_AT_ONCE = 1000
 # With the default limits about one tree in ten fits.
 _MOST_DRAWS = 20_000
 # Trees that fit before a text that is new is given up; nine of ten belong to other splits than validation or test.
@@ -210,38 +206,13 @@ def _write(levels: list[_Level]) -> np.ndarray:
 
 def write_listops(out: str | Path, counts: dict[str, int], settings: ListOps, progress: bool = True) -> Path:
     """Writes a folder that `datasets` reads: for each split a parquet file of `text` and `label`; and a README."""
-    out = Path(out)
-    if out.exists():
-        raise ValueError(f"{out} exists: name another folder, or remove it first.")
-    if not counts or any(split not in SPLITS or count < 1 for split, count in counts.items()):
-        raise ValueError(
-            f"every split of {', '.join(SPLITS)} needs at least 1 example where it is given, got {counts}."
-        )
-    with whole_folder(out) as folder:
-        with tqdm(total=sum(counts.values()), unit=" examples", disable=not progress) as bar:
-            for split, count in counts.items():
-                _write_split(folder / f"{split}.parquet", split, count, settings, bar)
-        (folder / "README.md").write_text(_readme(counts, settings), encoding="utf-8")
-    return out
-
-
-def _write_split(path: Path, split: str, count: int, settings: ListOps, bar: tqdm) -> None:
     schema = pyarrow.schema([("text", pyarrow.string()), ("label", pyarrow.int64())])
-    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        examples = settings.examples(split)
-        for start in range(0, count, _ROWS_AT_ONCE):
-            rows = []
-            for row in itertools.islice(examples, min(_ROWS_AT_ONCE, count - start)):
-                rows.append(row)
-                bar.update()
-            texts, labels = zip(*rows, strict=True)
-            writer.write_table(pyarrow.table({"text": texts, "label": labels}, schema=schema))
+    return write_made_data(out, counts, settings.examples, schema, _readme(settings), progress)
 
 
-def _readme(counts: dict[str, int], settings: ListOps) -> str:
-    sizes = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+def _readme(settings: ListOps) -> str:
     return (
-        f"# ListOps\n\n{sizes}; seed {settings.seed}; more than {settings.min_length} and fewer than "
+        f"# ListOps\n\n{{sizes}}; seed {settings.seed}; more than {settings.min_length} and fewer than "
         f"{settings.max_length} tokens, depth up to {settings.max_depth}, up to {settings.max_arguments} arguments.\n"
         "No text comes twice, and none in two splits.\n"
         "Written by `hf-ext mrconv make-listops` with the grammar of Long Range Arena's ListOps; the examples are its "

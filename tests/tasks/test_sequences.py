@@ -157,6 +157,24 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
     assert bool(pictures) == (name != "lm")
 
 
+@pytest.mark.parametrize("name", SLICES)
+def test_each_recipe_takes_the_kernels_of_the_papers_tables(name):
+    readme = (RECIPES / "README.md").read_text()
+    rest = set()
+    for kernel in ("dilated", "fourier", "fourier_sparse"):
+        words = [] if kernel == "fourier" else [f"--model.kernel_type={kernel}"]
+        assert not words or f"--model.kernel_type {kernel}`" in readme
+        arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
+        with torch.device("meta"):
+            model = build_task(arguments).build_model(arguments.model, None)
+        assert model.config.kernel_type == kernel
+        kernels = set(model.kernel_parameters())
+        assert kernels
+        rest.add(sum(value.numel() for key, value in model.named_parameters() if key not in kernels))
+    # Only the kernels differ.
+    assert len(rest) == 1
+
+
 def test_processors_are_saved_with_the_models(tmp_path):
     run_recipe(tmp_path, "fsdd", folder="audio")
     assert AutoFeatureExtractor.from_pretrained(tmp_path / "audio" / "snapshot").sampling_rate == 8000

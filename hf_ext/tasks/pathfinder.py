@@ -1,0 +1,299 @@
+"""Pathfinder and Path-X as in Long Range Arena (https://arxiv.org/abs/2011.04006): does a path join two discs?
+
+Two paths of 14 dashes begin near the middle, a fixed distance apart, and wind outwards; short paths are drawn around
+them to distract. One disc marks the beginning of one path. The other marks the end of the same path (class 1) or of
+the other path (class 0), so whoever does not follow the dashes cannot tell. The rules and values are those by which
+the benchmark's pictures were drawn (https://arxiv.org/abs/1805.08315, and the notes of the benchmark's reader):
+
+- After a dash the path goes on straight over a gap of `margin`, turns by an angle d with a probability in proportion
+  to cos(continuity · d)^2, and the next dash begins `margin` later.
+- Between the outlines of dashes that do not follow one another lie at least 2 · `margin`.
+- A distractor that finds no way is left out. Where a long path finds none, the benchmark begins the picture anew,
+  which one in some hundred survives; here both paths give up their last rounds first, and only after many such it is
+  begun anew. That and the smoothing of edges (16 samples a pixel, no Lanczos filter) are all that differs on purpose.
+
+A picture is a function of seed, split and index, the same on any machine: directions and their probabilities are
+tables of whole numbers, places are counted in 1,024ths of a pixel, and whether a dash covers a place is asked in whole
+numbers too. Nothing is left to the last digit of a cosine.
+"""
+
+import io
+import itertools
+import math
+import multiprocessing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import datasets
+import numpy as np
+from huggingface_hub.dataclasses import strict
+from PIL import Image
+
+from .made_data import SPLITS, write_made_data
+
+# Parts of a pixel in which places are counted, and directions of a full turn.
+UNIT = 1024
+TURN = 256
+DIRECTIONS = np.array(
+    [[round(UNIT * f(2 * math.pi * turn / TURN)) for f in (math.cos, math.sin)] for turn in range(TURN)]
+)
+PATH_DASHES, DISTRACTOR_DASHES = 14, 4
+# A side of a pixel is sampled at so many places.
+_SAMPLES = 4
+# Directions that are tried for a dash, beginnings for a distractor, and pictures before none is found to fit.
+_MOST_TURNS, _MOST_STARTS, _MOST_PICTURES = 8, 5, 10_000
+# Rounds of dashes that two paths in a dead end give up, and how often, before the picture is begun anew.
+_ROUNDS_BACK, _MOST_RETREATS = 3, 40
+
+
+class Drawing(NamedTuple):
+    """The values of the benchmark for pictures of one size, lengths in pixels."""
+
+    dash: int
+    thickness: float
+    margins: tuple[int, ...]
+    continuity: float
+    radius: float
+    # Between the beginnings of the two paths.
+    distance: int
+    distractors: int
+    # Brightness of a dash that covers a pixel, before it is cut to the discs' 1.
+    contrast: float
+
+
+DRAWINGS = {
+    32: Drawing(2, 0.5, (1,), 1.0, 1.5, 7, 5, 1.5),
+    128: Drawing(5, 1.5, (2, 3), 1.8, 3.0, 20, 8, 0.9),
+}
+
+
+class Scene(NamedTuple):
+    """What a picture shows: dashes [n, 2 ends, (x, y)] in 1,024ths of a pixel and discs [2, (x, y)]."""
+
+    dashes: np.ndarray
+    discs: np.ndarray
+    margin: int
+    label: int
+
+
+@strict
+@dataclass
+class Pathfinder:
+    """
+    Pictures of Pathfinder as functions of (seed, split, index); odd ones show a joined pair of discs.
+
+    Args:
+        seed (`int`, defaults to 0): Another seed gives other pictures.
+        size (`int`, defaults to 32): Side in pixels: 32 is the benchmark's Pathfinder, 128 its Path-X.
+    """
+
+    seed: int = 0
+    size: int = 32
+
+    def validate_values(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, got {self.seed}.")
+        if self.size not in DRAWINGS:
+            raise ValueError(f"size must be 32 (Pathfinder) or 128 (Path-X), got {self.size}.")
+
+    def scene(self, index: int, split: str = "train") -> Scene:
+        """The dashes and discs of a picture."""
+        if split not in SPLITS or index < 0:
+            raise ValueError(f"there is no example {index} of {split!r}; splits: {', '.join(SPLITS)}, from 0 on.")
+        generator = np.random.default_rng((self.seed, SPLITS.index(split), index))
+        for _ in range(_MOST_PICTURES):
+            canvas = _Canvas(self.size, generator)
+            paths = canvas.draw_pair()
+            if paths is not None:
+                break
+        else:
+            raise ValueError(f"{_MOST_PICTURES:,} pictures had no room for two paths: take another seed.")
+        for _ in range(canvas.drawing.distractors):
+            canvas.draw_distractor()
+        label, first = index % 2, int(generator.integers(2))
+        discs = np.stack([paths[first][0][0], paths[first if label else 1 - first][-1][1]])
+        return Scene(np.stack(canvas.dashes), discs, canvas.margin, label)
+
+    def example(self, index: int, split: str = "train") -> tuple[np.ndarray, int]:
+        """One example, the grey picture and its class."""
+        scene = self.scene(index, split)
+        return draw_scene(scene, self.size), scene.label
+
+    def examples(self, split: str = "train") -> Iterator[tuple[dict[str, bytes | None], int]]:
+        """The examples of a split, from the first on, without end, pictures as PNG."""
+        for index in itertools.count():
+            yield self._row(split, index)
+
+    def _row(self, split: str, index: int) -> tuple[dict[str, bytes | None], int]:
+        picture, label = self.example(index, split)
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}, label
+
+
+class _Canvas:
+    """Paths that grow dash by dash and keep their distance."""
+
+    def __init__(self, size: int, generator: np.random.Generator):
+        self.drawing = drawing = DRAWINGS[size]
+        self.size = size
+        self.generator = generator
+        self.margin = drawing.margins[int(generator.integers(len(drawing.margins)))]
+        # A dash is tested at places half a pixel apart, its ends among them.
+        steps = np.arange(2 * drawing.dash + 1)
+        self.along = DIRECTIONS[:, None] * steps[:, None] // 2
+        self.apart = round((2 * self.margin + drawing.thickness) * UNIT)
+        # Dashes that begin farther away, along an axis, are not near enough to be measured.
+        self.reach = self.apart + 2 * (drawing.dash + 1) * UNIT
+        angles = np.minimum(np.arange(TURN), TURN - np.arange(TURN)) * 2 * math.pi / TURN
+        self.bends = np.array(
+            [round(2**20 * math.cos(min(drawing.continuity * float(angle), math.pi / 2)) ** 2) for angle in angles]
+        )
+        self.dashes: list[np.ndarray] = []
+        # Places of each dash, in the order of `dashes`; the rest is room for more.
+        most = 2 * PATH_DASHES + drawing.distractors * DISTRACTOR_DASHES
+        self.places = np.empty((most, len(steps), 2), dtype=np.int64)
+
+    def draw_pair(self) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+        """The two long paths, which grow in turns; nothing where one finds no way."""
+        drawing, margin = self.drawing, 2 * self.drawing.distance
+        start = self.generator.integers(margin * UNIT, (self.size - margin) * UNIT, 2)
+        offset = drawing.distance * DIRECTIONS[self.generator.integers(TURN)]
+        turns = []
+        for beginning in (start, start + offset):
+            turn = int(self.generator.integers(TURN))
+            if not self._add(beginning, turn, None):
+                return None
+            turns.append(turn)
+        # Dashes of even number are of the first path, and `turns` has the direction of each.
+        retreats = 0
+        while len(self.dashes) < 2 * PATH_DASHES:
+            last = len(self.dashes) - 2
+            following = self._extend(last, turns[last])
+            if following is not None:
+                turns.append(following)
+                continue
+            retreats += 1
+            if retreats > _MOST_RETREATS:
+                return None
+            del self.dashes[max(len(self.dashes) - 2 * _ROUNDS_BACK, 2) :]
+            del turns[len(self.dashes) :]
+        return self.dashes[::2], self.dashes[1::2]
+
+    def draw_distractor(self) -> None:
+        """A short path where there is room, or nothing."""
+        before = len(self.dashes)
+        for _ in range(_MOST_STARTS):
+            start = self.generator.integers(0, self.size * UNIT, 2)
+            first = int(self.generator.integers(TURN))
+            turn = first if self._add(start, first, None) else None
+            while turn is not None and len(self.dashes) < before + DISTRACTOR_DASHES:
+                turn = self._extend(len(self.dashes) - 1, turn)
+            if turn is not None:
+                return
+            del self.dashes[before:]
+
+    def _extend(self, last: int, turn: int) -> int | None:
+        """Adds a dash after the last one of a path and tells its direction; nothing where all ways are taken."""
+        joint = self.dashes[last][1] + self.margin * DIRECTIONS[turn]
+        ends = joint + (self.margin + self.drawing.dash) * DIRECTIONS
+        inside = ((ends >= UNIT) & (ends <= (self.size - 1) * UNIT)).all(1)
+        chances = np.cumsum(np.roll(self.bends, turn) * inside)
+        if chances[-1] == 0:
+            return None
+        for draw in self.generator.integers(chances[-1], size=_MOST_TURNS):
+            new = int(np.searchsorted(chances, draw, side="right"))
+            if self._add(joint + self.margin * DIRECTIONS[new], new, last):
+                return new
+        return None
+
+    def _add(self, start: np.ndarray, turn: int, last: int | None) -> bool:
+        """Draws a dash, unless it leaves the picture or comes near another than the one that it follows."""
+        places = start + self.along[turn]
+        if places.min() < UNIT or places.max() > (self.size - 1) * UNIT:
+            return False
+        count = len(self.dashes)
+        near = np.abs(self.places[:count, 0] - start).max(1) < self.reach
+        if last is not None:
+            near[last] = False
+        gaps = self.places[:count][near].reshape(-1, 1, 2) - places
+        if len(gaps) and (gaps * gaps).sum(-1).min() < self.apart**2:
+            return False
+        self.places[count] = places
+        self.dashes.append(np.stack([places[0], places[-1]]))
+        return True
+
+
+def draw_scene(scene: Scene, size: int) -> np.ndarray:
+    """The picture [size, size] of bytes: of each pixel 16 places are asked whether a dash or a disc covers them."""
+    drawing = DRAWINGS[size]
+    picture = np.zeros((size, size), dtype=np.int64)
+    half = round(drawing.thickness * UNIT / 2)
+    for ends in scene.dashes:
+        _cover(picture, ends, half, round(256 * drawing.contrast))
+    for disc in scene.discs:
+        _cover(picture, np.stack([disc, disc]), round(drawing.radius * UNIT), 256)
+    return np.minimum(picture, 255).astype(np.uint8)
+
+
+def _cover(picture: np.ndarray, ends: np.ndarray, radius: int, brightness: int) -> None:
+    """Brightens what lies within `radius` of the line between two ends, which are at most a few pixels apart."""
+    low = np.maximum((ends.min(0) - radius) // UNIT, 0)
+    high = np.minimum((ends.max(0) + radius) // UNIT + 1, len(picture))
+    x, y = (
+        (np.arange(low[axis] * _SAMPLES, high[axis] * _SAMPLES) * 2 + 1) * UNIT // (2 * _SAMPLES) for axis in (0, 1)
+    )
+    span, from_start = ends[1] - ends[0], (x[None] - ends[0][0], y[:, None] - ends[0][1])
+    dot = from_start[0] * span[0] + from_start[1] * span[1]
+    square = int((span * span).sum())
+    to_start = from_start[0] ** 2 + from_start[1] ** 2
+    to_end = (x[None] - ends[1][0]) ** 2 + (y[:, None] - ends[1][1]) ** 2
+    # Beside the line the distance is |cross| / length, so it is at most `radius` exactly where |cross| is at most the
+    # whole part of sqrt(radius^2 length^2). A disc is a line without length, and nothing lies beside it.
+    cross = from_start[0] * span[1] - from_start[1] * span[0]
+    near = np.abs(cross) <= math.isqrt(radius * radius * square)
+    beside = near & (dot >= 0) & (dot <= square) & (square > 0)
+    covered = beside | (to_start <= radius * radius) | (to_end <= radius * radius)
+    rows, columns = high[1] - low[1], high[0] - low[0]
+    shares = covered.reshape(rows, _SAMPLES, columns, _SAMPLES).sum((1, 3)) * brightness // _SAMPLES**2
+    part = picture[low[1] : high[1], low[0] : high[0]]
+    np.maximum(part, shares, out=part)
+
+
+def write_pathfinder(
+    out: str | Path, counts: dict[str, int], settings: Pathfinder, progress: bool = True, num_workers: int = 1
+) -> Path:
+    """
+    Writes a folder that `datasets` reads: for each split a parquet file of `image` and `label`; and a README.
+
+    Args:
+        out (`str` or `Path`): The folder, which must not exist.
+        counts (`dict[str, int]`): Pictures of each split.
+        settings ([`Pathfinder`]): Which pictures.
+        progress (`bool`, defaults to `True`): Show a bar.
+        num_workers (`int`, defaults to 1): Processes that draw; the pictures are the same.
+    """
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    rest = (features.arrow_schema, _readme(settings), progress)
+    if num_workers == 1:
+        return write_made_data(out, counts, settings.examples, *rest)
+    with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
+        return write_made_data(
+            out,
+            counts,
+            lambda split: pool.imap(partial(settings._row, split), range(counts[split]), chunksize=50),
+            *rest,
+        )
+
+
+def _readme(settings: Pathfinder) -> str:
+    name = {32: "Pathfinder", 128: "Path-X"}[settings.size]
+    return (
+        f"# {name}\n\n{{sizes}}; seed {settings.seed}; {settings.size} x {settings.size} grey pixels. Label 1: the "
+        "discs are the ends of one path of 14 dashes; 0: of two.\nWritten by `hf-ext mrconv make-pathfinder` by the "
+        f"rules of Long Range Arena's {name} (curv_contour_length_14); the pictures are its own, so scores compare "
+        "with published ones only as far as two draws of nearly one distribution do.\n"
+    )
