@@ -4,7 +4,41 @@
 Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels, frequencies].
 """
 
-# COMMENT
+# A merged layer (poster eq. 7) is one long convolution, y[t] = sum_tau k[tau] u[t - tau] + b, over as many positions
+# as the kernel has taps. In real time no position may wait for a long FFT: what FFTs save is made ready before it is
+# wanted, in small pieces (partitions of non-uniform size: Gardner 1995, Garcia 2002; spread over time: Hurchalla
+# 2010).
+#
+# - The head, taps 0 to 2 T - 1, T = `TILE`: within a tile of T positions by sums, an input at a time. As soon as a
+#   tile is complete, one FFT gives what it adds to the two tiles after it.
+# - A level has the taps from 2 S to 8 S - 1, for S = T, 4 T, 16 T and so on; its inputs come in blocks of S, its taps
+#   in parts of S. X_m is the spectrum of the blocks m - 1 and m, of 2 S points, and K_p that of part p, padded to as
+#   many:
+#
+#       what the level adds to the outputs of block m + 2 is the second half of irfft(sum_p K_p X_{m-p}).
+#
+#   Tap 2 S + p S + j of output i of block m + 2 meets input i - j + S of the pair whose spectrum is X_{m-p}: with 0
+#   <= i, j < S that lies within the pair, and circular and linear convolution agree (overlap-save). Parts and levels
+#   share no tap and leave none out, so the result is exact to rounding for any kernel.
+#
+# Block m is complete when block m + 1 begins, and its sum is wanted when block m + 2 begins: there are S positions of
+# time. FFTs of different channels have nothing to do with each other, so the work is shared out by groups of
+# channels, and no FFT is interrupted. Which group is due when depends on position, level and layer only: in one tile
+# of `_SHARES` a level does that many tiles' share; levels take different tiles and places in a tile, and the layers
+# of a model different places. So a token has one group or none as long as layers and levels are no more than T, and a
+# group costs what `_SHARES` tiles cost on average: the worst position grows with the logarithm of the kernel's
+# length, as the mean.
+#
+# The spectra K_p belong to the layer, all streams share them: 2 numbers a tap and channel. A stream keeps the X_m, 2
+# numbers for each position that a kernel reaches back to, and of each level five blocks: up to 3 numbers a tap and
+# channel in all. Both grow with the stream, block by block, and end there: it may be longer than the kernel, hence
+# than `max_position_embeddings`.
+#
+# A long chunk, a prompt too, goes through the same levels, one after the other, whole blocks at a time. How we know:
+# tests/mrconv/test_streaming_mrconv.py compares streams of every kernel length and chunking, with samples selected
+# and positions cropped in between, with direct sums in float64 and float32; what has not been filled is filled with
+# NaN there; and it counts the work of each position. Fourier kernels have a recurrence too, a sliding DFT: measured
+# nowhere faster, it drifts, and it serves one type of kernel only.
 
 import copy
 from collections.abc import Callable
@@ -18,9 +52,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .kernels_mrconv import HEAD_FFTS, TILE, StreamingKernel, keeps_state
 
-
-# Whole tiles that a chunk's inputs are taken in at once.
+# Positions of a long chunk that are computed at once.
 _RUN = HEAD_FFTS[-1] - 2 * TILE
+
+# Tiles whose share of the work a level does at once. With more of them the mean is lower, as FFTs are faster together
+# and drive the model's weights from the cache less often, and the worst higher.
+_SHARES = 16
 
 
 class Level:
@@ -35,10 +72,11 @@ class Level:
         self.kernel, self.index = kernel, index
         _, self.channels, points = kernel.levels[index].shape
         self.block = points - 1
-        self.shape = (batch, self.channels, self.block)
+        self.tiles = self.block // TILE
+        self.stride = min(_SHARES, self.tiles)
         # Inputs of the block that is being filled and of the two before it.
-        self.current = kernel.bias.new_empty(self.shape)
-        self.last = self.previous = kernel.bias.new_zeros(self.shape)
+        self.current = kernel.bias.new_empty(batch, self.channels, self.block)
+        self.last = self.previous = torch.zeros_like(self.current)
         # Spectra of pairs of adjacent blocks, newest first. [batch, channels, block + 1]
         self.spectra: tuple[Tensor, ...] = ()
         # What is added to the outputs of the current block and of the next; None where that is nothing.
@@ -48,22 +86,22 @@ class Level:
     def advance(self, u: Tensor, begin: int) -> Tensor:
         """What is added to the outputs at whole tiles from position `begin` on, whose inputs are `u`."""
         added = torch.zeros_like(u)
-        for done in range(-(begin % self.block), u.shape[-1], self.block):
-            first, stop = max(done, 0), min(done + self.block, u.shape[-1])
+        # Blocks, from the one that has begun.
+        for block in range(-(begin % self.block), u.shape[-1], self.block):
+            first, stop = max(block, 0), min(block + self.block, u.shape[-1])
             if self.now is not None:
-                added[..., first:stop] = self.now[..., first - done : stop - done]
+                added[..., first:stop] = self.now[..., first - block : stop - block]
             self.work(begin + first, begin + stop)
             self.store(u[..., first:stop], begin + first)
         return added
 
     def work(self, begin: int, stop: int) -> None:
-        """Do the share of the work that belongs to the positions from `begin` to `stop`, whole tiles of a block."""
+        """Do what is due in the tiles from position `begin` to `stop`, all of one block."""
         if self.next is None:
             return
         first, end = self._due(begin % self.block), self._due((stop - 1) % self.block + 1)
         if first == end:
             return
-        # Overlap-save: a pair of blocks, and of the circular convolution the half that nothing wraps around to.
         pair = torch.cat([self.previous[:, first:end], self.last[:, first:end]], dim=-1)
         self.spectra[0][:, first:end] = torch.fft.rfft(pair)
         total = torch.zeros_like(self.spectra[0][:, first:end])
@@ -72,25 +110,28 @@ class Level:
         self.next[:, first:end] = torch.fft.irfft(total, n=2 * self.block)[..., self.block :]
 
     def _due(self, place: int) -> int:
-        """How many channels are done before a place in the block: an even number, as FFTs of one cost as much."""
-        return self.channels if place == self.block else self.channels * place // self.block // 2 * 2
+        """How many channels have to be done before a tile that begins at `place`."""
+        done = (place // TILE + self.index % self.stride) // self.stride
+        shares = self.tiles // self.stride
+        # An even number: one long FFT costs as much as two.
+        return self.channels if done == shares else self.channels * done // shares // 2 * 2
 
     def store(self, u: Tensor, begin: int) -> None:
-        """Keep inputs that lie in one block; the last ones of a block begin the next."""
+        """Keep inputs, all of one block; the last ones of a block begin the next."""
         place = begin % self.block
-        self.current[..., place : place + u.shape[-1]] = u
-        if place + u.shape[-1] < self.block:
+        stop = place + u.shape[-1]
+        self.current[..., place:stop] = u
+        if stop < self.block:
             return
         self.previous, self.last, self.current = self.last, self.current, torch.empty_like(self.current)
-        parts = len(self.kernel.levels[self.index])
-        spectrum = self.last.new_empty((*self.shape[:2], self.block + 1), dtype=self.kernel.levels[self.index].dtype)
-        self.spectra = (spectrum, *self.spectra[: parts - 1])
+        parts = self.kernel.levels[self.index]
+        newest = parts.new_empty(len(self.last), *parts.shape[1:])
+        self.spectra = (newest, *self.spectra[: len(parts) - 1])
         self.now, self.next = self.next, torch.empty_like(self.current)
 
     def select(self, indices: Tensor) -> None:
         """Keep these samples of the batch."""
-        self.shape = (len(indices), *self.shape[1:])
-        for name, value in vars(self).items():
+        for name, value in list(vars(self).items()):
             if isinstance(value, Tensor):
                 setattr(self, name, value.index_select(0, indices))
         self.spectra = tuple(spectrum.index_select(0, indices) for spectrum in self.spectra)
@@ -112,7 +153,7 @@ class StreamingConvolution(CacheLayerMixin):
 
     Args:
         phase (`float`, *optional*, defaults to 0.0):
-            From 0 to 1: when in a tile the work is done, so that layers of a model take turns.
+            From 0 to 1, less than 1: when in a tile it works, so that the layers of a model take turns.
     """
 
     is_croppable = True
@@ -139,6 +180,8 @@ class StreamingConvolution(CacheLayerMixin):
         # Of the current tile inputs, and after these what is known of outputs, as far as the head reaches.
         self.tile = kernel.bias.new_zeros(batch, 3 * TILE, channels)
         self.levels = [Level(kernel, index, batch) for index in range(len(kernel.levels))]
+        # Where in a tile each level works.
+        self.due = [int(TILE * (index + self.phase) / len(self.levels)) for index in range(len(self.levels))]
         self.is_initialized = True
 
     @keeps_state
@@ -174,21 +217,20 @@ class StreamingConvolution(CacheLayerMixin):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     def _advance_in_tile(self, u: Tensor) -> Tensor:
-        """Positions of one tile: what they add through the head is added to what is known of later outputs."""
+        """Positions of one tile: they are added to the rest of it at once."""
         place = self.seen % TILE
         stop, tile = place + u.shape[-1], self.seen - place
         by_position = u.transpose(1, 2)
         if place == 0:
             self._load_tile()
         if u.shape[-1] == 1:
-            self.tile[:, place : place + 2 * TILE].addcmul_(by_position, self.kernel.head)
+            self.tile[:, place:TILE].addcmul_(by_position, self.kernel.head[: TILE - place])
         else:
-            self.tile[:, place : stop + 2 * TILE] += self.kernel.respond(u).transpose(1, 2)
+            self.tile[:, place:TILE] += self.kernel.respond(u)[..., : TILE - place].transpose(1, 2)
         outputs = self.tile[:, place:stop] + self.kernel.bias
         self.tile[:, place:stop] = by_position
-        for index, level in enumerate(self.levels):
-            # Work is never due before its inputs are there, and always done a position before it is wanted.
-            if place <= int(TILE * (index + self.phase) / len(self.levels)) < stop:
+        for due, level in zip(self.due, self.levels, strict=True):
+            if place <= due < stop:
                 level.work(tile, tile + TILE)
         self.seen += u.shape[-1]
         if stop == TILE:
@@ -196,6 +238,7 @@ class StreamingConvolution(CacheLayerMixin):
             for level in self.levels:
                 level.store(inputs, tile)
             self.tile = pad(self.tile[:, TILE:], (0, 0, 0, TILE))
+            self.tile[:, : 2 * TILE] += self.kernel.respond(inputs)[..., TILE:].transpose(1, 2)
         return outputs.transpose(1, 2)
 
     def _load_tile(self) -> None:
@@ -296,9 +339,10 @@ class MRConvCache(Cache):
 
     A stream goes on with the kernel that its layer had at the first call: weights that change in between take effect
     in a new cache, or after `reset()`. Merged kernels and their spectra belong to the model, all caches share them.
-    The state is float32, or float64 for float64 weights, of at most
-    [batch, channels, power of two from the kernel's length]. A stream may become longer than
-    `max_position_embeddings`: a position depends on that many positions before it.
+    The state is float32, or float64 for float64 weights, of about three numbers a tap and channel for each sample when
+    the stream is as long as the kernel. A stream may become longer than `max_position_embeddings`: a position depends
+    on that many positions before it. No position costs much more than the mean; the first call of a model's first
+    cache prepares the kernels.
 
     Args:
         config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
