@@ -290,7 +290,7 @@ class StreamingKernel:
 
     @keeps_state
     def __init__(self, kernel: Tensor, bias: Tensor):
-        kernel = precise(kernel.detach())
+        self.kernel = kernel = precise(kernel.detach())
         self.bias = bias.detach().to(kernel.dtype)
         taps, block = kernel.shape[-1], TILE
         head = F.pad(kernel[:, : 2 * TILE], (0, max(2 * TILE - taps, 0)))

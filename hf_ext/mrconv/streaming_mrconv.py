@@ -34,7 +34,8 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 # channel in all. Both grow with the stream, block by block, and end there: it may be longer than the kernel, hence
 # than `max_position_embeddings`.
 #
-# A long chunk, a prompt too, goes through the same levels, one after the other, whole blocks at a time. How we know:
+# A long chunk goes through the same levels, one after the other, whole blocks at a time; a prompt, before which there
+# is nothing, through one FFT, and the levels see no more of it than their state depends on. How we know:
 # tests/mrconv/test_streaming_mrconv.py compares streams of every kernel length and chunking, with samples selected
 # and positions cropped in between, with direct sums in float64 and float32; what has not been filled is filled with
 # NaN there; and it counts the work of each position. Fourier kernels have a recurrence too, a sliding DFT: measured
@@ -51,10 +52,13 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .kernels_mrconv import HEAD_FFTS, TILE, StreamingKernel, keeps_state
+from .ops_mrconv import long_conv
 
 # Positions of a long chunk that are computed at once.
 _RUN = HEAD_FFTS[-1] - 2 * TILE
 
+# Positions from which on a first chunk is computed by one FFT.
+_PROMPT = 8 * TILE
 # Tiles whose share of the work a level does at once. With more of them the mean is lower, as FFTs are faster together
 # and drive the model's weights from the cache less often, and the worst higher.
 _SHARES = 16
@@ -94,6 +98,13 @@ class Level:
             self.work(begin + first, begin + stop)
             self.store(u[..., first:stop], begin + first)
         return added
+
+    def depends_on(self, position: int) -> int:
+        """The first input that the state at a position depends on, or one before."""
+        # The two sums in work need as many spectra as there are parts and one more, the oldest of them two blocks; a
+        # first block whose predecessor is missing makes one spectrum that none of these is.
+        blocks = position // self.block - len(self.kernel.levels[self.index]) - 3
+        return max(0, blocks) * self.block
 
     def work(self, begin: int, stop: int) -> None:
         """Do what is due in the tiles from position `begin` to `stop`, all of one block."""
@@ -205,6 +216,9 @@ class StreamingConvolution(CacheLayerMixin):
 
     def _advance(self, u: Tensor) -> Tensor:
         outputs, done, length = [], 0, u.shape[-1]
+        if not self.seen and length >= _PROMPT:
+            outputs.append(self._begin(u))
+            done = self.seen
         while done < length:
             inside, left = self.seen % TILE, length - done
             if inside or left < TILE:
@@ -215,6 +229,16 @@ class StreamingConvolution(CacheLayerMixin):
                 outputs.append(self._advance_tiles(u[..., done : done + size]))
             done += size
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+    def _begin(self, u: Tensor) -> Tensor:
+        """The whole tiles of a long first chunk: one FFT of all, and the state from the inputs that reach it."""
+        self.seen = whole = u.shape[-1] // TILE * TILE
+        for level in self.levels:
+            begin = level.depends_on(whole)
+            level.advance(u[..., begin:whole], begin)
+        rest = self.kernel.respond(u[..., whole - 2 * TILE : whole])[..., 2 * TILE :]
+        self.tile = pad(rest.transpose(1, 2), (0, 0, 0, TILE))
+        return long_conv(u[..., :whole], self.kernel.kernel, bias=self.kernel.bias)
 
     def _advance_in_tile(self, u: Tensor) -> Tensor:
         """Positions of one tile: they are added to the rest of it at once."""

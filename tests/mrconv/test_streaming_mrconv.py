@@ -57,12 +57,31 @@ def assert_near(result, expected, tolerance):
     assert (result - expected).abs().max() <= tolerance * max(1.0, expected.abs().max().item())
 
 
+@pytest.fixture
+def filled_with_nan():
+    """Memory that is not filled yet holds NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.zeros(1).new_empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
 # Kernels shorter than a tile, of one, of a head, of one and two levels and beside them; inputs beyond several blocks.
 @pytest.mark.parametrize("taps", [1, TILE - 1, 2 * TILE, 2 * TILE + 1, 256, 261])
 @pytest.mark.parametrize("chunks", [[1], [520], [5, 64, 1, 1, 31, 200]])
 def test_chunks_equal_the_whole(taps, chunks):
     kernel, bias, u = make(taps, 520)
     assert_near(stream(kernel, bias, u, chunks), long_conv(u, kernel) + bias[:, None], 1e-12)
+
+
+@pytest.mark.parametrize("taps", [40, 1100])
+@pytest.mark.parametrize("prompt", [256, 300, 1300, 2600])
+def test_a_prompt_leaves_the_state_that_tokens_go_on_from(taps, prompt, filled_with_nan):
+    kernel, bias, u = make(taps, prompt + 1200, batch=1, channels=2)
+    result = stream(kernel, bias, u, [prompt, *[1] * 70, 31, 900, 16])
+    assert_near(result, long_conv(u, kernel) + bias[:, None], 1e-12)
 
 
 @settings(deadline=None, max_examples=30)
@@ -107,17 +126,6 @@ class DirectStream:
 
     def batch_select_indices(self, indices):
         self.inputs = self.inputs[indices]
-
-
-@pytest.fixture
-def filled_with_nan():
-    """Memory that is not filled yet holds NaN."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    assert torch.zeros(1).new_empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
