@@ -2,8 +2,8 @@
 python examples/mrconv/listen.py --microphone SECONDS
 
 Says which digits are spoken while the sound comes in, 10 ms at a time, and draws how long each of these steps took.
-The model is the released `spoken-digits`, merged; the recording is 16-bit mono at its rate of 8 kHz. A microphone needs
-the package sounddevice.
+The model is the released `spoken-digits`, merged; the recording is 16-bit mono at its rate of 8 kHz. A microphone
+needs the package sounddevice.
 """
 
 import argparse
@@ -47,13 +47,15 @@ class Listener:
         """The digit of a word that has ended with these samples, or None."""
         loudness = float(np.sqrt(np.mean(sound**2)))
         self.loudest = max(self.loudest, loudness)
-        if loudness > QUIET * self.loudest:
-            self.quiet = 0.0
-        elif self.positions:
-            self.quiet += len(sound) / self.rate
-        else:
+        loud = loudness > QUIET * self.loudest
+        if not loud and not self.positions:
             return None
-        self.digit = self.classify(sound)
+        digit = self.classify(sound)
+        if loud:
+            # Pauses within a word belong to it, the one after it does not.
+            self.digit, self.quiet = digit, 0.0
+            return None
+        self.quiet += len(sound) / self.rate
         if self.quiet < PAUSE:
             return None
         self.begin_word()
