@@ -5,8 +5,8 @@
 
 The language model of mrconv_generation.py, merged. A prompt as long as the context fills the kernels, then as many
 tokens again are generated, or fewer (--tokens). Both versions run in processes of their own, which take turns of 64
-tokens; the time is the thread's own, on one thread. As in any process in real time, Python's garbage collector need not
-look through what was loaded before.
+tokens; the time is the thread's own, on one thread. As in any process in real time, Python's garbage collector need
+not look through what was loaded before.
 """
 
 import argparse
