@@ -273,7 +273,7 @@ class StreamingConvolution(CacheLayerMixin):
                 place = self.seen % level.block
                 known.append(level.now[..., place : place + TILE])
         if known:
-            self.tile[:, :TILE] += sum(known).transpose(1, 2)
+            self.tile[:, :TILE] += sum(known[1:], known[0]).transpose(1, 2)
 
     def _advance_tiles(self, u: Tensor) -> Tensor:
         """Whole tiles, each level by itself: as long chunks are computed."""
