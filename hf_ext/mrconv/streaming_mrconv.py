@@ -51,8 +51,8 @@ from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .kernels_mrconv import HEAD_FFTS, TILE, StreamingKernel, keeps_state
-from .ops_mrconv import long_conv
+from .kernels_mrconv import GROWTH, HEAD_FFTS, TILE, StreamingKernel, keeps_state
+from .ops_mrconv import fft_size
 
 # Positions of a long chunk that are computed at once.
 _RUN = HEAD_FFTS[-1] - 2 * TILE
@@ -79,8 +79,8 @@ class Level:
         self.tiles = self.block // TILE
         self.stride = min(_SHARES, self.tiles)
         # Inputs of the block that is being filled and of the two before it.
-        self.current = kernel.bias.new_empty(batch, self.channels, self.block)
-        self.last = self.previous = torch.zeros_like(self.current)
+        self.current = kernel.bias.new_zeros(batch, self.channels, self.block)
+        self.last = self.previous = kernel.bias.new_zeros(()).expand_as(self.current)
         # Spectra of pairs of adjacent blocks, newest first. [batch, channels, block + 1]
         self.spectra: tuple[Tensor, ...] = ()
         # What is added to the outputs of the current block and of the next; None where that is nothing.
@@ -98,13 +98,6 @@ class Level:
             self.work(begin + first, begin + stop)
             self.store(u[..., first:stop], begin + first)
         return added
-
-    def depends_on(self, position: int) -> int:
-        """The first input that the state at a position depends on, or one before."""
-        # The two sums in work need as many spectra as there are parts and one more, the oldest of them two blocks; a
-        # first block whose predecessor is missing makes one spectrum that none of these is.
-        blocks = position // self.block - len(self.kernel.levels[self.index]) - 3
-        return max(0, blocks) * self.block
 
     def work(self, begin: int, stop: int) -> None:
         """Do what is due in the tiles from position `begin` to `stop`, all of one block."""
@@ -154,6 +147,7 @@ class _Undo(NamedTuple):
     inputs: Tensor
     seen: int
     tile: Tensor
+    tail: list[Tensor]
     levels: list[Level]
 
 
@@ -181,6 +175,8 @@ class StreamingConvolution(CacheLayerMixin):
             vars(self).pop(name, None)
         self.is_initialized, self.seen = False, 0
         self.levels: list[Level] = []
+        # What a long first chunk adds to the next outputs, tile by tile.
+        self.tail: list[Tensor] = []
         self._past: list[_Undo] = []
 
     @keeps_state
@@ -211,7 +207,7 @@ class StreamingConvolution(CacheLayerMixin):
         inputs = u.to(self.tile.dtype)
         if self.record_past:
             levels = [copy.copy(level) for level in self.levels]
-            self._past.append(_Undo(inputs, self.seen, self.tile.clone(), levels))
+            self._past.append(_Undo(inputs, self.seen, self.tile.clone(), self.tail, levels))
         return self._advance(inputs).to(u.dtype)
 
     def _advance(self, u: Tensor) -> Tensor:
@@ -231,14 +227,24 @@ class StreamingConvolution(CacheLayerMixin):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     def _begin(self, u: Tensor) -> Tensor:
-        """The whole tiles of a long first chunk: one FFT of all, and the state from the inputs that reach it."""
+        """
+        The whole tiles of a long first chunk: one FFT gives what the taps of all levels whose blocks are short beside
+        it add to its outputs and to those after it, so that these levels begin after it, from nothing.
+        """
         self.seen = whole = u.shape[-1] // TILE * TILE
-        for level in self.levels:
-            begin = level.depends_on(whole)
-            level.advance(u[..., begin:whole], begin)
-        rest = self.kernel.respond(u[..., whole - 2 * TILE : whole])[..., 2 * TILE :]
-        self.tile = pad(rest.transpose(1, 2), (0, 0, 0, TILE))
-        return long_conv(u[..., :whole], self.kernel.kernel, bias=self.kernel.bias)
+        longer = [level for level in self.levels if GROWTH * level.block > whole]
+        taps = self.kernel.kernel[:, : 2 * longer[0].block if longer else None]
+        reach = whole - -taps.shape[-1] // TILE * TILE
+        size = fft_size(reach)
+        spectrum = torch.fft.rfft(u[..., :whole], n=size).mul_(torch.fft.rfft(taps, n=size))
+        response = torch.fft.irfft(spectrum, n=size)
+        # Copies, each of which is freed when its tiles have been used.
+        pieces = [piece.clone() for piece in response[..., whole:reach].split(_RUN, dim=-1)]
+        self.tail = [tile for piece in pieces for tile in piece.split(TILE, dim=-1)]
+        outputs = response[..., :whole] + self.kernel.bias[:, None]
+        for level in longer:
+            outputs += level.advance(u[..., :whole], 0)
+        return outputs
 
     def _advance_in_tile(self, u: Tensor) -> Tensor:
         """Positions of one tile: they are added to the rest of it at once."""
@@ -266,8 +272,8 @@ class StreamingConvolution(CacheLayerMixin):
         return outputs.transpose(1, 2)
 
     def _load_tile(self) -> None:
-        """Add what the levels have prepared for the tile that begins."""
-        known = []
+        """Add what is prepared for the tile that begins."""
+        known, self.tail = self.tail[:1], self.tail[1:]
         for level in self.levels:
             if level.now is not None:
                 place = self.seen % level.block
@@ -279,6 +285,10 @@ class StreamingConvolution(CacheLayerMixin):
         """Whole tiles, each level by itself: as long chunks are computed."""
         response = self.kernel.respond(u)
         response[..., : 2 * TILE] += self.tile[:, : 2 * TILE].transpose(1, 2)
+        tiles = u.shape[-1] // TILE
+        known, self.tail = self.tail[:tiles], self.tail[tiles:]
+        if known:
+            response[..., : len(known) * TILE] += torch.cat(known, dim=-1)
         outputs, rest = response.split([u.shape[-1], 2 * TILE], dim=-1)
         for level in self.levels:
             outputs = outputs + level.advance(u, self.seen)
@@ -300,7 +310,7 @@ class StreamingConvolution(CacheLayerMixin):
             )
         while remove > 0:
             past = self._past.pop()
-            self.seen, self.tile, self.levels = past.seen, past.tile, past.levels
+            self.seen, self.tile, self.tail, self.levels = past.seen, past.tile, past.tail, past.levels
             length = past.inputs.shape[-1]
             if length > remove:
                 self._advance(past.inputs[..., : length - remove])
@@ -313,6 +323,7 @@ class StreamingConvolution(CacheLayerMixin):
         if self.is_initialized:
             indices = indices.to(self.tile.device)
             self.tile = self.tile.index_select(0, indices)
+            self.tail = [tile.index_select(0, indices) for tile in self.tail]
             for level in self.levels:
                 level.select(indices)
             self._past.clear()
