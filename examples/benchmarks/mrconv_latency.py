@@ -27,7 +27,7 @@ from mrconv_generation import LAYERS, VOCABULARY, WIDTH, make_mrconv
 from tqdm import tqdm
 from versions import installed_versions
 
-from hf_ext.mrconv import MRConvCache
+from hf_ext.mrconv import MRConvCache, MRConvForCausalLM
 
 HERE = Path(__file__).resolve().parent
 TURN = 64
@@ -53,12 +53,16 @@ def count_bytes(tensors: dict[int, torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-@torch.inference_mode()
-def serve(context: int) -> None:
-    """Answer each line, a number of tokens, with their seconds; the last, empty line with what is held."""
+def make_model(context: int) -> MRConvForCausalLM:
+    """Outside of inference mode: only the kernels of such a model are kept from one cache to the next."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = make_mrconv(context).eval().reparameterize()
+    return make_mrconv(context).eval().reparameterize()
+
+
+@torch.inference_mode()
+def serve(model: MRConvForCausalLM, context: int) -> None:
+    """Answer each line, a number of tokens, with their seconds; the last, empty line with what is held."""
     prompt, cache = torch.randint(VOCABULARY, (1, context)), MRConvCache(model.config)
     # Twice: the first cache prepares the kernels.
     model(prompt, past_key_values=MRConvCache(model.config), logits_to_keep=1)
@@ -168,7 +172,7 @@ def main() -> None:
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.serve is not None:
-        return serve(words.serve)
+        return serve(make_model(words.serve), words.serve)
     trees: dict[str, Path | None] = {"before": words.before} if words.before is not None else {}
     rows = {}
     for context in words.contexts:

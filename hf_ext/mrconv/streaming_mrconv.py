@@ -22,24 +22,19 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 #   share no tap and leave none out, so the result is exact to rounding for any kernel.
 #
 # Block m is complete when block m + 1 begins, and its sum is wanted when block m + 2 begins: there are S positions of
-# time. FFTs of different channels have nothing to do with each other, so the work is shared out by groups of
-# channels, and no FFT is interrupted. Which group is due when depends on position, level and layer only: in one tile
-# of `_SHARES` a level does that many tiles' share; levels take different tiles and places in a tile, and the layers
-# of a model different places. So a token has one group or none as long as layers and levels are no more than T, and a
-# group costs what `_SHARES` tiles cost on average: the worst position grows with the logarithm of the kernel's
-# length, as the mean.
+# time. The work is shared out by groups of channels, so that no FFT is interrupted. Which group is due when depends on
+# position, level and layer only: in one tile of `_SHARES` a level does that many tiles' share; levels take different
+# tiles and places in a tile, layers different places. So a token has one group or none as long as layers and levels
+# are no more than T, and the worst position grows with the logarithm of the kernel's length, as the mean.
 #
-# The spectra K_p belong to the layer, all streams share them: 2 numbers a tap and channel. A stream keeps the X_m, 2
-# numbers for each position that a kernel reaches back to, and of each level five blocks: up to 3 numbers a tap and
-# channel in all. Both grow with the stream, block by block, and end there: it may be longer than the kernel, hence
-# than `max_position_embeddings`.
+# All streams share the spectra K_p: 2 numbers a tap and channel. A stream keeps the X_m, as many, and of each level
+# five blocks. Both grow with the stream, block by block, up to 3 numbers a tap and channel, however long it is.
 #
-# A long chunk goes through the same levels, one after the other, whole blocks at a time; a prompt, before which there
-# is nothing, through one FFT, and the levels see no more of it than their state depends on. How we know:
-# tests/mrconv/test_streaming_mrconv.py compares streams of every kernel length and chunking, with samples selected
-# and positions cropped in between, with direct sums in float64 and float32; what has not been filled is filled with
-# NaN there; and it counts the work of each position. Fourier kernels have a recurrence too, a sliding DFT: measured
-# nowhere faster, it drifts, and it serves one type of kernel only.
+# A long chunk goes through the same levels, whole blocks at a time; a prompt through one FFT, which gives what it adds
+# to later positions too. How we know: tests/mrconv/test_streaming_mrconv.py compares streams of every kernel length
+# and chunking, with samples selected and positions cropped in between, with direct sums in float64 and float32, where
+# memory that was not filled holds NaN; and it counts the work of each position. Fourier kernels have a recurrence too,
+# a sliding DFT: measured nowhere faster, it drifts, and it serves one type of kernel only.
 
 import copy
 from collections.abc import Callable
@@ -56,9 +51,10 @@ from .ops_mrconv import fft_size
 
 # Positions of a long chunk that are computed at once.
 _RUN = HEAD_FFTS[-1] - 2 * TILE
-
 # Positions from which on a first chunk is computed by one FFT.
 _PROMPT = 8 * TILE
+# Channels of it that are computed at once: 1.3 to 2 times as fast as all, which do not fit a processor's cache.
+_GROUP = 64
 # Tiles whose share of the work a level does at once. With more of them the mean is lower, as FFTs are faster together
 # and drive the model's weights from the cache less often, and the worst higher.
 _SHARES = 16
@@ -79,7 +75,7 @@ class Level:
         self.tiles = self.block // TILE
         self.stride = min(_SHARES, self.tiles)
         # Inputs of the block that is being filled and of the two before it.
-        self.current = kernel.bias.new_zeros(batch, self.channels, self.block)
+        self.current = kernel.bias.new_empty(batch, self.channels, self.block)
         self.last = self.previous = kernel.bias.new_zeros(()).expand_as(self.current)
         # Spectra of pairs of adjacent blocks, newest first. [batch, channels, block + 1]
         self.spectra: tuple[Tensor, ...] = ()
@@ -211,10 +207,9 @@ class StreamingConvolution(CacheLayerMixin):
         return self._advance(inputs).to(u.dtype)
 
     def _advance(self, u: Tensor) -> Tensor:
-        outputs, done, length = [], 0, u.shape[-1]
-        if not self.seen and length >= _PROMPT:
-            outputs.append(self._begin(u))
-            done = self.seen
+        length = u.shape[-1]
+        outputs = [] if self.seen or length < _PROMPT else [self._begin(u)]
+        done = outputs[0].shape[-1] if outputs else 0
         while done < length:
             inside, left = self.seen % TILE, length - done
             if inside or left < TILE:
@@ -227,21 +222,21 @@ class StreamingConvolution(CacheLayerMixin):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     def _begin(self, u: Tensor) -> Tensor:
-        """
-        The whole tiles of a long first chunk: one FFT gives what the taps of all levels whose blocks are short beside
-        it add to its outputs and to those after it, so that these levels begin after it, from nothing.
-        """
+        """Whole tiles of a first chunk: the FFT stands for levels of short blocks, which begin after it with zeros."""
         self.seen = whole = u.shape[-1] // TILE * TILE
         longer = [level for level in self.levels if GROWTH * level.block > whole]
+        for level in self.levels[: len(self.levels) - len(longer)]:
+            level.current = torch.zeros_like(level.current)
         taps = self.kernel.kernel[:, : 2 * longer[0].block if longer else None]
         reach = whole - -taps.shape[-1] // TILE * TILE
-        size = fft_size(reach)
-        spectrum = torch.fft.rfft(u[..., :whole], n=size).mul_(torch.fft.rfft(taps, n=size))
-        response = torch.fft.irfft(spectrum, n=size)
-        # Copies, each of which is freed when its tiles have been used.
-        pieces = [piece.clone() for piece in response[..., whole:reach].split(_RUN, dim=-1)]
-        self.tail = [tile for piece in pieces for tile in piece.split(TILE, dim=-1)]
-        outputs = response[..., :whole] + self.kernel.bias[:, None]
+        size, responses = fft_size(reach), []
+        for part, lags in zip(u[..., :whole].split(_GROUP, dim=1), taps.split(_GROUP), strict=True):
+            spectrum = torch.fft.rfft(part, n=size).mul_(torch.fft.rfft(lags, n=size))
+            responses.append(torch.fft.irfft(spectrum, n=size))
+        # Each piece is a tensor of its own, which is freed when its tiles have been used.
+        pieces = zip(*[response[..., whole:reach].split(_RUN, dim=-1) for response in responses], strict=True)
+        self.tail = [tile for piece in pieces for tile in torch.cat(piece, dim=1).split(TILE, dim=-1)]
+        outputs = torch.cat([response[..., :whole] for response in responses], dim=1).add_(self.kernel.bias[:, None])
         for level in longer:
             outputs += level.advance(u[..., :whole], 0)
         return outputs
@@ -252,7 +247,11 @@ class StreamingConvolution(CacheLayerMixin):
         stop, tile = place + u.shape[-1], self.seen - place
         by_position = u.transpose(1, 2)
         if place == 0:
-            self._load_tile()
+            places = [(level.now, tile % level.block) for level in self.levels]
+            known = [now[..., first : first + TILE] for now, first in places if now is not None] + self.tail[:1]
+            self.tail = self.tail[1:]
+            if known:
+                self.tile[:, :TILE] += sum(known[1:], known[0]).transpose(1, 2)
         if u.shape[-1] == 1:
             self.tile[:, place:TILE].addcmul_(by_position, self.kernel.head[: TILE - place])
         else:
@@ -271,24 +270,13 @@ class StreamingConvolution(CacheLayerMixin):
             self.tile[:, : 2 * TILE] += self.kernel.respond(inputs)[..., TILE:].transpose(1, 2)
         return outputs.transpose(1, 2)
 
-    def _load_tile(self) -> None:
-        """Add what is prepared for the tile that begins."""
-        known, self.tail = self.tail[:1], self.tail[1:]
-        for level in self.levels:
-            if level.now is not None:
-                place = self.seen % level.block
-                known.append(level.now[..., place : place + TILE])
-        if known:
-            self.tile[:, :TILE] += sum(known[1:], known[0]).transpose(1, 2)
-
     def _advance_tiles(self, u: Tensor) -> Tensor:
         """Whole tiles, each level by itself: as long chunks are computed."""
         response = self.kernel.respond(u)
         response[..., : 2 * TILE] += self.tile[:, : 2 * TILE].transpose(1, 2)
-        tiles = u.shape[-1] // TILE
-        known, self.tail = self.tail[:tiles], self.tail[tiles:]
-        if known:
-            response[..., : len(known) * TILE] += torch.cat(known, dim=-1)
+        for part, known in zip(response[..., : u.shape[-1]].split(TILE, dim=-1), self.tail, strict=False):
+            part += known
+        self.tail = self.tail[u.shape[-1] // TILE :]
         outputs, rest = response.split([u.shape[-1], 2 * TILE], dim=-1)
         for level in self.levels:
             outputs = outputs + level.advance(u, self.seen)

@@ -302,6 +302,20 @@ def test_cropping_takes_positions_back(taps, seen, wrong, data):
         assert_near(rest, expected[..., seen + right :], 1e-12)
 
 
+@pytest.mark.parametrize("kept", [0, 10, 300, 700])
+def test_cropping_takes_a_prompt_back(kept, filled_with_nan):
+    kernel, bias, u = make(1100, 2400)
+    convolution = begin(kernel, bias)
+    convolution.record_past = True
+    convolution(u[..., 1000:1100])
+    convolution.crop(-100)
+    convolution(torch.cat([u[..., :kept], u[..., : 700 - kept]], dim=-1))
+    convolution(u[..., :40])
+    convolution.crop(kept - 740)
+    rest = torch.cat([convolution(chunk) for chunk in u[..., kept:].split([620, 31, 1749 - kept], dim=-1)], dim=-1)
+    assert_near(rest, (long_conv(u, kernel) + bias[:, None])[..., kept:], 1e-12)
+
+
 def test_cropping_more_than_was_recorded_is_refused_and_changes_nothing():
     kernel, bias, u = make(50, 100)
     convolution = begin(kernel, bias)
