@@ -6,7 +6,7 @@ Four language models of equal size (parameters within 10 %) and equal depth, in 
 pass and the choice of the most probable next token, called directly: `generate` adds the same overhead to all.
 
 - MRConv streaming: kernels as long as the context. The prompt fills them, then as many tokens again are generated, so
-  that every tile of the relaxed convolution has its share in the mean.
+  that everything that comes once in a context has its share; mrconv_latency.py says how long the worst token takes.
 - MRConv recomputing: the same merged model, one forward pass over the context for each token.
 - Mamba 2 of transformers: its path without kernels of mamba-ssm. The state does not grow: a short prompt serves.
 - Attention: Llama of transformers with SDPA and `DynamicCache`, whose keys and values are random numbers, as only
@@ -88,33 +88,27 @@ def timed(work: Callable[[], Any], device: torch.device) -> tuple[Any, dict[str,
 
 
 def generate(step: Callable[[torch.Tensor], torch.Tensor], tokens: int, device: torch.device) -> dict[str, float]:
-    """Mean seconds of a token, greedily chosen from the logits that `step` returns, and of the slowest one."""
-    slowest = 0.0
+    """Mean seconds of a token, greedily chosen from the logits that `step` returns."""
 
     def run() -> None:
-        nonlocal slowest
         token = torch.ones(1, 1, dtype=torch.long, device=device)
         for _ in range(tokens):
-            begin = time.process_time()
             token = step(token)[:, -1].argmax(-1, keepdim=True)
-            slowest = max(slowest, time.process_time() - begin)
 
     _, seconds = timed(run, device)
-    means = {name: value / tokens for name, value in seconds.items()}
-    # An accelerator works on while the processor queues the next token: only a CPU's time is that of one token.
-    return {"tokens": tokens, **means, **({"slowest_processor_seconds": slowest} if device.type == "cpu" else {})}
+    return {"tokens": tokens, **{name: value / tokens for name, value in seconds.items()}}
 
 
 def stream_mrconv(model: MRConvForCausalLM, prompt: torch.Tensor, warm_up: int) -> dict[str, Any]:
     device, length = prompt.device, prompt.shape[1]
     cache = MRConvCache(model.config)
     _, seconds = timed(lambda: model(prompt, past_key_values=cache, logits_to_keep=1), device)
-    # The first tokens compute spectra that are kept; a prompt of a whole period ends where a period begins.
+    # The first prompt prepared the kernels.
     warm = MRConvCache(model.config)
     model(prompt[:, : min(length, 2 * warm_up)], past_key_values=warm)
     generate(lambda token: model(token, past_key_values=warm).logits, warm_up, device)
     tokens = generate(lambda token: model(token, past_key_values=cache).logits, length, device)
-    return {"prompt": seconds, "token": tokens, "state_numbers": LAYERS * WIDTH * length}
+    return {"prompt": seconds, "token": tokens}
 
 
 def recompute_mrconv(model: MRConvForCausalLM, prompt: torch.Tensor, passes: int) -> dict[str, Any]:

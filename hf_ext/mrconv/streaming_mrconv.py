@@ -5,71 +5,174 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 """
 
 # A merged layer (poster eq. 7) is one long convolution, y[t] = sum_tau k[tau] u[t - tau] + b, over as many positions
-# as the kernel has taps. Position by position that is a relaxed convolution: as soon as the last U inputs are
-# complete, U being the largest power of two that divides the position, their part of the next U outputs is added to
-# what is known of these,
+# as the kernel has taps. In real time no position may wait for a long FFT: what FFTs save is made ready before it is
+# wanted, in small pieces (partitions of non-uniform size: Gardner 1995, Garcia 2002; spread over time: Hurchalla
+# 2010).
 #
-#     y[i + s] += sum_{r < U} u[i - U + r] k[U + s - r],   0 <= s < U,
+# - The head, taps 0 to 2 T - 1, T = `TILE`: within a tile of T positions by sums, an input at a time. As soon as a
+#   tile is complete, one FFT gives what it adds to the two tiles after it.
+# - A level has the taps from 2 S to 8 S - 1, for S = T, 4 T, 16 T and so on; its inputs come in blocks of S, its taps
+#   in parts of S. X_m is the spectrum of the blocks m - 1 and m, of 2 S points, and K_p that of part p, padded to as
+#   many:
 #
-# by one FFT of size 2 U. Every pair of an input and an output meets in exactly one tile, so the result is exact to
-# rounding for any kernel, whichever way it was parametrised, and costs O(log^2 L) operations per position (amortised;
-# the position that completes a tile of size U pays for it). Tiles below `TILE` are computed directly.
+#       what the level adds to the outputs of block m + 2 is the second half of irfft(sum_p K_p X_{m-p}).
 #
-# The state is one buffer of [batch, channels, period] numbers, period being the power of two that holds the kernel:
-# what is known of an output waits where its input will be stored, as the first is read when the second arrives. After
-# `period` positions the last tile spreads all inputs over the next period, and the buffer begins anew: memory is
-# bounded and a stream may be longer than the kernel, hence than `max_position_embeddings`.
+#   Tap 2 S + p S + j of output i of block m + 2 meets input i - j + S of the pair whose spectrum is X_{m-p}: with 0
+#   <= i, j < S that lies within the pair, and circular and linear convolution agree (overlap-save). Parts and levels
+#   share no tap and leave none out, so the result is exact to rounding for any kernel.
 #
-# A chunk of any length, a prompt too, splits into whole aligned tiles, each convolved with itself by FFT, and a rest
-# inside a tile. Against one FFT of the whole prompt that takes 1.0 to 2.5 times as long (measured, 1,000 to 30,000
-# positions), and leaves the state behind. How we know: tests/mrconv/test_streaming_mrconv.py compares streams of every
-# kernel length and chunking with the convolution of the whole input in float64, and generation with and without a
-# cache. Fourier kernels have a recurrence too, a sliding DFT: measured nowhere faster, it drifts, and it serves one
-# type of kernel only.
+# Block m is complete when block m + 1 begins, and its sum is wanted when block m + 2 begins: there are S positions of
+# time. The work is shared out by groups of channels, so that no FFT is interrupted. Which group is due when depends on
+# position, level and layer only: in one tile of `_SHARES` a level does that many tiles' share; levels take different
+# tiles and places in a tile, layers different places. So a token has one group or none as long as layers and levels
+# are no more than T, and the worst position grows with the logarithm of the kernel's length, as the mean.
+#
+# All streams share the spectra K_p: 2 numbers a tap and channel. A stream keeps the X_m, as many, and of each level
+# five blocks. Both grow with the stream, block by block, up to 3 numbers a tap and channel, however long it is.
+#
+# A long chunk goes through the same levels, whole blocks at a time; a prompt through one FFT, which gives what it adds
+# to later positions too. How we know: tests/mrconv/test_streaming_mrconv.py compares streams of every kernel length
+# and chunking, with samples selected and positions cropped in between, with direct sums in float64 and float32, where
+# memory that was not filled holds NaN; and it counts the work of each position. Fourier kernels have a recurrence too,
+# a sliding DFT: measured nowhere faster, it drifts, and it serves one type of kernel only.
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .kernels_mrconv import TILE, StreamingKernel, keeps_state
+from .kernels_mrconv import GROWTH, HEAD_FFTS, TILE, StreamingKernel, keeps_state
+from .ops_mrconv import fft_size
+
+# Positions of a long chunk that are computed at once.
+_RUN = HEAD_FFTS[-1] - 2 * TILE
+# Positions from which on a first chunk is computed by one FFT.
+_PROMPT = 8 * TILE
+# Channels of it that are computed at once: 1.3 to 2 times as fast as all, which do not fit a processor's cache.
+_GROUP = 64
+# Tiles whose share of the work a level does at once. With more of them the mean is lower, as FFTs are faster together
+# and drive the model's weights from the cache less often, and the worst higher.
+_SHARES = 16
+
+
+class Level:
+    """
+    What the taps of one level add to the outputs of a stream, prepared block by block.
+
+    A tensor is filled place by place and never changed after that; what has not been filled is not read. So a shallow
+    copy is the state at that time: going on from it fills the same places again.
+    """
+
+    def __init__(self, kernel: StreamingKernel, index: int, batch: int):
+        self.kernel, self.index = kernel, index
+        _, self.channels, points = kernel.levels[index].shape
+        self.block = points - 1
+        self.tiles = self.block // TILE
+        self.stride = min(_SHARES, self.tiles)
+        # Inputs of the block that is being filled and of the two before it.
+        self.current = kernel.bias.new_empty(batch, self.channels, self.block)
+        self.last = self.previous = kernel.bias.new_zeros(()).expand_as(self.current)
+        # Spectra of pairs of adjacent blocks, newest first. [batch, channels, block + 1]
+        self.spectra: tuple[Tensor, ...] = ()
+        # What is added to the outputs of the current block and of the next; None where that is nothing.
+        self.now: Tensor | None = None
+        self.next: Tensor | None = None
+
+    def advance(self, u: Tensor, begin: int) -> Tensor:
+        """What is added to the outputs at whole tiles from position `begin` on, whose inputs are `u`."""
+        added = torch.zeros_like(u)
+        # Blocks, from the one that has begun.
+        for block in range(-(begin % self.block), u.shape[-1], self.block):
+            first, stop = max(block, 0), min(block + self.block, u.shape[-1])
+            if self.now is not None:
+                added[..., first:stop] = self.now[..., first - block : stop - block]
+            self.work(begin + first, begin + stop)
+            self.store(u[..., first:stop], begin + first)
+        return added
+
+    def work(self, begin: int, stop: int) -> None:
+        """Do what is due in the tiles from position `begin` to `stop`, all of one block."""
+        if self.next is None:
+            return
+        first, end = self._due(begin % self.block), self._due((stop - 1) % self.block + 1)
+        if first == end:
+            return
+        pair = torch.cat([self.previous[:, first:end], self.last[:, first:end]], dim=-1)
+        self.spectra[0][:, first:end] = torch.fft.rfft(pair)
+        total = torch.zeros_like(self.spectra[0][:, first:end])
+        for spectrum, taps in zip(self.spectra, self.kernel.levels[self.index], strict=False):
+            total.addcmul_(spectrum[:, first:end], taps[first:end])
+        self.next[:, first:end] = torch.fft.irfft(total, n=2 * self.block)[..., self.block :]
+
+    def _due(self, place: int) -> int:
+        """How many channels have to be done before a tile that begins at `place`."""
+        done = (place // TILE + self.index % self.stride) // self.stride
+        shares = self.tiles // self.stride
+        # An even number: one long FFT costs as much as two.
+        return self.channels if done == shares else self.channels * done // shares // 2 * 2
+
+    def store(self, u: Tensor, begin: int) -> None:
+        """Keep inputs, all of one block; the last ones of a block begin the next."""
+        place = begin % self.block
+        stop = place + u.shape[-1]
+        self.current[..., place:stop] = u
+        if stop < self.block:
+            return
+        self.previous, self.last, self.current = self.last, self.current, torch.empty_like(self.current)
+        parts = self.kernel.levels[self.index]
+        newest = parts.new_empty(len(self.last), *parts.shape[1:])
+        self.spectra = (newest, *self.spectra[: len(parts) - 1])
+        self.now, self.next = self.next, torch.empty_like(self.current)
+
+    def select(self, indices: Tensor) -> None:
+        """Keep these samples of the batch."""
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, value.index_select(0, indices))
+        self.spectra = tuple(spectrum.index_select(0, indices) for spectrum in self.spectra)
 
 
 class _Undo(NamedTuple):
-    """What one chunk overwrites, so that `crop` can take it back."""
+    """A chunk and the state before it, so that `crop` can take it back."""
 
     inputs: Tensor
     seen: int
-    offset: int
     tile: Tensor
-    begin: int
-    history: Tensor
-    allocated: int
+    tail: list[Tensor]
+    levels: list[Level]
 
 
 class StreamingConvolution(CacheLayerMixin):
     """
     A layer of the cache: its causal convolution, which goes on where the last chunk ended. The kernel stays the same
     for the whole stream; batch size and device are those of the first inputs.
+
+    Args:
+        phase (`float`, *optional*, defaults to 0.0):
+            From 0 to 1, less than 1: when in a tile it works, so that the layers of a model take turns.
     """
 
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self) -> None:
+    def __init__(self, phase: float = 0.0) -> None:
         super().__init__()
+        self.phase = phase
         self.record_past = False
         self.reset()
 
     def reset(self) -> None:
-        for name in ("kernel", "history", "tile"):
+        for name in ("kernel", "tile"):
             vars(self).pop(name, None)
         self.is_initialized, self.seen = False, 0
-        # Position within the period.
-        self.offset = 0
+        self.levels: list[Level] = []
+        # What a long first chunk adds to the next outputs, tile by tile.
+        self.tail: list[Tensor] = []
         self._past: list[_Undo] = []
 
     @keeps_state
@@ -77,10 +180,11 @@ class StreamingConvolution(CacheLayerMixin):
         """Begin the stream of a kernel with its first inputs."""
         batch, channels = u.shape[:2]
         self.kernel = kernel
-        # Before the current tile, inputs; after it, what is known of outputs. [batch, channels, allocated]
-        self.history = kernel.kernel.new_zeros(batch, channels, TILE)
-        # The same for the current tile, laid out for single positions. [batch, tile, channels]
-        self.tile = kernel.kernel.new_zeros(batch, TILE, channels)
+        # Of the current tile inputs, and after these what is known of outputs, as far as the head reaches.
+        self.tile = kernel.bias.new_zeros(batch, 3 * TILE, channels)
+        self.levels = [Level(kernel, index, batch) for index in range(len(kernel.levels))]
+        # Where in a tile each level works.
+        self.due = [int(TILE * (index + self.phase) / len(self.levels)) for index in range(len(self.levels))]
         self.is_initialized = True
 
     @keeps_state
@@ -98,99 +202,87 @@ class StreamingConvolution(CacheLayerMixin):
             )
         inputs = u.to(self.tile.dtype)
         if self.record_past:
-            self._past.append(self._undo(inputs))
+            levels = [copy.copy(level) for level in self.levels]
+            self._past.append(_Undo(inputs, self.seen, self.tile.clone(), self.tail, levels))
         return self._advance(inputs).to(u.dtype)
 
     def _advance(self, u: Tensor) -> Tensor:
-        outputs, done, length = [], 0, u.shape[-1]
+        length = u.shape[-1]
+        outputs = [] if self.seen or length < _PROMPT else [self._begin(u)]
+        done = outputs[0].shape[-1] if outputs else 0
         while done < length:
-            inside, left = self.offset % TILE, length - done
+            inside, left = self.seen % TILE, length - done
             if inside or left < TILE:
                 size = min(left, TILE - inside)
                 outputs.append(self._advance_in_tile(u[..., done : done + size]))
             else:
-                # The largest tile that may start here, or the largest power of two that is left.
-                aligned = self.offset & -self.offset or self.kernel.period
-                size = min(aligned, self.kernel.period, 1 << (left.bit_length() - 1))
-                outputs.append(self._advance_by_tile(u[..., done : done + size]))
+                size = min(left // TILE * TILE, _RUN)
+                outputs.append(self._advance_tiles(u[..., done : done + size]))
             done += size
-        self.seen += length
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
-    def _advance_in_tile(self, u: Tensor) -> Tensor:
-        """Positions of the current tile: they are added to the rest of it at once."""
-        begin = self.offset % TILE
-        end = begin + u.shape[-1]
-        by_position = u.transpose(1, 2)
-        if u.shape[-1] == 1:
-            self.tile[:, begin:].addcmul_(by_position, self.kernel.head[: TILE - begin])
-        else:
-            (response,) = self.kernel.convolve(u, 2 * TILE, TILE)
-            self.tile[:, begin:] += response[..., : TILE - begin].transpose(1, 2)
-        outputs = self.tile[:, begin:end] + self.kernel.bias
-        self.tile[:, begin:end] = by_position
-        self.offset += u.shape[-1]
-        if end == TILE:
-            self._store_tile(self.offset - TILE)
-            self._spread()
-            self._load_tile()
-        return outputs.transpose(1, 2)
-
-    def _advance_by_tile(self, u: Tensor) -> Tensor:
-        """A whole tile, of a size that divides its position: it is convolved with itself, then spread."""
-        begin, size = self.offset, u.shape[-1]
-        end = begin + size
-        self._store_tile(begin)
-        self._reserve(end)
-        # The tile that ends here is this one, unless it completes a larger one: one transform serves both purposes.
-        spreads = end & -end == size
-        # Where no tap reaches further than its size, one response holds both.
-        taps = (size, 2 * size) if spreads and size < self.kernel.period else (size,)
-        responses = self.kernel.convolve(u, 2 * size, *taps)
-        known = self.history[..., begin:end]
-        outputs = (known + responses[0][..., :size]).add_(self.kernel.bias[:, None])
-        known.copy_(u)
-        self.offset = end
-        self._spread(responses[-1][..., size:] if spreads else None)
-        self._load_tile()
+    def _begin(self, u: Tensor) -> Tensor:
+        """Whole tiles of a first chunk: the FFT stands for levels of short blocks, which begin after it with zeros."""
+        self.seen = whole = u.shape[-1] // TILE * TILE
+        longer = [level for level in self.levels if GROWTH * level.block > whole]
+        for level in self.levels[: len(self.levels) - len(longer)]:
+            level.current = torch.zeros_like(level.current)
+        taps = self.kernel.kernel[:, : 2 * longer[0].block if longer else None]
+        reach = whole - -taps.shape[-1] // TILE * TILE
+        size, responses = fft_size(reach), []
+        for part, lags in zip(u[..., :whole].split(_GROUP, dim=1), taps.split(_GROUP), strict=True):
+            spectrum = torch.fft.rfft(part, n=size).mul_(torch.fft.rfft(lags, n=size))
+            responses.append(torch.fft.irfft(spectrum, n=size))
+        # Each piece is a tensor of its own, which is freed when its tiles have been used.
+        pieces = zip(*[response[..., whole:reach].split(_RUN, dim=-1) for response in responses], strict=True)
+        self.tail = [tile for piece in pieces for tile in torch.cat(piece, dim=1).split(TILE, dim=-1)]
+        outputs = torch.cat([response[..., :whole] for response in responses], dim=1).add_(self.kernel.bias[:, None])
+        for level in longer:
+            outputs += level.advance(u[..., :whole], 0)
         return outputs
 
-    def _spread(self, response: Tensor | None = None) -> None:
-        """Adds the tile that ends here to as many outputs, as all its inputs are known."""
-        end, period = self.offset, self.kernel.period
-        size = end & -end
-        if response is None:
-            (response,) = self.kernel.convolve(self.history[..., end - size : end], 2 * size, 2 * size)
-            response = response[..., size:]
-        if end == period:
-            self.history.copy_(response)
-            self.offset = 0
+    def _advance_in_tile(self, u: Tensor) -> Tensor:
+        """Positions of one tile: they are added to the rest of it at once."""
+        place = self.seen % TILE
+        stop, tile = place + u.shape[-1], self.seen - place
+        by_position = u.transpose(1, 2)
+        if place == 0:
+            places = [(level.now, tile % level.block) for level in self.levels]
+            known = [now[..., first : first + TILE] for now, first in places if now is not None] + self.tail[:1]
+            self.tail = self.tail[1:]
+            if known:
+                self.tile[:, :TILE] += sum(known[1:], known[0]).transpose(1, 2)
+        if u.shape[-1] == 1:
+            self.tile[:, place:TILE].addcmul_(by_position, self.kernel.head[: TILE - place])
         else:
-            self._reserve(end + size)
-            self.history[..., end : end + size] += response
+            self.tile[:, place:TILE] += self.kernel.respond(u)[..., : TILE - place].transpose(1, 2)
+        outputs = self.tile[:, place:stop] + self.kernel.bias
+        self.tile[:, place:stop] = by_position
+        for due, level in zip(self.due, self.levels, strict=True):
+            if place <= due < stop:
+                level.work(tile, tile + TILE)
+        self.seen += u.shape[-1]
+        if stop == TILE:
+            inputs = self.tile[:, :TILE].transpose(1, 2).contiguous()
+            for level in self.levels:
+                level.store(inputs, tile)
+            self.tile = pad(self.tile[:, TILE:], (0, 0, 0, TILE))
+            self.tile[:, : 2 * TILE] += self.kernel.respond(inputs)[..., TILE:].transpose(1, 2)
+        return outputs.transpose(1, 2)
 
-    def _reserve(self, length: int) -> None:
-        allocated = self.history.shape[-1]
-        if length > allocated:
-            grown = 1 << (length - 1).bit_length()
-            self.history = torch.nn.functional.pad(self.history, (0, grown - allocated))
-
-    def _store_tile(self, begin: int) -> None:
-        self.history[..., begin : begin + TILE] = self.tile.transpose(1, 2)
-
-    def _load_tile(self) -> None:
-        self.tile.copy_(self.history[..., self.offset : self.offset + TILE].transpose(1, 2))
-
-    def _undo(self, inputs: Tensor) -> _Undo:
-        begin, end = self.offset // TILE * TILE, self.offset + inputs.shape[-1]
-        # The highest bit of the position that the chunk changes is the size of its largest tile.
-        largest = 1 << (self.offset ^ end).bit_length() >> 1
-        reach = begin if largest < TILE else (end // largest + 1) * largest
-        if end >= self.kernel.period:
-            begin, reach = 0, self.kernel.period
-        allocated = self.history.shape[-1]
-        history = self.history[..., begin:reach].clone()
-        return _Undo(inputs, self.seen, self.offset, self.tile.clone(), begin, history, allocated)
+    def _advance_tiles(self, u: Tensor) -> Tensor:
+        """Whole tiles, each level by itself: as long chunks are computed."""
+        response = self.kernel.respond(u)
+        response[..., : 2 * TILE] += self.tile[:, : 2 * TILE].transpose(1, 2)
+        for part, known in zip(response[..., : u.shape[-1]].split(TILE, dim=-1), self.tail, strict=False):
+            part += known
+        self.tail = self.tail[u.shape[-1] // TILE :]
+        outputs, rest = response.split([u.shape[-1], 2 * TILE], dim=-1)
+        for level in self.levels:
+            outputs = outputs + level.advance(u, self.seen)
+        self.tile = pad(rest.transpose(1, 2), (0, 0, 0, TILE))
+        self.seen += u.shape[-1]
+        return outputs + self.kernel.bias[:, None]
 
     @keeps_state
     def crop(self, tokens_to_remove: int) -> None:
@@ -206,9 +298,7 @@ class StreamingConvolution(CacheLayerMixin):
             )
         while remove > 0:
             past = self._past.pop()
-            self.seen, self.offset, self.tile = past.seen, past.offset, past.tile
-            self.history = self.history[..., : past.allocated].contiguous()
-            self.history[..., past.begin : past.begin + past.history.shape[-1]] = past.history
+            self.seen, self.tile, self.tail, self.levels = past.seen, past.tile, past.tail, past.levels
             length = past.inputs.shape[-1]
             if length > remove:
                 self._advance(past.inputs[..., : length - remove])
@@ -220,7 +310,10 @@ class StreamingConvolution(CacheLayerMixin):
         """Keep the samples `indices` of the batch, in their order and as often as they occur."""
         if self.is_initialized:
             indices = indices.to(self.tile.device)
-            self.history, self.tile = self.history.index_select(0, indices), self.tile.index_select(0, indices)
+            self.tile = self.tile.index_select(0, indices)
+            self.tail = [tile.index_select(0, indices) for tile in self.tail]
+            for level in self.levels:
+                level.select(indices)
             self._past.clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -269,9 +362,10 @@ class MRConvCache(Cache):
 
     A stream goes on with the kernel that its layer had at the first call: weights that change in between take effect
     in a new cache, or after `reset()`. Merged kernels and their spectra belong to the model, all caches share them.
-    The state is float32, or float64 for float64 weights, of at most
-    [batch, channels, power of two from the kernel's length]. A stream may become longer than
-    `max_position_embeddings`: a position depends on that many positions before it.
+    The state is float32, or float64 for float64 weights, of about three numbers a tap and channel for each sample when
+    the stream is as long as the kernel. A stream may become longer than `max_position_embeddings`: a position depends
+    on that many positions before it. No position costs much more than the mean; the first call of a model's first
+    cache prepares the kernels.
 
     Args:
         config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
@@ -286,7 +380,8 @@ class MRConvCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig):
-        super().__init__(layers=[StreamingConvolution() for _ in range(config.num_hidden_layers)])
+        depth = config.num_hidden_layers
+        super().__init__(layers=[StreamingConvolution(index / depth) for index in range(depth)])
 
     def convolve(self, layer_index: int, u: Tensor, kernel: Callable[[], StreamingKernel]) -> Tensor:
         """

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from hf_ext.mrconv.configuration_mrconv import MRConvConfig
-from hf_ext.mrconv.kernels_mrconv import KEPT_FFT, TILE, StreamingKernel
+from hf_ext.mrconv.kernels_mrconv import TILE, StreamingKernel
 from hf_ext.mrconv.streaming_mrconv import MRConvCache, StreamingConvolution
 from tests.mrconv.mrconv_testing import make_layer
 from tests.mrconv.reference_ops import long_conv
@@ -20,8 +20,8 @@ BATCH, CHANNELS = 2, 3
 class Stream(StreamingConvolution):
     """A layer of a cache with the kernel that its model would give."""
 
-    def __init__(self, kernel):
-        super().__init__()
+    def __init__(self, kernel, phase=0.0):
+        super().__init__(phase)
         self.of = kernel
 
     def __call__(self, u):
@@ -57,12 +57,31 @@ def assert_near(result, expected, tolerance):
     assert (result - expected).abs().max() <= tolerance * max(1.0, expected.abs().max().item())
 
 
-# Kernels shorter than a tile, of one, of powers of two and beside them; inputs beyond one and several periods.
-@pytest.mark.parametrize("taps", [1, TILE - 1, TILE, TILE + 1, 256])
+@pytest.fixture
+def filled_with_nan():
+    """Memory that is not filled yet holds NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.zeros(1).new_empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+# Kernels shorter than a tile, of one, of a head, of one and two levels and beside them; inputs beyond several blocks.
+@pytest.mark.parametrize("taps", [1, TILE - 1, 2 * TILE, 2 * TILE + 1, 256, 261])
 @pytest.mark.parametrize("chunks", [[1], [520], [5, 64, 1, 1, 31, 200]])
 def test_chunks_equal_the_whole(taps, chunks):
     kernel, bias, u = make(taps, 520)
     assert_near(stream(kernel, bias, u, chunks), long_conv(u, kernel) + bias[:, None], 1e-12)
+
+
+@pytest.mark.parametrize("taps", [40, 1100])
+@pytest.mark.parametrize("prompt", [256, 300, 1300, 2600])
+def test_a_prompt_leaves_the_state_that_tokens_go_on_from(taps, prompt, filled_with_nan):
+    kernel, bias, u = make(taps, prompt + 1200, batch=1, channels=2)
+    result = stream(kernel, bias, u, [prompt, *[1] * 70, 31, 900, 16])
+    assert_near(result, long_conv(u, kernel) + bias[:, None], 1e-12)
 
 
 @settings(deadline=None, max_examples=30)
@@ -90,51 +109,150 @@ def test_half_precision_inputs_have_a_float32_state():
     assert ((result.double() - expected).abs() <= 2**-8 * expected.abs() + 1e-4).all()
 
 
+class DirectStream:
+    """What a stream is: all inputs are kept, and each output is a sum over the taps."""
+
+    def __init__(self, kernel, bias):
+        self.kernel, self.bias, self.inputs = kernel.double(), bias.double(), None
+
+    def __call__(self, u):
+        u = u.double()
+        self.inputs = u if self.inputs is None else torch.cat([self.inputs, u], dim=-1)
+        reached = self.inputs[..., -u.shape[-1] - self.kernel.shape[-1] + 1 :]
+        return (long_conv(reached, self.kernel) + self.bias[:, None])[..., -u.shape[-1] :]
+
+    def crop(self, tokens_to_remove):
+        self.inputs = self.inputs[..., : self.inputs.shape[-1] + tokens_to_remove]
+
+    def batch_select_indices(self, indices):
+        self.inputs = self.inputs[indices]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
+@pytest.mark.parametrize("taps", [50, 300, 1100])
+def test_whatever_is_done_with_a_stream_it_equals_direct_sums(taps, dtype, tolerance, filled_with_nan):
+    """Chunks of all kinds, samples selected, positions taken back, in random order and into the third level."""
+    kernel, bias, _ = make(taps, 1, dtype)
+    stream, direct = begin(kernel, bias), DirectStream(kernel, bias)
+    draw, batch = torch.Generator().manual_seed(taps), BATCH
+
+    def number(most):
+        return int(torch.randint(1, most + 1, (), generator=draw))
+
+    for turn in range(16):
+        most = (1300, 1, 3, 40)[turn % 4]
+        for _ in range(3 if most < 40 else 1):
+            u = torch.randn(batch, CHANNELS, number(most), generator=draw).to(dtype)
+            assert_near(stream(u).double(), direct(u), tolerance)
+        if turn % 5 == 4:
+            batch, chosen = number(3), torch.randint(0, batch, (3,), generator=draw)
+            for one in (stream, direct):
+                one.batch_select_indices(chosen[:batch])
+        if turn % 3 == 2:
+            stream.record_past = True
+            sizes = [number(90) for _ in range(3)]
+            for size in sizes:
+                u = torch.randn(batch, CHANNELS, size, generator=draw).to(dtype)
+                assert_near(stream(u).double(), direct(u), tolerance)
+            removed = number(sum(sizes) + 1) - 1
+            for one in (stream, direct):
+                one.crop(-removed)
+            stream.record_past = False
+
+
+def count_numbers(convolution: StreamingConvolution) -> int:
+    """Real numbers that a stream holds for a channel of a sample; the kernel is its layer's."""
+    tensors = [convolution.tile, *convolution.tail]
+    for level in convolution.levels:
+        tensors += [level.previous, level.last, level.current, level.now, level.next, *level.spectra]
+    different = {id(tensor): tensor for tensor in tensors if tensor is not None}.values()
+    numbers = sum(tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in different)
+    return numbers // (convolution.tile.shape[0] * convolution.tile.shape[2])
+
+
 def test_memory_is_that_of_the_kernel_however_long_the_stream():
-    kernel, bias, u = make(200, 3000)
-    convolution = begin(kernel, bias)
-    convolution(u[..., :10])
-    assert convolution.history.shape[-1] == TILE
-    for chunk in u[..., 10:].split(7, dim=-1):
+    taps = 8 * 4 * TILE
+    kernel, bias, u = make(taps, 4 * taps, batch=1, channels=1)
+    convolution, held = begin(kernel, bias), []
+    for chunk in u.split(taps // 4, dim=-1):
         convolution(chunk)
-    assert convolution.history.shape[-1] == 256
-    assert convolution.tile.shape[1] == TILE
+        held.append(count_numbers(convolution))
+    # It grows with the stream, and ends with the kernel.
+    assert held[0] < held[1] < held[3]
+    assert len(set(held[5:])) == 1
+    assert held[-1] <= 3.1 * taps
 
 
-def test_spectra_of_large_tiles_are_not_kept():
-    kernel, bias, u = make(8 * KEPT_FFT, 9 * KEPT_FFT, torch.float32, batch=1, channels=1)
+def test_the_spectra_of_a_kernel_are_two_numbers_a_tap():
+    taps = 8 * 16 * TILE
+    kernel, bias, _ = make(taps, 1)
     prepared = StreamingKernel(kernel, bias)
-    convolution = Stream(prepared)
-    for chunk in u.split(1000, dim=-1):
-        convolution(chunk)
-    numbers = sum(spectrum.numel() for spectrum in prepared.spectra.values())
-    assert 0 < numbers <= 4 * KEPT_FFT
+    numbers = sum(2 * spectra[:, 0].numel() for spectra in prepared.levels)
+    assert 1.9 * taps < numbers <= 2.1 * taps
 
 
-class CountPoints(TorchFunctionMode):
-    """Points of the FFTs of inputs, which have a batch; kernels have none."""
+class CountWork(TorchFunctionMode):
+    """Points that FFTs and products of spectra compute, and FFTs of the levels: those of a tile's end have 4 TILE."""
 
     def __init__(self):
         super().__init__()
-        self.points = 0
+        self.points = self.works = 0
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.fft.rfft:
-            self.points += kwargs["n"] * (args[0].ndim == 3)
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if function is torch.fft.irfft:
+            self.points += 2 * result.numel()
+            self.works += kwargs["n"] != 4 * TILE
+        elif function is torch.Tensor.addcmul_:
+            self.points += args[1].numel()
+        return result
 
 
-def test_the_points_transformed_for_a_position_grow_like_the_logarithm():
-    """Counted, not timed: as many points as positions are in the longest kernel."""
-    cost = []
-    for length in (256, 1024, 4096):
-        kernel, bias, u = make(length, length, torch.float32, batch=1, channels=1)
-        with CountPoints() as count:
-            stream(kernel, bias, u, [1])
-        cost.append(count.points / length)
-    # Two points a position for each size of tiles, of which two more come with each length.
-    assert cost[0] < cost[1] < cost[2]
-    assert cost[2] - cost[1] == pytest.approx(cost[1] - cost[0], rel=0.1)
+def count_work(convolutions, u):
+    """What each position costs, and how many levels of all these streams work at it, after one long chunk."""
+    kernel = convolutions[0].of
+    _, channels, points = kernel.levels[-1].shape
+    found = []
+    for convolution in convolutions:
+        # In two, so that all levels have seen all of it.
+        for chunk in torch.zeros(1, channels, 7 * (points - 1), dtype=u.dtype).tensor_split([TILE], dim=-1):
+            convolution(chunk)
+    for position in u.split(1, dim=-1):
+        with CountWork() as count:
+            for convolution in convolutions:
+                convolution(position)
+        found.append((count.points, count.works))
+    return found
+
+
+def test_no_position_waits_for_a_long_fft():
+    """Counted, not timed: the most and the mean work of a position, with 4,096 and 16,384 taps."""
+    worst, mean = [], []
+    for block in (16 * TILE, 64 * TILE):
+        kernel, bias, u = make(8 * block, 16 * TILE, torch.float32, batch=1, channels=8)
+        found = [points for points, _ in count_work([begin(kernel, bias)], u)]
+        worst.append(max(found))
+        mean.append(sum(found) / len(found))
+    # Four times the taps are one more level, of five; and the share of a level that is done at once does not grow.
+    assert mean[1] <= 1.4 * mean[0]
+    assert worst[1] <= 1.3 * worst[0]
+
+
+def test_what_is_due_depends_on_the_position_only():
+    kernel, bias, u = make(16 * 4 * TILE, 16 * TILE, torch.float32, batch=1, channels=8)
+    assert count_work([begin(kernel, bias)], u) == count_work([begin(kernel, bias)], torch.zeros_like(u))
+
+
+@pytest.mark.parametrize("depth", [2, 8])
+def test_layers_and_levels_of_a_model_take_turns(depth):
+    """None works at the position of another, where there are as many positions in a tile as layers and levels."""
+    kernel, bias, u = make(8 * 16 * TILE, 16 * TILE, torch.float32, batch=1, channels=8)
+    cache = MRConvCache(MRConvConfig(num_hidden_layers=depth))
+    convolutions = [Stream(StreamingKernel(kernel, bias), layer.phase) for layer in cache.layers]
+    found = [works for _, works in count_work(convolutions, u)]
+    assert max(found) == 1
+    # In 16 tiles: 16, 4 and 1 times.
+    assert sum(found) == 21 * depth
 
 
 def test_samples_are_selected_repeated_and_copied():
@@ -182,6 +300,20 @@ def test_cropping_takes_positions_back(taps, seen, wrong, data):
     if seen + right < 300:
         rest = torch.cat([convolution(chunk) for chunk in u[..., seen + right :].split(11, dim=-1)], dim=-1)
         assert_near(rest, expected[..., seen + right :], 1e-12)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 300, 700])
+def test_cropping_takes_a_prompt_back(kept, filled_with_nan):
+    kernel, bias, u = make(1100, 2400)
+    convolution = begin(kernel, bias)
+    convolution.record_past = True
+    convolution(u[..., 1000:1100])
+    convolution.crop(-100)
+    convolution(torch.cat([u[..., :kept], u[..., : 700 - kept]], dim=-1))
+    convolution(u[..., :40])
+    convolution.crop(kept - 740)
+    rest = torch.cat([convolution(chunk) for chunk in u[..., kept:].split([620, 31, 1749 - kept], dim=-1)], dim=-1)
+    assert_near(rest, (long_conv(u, kernel) + bias[:, None])[..., kept:], 1e-12)
 
 
 def test_cropping_more_than_was_recorded_is_refused_and_changes_nothing():

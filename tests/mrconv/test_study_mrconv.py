@@ -9,7 +9,9 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import hf_ext
 from hf_ext.settings import build
 from hf_ext.tasks.signals import AudioTask, PixelTask
 from hf_ext.tasks.texts import ListOpsTask
@@ -161,3 +163,46 @@ def test_a_recording_is_classified(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in ("no", "yes")
+
+
+def write_words(path) -> list[np.ndarray]:
+    """Three made words, tones that swell and fade, with pauses; the samples of each as they are heard."""
+    time = np.arange(3200) / 8000
+    words = [np.sin(np.pi * time / 0.4) * np.sin(2 * np.pi * pitch * time) for pitch in (200, 450, 900)]
+    pause = np.zeros(4000)
+    sound = np.concatenate([part for word in words for part in (pause, 0.5 * word)])
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes((32767 * sound).astype("<i2").tobytes())
+    return words
+
+
+def test_digits_are_heard_as_they_come(tmp_path):
+    write_words(tmp_path / "a.wav")
+    command = [sys.executable, str(STUDY / "listen.py"), str(tmp_path / "a.wav"), "--output", str(tmp_path / "a.png")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *heard, summary = done.stdout.splitlines()
+    seconds, digits = zip(*[line.split(" s: ") for line in heard], strict=True)
+    # Each word ends 0.2 s after its last sound, at 0.9, 1.8 and 2.7 s.
+    assert [float(second) for second in seconds] == pytest.approx([1.1, 2.0, 2.9], abs=0.05)
+    assert all(digit in set("0123456789") for digit in digits)
+    assert summary.startswith("a step of 10 ms took")
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.size == (1100, 550)
+
+
+def test_a_word_that_is_streamed_is_classified_as_it_would_be_whole(tmp_path, load):
+    listener = load("listen").Listener(hf_ext.released("spoken-digits"))
+    word, given = write_words(tmp_path / "a.wav")[1], []
+    backbone = listener.model.model
+    hook = backbone.register_forward_pre_hook(
+        lambda _, __, words: given.append(words["input_values"]), with_kwargs=True
+    )
+    for place in range(0, 3200, 80):
+        assert listener.hear(word[place : place + 80]) is None
+    hook.remove()
+    with torch.no_grad():
+        whole = listener.model(input_values=torch.cat(given, dim=1)).logits
+        streamed = listener.model.classifier(listener.total / listener.positions)
+    torch.testing.assert_close(streamed, whole, atol=1e-4, rtol=1e-4)

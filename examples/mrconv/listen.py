@@ -1,0 +1,141 @@
+"""python examples/mrconv/listen.py RECORDING.wav [--model MODEL] [--output listen.png]
+python examples/mrconv/listen.py --microphone SECONDS
+
+Says which digits are spoken while the sound comes in, 10 ms at a time, and draws how long each of these steps took.
+The model is the released `spoken-digits`, merged; the recording is 16-bit mono at its rate of 8 kHz. A microphone
+needs the package sounddevice.
+"""
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from infer import read_wave
+from matplotlib.figure import Figure
+from transformers import AutoModelForAudioClassification
+
+import hf_ext
+from hf_ext.mrconv import MRConvCache
+
+STEP = 0.01
+# A word is louder than this share of the loudest step, and ends with so many seconds that are not.
+QUIET, PAUSE = 0.05, 0.2
+
+
+class Listener:
+    """Hears a stream: a word begins and ends by its loudness, and is classified as far as it has come."""
+
+    def __init__(self, model_id: str):
+        self.model = AutoModelForAudioClassification.from_pretrained(model_id).eval().reparameterize()
+        self.rate = self.model.config.sampling_rate
+        self.cache = MRConvCache(self.model.config)
+        # What a first call prepares is prepared before the first sound, as if it had been a word.
+        self.power, self.samples, self.loudest = 1e-4, 1, 0.0
+        self.begin_word()
+        self.classify(np.zeros(1, np.float32))
+        self.begin_word()
+
+    def begin_word(self) -> None:
+        self.cache.reset()
+        self.total, self.positions, self.quiet = 0, 0, 0.0
+
+    def hear(self, sound: np.ndarray) -> int | None:
+        """The digit of a word that has ended with these samples, or None."""
+        loudness = float(np.sqrt(np.mean(sound**2)))
+        self.loudest = max(self.loudest, loudness)
+        loud = loudness > QUIET * self.loudest
+        if not loud and not self.positions:
+            return None
+        digit = self.classify(sound)
+        if loud:
+            # Pauses within a word belong to it, the one after it does not.
+            self.digit, self.quiet = digit, 0.0
+            return None
+        self.quiet += len(sound) / self.rate
+        if self.quiet < PAUSE:
+            return None
+        self.begin_word()
+        return self.digit
+
+    @torch.inference_mode()
+    def classify(self, sound: np.ndarray) -> int:
+        """The digit by the mean of the last hidden states of the word so far: nothing is computed twice."""
+        # Whole recordings are brought to variance 1; of a stream only what was heard before is known.
+        self.power += float(np.sum(sound**2))
+        self.samples += len(sound)
+        values = torch.from_numpy(sound / np.sqrt(self.power / self.samples)).float()[None]
+        hidden = self.model.model(input_values=values, past_key_values=self.cache).last_hidden_state
+        self.total, self.positions = self.total + hidden.sum(1), self.positions + len(sound)
+        return int(self.model.classifier(self.total / self.positions).argmax())
+
+
+def read_file(path: str, rate: int) -> Iterator[np.ndarray]:
+    """Steps of a recording, and then of silence, which ends its last word."""
+    samples, found = read_wave(path)
+    if found != rate:
+        sys.exit(f"{path} has {found} samples a second; the model hears {rate}. Convert it to that rate.")
+    sound = np.concatenate([samples / 32768, np.zeros(int(1.5 * PAUSE * rate))])
+    size = int(STEP * rate)
+    yield from (sound[place : place + size] for place in range(0, len(sound), size))
+
+
+def read_microphone(seconds: float, rate: int) -> Iterator[np.ndarray]:
+    try:
+        import sounddevice
+    except ImportError:
+        sys.exit("--microphone needs the package sounddevice: `pip install sounddevice`, or give a recording.")
+    size = int(STEP * rate)
+    with sounddevice.InputStream(samplerate=rate, channels=1, blocksize=size) as stream:
+        for _ in range(int(seconds / STEP)):
+            yield stream.read(size)[0][:, 0].astype(np.float64)
+
+
+def draw(sound: np.ndarray, rate: int, words: list[tuple[float, int]], times: list[float], path: str) -> None:
+    """The waveform with the digits where they were said, and the milliseconds of each step below it."""
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    above.plot(np.arange(len(sound)) / rate, sound, linewidth=0.4)
+    for second, digit in words:
+        above.text(second, float(np.abs(sound).max()), str(digit), ha="right", va="top", fontsize=16)
+    below.plot(STEP * np.arange(len(times)), times, linewidth=0, marker=".", markersize=3)
+    below.axhline(1000 * STEP, color="tab:red", linewidth=0.8, label="time that a step may take")
+    below.set(xlabel="seconds", ylabel="ms of a step", ylim=(0, None))
+    below.legend()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recording", nargs="?")
+    parser.add_argument("--microphone", type=float, metavar="SECONDS")
+    parser.add_argument("--model")
+    parser.add_argument("--output", default="listen.png")
+    words = parser.parse_args()
+    if (words.recording is None) == (words.microphone is None):
+        parser.error("give a recording or --microphone SECONDS")
+    torch.set_num_threads(1)
+    listener = Listener(words.model or hf_ext.released("spoken-digits"))
+    rate = listener.rate
+    steps = read_microphone(words.microphone, rate) if words.recording is None else read_file(words.recording, rate)
+    # What has been loaded stays: the garbage collector need not look through it in the middle of a word.
+    gc.freeze()
+    sound, heard, times = [], [], []
+    for step in steps:
+        sound.append(step)
+        begin = time.perf_counter()
+        digit = listener.hear(step)
+        times.append(1000 * (time.perf_counter() - begin))
+        if digit is not None:
+            heard.append((len(times) * STEP, digit))
+            print(f"{heard[-1][0]:.2f} s: {digit}", flush=True)
+    active = np.array(times)
+    print(f"a step of {1000 * STEP:.0f} ms took {active.mean():.2f} ms on average and {active.max():.2f} at most")
+    draw(np.concatenate(sound), rate, heard, times, words.output)
+
+
+if __name__ == "__main__":
+    main()
