@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _IGNORED = -100
 _BY_SAMPLE = tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Video", "Audio"))
-# Losses that are a mean over labels, by parts of classes' names: not a sum, as CTC's can be, nor one of boxes and masks.
+# Losses that are a mean over labels, by parts of classes' names; CTC's can be a sum, those of boxes are other things.
 _MEANS = (
     *_BY_SAMPLE,
     *("ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification"),

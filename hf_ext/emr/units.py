@@ -101,7 +101,7 @@ def plan_units(model: torch.nn.Module, one: Observation, two: Observation, *, sh
         candidates = [name, *reversed(around)]
         # Not the table alone: for one position its only row looks like one of the batch's, and then has another axis.
         first = next((at for at, one in enumerate(candidates) if one.rpartition(".")[2] in _METHODS), 0)
-        # Nor an expert that gets the tokens that chose it: the first two samples may send it as many each, others more.
+        # Nor an expert that gets the tokens that chose it: two samples may send it as many each, and others more.
         first = max([first, *(at for at, one in enumerate(candidates) if one in two.after_choice[name])])
         for candidate in candidates[first:]:
             # The whole model has no name, and is not run by rows.

@@ -105,7 +105,7 @@ def test_experts_that_other_samples_send_other_numbers_of_tokens(tmp_path: Path)
     emr = EMRModel.from_pretrained(
         merge(tmp_path / "base", {n: tmp_path / n for n in "abc"}, tmp_path / "merged"), "a"
     )
-    # The first two samples send two tokens to the first expert, also by the weights of `a`, which the plan is made with;
+    # The first two samples send two tokens to the first expert, also by the weights of `a`, which plans are made with;
     # the others send four together, but not two each.
     generator, rows, tasks = torch.Generator().manual_seed(0), [], [*"abbc"]
 
