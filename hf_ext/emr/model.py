@@ -69,6 +69,8 @@ class EMRModel:
         self.mixer = Mixer(self)
         self._router: TaskRouter | None = None
         self._base_features: BaseFeatures | None = None
+        # by what the tasks' files say: the settings of generation of tasks that were the current one
+        self._generation: dict[str, GenerationConfig] = {}
         self._built: BuiltModel = self._build(task)
         self._config = self.read_config(task)
         self.current = task
@@ -227,17 +229,30 @@ class EMRModel:
         config = self.read_config(task)
         if self.fits(task):
             self._turns.note_change()
-            own = self.generation_config(task)
-            if own != self.generation_config(str(self.current)):
-                cast(Any, self._built.model).generation_config = GenerationConfig.from_dict(own)
+            self._switch_generation(task)
             # Half-way through, the model is of no task.
             self.current = None
             self._restore_in_place(task, config)
         else:
             self._warn_of_another_model(config)
             self._built = self._build(task)
+            self._generation.clear()
         self._config = config
         self.current = task
+
+    def _switch_generation(self, task: str) -> None:
+        """Gives the model a task's settings of generation; what a user set in another's is there again with it."""
+        own, before = self.generation_config(task), self.generation_config(str(self.current))
+        if own == before:
+            return
+        model: Any = self._built.model
+        self._generation[str(before)] = model.generation_config
+        if str(own) not in self._generation:
+            # Without a file of its own it is what from_pretrained takes from the model's configuration.
+            self._generation[str(own)] = (
+                GenerationConfig.from_dict(own) if own else GenerationConfig.from_model_config(model.config)
+            )
+        model.generation_config = self._generation[str(own)]
 
     def _warn_of_another_model(self, config: dict[str, Any]) -> None:
         if self._built.complete or self._warned or not same_network(config, self._config):
