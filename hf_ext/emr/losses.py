@@ -40,7 +40,8 @@ def count_targets(model: Any, labels: torch.Tensor) -> int:
         )
     if labels.is_floating_point():
         return len(labels)
-    name, ignored = type(model).__name__, _IGNORED
+    name = type(model).__name__
+    ignored: Any = _IGNORED
     known = any(part in name for part in _MEANS)
     if "ForSemanticSegmentation" in name:
         # That of a single class is a mean over all places.
