@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-from transformers import Cache
+from transformers import Cache, GenerationConfig
 
 from .batches import Rows, all_rows, leaves_of, rows_of, take_rows
 from .mixed import FAILURES
@@ -44,6 +44,20 @@ def generate(emr: EMRModel, task_ids: Sequence[str], arguments: tuple[Any, ...],
                 emr.mixer.warn_once(error)
         groups = [[task] for task in tasks]
     return _generate_in_turn(emr, groups, task_ids, (arguments, options), state)
+
+
+def switch_settings(emr: EMRModel, task: str, kept: dict[str, GenerationConfig]) -> None:
+    """Gives the model a task's settings of generation; what a user set in another's is there again with it."""
+    own, before = emr.generation_config(task), emr.generation_config(str(emr.current))
+    if own == before:
+        return
+    model: Any = emr.model
+    kept[str(before)] = model.generation_config
+    if str(own) not in kept:
+        # Without a file of its own it is what from_pretrained takes from the model's configuration.
+        new = GenerationConfig.from_dict(own) if own else GenerationConfig.from_model_config(model.config)
+        kept[str(own)] = new
+    model.generation_config = kept[str(own)]
 
 
 def _group(emr: EMRModel, tasks: list[str]) -> list[list[str]]:

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from .building import BuiltModel, Place, build_model, relabel, same_network
-from .generating import generate
+from .generating import generate, switch_settings
 from .mixed import Mixer
 from .routing import BaseFeatures, TaskRouter
 from .turns import Turns
@@ -229,7 +229,7 @@ class EMRModel:
         config = self.read_config(task)
         if self.fits(task):
             self._turns.note_change()
-            self._switch_generation(task)
+            switch_settings(self, task, self._generation)
             # Half-way through, the model is of no task.
             self.current = None
             self._restore_in_place(task, config)
@@ -239,20 +239,6 @@ class EMRModel:
             self._generation.clear()
         self._config = config
         self.current = task
-
-    def _switch_generation(self, task: str) -> None:
-        """Gives the model a task's settings of generation; what a user set in another's is there again with it."""
-        own, before = self.generation_config(task), self.generation_config(str(self.current))
-        if own == before:
-            return
-        model: Any = self._built.model
-        self._generation[str(before)] = model.generation_config
-        if str(own) not in self._generation:
-            # Without a file of its own it is what from_pretrained takes from the model's configuration.
-            self._generation[str(own)] = (
-                GenerationConfig.from_dict(own) if own else GenerationConfig.from_model_config(model.config)
-            )
-        model.generation_config = self._generation[str(own)]
 
     def _warn_of_another_model(self, config: dict[str, Any]) -> None:
         if self._built.complete or self._warned or not same_network(config, self._config):

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -43,7 +42,6 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 from starlette.testclient import TestClient  # noqa: E402
 
 from hf_ext.serving.application import load_application  # noqa: E402
-from hf_ext.serving.tasks import ServedTask  # noqa: E402
 from hf_ext.serving.worker import Job, Worker  # noqa: E402
 
 TEXTS = ["a b c", "d", "e f g h i j k", "z y x w v u t s r q p o", "m n"]
@@ -261,33 +259,6 @@ def test_prompts_of_several_tasks_and_lengths_are_continued_together(
     for one, together in zip(alone, found, strict=True):
         assert (one["choices"], one["usage"]) == (together["choices"], together["usage"])
     assert alone[0]["choices"] != alone[1]["choices"]
-
-
-def test_what_is_continued_together(generators: Path, tmp_path: Path):
-    """Prompts of any length, but where the settings count their tokens; and tasks that read the same tokens."""
-    merged = tmp_path / "merged"
-    shutil.copytree(generators, merged)
-    shutil.copytree(generators.parent / "base", tmp_path / "base")
-    emr = EMRModel.from_pretrained(merged)
-    options: dict[str, Any] = {"max_tokens": 2, "stop": []}
-
-    def forms(task: ServedTask, other: ServedTask) -> tuple[Any, Any]:
-        return task.generation_job([4, 5], **options).form, other.generation_job([4, 5, 6], **options).form
-
-    one, two = forms(ServedTask(emr, "a"), ServedTask(emr, "b"))
-    assert one == two
-    other = ServedTask(emr, "b")
-    other.vocabulary = (31, other.limit)
-    one, two = forms(ServedTask(emr, "a"), other)
-    assert one != two
-    other = ServedTask(emr, "b")
-    other.padding = 7
-    one, two = forms(ServedTask(emr, "a"), other)
-    assert one != two
-    (merged / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.5}))
-    counting = ServedTask(EMRModel.from_pretrained(merged), "a")
-    one, two = forms(counting, counting)
-    assert one != two
 
 
 def test_the_end_of_a_text_ends_the_answer(generators: Path, tmp_path: Path):
