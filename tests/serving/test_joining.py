@@ -15,9 +15,8 @@ from tests.emr.use_testing import merge
 def test_what_is_continued_together(tmp_path: Path):
     """Prompts of any length, but where the settings count their tokens; and tasks that read the same tokens."""
     base = tiny_gpt2(tmp_path / "base")
-    merged = merge(
-        base, {n: tiny_gpt2(tmp_path / n, seed, base=base) for seed, n in enumerate("ab", 1)}, tmp_path / "m"
-    )
+    tasks = {name: tiny_gpt2(tmp_path / name, seed, base=base) for seed, name in enumerate("ab", 1)}
+    merged = merge(base, tasks, tmp_path / "merged")
     emr = EMRModel.from_pretrained(merged)
     options: dict[str, Any] = {"max_tokens": 2, "stop": []}
 
