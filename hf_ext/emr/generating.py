@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-from transformers import Cache
+from transformers import Cache, GenerationConfig
 
 from .batches import Rows, all_rows, leaves_of, rows_of, take_rows
 from .mixed import FAILURES
@@ -37,12 +38,26 @@ def generate(emr: EMRModel, task_ids: Sequence[str], arguments: tuple[Any, ...],
             if len(tasks) == 1:
                 return model.generate(*arguments, **options)
             try:
-                with _mixed_forwards(emr, task_ids), _own_draws(emr, model, task_ids, options):
+                with _mixed_forwards(emr, task_ids), _OwnDraws(emr, rows_of(task_ids)):
                     return model.generate(*arguments, **options)
             except NotByRows as error:
                 emr.mixer.warn_once(error)
         groups = [[task] for task in tasks]
     return _generate_in_turn(emr, groups, task_ids, (arguments, options), state)
+
+
+def switch_settings(emr: EMRModel, task: str, kept: dict[str, GenerationConfig]) -> None:
+    """Gives the model a task's settings of generation; what a user set in another's is there again with it."""
+    own, before = emr.generation_config(task), emr.generation_config(str(emr.current))
+    if own == before:
+        return
+    model: Any = emr.model
+    kept[str(before)] = model.generation_config
+    if str(own) not in kept:
+        # Without a file of its own it is what from_pretrained takes from the model's configuration.
+        new = GenerationConfig.from_dict(own) if own else GenerationConfig.from_model_config(model.config)
+        kept[str(own)] = new
+    model.generation_config = kept[str(own)]
 
 
 def _group(emr: EMRModel, tasks: list[str]) -> list[list[str]]:
@@ -65,6 +80,8 @@ def _generate_in_turn(
     for group in groups:
         rows = torch.tensor([row for row, task in enumerate(task_ids) if task in group])
         few, many = take_rows(given, rows, len(task_ids))
+        if (allowed := many.get("prefix_allowed_tokens_fn")) is not None:
+            many["prefix_allowed_tokens_fn"] = functools.partial(_ask_for_row, allowed, rows.tolist())
         _set_random_state(emr.device, state)
         found = generate(emr, [task_ids[row] for row in rows.tolist()], few, many)
         if not isinstance(found, torch.Tensor) or len(found) != len(rows):
@@ -72,11 +89,28 @@ def _generate_in_turn(
                 f"{groups} take turns, which gives one sequence of token ids for each row: leave out "
                 "return_dict_in_generate and num_return_sequences, or run one task at a time"
             )
-        padding = many.get("pad_token_id", emr.generation_config(group[0]).get("pad_token_id"))
-        fill = fill if padding is None else padding
+        fill = _find_padding(emr, group[0], many, fill)
         sequences |= dict(zip(rows.tolist(), found, strict=True))
     ordered = [sequences[row] for row in range(len(task_ids))]
     return torch.nn.utils.rnn.pad_sequence(ordered, batch_first=True, padding_value=fill)
+
+
+def _ask_for_row(
+    allowed: Callable[[int, torch.Tensor], list[int]], rows: list[int], row: int, tokens: Any
+) -> list[int]:
+    """What may follow in a row of one group, which the asked function knows by its number among all."""
+    return allowed(rows[row], tokens)
+
+
+def _find_padding(emr: EMRModel, task: str, options: dict[str, Any], otherwise: int) -> int:
+    """What the rows of a task are padded with, as its `generate` pads them: with the end where nothing is said."""
+    with emr.task(task) as model:
+        places = [options.get("generation_config"), model.generation_config]
+    for key in ("pad_token_id", "eos_token_id"):
+        for found in (options.get(key), *(getattr(place, key, None) for place in places)):
+            if found is not None:
+                return int(torch.as_tensor(found).flatten()[0])
+    return otherwise
 
 
 @contextmanager
@@ -132,11 +166,6 @@ def _count_rows(model: Any, arguments: tuple[Any, ...], batch: dict[str, Any]) -
     if not (given := [*given, *arguments]):
         raise NotByRows(f"generate of {type(model).__name__} gives its forward none of {', '.join(names)}")
     return len(given[0])
-
-
-def _own_draws(emr: EMRModel, model: Any, task_ids: Sequence[str], options: dict[str, Any]) -> Any:
-    config = options.get("generation_config") or model.generation_config
-    return _OwnDraws(emr, rows_of(task_ids)) if options.get("do_sample", config.do_sample) else nullcontext()
 
 
 class _OwnDraws(TorchFunctionMode):

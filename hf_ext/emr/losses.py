@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 _IGNORED = -100
 _BY_SAMPLE = tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Video", "Audio"))
+# Losses that are a mean over labels, by parts of classes' names; CTC's can be a sum, those of boxes are other things.
+_MEANS = (
+    *_BY_SAMPLE,
+    *("ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification"),
+    *("ForSemanticSegmentation", "ForMultipleChoice"),
+)
 
 
 def heads_are_alike(configs: Sequence[Mapping[str, Any]]) -> bool:
@@ -34,9 +40,28 @@ def count_targets(model: Any, labels: torch.Tensor) -> int:
         )
     if labels.is_floating_point():
         return len(labels)
+    name = type(model).__name__
+    ignored: Any = _IGNORED
+    known = any(part in name for part in _MEANS)
+    if "ForSemanticSegmentation" in name:
+        # That of a single class is a mean over all places.
+        ignored = getattr(model.config, "semantic_loss_ignore_index", None)
+        known = ignored is not None and model.config.num_labels > 1
+    if not known:
+        raise ValueError(
+            f"the loss of {name} is not known to be a mean over labels, so that it cannot be put together from those "
+            "of several tasks: leave out labels, or run one task at a time"
+        )
     causal = getattr(model, "loss_function", None) is LOSS_MAPPING["ForCausalLM"]
     shifted = causal and not model.config.is_encoder_decoder
-    return int(((labels[:, 1:] if shifted else labels) != _IGNORED).sum())
+    return int(((labels[:, 1:] if shifted else labels) != ignored).sum())
+
+
+def as_labels(labels: Any, config: Any) -> Any:
+    """Numbers of classes as integers, where they stood beside the values of a regression in one tensor."""
+    if not isinstance(labels, torch.Tensor) or labels.ndim != 1 or not labels.is_floating_point():
+        return labels
+    return labels.long() if config.num_labels > 1 and torch.equal(labels, labels.round()) else labels
 
 
 def mean_loss(losses: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> torch.Tensor:
@@ -57,10 +82,8 @@ def loss_of_heads(emr: EMRModel, configs: Mapping[str, Any], output: Any, labels
     losses, counts = {}, {}
     for task, indices in rows.items():
         logits = torch.stack([output["logits"][row] for row in indices.tolist()])
-        own, config = labels[all_rows(indices, 1, labels.device)], type(model.config).from_dict(dict(configs[task]))
-        if own.ndim == 1 and config.num_labels > 1 and own.is_floating_point() and torch.equal(own, own.round()):
-            # Numbers of classes beside the values of a regression, in one tensor.
-            own = own.long()
+        config = type(model.config).from_dict(dict(configs[task]))
+        own = as_labels(labels[all_rows(indices, 1, labels.device)], config)
         given = {"pooled_logits": logits} if kind in _BY_SAMPLE else {"logits": logits}
         losses[task] = model.loss_function(labels=own, config=config, **given)
         counts[task] = count_targets(model, own)

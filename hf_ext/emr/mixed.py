@@ -23,7 +23,7 @@ from .batches import (
     take_rows,
 )
 from .layers import TaskLayers
-from .losses import count_targets, heads_are_alike, loss_of_heads, mean_loss
+from .losses import as_labels, count_targets, heads_are_alike, loss_of_heads, mean_loss
 from .mixed_forward import Layout, MixedForward, differing_tensors
 from .units import Leaf, NotByRows, Observation, Unit, are_close, observe, plan_units
 
@@ -109,6 +109,7 @@ class Mixer:
         if self._model is not emr.model or len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
             self._alike.clear()
+            self._axes.clear()
             self._model = emr.model
         key, alike = self._kind(module, arguments, batch, sum(map(len, rows.values())))
         if key not in self._plans and alike in self._alike:
@@ -123,7 +124,8 @@ class Mixer:
                 self._alike[alike] = plan
         found = self._plans[key]
         if isinstance(found, NotByRows):
-            raise found
+            # A new one each time: an exception keeps what it passed through, batches too.
+            raise NotByRows(str(found))
         return self._forward(found, rows).run(module, arguments, batch)
 
     def _plan(
@@ -193,9 +195,13 @@ class Mixer:
         try:
             for task, indices in rows.items():
                 few, many = take_rows((arguments, batch), indices, size)
-                outputs[task] = output = emr.set_task(task).model(*few, **many)
+                model = emr.set_task(task).model
                 if labels is not None:
-                    losses[task], counts[task] = output[0], count_targets(emr.model, many["labels"])
+                    many["labels"] = as_labels(many["labels"], model.config)
+                    counts[task] = count_targets(model, many["labels"])
+                outputs[task] = output = model(*few, **many)
+                if labels is not None:
+                    losses[task] = output[0]
         finally:
             if previous is not None:
                 emr.set_task(previous)

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from .building import BuiltModel, Place, build_model, relabel, same_network
-from .generating import generate
+from .generating import generate, switch_settings
 from .mixed import Mixer
 from .routing import BaseFeatures, TaskRouter
 from .turns import Turns
@@ -69,6 +69,8 @@ class EMRModel:
         self.mixer = Mixer(self)
         self._router: TaskRouter | None = None
         self._base_features: BaseFeatures | None = None
+        # by what the tasks' files say: the settings of generation of tasks that were the current one
+        self._generation: dict[str, GenerationConfig] = {}
         self._built: BuiltModel = self._build(task)
         self._config = self.read_config(task)
         self.current = task
@@ -227,15 +229,14 @@ class EMRModel:
         config = self.read_config(task)
         if self.fits(task):
             self._turns.note_change()
-            own = self.generation_config(task)
-            if own != self.generation_config(str(self.current)):
-                cast(Any, self._built.model).generation_config = GenerationConfig.from_dict(own)
+            switch_settings(self, task, self._generation)
             # Half-way through, the model is of no task.
             self.current = None
             self._restore_in_place(task, config)
         else:
             self._warn_of_another_model(config)
             self._built = self._build(task)
+            self._generation.clear()
         self._config = config
         self.current = task
 

@@ -30,6 +30,9 @@ _METHODS = ("compute_bias",)
 # Methods that read values without giving a tensor.
 _READS = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"))
 
+# Functions that choose rows by their values: how many go on, and whose they are, differs from batch to batch.
+_CHOOSES = frozenset(("nonzero", "argwhere", "masked_select"))
+
 
 class NotByRows(Exception):
     """The samples of several tasks cannot pass in one forward; the message says why."""
@@ -65,6 +68,7 @@ def observe(model: torch.nn.Module, weights: Mapping[int, str], run: Callable[[]
     def patch(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             inputs, through = _see((args, kwargs)), tuple(stack)
+            seen.after_choice[name] |= seen.choosers.intersection(through)
             stack.append(name)
             try:
                 result = forward(*args, **kwargs)
@@ -79,7 +83,7 @@ def observe(model: torch.nn.Module, weights: Mapping[int, str], run: Callable[[]
     names = [name for name, _ in model.named_modules()]
     with (
         patched_forwards(model, [*names, *methods], patch),
-        _Uses(weights, lambda weight: seen.used[stack[-1]].add(weight)),
+        _Uses(weights, lambda weight: seen.used[stack[-1]].add(weight), lambda: seen.choosers.update(stack[-1:])),
     ):
         run()
     return seen
@@ -97,6 +101,8 @@ def plan_units(model: torch.nn.Module, one: Observation, two: Observation, *, sh
         candidates = [name, *reversed(around)]
         # Not the table alone: for one position its only row looks like one of the batch's, and then has another axis.
         first = next((at for at, one in enumerate(candidates) if one.rpartition(".")[2] in _METHODS), 0)
+        # Nor an expert that gets the tokens that chose it: two samples may send it as many each, and others more.
+        first = max([first, *(at for at, one in enumerate(candidates) if one in two.after_choice[name])])
         for candidate in candidates[first:]:
             # The whole model has no name, and is not run by rows.
             calls = _match_calls(one.calls[candidate], two.calls[candidate], share_rows) if candidate else None
@@ -171,24 +177,42 @@ class Observation:
 
     calls: dict[str, list[_Call]] = field(default_factory=lambda: defaultdict(list))
     used: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    # modules that have chosen rows by value, and by module those of them that then called it
+    choosers: set[str] = field(default_factory=set)
+    after_choice: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
 
 class _Uses(TorchFunctionMode):
-    """Notes which weights an operation reads; asking for a type or a shape is not reading."""
+    """Notes which weights an operation reads (asking for a type or a shape is not reading), and where rows are chosen
+    by value."""
 
-    def __init__(self, weights: Mapping[int, str], note: Callable[[str], None]) -> None:
+    def __init__(
+        self, weights: Mapping[int, str], note: Callable[[str], None], note_choice: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._weights = weights
         self._note = note
+        self._note_choice = note_choice
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         parts = result if isinstance(result, tuple | list) else (result,)
-        if getattr(func, "__name__", "") in _READS or any(isinstance(part, torch.Tensor) for part in parts):
+        name = getattr(func, "__name__", "")
+        if _is_choice(name, args):
+            self._note_choice()
+        if name in _READS or any(isinstance(part, torch.Tensor) for part in parts):
             for leaf in tree_leaves((args, kwargs)):
                 if id(leaf) in self._weights:
                     self._note(self._weights[id(leaf)])
         return result
+
+
+def _is_choice(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a function chooses rows by value: `nonzero` and its kin, or a mask as an index."""
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(part, torch.Tensor) and part.ndim and part.dtype == torch.bool for part in index)
+    return name in _CHOOSES or (name == "where" and len(args) == 1)
 
 
 def _see(tree: Any) -> list[Any]:

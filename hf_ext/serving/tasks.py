@@ -35,8 +35,14 @@ from .worker import Job
 
 # Tokens of a text where neither model nor tokenizer has a limit.
 _LONGEST = 2**16
-# What the shortest texts are padded to.
-_SHORTEST = 8
+# Settings of generation that look at the tokens of a prompt, its padding too, and where they do nothing.
+_COUNTING = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_length": 0,
+}
 _READERS: dict[str, Any] = {"Sequence": AutoTokenizer, "Image": AutoImageProcessor, "Audio": AutoFeatureExtractor}
 _MEGAPIXELS = 50.0
 _ALONE = itertools.count()
@@ -79,6 +85,8 @@ class ServedTask:
             limits = [getattr(text, key, None) for key in ("max_position_embeddings", "n_positions")]
             limits.append(getattr(self.reader, "model_max_length", None))
             self.limit = min([limit for limit in limits if isinstance(limit, int)] + [_LONGEST])
+            # Tasks that read other tokens, or fewer, share no batch.
+            self.vocabulary = getattr(text, "vocab_size", None), self.limit
 
     def _set_generation(self, place: str, found: Any) -> None:
         has_own = Path(place, "generation_config.json").is_file()
@@ -90,7 +98,9 @@ class ServedTask:
         self.padding = config.pad_token_id if config.pad_token_id is not None else (self.ends[0] or 0)
         # Padding before a prompt shifts it, where the model is not told the positions.
         takes = inspect.signature(found.forward).parameters
-        self.pads = "attention_mask" in takes and (self.config.is_encoder_decoder or "position_ids" in takes)
+        counts = any(getattr(config, key, None) not in (None, idle) for key, idle in _COUNTING.items())
+        told = self.config.is_encoder_decoder or "position_ids" in takes
+        self.pads = "attention_mask" in takes and told and not counts
 
     def _load_reader(self, place: str) -> Any:
         what = "tokenizer" if self.reads == "Sequence" else f"{self.reads.lower()} processor"
@@ -160,9 +170,9 @@ class ServedTask:
         if self.reads != "Sequence":
             form: Any = tuple((key, tuple(value.shape), value.dtype) for key, value in sorted(inputs.items()))
         elif self.reader.pad_token_id is None:
-            form = tuple(inputs), len(inputs["input_ids"])
+            form = tuple(inputs), self.vocabulary, len(inputs["input_ids"])
         else:
-            form = tuple(inputs), self.reader.pad_token_id
+            form = tuple(inputs), self.vocabulary, self.reader.pad_token_id, self.reader.padding_side
         return Job(self, classify, inputs, (classify, form))
 
     def join(self, inputs: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -171,8 +181,6 @@ class ServedTask:
             return {key: torch.cat([one[key] for one in inputs]) for key in inputs[0]}
         longest = max(len(one["input_ids"]) for one in inputs)
         if self.reader.pad_token_id is not None:
-            # A power of two: a batch of several tasks is planned anew for each length.
-            longest = min(max(_SHORTEST, 1 << (longest - 1).bit_length()), self.limit)
             inputs = [{key: self._pad(key, row, longest) for key, row in one.items()} for one in inputs]
         return {key: torch.tensor([one[key] for one in inputs]) for key in inputs[0]}
 
@@ -192,7 +200,9 @@ class ServedTask:
         own = self.name if options["stop"] else self.config.is_encoder_decoder
         inputs = {"tokens": tokens, "options": options, "streamer": streamer}
         length = None if self.pads else len(tokens)
-        return Job(self, generate, inputs, (generate, own, length, repr(options), alone))
+        return Job(
+            self, generate, inputs, (generate, own, self.vocabulary, self.padding, length, repr(options), alone)
+        )
 
     def restoration_job(self, data: bytes) -> Job:
         """A request to restore a picture."""

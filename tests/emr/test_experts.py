@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
+from transformers import (
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
+)
 
 from hf_ext.emr import EMRModel, building
 from hf_ext.emr.weights import TaskWeights
@@ -82,6 +89,45 @@ def test_fused_experts_in_a_mixed_batch(family: str, tmp_path: Path):
         torch.testing.assert_close(mixed[row], alone[task][row], atol=1e-5, rtol=1e-4)
     assert not torch.allclose(alone["a"], alone["b"], atol=1e-2)
     assert equal(copied(emr.model), before)
+
+
+def test_experts_that_other_samples_send_other_numbers_of_tokens(tmp_path: Path):
+    config = SwitchTransformersConfig(
+        vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1, num_heads=2, num_experts=2, expert_capacity=64, decoder_start_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    SwitchTransformersForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    for seed, name in enumerate("abc", 1):
+        model: Any = SwitchTransformersForConditionalGeneration.from_pretrained(tmp_path / "base")
+        perturb(model, seed, 0.1)
+        model.save_pretrained(tmp_path / name)
+    emr = EMRModel.from_pretrained(
+        merge(tmp_path / "base", {n: tmp_path / n for n in "abc"}, tmp_path / "merged"), "a"
+    )
+    # The first two samples send two tokens to the first expert, also by the weights of `a`, which plans are made with;
+    # the others send four together, but not two each.
+    generator, rows, tasks = torch.Generator().manual_seed(0), [], [*"abbc"]
+
+    def count(task: str, prompts: torch.Tensor) -> torch.Tensor:
+        numbers: list[torch.Tensor] = []
+        with emr.task(task) as model, torch.no_grad():
+            router = next(module for name, module in model.encoder.named_modules() if name.endswith("router"))
+            hook = router.register_forward_hook(lambda *given: numbers.append(given[2][0][..., 0].sum(1).flatten()))
+            model.encoder(prompts)
+            hook.remove()
+        return numbers[0]
+
+    for task, wanted in zip(tasks, (2, 2, 1, 3), strict=True):
+        prompts = torch.randint(4, 30, (200, 5), generator=generator)
+        fits = (count(task, prompts) == wanted) & (count("a", prompts) == wanted)
+        rows.append(prompts[fits][:1])
+    batch = {"input_ids": torch.cat(rows), "decoder_input_ids": torch.full((4, 1), 0)}
+    mixed = emr(**batch, task_ids=tasks).logits
+    for row, task in enumerate(tasks):
+        with emr.task(task) as model, torch.no_grad():
+            one = model(**{key: value[row : row + 1] for key, value in batch.items()}).logits[0]
+        torch.testing.assert_close(mixed[row], one, atol=1e-4, rtol=1e-4)
 
 
 def test_of_experts_those_that_rows_go_to_are_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM, T5ForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+    T5ForConditionalGeneration,
+)
 
 from hf_ext.emr import EMRModel, mixed
 from tests.emr.test_mixed import GPT2, SAME, make_family, snapshot, unchanged
@@ -181,3 +187,58 @@ def test_threads_generate_for_their_tasks(gpt2: EMRModel):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_model_that_draws_by_its_own_settings_draws_for_each_task(gpt2: EMRModel):
+    options: dict[str, Any] = {"max_new_tokens": 4, "pad_token_id": 0}
+    before = gpt2.model.generation_config
+    gpt2.model.generation_config = GenerationConfig(do_sample=True, top_k=0)
+    try:
+        torch.manual_seed(7)
+        given = GenerationConfig(**options)
+        found = gpt2.generate(PROMPTS, attention_mask=MASK, task_ids=TASKS, generation_config=given)
+        check(gpt2, found, options)
+    finally:
+        gpt2.model.generation_config = before
+
+
+@pytest.fixture
+def differing(gpt2: EMRModel, tmp_path: Path) -> EMRModel:
+    """A merge whose task c has no settings of generation, and the others some."""
+    folder = tmp_path / "merged"
+    shutil.copytree(gpt2.weights.folder, folder)
+    shutil.copytree(gpt2.weights.folder.parent / "base", tmp_path / "base")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3, "pad_token_id": 5}))
+    (folder / "tasks" / "c" / "generation_config.json").write_text(json.dumps({"eos_token_id": 3, "pad_token_id": 6}))
+    return EMRModel.from_pretrained(folder, "a")
+
+
+def test_a_task_without_settings_of_generation_goes_by_its_configuration(
+    differing: EMRModel, monkeypatch: pytest.MonkeyPatch
+):
+    read = EMRModel.generation_config
+    monkeypatch.setattr(EMRModel, "generation_config", lambda emr, task: {} if task == "c" else read(emr, task))
+    assert differing.set_task("c").model.generation_config.eos_token_id == GPT2.eos_token_id
+    assert differing.model.generation_config.bos_token_id == GPT2.bos_token_id
+
+
+def test_rows_in_turn_are_padded_as_their_generate_pads(differing: EMRModel):
+    """And what was set before is there again."""
+    differing.model.generation_config.max_new_tokens = 6
+    options: dict[str, Any] = {"do_sample": False, "attention_mask": MASK, "task_ids": TASKS}
+    short = {"max_new_tokens": 2}
+    with differing.task("c") as model:
+        model.generation_config.update(**short)
+    assert differing.model.generation_config.max_new_tokens == 6
+    found = differing.generate(PROMPTS, **options)
+    assert differing.model.generation_config.max_new_tokens == 6
+    assert (found[3, 6:] == 6).all() and found.shape[1] == 10
+    given = GenerationConfig(pad_token_id=9, eos_token_id=3)
+    assert (differing.generate(PROMPTS, generation_config=given, **options)[3, 6:] == 9).all()
+
+
+def test_rows_in_turn_have_their_own_numbers(differing: EMRModel):
+    options: dict[str, Any] = {"do_sample": False, "attention_mask": MASK, "max_new_tokens": 2, "pad_token_id": 0}
+    allowed = {"prefix_allowed_tokens_fn": lambda row, _: [20 + row]}
+    found = differing.generate(PROMPTS, task_ids=TASKS, **options, **allowed)
+    assert found[:, -1].tolist() == [20, 21, 22, 23, 24]

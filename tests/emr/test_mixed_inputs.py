@@ -13,12 +13,16 @@ from transformers import (
     BertForTokenClassification,
     DynamicCache,
     GPT2LMHeadModel,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
+    Wav2Vec2ForCTC,
 )
 
 from hf_ext.emr import EMRModel, mixed
+from hf_ext.emr.losses import count_targets
 from hf_ext.emr.units import NotByRows
 from tests.emr.test_mixed import BERT, DIFFERENT, GPT2, SAME, TASKS, make_family, text
 
@@ -45,6 +49,10 @@ def targets(labels: torch.Tensor, causal: bool) -> int:
     return len(labels) if labels.is_floating_point() else int((labels[:, 1:] if causal else labels).ne(-100).sum())
 
 
+def refuse(*_: Any, **__: Any) -> Any:
+    raise NotByRows("not today")
+
+
 @pytest.mark.parametrize("kind", LABELS)
 def test_the_loss_is_the_mean_over_all_targets(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model_class, config, heads, labels = LABELS[kind]
@@ -66,11 +74,6 @@ def test_the_loss_is_the_mean_over_all_targets(kind: str, tmp_path: Path, monkey
     assert "loss" not in without or kind == "encoder-decoder"
     for one, two in zip(output.logits, without.logits, strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
-    if kind == "regression-and-classes":
-        return
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise NotByRows("not today")
 
     # One task after the other it is the same.
     monkeypatch.setattr(mixed.Mixer, "run_module", refuse)
@@ -86,6 +89,30 @@ def test_a_task_without_a_target_does_not_count(tmp_path: Path):
     fewer = emr(**{n: v[rest] for n, v in text().items()}, labels=labels[rest], task_ids=[TASKS[row] for row in rest])
     assert float(emr(**text(), labels=labels, task_ids=TASKS).loss) == pytest.approx(float(fewer.loss), rel=1e-5)
     assert emr(**text(), labels=torch.full_like(labels, -100), task_ids=TASKS).loss.isnan()
+
+
+def test_the_label_that_is_ignored_is_the_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 8}
+    emr = make_family(tmp_path, SegformerForSemanticSegmentation, SegformerConfig(**sizes), SAME)
+    monkeypatch.setattr(mixed.Mixer, "run_module", refuse)
+    pictures = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    labels = torch.randint(0, 3, (6, 32, 32), generator=torch.Generator().manual_seed(1))
+    labels[0, 4:], labels[3, :, 9:] = 255, 255
+    total = 0.0
+    for task in SAME:
+        rows = [row for row, name in enumerate(TASKS) if name == task]
+        with emr.task(task) as model, torch.no_grad():
+            loss = model(pictures[rows], labels=labels[rows]).loss
+            total += float(loss) * int((labels[rows] != 255).sum())
+    with pytest.warns(UserWarning, match="not today"):
+        found = emr(pixel_values=pictures, labels=labels, task_ids=TASKS).loss
+    assert float(found) == pytest.approx(total / int((labels != 255).sum()), rel=1e-5)
+
+
+def test_a_loss_that_is_no_mean_is_refused_in_turns():
+    model = Wav2Vec2ForCTC.__new__(Wav2Vec2ForCTC)
+    with pytest.raises(ValueError, match="the loss of Wav2Vec2ForCTC is not known to be a mean over labels"):
+        count_targets(model, WORDS)
 
 
 def test_labels_for_one_task(tmp_path: Path):
