@@ -50,7 +50,7 @@ def test_merge_loras_of_two_tasks(merged: Path, tmp_path: Path):
     words = ("--out", tmp_path / "cut", "--weight", "1", "--weight", "0.5", "--rank", "1", "--json")
     found = json.loads(run("emr", "merge-loras", *loras, *words).stdout)
     assert found == {"path": str(tmp_path / "cut"), **json.loads((tmp_path / "cut" / "report.json").read_text())}
-    assert found["rank"] == 1 and found["error"] > 0.1 and list(found["adapters"].values()) == [1.0, 0.5]
+    assert found["rank"] == 1 and found["error"] > 0.1 and found["weights"] == [1.0, 0.5]
     for words, message in (
         (loras[:1], "two adapters or more"),
         ([*loras, "--weight", "1"], "--weight once for each of 2"),
