@@ -3,7 +3,11 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,6 +150,29 @@ def test_another_machine_goes_on_with_the_weights_that_were_committed(load_copy,
         "--init_from=starts/jpeg-color/denoise-color",
         f"--max_steps={stretches.wanted_steps('jpeg-color')}",
     ]
+
+
+def test_a_queue_that_is_paused_waits(load, tmp_path, monkeypatch):
+    train, begun = load("train"), []
+
+    def begin(work: Path, name: str) -> subprocess.Popen[bytes]:
+        begun.append(name)
+        return subprocess.Popen([sys.executable, "-c", ""])
+
+    monkeypatch.setattr(train, "QUEUE", {"photo": ()})
+    monkeypatch.setattr(train, "is_done", lambda work, name: name in begun)
+    monkeypatch.setattr(train, "begin", begin)
+    looks = []
+
+    def look(seconds: float) -> None:
+        looks.append(list(begun))
+        if len(looks) == 2:
+            (tmp_path / "pause").unlink()
+
+    monkeypatch.setattr(train, "time", SimpleNamespace(sleep=look, strftime=time.strftime))
+    (tmp_path / "pause").touch()
+    assert train.work_through(tmp_path, 1) == 0
+    assert looks[:2] == [[], []] and begun == ["photo"]
 
 
 def test_the_fine_tunes_of_restore_tasks_become_one_merge_beside_its_base(load_copy, work, released_models):

@@ -110,7 +110,7 @@ def ask(worker: subprocess.Popen[str], line: str) -> Any:
 def measure(context: int, tokens: int, trees: dict[str, Path | None]) -> dict[str, Any]:
     """What each version holds and takes: milliseconds by token, in order."""
     workers = {name: start(context, tree) for name, tree in trees.items()}
-    rows: dict[str, Any] = {name: json.loads(worker.stdout.readline()) for name, worker in workers.items()}  # type: ignore[union-attr]
+    rows: dict[str, Any] = {name: json.loads(worker.stdout.readline()) for name, worker in workers.items()}
     times: dict[str, list[float]] = {name: [] for name in workers}
     for _ in tqdm(range(tokens // TURN), f"context {context}"):
         for name, worker in workers.items():

@@ -54,8 +54,9 @@ def resolve_adapters(
 class VirtualSource(Source):
     """A checkpoint whose tensors are made when they are read."""
 
-    def location(self, name: str) -> None:
+    def location(self, name: str) -> tuple[int, int] | None:
         """As [`Source.location`]: the elements lie nowhere."""
+        return None
 
     def will_need(self, name: str, start: int, stop: int) -> None:
         """As [`Source.will_need`]: there is nothing to fetch, or others fetch it anyway."""

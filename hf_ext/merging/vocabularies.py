@@ -96,7 +96,7 @@ class UnitedSource(VirtualSource):
         """Whether it has a token that the base lacks."""
         return bool(((self._rows != _LACKING) & (base._rows == _LACKING)).any())
 
-    def location(self, name: str) -> tuple[int, int] | None:  # type: ignore[override]
+    def location(self, name: str) -> tuple[int, int] | None:
         """As [`Source.location`]; rows of a vocabulary lie in other places."""
         return None if name in self.resized else self._source.location(name)
 

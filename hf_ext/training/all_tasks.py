@@ -128,6 +128,7 @@ def evaluate_all(
     chosen = ranks.ask_first(lambda: choose_tasks(source, recipe, config, only))
     entries = {name: recipe.entries[name] for name in chosen}
     from .evaluation import evaluate, write_results
+    from .provenance import published_name
     from .sources import open_source
 
     with ranks.first_before_others():
@@ -135,7 +136,7 @@ def evaluate_all(
         sources = {name: build(DataSource, entry.data) for name, entry in entries.items()}
         data = {name: open_source(found, f"tasks.{name}.data") for name, found in sources.items()}
     known = {} if against is None else read_individual(against, tasks, entries, sources)
-    result: dict[str, Any] = {"model": _published(source), "results": [], "tasks": {}, "mean": {}}
+    result: dict[str, Any] = {"model": published_name(source), "results": [], "tasks": {}, "mean": {}}
     options: dict[str, Any] = {"batch_size": recipe.batch_size, "num_workers": recipe.num_workers}
     for name, (checkpoint, merged_task) in chosen.items():
         task, metric = tasks[name], _headline(tasks[name], entries[name])
@@ -266,9 +267,9 @@ def _average(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Means over the tasks, of what all have."""
     found = {}
     for key in ("value", "individual", "of_individual"):
-        values = [row.get(key) for row in rows.values()]
-        if None not in values:
-            found[key] = sum(values) / len(values)  # type: ignore[arg-type]
+        values = [value for row in rows.values() if (value := row.get(key)) is not None]
+        if len(values) == len(rows):
+            found[key] = sum(values) / len(values)
     return found
 
 
@@ -279,9 +280,3 @@ def _identify(name: str, source: DataSource) -> dict[str, str | None]:
 
 def _commit(checkpoint: str) -> str | None:
     return None if Path(checkpoint).expanduser().exists() else checkpoint.partition("@")[2] or None
-
-
-def _published(source: str) -> str:
-    from .provenance import published_name
-
-    return published_name(source)

@@ -6,8 +6,10 @@ import errno
 import os
 import resource
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from hf_ext.hub.safetensors_writer import SafetensorsWriter
 from hf_ext.merging import finishing
 from hf_ext.merging.engine import Engine
 from hf_ext.merging.methods import METHODS, Block, merge_method
-from hf_ext.merging.sources import Source
+from hf_ext.merging.sources import Source, open_weights
 
 from .merging import assert_same_files, config, merge, short_segments, write_set
 
@@ -176,6 +178,25 @@ def test_two_merges_into_one_folder_at_once(config, tmp_path, meanwhile):
     config |= {"method": "meanwhile"}
     merge(config, tmp_path / "merged-out")
     assert len(refusals) == 1
+
+
+def test_the_copy_of_the_base_is_read_when_all_of_it_is_there(config, tmp_path, monkeypatch):
+    asked, found = threading.Event(), []
+
+    def copy_later(source: Path, target: Path) -> Path:
+        # Whoever reads beside the copying gets the time to do so.
+        asked.wait(0.2)
+        return shutil.copyfile(source, target)
+
+    def read_copy(label: str, folder: Path):
+        asked.set()
+        found.append((folder / "config.json").is_file())
+        return open_weights(label, folder)
+
+    monkeypatch.setattr(finishing, "shutil", SimpleNamespace(copyfile=copy_later))
+    monkeypatch.setattr(finishing, "open_weights", read_copy)
+    merge(config, tmp_path / "merged-out", include_base=True)
+    assert found == [True]
 
 
 def test_a_failure_at_the_very_end_is_resumed_without_reading_again(config, tmp_path, monkeypatch):
