@@ -20,7 +20,7 @@ PYTEST ?=
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make quickstart    train a small model, push it to a local Hub, restore a photograph with it"
+	@echo "make quickstart    train, push to a Hub on this machine, pull, restore, merge, sample"
 	@echo "make test          the test suite (PYTEST='options' are passed on)"
 	@echo "make slow          the slow tests: transformers' own test suite against our classes, long runs"
 	@echo "make conformance   only transformers' own test suite"

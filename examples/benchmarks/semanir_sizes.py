@@ -21,6 +21,7 @@ from versions import installed_versions
 
 from hf_ext.hub.released import list_released
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.semanir.configuration_semanir import PRESETS
 from hf_ext.training.arguments import read_yaml
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -37,7 +38,8 @@ def configurations() -> dict[str, SemanIRConfig]:
     for path in sorted(RECIPES.glob("*.yaml")):
         model = read_yaml(path).get("model")
         if model:
-            found[path.stem] = SemanIRConfig(**model)
+            preset = PRESETS[model.pop("preset")] if "preset" in model else {}
+            found[path.stem] = SemanIRConfig(**{**preset, **model})
     for model in list_released():
         config = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
         if config.get("model_type") == "semanir" and not (model.folder / "emr.json").exists():

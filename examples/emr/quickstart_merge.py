@@ -1,4 +1,4 @@
-"""The quickstart's last step: three fine-tunes of its denoiser, made on the spot, merged into one artifact.
+"""The quickstart's step with merging: three fine-tunes of its denoiser, made on the spot, merged into one artifact.
 
 python examples/emr/quickstart_merge.py [FOLDER]     (FOLDER: what examples/quickstart.py wrote; default quickstart)
 The base removes noise of σ = 75; short trainings make of it one for σ = 15, one for σ = 50 and one for JPEG.

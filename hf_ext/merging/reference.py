@@ -1,4 +1,4 @@
-"""docs/methods.md: every merge method with its options, from the functions that are registered."""
+"""docs/merge_methods.md: every merge method with its options, from the functions that are registered."""
 
 import inspect
 
@@ -7,7 +7,7 @@ from .methods import METHODS, Method
 _HEAD = """# Merge methods
 
 `hf-ext merge --method NAME`, or `method: NAME` in YAML. This page is written by
-`python -m hf_ext.merging.reference > docs/methods.md`.
+`python -m hf_ext.merging.reference > docs/merge_methods.md`.
 
 An option is one number, `weight: 0.3`; or by layer, `weight: [0.2, 0.8]`, from the first layer to the last with the
 values between them (outside of layers it is the first); or by a text in the names of tensors, the first that fits,
@@ -32,7 +32,7 @@ Methods of whole tensors hold one tensor of every model in memory at a time; the
 
 
 def write_reference() -> str:
-    """The text of docs/methods.md."""
+    """The text of docs/merge_methods.md."""
     return "\n".join([_HEAD, *(_describe(method) for method in METHODS.values())])
 
 

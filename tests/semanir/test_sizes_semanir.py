@@ -23,5 +23,8 @@ def test_operations_are_those_of_the_formulas(load):
 
 
 def test_every_recipe_and_released_restorer_is_counted(load):
-    names = set(load("semanir_sizes").configurations())
-    assert {"denoise_color", "super_resolution_x4", "released: denoise-color"} <= names
+    sizes = load("semanir_sizes")
+    found = sizes.configurations()
+    assert {"denoise_color", "super_resolution_x4", "released: denoise-color"} <= set(found)
+    # As the recipe's own comment says: its preset is the U.
+    assert sizes.count(found["denoise_color"])["parameters"] == pytest.approx(25.8e6, rel=0.01)

@@ -1,0 +1,131 @@
+"""README and documentation: links lead somewhere, commands exist, blocks run as they are written, the site builds."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+
+from hf_ext_cli.main import main
+from tests.document_stage import ROOT, make_stage
+from tests.hub_testing import client_environment
+
+GENERATED = {"options.md", "merge_methods.md", "benchmark_tables.md"}
+PAGES = [
+    "README.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED),
+]
+BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+?) -->\n)?```(?P<language>bash|python)\n(?P<text>.*?)```", re.DOTALL)
+# Commands that take fields of a YAML file as flags.
+TAKE_FIELDS = {"train", "evaluate", "check", "hf_ext.training"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code of a page; `why` it is not run, if it is not."""
+
+    language: str
+    text: str
+    why: str | None
+
+
+def read_blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [Block(found["language"], found["text"], found["why"]) for found in BLOCK.finditer(text)]
+
+
+def read_commands(page: str) -> list[list[str]]:
+    """The words of each `hf-ext` command of a page, in its blocks and in the middle of sentences."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    lines = [line for block in read_blocks(page) if block.language == "bash" for line in block.text.splitlines()]
+    lines += re.findall(r"`(hf-ext [^`]+)`", text)
+    found = [re.search(r"(?:hf-ext|hf_ext_cli\.main|LAUNCH) ([^#|>&]+)", line.strip()) for line in lines]
+    return [match[1].split() for match in found if match]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_their_options_exist(page):
+    for words in read_commands(page):
+        command, context = main, click.Context(main)
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            name = words.pop(0)
+            if not re.fullmatch(r"[a-z-]+", name):
+                break  # `hf-ext COMMAND --help`
+            command = command.get_command(context, name)
+            assert command is not None, f"{page}: there is no command {name}"
+        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for word in words:
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag not in ("--help", "--debug") and command.name not in TAKE_FIELDS:
+                assert flag in options or method_option(flag, words), f"{page}: {command.name} has no {flag}"
+
+
+def method_option(flag: str, words: list[str]) -> bool:
+    """Whether it is an option of the merge method that a command names, which the command finds later."""
+    return "--method" in words and flag.removeprefix("--").replace("-", "_").isidentifier()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_compiles_and_says_why_a_block_is_not_run(page):
+    for block in read_blocks(page):
+        if block.language == "python":
+            compile(block.text, page, "exec")
+        assert block.why is None or len(block.why) > 10
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", *(f"docs/{name}" for name in sorted(GENERATED))])
+def test_links_lead_somewhere(page):
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), f"{page}: {target}"
+
+
+def test_the_readme_is_short():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 700
+    for block in read_blocks("README.md"):
+        assert block.why or len(block.text.strip().splitlines()) <= 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", [page for page in PAGES if any(not block.why for block in read_blocks(page))])
+def test_blocks_run_as_they_are_written(page, tmp_path, url):
+    stage = tmp_path / "stage"
+    make_stage(stage, tmp_path / "models", url)
+    environment = client_environment(url, tmp_path / "home")
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    environment["MPLBACKEND"] = "agg"
+    for block in read_blocks(page):
+        if block.why:
+            continue
+        shell = (
+            ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-W", "ignore", "-c"]
+        )
+        done = subprocess.run([*shell, block.text], cwd=stage, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{page}\n{block.text}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-W",
+        "--keep-going",
+        "-q",
+        ROOT / "docs",
+        tmp_path / "site",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "EMRModel" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
