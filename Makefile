@@ -16,7 +16,7 @@ TEST_PROCESSES := -n auto --maxprocesses 4 --dist loadfile
 # Options for pytest, for instance `make test PYTEST="tests/cli -x"`, or `PYTEST="-n 0"` for a single process.
 PYTEST ?=
 
-.PHONY: help quickstart test slow released conformance gpu gpu-bundle lint format typecheck build smoke clean
+.PHONY: help quickstart test slow docs released conformance gpu gpu-bundle lint format typecheck build smoke clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make released      trains the released models, or goes on: DATA=folder (hours; may be stopped at any time)"
 	@echo "make gpu           measures what a GPU is asked about (PART=name, RESULTS=folder; DEVICE=cpu: tiny sizes on the CPU)"
 	@echo "make gpu-bundle    writes .gpu/, what a machine with a GPU and no network lacks (DATA=folder)"
+	@echo "make docs          builds the site in docs/_build, without a network"
 	@echo "make lint          ruff: rules and format        make format   let ruff rewrite the files"
 	@echo "make typecheck     mypy"
 	@echo "make build         sdist and wheel in dist/      make smoke    build, install elsewhere, try the wheel"
@@ -52,6 +53,9 @@ gpu: $(if $(filter $(VENV)/bin/python,$(PY)),$(DEV))
 gpu-bundle: $(if $(filter $(VENV)/bin/python,$(PY)),$(DEV))
 	DATA="$(DATA)" $(PY) examples/benchmarks/gpu/bundle.py
 
+docs: $(DEV)
+	$(PY) -m sphinx -b html -W --keep-going docs docs/_build
+
 conformance: $(DEV)
 	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow tests/conformance $(PYTEST)
 
@@ -74,7 +78,7 @@ smoke: build
 	$(PY) tests/smoke_wheel.py dist/*.whl
 
 clean:
-	rm -rf build dist quickstart .gpu .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build dist docs/_build quickstart .gpu .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # A half-made environment (no venv module, an interrupt) must not look like a finished one: pip has to run first.
 $(VENV)/.created:

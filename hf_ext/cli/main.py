@@ -27,6 +27,7 @@ COMMANDS = {
     "card": "publishing",
     "info": "information",
     "models": "models",
+    "doctor": "doctor",
     "hub": "serving",
 }
 

@@ -1,0 +1,11 @@
+# hf-ext with all extras, on CPUs: docker build -t hf-ext . && docker run --rm -v "$PWD:/work" hf-ext restore denoise-color photo.jpg --out restored
+# For GPUs begin with an image that has PyTorch, --build-arg BASE=pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime: it is kept.
+ARG BASE=python:3.11-slim
+FROM ${BASE}
+COPY . /hf-ext
+WORKDIR /hf-ext
+RUN python -c "import torch" 2>/dev/null || pip install --no-cache-dir -c constraints.txt torch
+RUN pip install --no-cache-dir ".[all]" && rm -rf build
+WORKDIR /work
+ENTRYPOINT ["hf-ext"]
+CMD ["--help"]

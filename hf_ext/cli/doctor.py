@@ -1,0 +1,116 @@
+"""hf-ext doctor: what is installed and reachable here, for an issue."""
+
+import os
+import platform
+import re
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .output import print_json, print_rows
+
+LIBRARIES = ("torch", "transformers", "diffusers", "peft", "accelerate", "datasets", "evaluate", "huggingface-hub")
+# Seconds that a Hub has to answer.
+PATIENCE = 5.0
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--offline", is_flag=True, help="Do not ask the Hub whether it answers.")
+def doctor(as_json: bool, offline: bool) -> None:
+    """Print versions, devices, extras, cache and Hub: what an issue should say. No token is printed.
+
+    \b
+    Example:
+      hf-ext doctor
+    """
+    found = {
+        "hf-ext": version("hf-ext"),
+        "python": f"{platform.python_version()}, {platform.platform()}",
+        "libraries": {name: installed_version(name) for name in LIBRARIES},
+        "extras": describe_extras(),
+        "devices": describe_devices(),
+        "cache": describe_cache(),
+        "hub": describe_hub(offline),
+        "environment": {name: hide_login(value) for name, value in os.environ.items() if is_told(name)},
+    }
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for name, value in found.items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        rows += [(name if place == 0 else "", f"{key} {item}".strip()) for place, (key, item) in enumerate(parts)]
+    print_rows(rows)
+
+
+def installed_version(name: str) -> str:
+    """The version of a library, or that it is missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def describe_extras() -> dict[str, str]:
+    """Of each extra whether its modules are there; what is missing by name."""
+    from hf_ext.extras import EXTRAS
+
+    modules: dict[str, list[str]] = {}
+    for module, extra in EXTRAS.items():
+        modules.setdefault(extra, []).append(module)
+    missing = {extra: [name for name in names if find_spec(name) is None] for extra, names in modules.items()}
+    return {extra: f"without {', '.join(names)}" if names else "installed" for extra, names in sorted(missing.items())}
+
+
+def describe_devices() -> dict[str, str]:
+    """Processor and accelerators, as torch sees them."""
+    import psutil
+    import torch
+
+    memory = psutil.virtual_memory().total / 2**30
+    found = {"cpu": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch, {memory:.0f} GiB"}
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        found[f"cuda:{index}"] = f"{device.name}, {device.total_memory / 2**30:.0f} GiB"
+    if torch.backends.mps.is_available():
+        found["mps"] = "there"
+    return found
+
+
+def describe_cache() -> str:
+    """The place of the Hub's cache, and the room that is left there."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    place = Path(HF_HUB_CACHE)
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    return f"{place}, {shutil.disk_usage(there).free / 1e9:.1f} GB free"
+
+
+def describe_hub(offline: bool) -> dict[str, Any]:
+    """Address of the Hub, whether it answers, and whether there is a token."""
+    from huggingface_hub import constants, get_session, get_token
+
+    found = {"at": hide_login(constants.ENDPOINT), "token": "there" if get_token() else "none"}
+    if offline or constants.HF_HUB_OFFLINE:
+        return found | {"answers": "not asked"}
+    try:
+        answer = get_session().get(f"{constants.ENDPOINT}/api/models?limit=1", timeout=PATIENCE)
+        return found | {"answers": f"yes, {answer.status_code}"}
+    except Exception as error:  # whatever a network does: this command only tells it
+        return found | {"answers": hide_login(f"no: {type(error).__name__}: {error}".splitlines()[0])}
+
+
+def is_told(name: str) -> bool:
+    """Whether a variable decides what the libraries do, and holds no secret."""
+    ours = name.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ACCELERATE_", "CUDA_VISIBLE", "OMP_NUM_THREADS"))
+    return ours and not any(word in name for word in ("TOKEN", "KEY", "SECRET", "PASSWORD"))
+
+
+def hide_login(text: str) -> str:
+    """A text without name and password of the addresses in it."""
+    return re.sub(r"//[^/@\s]*@", "//...@", text)
