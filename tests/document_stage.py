@@ -132,7 +132,7 @@ def make_models(stage: Path, models: Path, push: Callable[[str, Path], Any]) -> 
         "merged": merge(base, emotions, models / "merged", include_base=True),
     }
     make_restorers(stage, models)
-    tiny_semanir(stage / "runs" / "semanir-denoise-color" / "snapshot")
+    tiny_semanir(stage / "runs" / "mine" / "snapshot")
     for name, folder in made.items():
         push(f"org/{name}", folder)
 
