@@ -61,7 +61,7 @@ def make_files(stage: Path) -> None:
     (stage / "photos").mkdir()
     for seed in range(3):
         draw_picture(seed).save(stage / "photos" / f"{seed}.png")
-    draw_picture(9).save(stage / "photo.jpg")
+    draw_picture(9, 128).save(stage / "photo.jpg")
     write_tone(stage / "digit.wav", 0.4)
     write_tone(stage / "digits.wav", 0.4)
     for label in range(10):
