@@ -1,0 +1,27 @@
+"""The tutorials run from top to bottom, in an empty folder, without a network."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.document_stage import ROOT
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(tutorial, tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat", reason="the extra docs is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="the extra docs is not installed")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    notebook = nbformat.read(tutorial, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in cells)
+    # `!command` shows a failure and goes on.
+    shown = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
+    assert "rror" not in shown, shown
