@@ -102,7 +102,9 @@ class Paper:
         """A rectangle: left, top, width, height."""
         left, top, width, height = (value * self.scale for value in box)
         if width >= 0.5 and height >= 0.5:
-            self._draw.rectangle((left, top, left + width - 1, top + height - 1), fill, outline)
+            # Less than a pixel is one: Pillow takes both corners, and refuses a last one before the first.
+            last = (max(left, left + width - 1), max(top, top + height - 1))
+            self._draw.rectangle((left, top, *last), fill, outline)
 
     def line(self, *points: tuple[float, float], color: str = "black") -> None:
         self._draw.line([(x * self.scale, y * self.scale) for x, y in points], color)

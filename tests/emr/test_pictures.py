@@ -6,7 +6,7 @@ import resource
 import pytest
 from PIL import Image
 
-from hf_ext.plots.merges import draw_report
+from hf_ext.plots.merges import Paper, draw_report
 from tests.merging.merged_sums import Merge, fine_tunes
 
 
@@ -64,3 +64,13 @@ def test_pictures_of_one_task_of_many_and_of_odd_names(tmp_path):
     with Image.open(tmp_path / "one.png") as small, Image.open(tmp_path / "many.png") as large:
         assert large.width > small.width
         assert large.height > small.height
+
+
+@pytest.mark.parametrize("pixels", [0.4, 0.5, 0.7, 1.0, 1.4, 3.2])
+def test_a_bar_of_any_width_is_drawn(pixels):
+    """Heads of tiny tasks are less than a pixel wide, and a merge had failed for its picture."""
+    paper = Paper(2, 2)
+    paper.box((0.5, 0.5, pixels / paper.scale, 0.5), fill="black")
+    paper.box((0.5, 1.5, 0.5, pixels / paper.scale), fill="black")
+    dark = {color: count for count, color in paper.image.getcolors()}.get((0, 0, 0), 0)
+    assert (dark > 0) == (pixels >= 0.5)
