@@ -1,4 +1,4 @@
-"""What the study measures of trained models: at half the rate, merged, and generating text."""
+"""What the study measures of trained models: scores at a mark; at half the rate, merged, and generating text."""
 
 import sys
 import time
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import EXAMPLES, run_arguments
+from runs import EXAMPLES, MARKS, Run, candidates, find_mark, open_run
 from transformers import AutoTokenizer
 
+from hf_ext.files import read_json, write_json
 from hf_ext.mrconv import MRConvForAudioClassification, MRConvForCausalLM
 from hf_ext.training import build_task, evaluate, evaluate_checkpoint
 from hf_ext.training.sources import open_source
@@ -19,6 +20,23 @@ from studies import flags, median_seconds  # noqa: E402  found through the line 
 
 PROMPTS = ("The interpreter ", "A function definition ", "If the expression ")
 NEW_TOKENS = 200
+
+
+def score(study: Path, data: dict[str, str], run: Run, minutes: int, split: str) -> dict[str, float]:
+    """Scores of what a run had reached at a mark, computed once."""
+    mark = find_mark(study, run, minutes)
+    path = mark / f"scores-{split}.json"
+    if not path.is_file():
+        arguments, task = open_run(run, data, split)
+        model = task.model_class.from_pretrained(mark)
+        write_json(path, evaluate(task, model, open_source(arguments.data_arguments.eval_sources[""])))
+    return dict(read_json(path))
+
+
+def choose_rate(study: Path, data: dict[str, str], comparison: str, name: str) -> Run:
+    """The candidate with the lowest loss at the first mark, on examples that neither train nor test."""
+    first = MARKS[comparison][0]
+    return min(candidates(comparison, name), key=lambda run: score(study, data, run, first, "validation")["loss"])
 
 
 def decimated(snapshot: Path, values: dict[str, Any]) -> dict[str, float]:
