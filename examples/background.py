@@ -32,8 +32,8 @@ class Job(NamedTuple):
 
     Args:
         name (`str`): Of the run, whose log is runs/NAME.log.
-        find_words (`Callable`): Makes the words after `python` when it begins or goes on. Paths are relative to the work
-            folder, so that a run may move.
+        find_words (`Callable`): Makes the words after `python` when it begins or goes on. Paths are relative to the
+            work folder, so that a run may move.
         core_seconds (`float`): When it has used so many in all, it is asked to save and end.
     """
 

@@ -1,25 +1,23 @@
-"""What the study measures of trained models: scores at a mark; at half the rate, merged, and generating text."""
+"""Scores of what the runs of the study had reached; of the released model also at half the rate, and merged."""
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from runs import EXAMPLES, MARKS, Run, candidates, find_mark, open_run
-from transformers import AutoTokenizer
 
+import hf_ext
 from hf_ext.files import read_json, write_json
-from hf_ext.mrconv import MRConvForAudioClassification, MRConvForCausalLM
-from hf_ext.training import build_task, evaluate, evaluate_checkpoint
+from hf_ext.mrconv import MRConvForAudioClassification
+from hf_ext.training import build_task, evaluate
 from hf_ext.training.sources import open_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import flags, median_seconds  # noqa: E402  found through the line above
+from studies import median_seconds, read_arguments  # noqa: E402  found through the line above
 
-PROMPTS = ("The interpreter ", "A function definition ", "If the expression ")
-NEW_TOKENS = 200
+RELEASED = EXAMPLES.parent / "released" / "spoken-digits.yaml"
 
 
 def score(study: Path, data: dict[str, str], run: Run, minutes: int, split: str) -> dict[str, float]:
@@ -39,64 +37,25 @@ def choose_rate(study: Path, data: dict[str, str], comparison: str, name: str) -
     return min(candidates(comparison, name), key=lambda run: score(study, data, run, first, "validation")["loss"])
 
 
-def decimated(snapshot: Path, values: dict[str, Any]) -> dict[str, float]:
-    """Scores on every second sample, the kernels moved to that rate and nothing trained."""
-    data = {name: value for name, value in values.items() if name in ("data", "task.max_length")}
-    words = [*flags(data), "--task.decimation=2"]
-    results = evaluate_checkpoint(str(snapshot), EXAMPLES / "fsdd.yaml", words)["results"]
-    return {row["metric"]: row["value"] for row in results}
-
-
 @torch.no_grad()
-def merged_times(snapshot: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Scores, outputs and times of a model with branches and of the same one merged."""
-    arguments = run_arguments("fsdd", values)
-    task = build_task(arguments)
+def measure_released(recordings: Path) -> dict[str, Any]:
+    """The released model on 8 kHz recordings: with branches, on every second sample, and merged."""
+    source = {"train": {"path": str(recordings)}, "eval": {"path": str(recordings)}}
+    arguments = read_arguments(RELEASED, {"data": source})
+    task, half = (
+        build_task(read_arguments(RELEASED, {"data": source, **more})) for more in ({}, {"task.decimation": 2})
+    )
     data = open_source(arguments.data_arguments.eval_sources[""])
-    model = MRConvForAudioClassification.from_pretrained(snapshot).eval()
+    folder = str(hf_ext.released("spoken-digits"))
+    model = MRConvForAudioClassification.from_pretrained(folder).eval()
     inputs, one = (task.batch(model, [data[index] for index in range(count)]) for count in (8, 1))
+    scores = {"8 kHz": evaluate(task, model, data), "4 kHz": evaluate(half, half.build_model({}, folder), data)}
     before, branches = model(**inputs).logits, median_seconds(lambda: model(**one), 9)
     model.reparameterize()
     after, merged = model(**inputs).logits, median_seconds(lambda: model(**one), 9)
     return {
+        "recordings": len(data),
+        "scores": {**scores, "merged": evaluate(task, model, data)},
         "difference": float((after - before).abs().max() / before.abs().max()),
-        "seconds_per_recording": {"branches": branches, "merged": merged},
-        "scores": evaluate(task, model, data),
-    }
-
-
-@torch.no_grad()
-def compare_generation(snapshot: Path) -> dict[str, Any]:
-    """Greedy texts with the full forward for every token, with the stream, and with the stream of the merged model."""
-    tokenizer = AutoTokenizer.from_pretrained(snapshot, padding_side="left")
-    model = MRConvForCausalLM.from_pretrained(snapshot).eval()
-    prompts = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
-    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
-    texts, seconds = {}, {}
-
-    def generate(name: str, **more: Any) -> None:
-        started = time.perf_counter()
-        texts[name] = model.generate(**prompts, **options, **more)
-        seconds[name] = (time.perf_counter() - started) / (texts[name].shape[1] - prompts["input_ids"].shape[1])
-
-    generate("full forward", use_cache=False)
-    generate("streaming")
-    whole = texts["streaming"][:, -128:]
-    full = model(whole).logits
-    first = model(whole[:, :50], use_cache=True)
-    second = model(whole[:, 50:], past_key_values=first.past_key_values, use_cache=True)
-    streamed = torch.cat([first.logits, second.logits], dim=1)
-    model.reparameterize()
-    generate("streaming, merged")
-    merged = model(whole).logits
-    reference = texts["full forward"]
-    return {
-        "prompts": list(PROMPTS),
-        "texts": tokenizer.batch_decode(reference, skip_special_tokens=True),
-        "equal": {name: bool(torch.equal(text, reference)) for name, text in texts.items()},
-        "seconds_per_token": {name: round(value, 5) for name, value in seconds.items()},
-        "difference": {
-            "streaming": float((streamed - full).abs().max() / full.abs().max()),
-            "merged": float((merged - full).abs().max() / full.abs().max()),
-        },
+        "ratio": branches / merged,
     }

@@ -1,6 +1,6 @@
 """Other models on the inputs of MRConv's tasks: S4D (arXiv 2206.11893) and a Transformer encoder (ModernBERT).
 
-accelerate launch examples/mrconv/peers.py s4d examples/mrconv/fsdd.yaml [--field value]
+accelerate launch examples/mrconv/peers.py s4d examples/mrconv/speech_commands.yaml [--field value]
 The section `model` then holds fields of [`PeerConfig`].
 """
 
@@ -61,9 +61,9 @@ class S4DKernel(nn.Module):
     """
     The convolution kernel of a diagonal state space, one for each channel.
 
-    x' = A x + 1 u, y = 2 Re(C x) with A = diag(-exp(log_decay) + i frequency) begins as S4D-Lin: -1/2 + i pi n. Zero-order
-    hold with the step dt makes k[t] = 2 Re(sum_n C_n (exp(dt A_n) - 1) / A_n * exp(dt A_n)^t), a product with a
-    Vandermonde matrix.
+    x' = A x + 1 u, y = 2 Re(C x) with A = diag(-exp(log_decay) + i frequency) begins as S4D-Lin: -1/2 + i pi n.
+    Zero-order hold with the step dt makes k[t] = 2 Re(sum_n C_n (exp(dt A_n) - 1) / A_n * exp(dt A_n)^t), a product
+    with a Vandermonde matrix.
 
     Args:
         channels (`int`): Channels of the sequence.
@@ -86,9 +86,10 @@ class S4DKernel(nn.Module):
         poles = torch.complex(-self.log_decay.exp(), self.frequency)
         steps = poles * self.log_dt.exp()[:, None]
         weights = torch.view_as_complex(self.output) * torch.expm1(steps) / poles
-        # exp(s (a B + b)) = exp(s a B) exp(s b): with t = a B + b, a row and a column of about sqrt(length) powers make
-        # the whole Vandermonde matrix, and their product sums over the states without ever holding it. The real part
-        # of a complex product is one real product of twice the inner length.
+        # exp(s (a B + b)) = exp(s a B) exp(s b): with t = a B + b, a row and a column of about sqrt(length) powers
+        # make the whole Vandermonde matrix, and their product sums over the states without ever holding it. The real
+        # part of a complex product is one real product of twice the inner length. A slow recurrence in fp64 agrees:
+        # tests/mrconv/test_peers_mrconv.py.
         size = 2 ** math.ceil(math.log2(length) / 2)
         index = torch.arange(size, device=steps.device)
         rows = weights[:, :, None] * torch.exp(steps[:, None] * (size * index[: -(-length // size), None]))
@@ -158,6 +159,7 @@ class PeerForSequenceClassification(PreTrainedModel):
             self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.encoder = self.make_encoder(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
 
     def make_encoder(self, config: PeerConfig) -> nn.Module:
         """The encoder, without an embedding of its own."""
