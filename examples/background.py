@@ -146,6 +146,14 @@ def work_through(
                 time.sleep(min(look, 0.5))
 
 
-def end_as_by_ctrl_c() -> None:
-    """Ended by SIGTERM too, with its runs: left alone they would go on, and refuse the same command's next start."""
+def end_with_runs(work: Callable[[], set[str]]) -> None:
+    """
+    Ends the program as its work ends. SIGTERM ends it as Ctrl-C does, with its runs: left alone they would go on, and
+    refuse the same command's next start.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        failed = work()
+    except KeyboardInterrupt:
+        sys.exit("ended: what runs had reached is saved, and the same command goes on.")
+    sys.exit(f"failed: {', '.join(sorted(failed))}; runs/NAME.log says why." if failed else 0)

@@ -117,8 +117,10 @@ class S4DBlock(nn.Module):
         buffer = nn.functional.pad(kernels[0], (0, length))
         if len(kernels) == 2:
             buffer = buffer + nn.functional.pad(kernels[1].flip(-1), (length, 0))
-        spectrum = torch.fft.rfft(inputs, n=2 * length) * torch.fft.rfft(buffer)
-        return torch.fft.irfft(spectrum, n=2 * length)[..., :length] + self.skip[:, None] * inputs
+        # In the precision of the kernel, which is 32 bits where the rest has 16.
+        spectrum = torch.fft.rfft(inputs.to(buffer.dtype), n=2 * length) * torch.fft.rfft(buffer)
+        mixed = torch.fft.irfft(spectrum, n=2 * length)[..., :length].to(inputs.dtype)
+        return mixed + self.skip[:, None] * inputs
 
     def forward(self, hidden: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
         """`hidden [batch, length, channels]`; what is not valid is 0 for the convolution."""

@@ -15,11 +15,11 @@ from runs import COMPARISONS, MARKS, Run, ablations, candidates, keep_mark, make
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from background import SECONDS_BETWEEN_LOOKS, WORK, Job, end_as_by_ctrl_c, work_through  # noqa: E402  found above
+from background import SECONDS_BETWEEN_LOOKS, WORK, Job, end_with_runs, work_through  # noqa: E402  found above
 
 # A comparison and the core minutes that all its models reach before the next round begins; and the ablations.
 ROUNDS: list[tuple[str, int]] = [
-    *((name, minutes) for minutes in (3, 8, 15) for name in ("digits", "scifar")),
+    *((name, minutes) for name in ("digits", "scifar") for minutes in (3, 8, 15)),
     ("ablations", 0),
     *(("images", minutes) for minutes in (3, 15)),
     *((name, minutes) for minutes in (30, 60) for name in ("digits", "scifar")),
@@ -67,10 +67,8 @@ def main() -> None:
     work = Path(sys.argv[2]).resolve() if len(sys.argv) == 3 else WORK
     study = work / "mrconv"
     study.mkdir(parents=True, exist_ok=True)
-    end_as_by_ctrl_c()
     find = functools.partial(find_jobs, study, find_data(Path(sys.argv[1]), study))
-    failed = work_through(study, find, 1, work / "pause", SECONDS_BETWEEN_LOOKS)
-    sys.exit(f"{len(failed)} run(s) failed; WORK/mrconv/runs/NAME.log says why." if failed else 0)
+    end_with_runs(lambda: work_through(study, find, 1, work / "pause", SECONDS_BETWEEN_LOOKS))
 
 
 if __name__ == "__main__":

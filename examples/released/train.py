@@ -19,7 +19,7 @@ from stretches import QUEUE, begin_stretch, find_recipe, is_done
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from background import SECONDS_BETWEEN_LOOKS, WORK, Job, end_as_by_ctrl_c, work_through  # noqa: E402  found above
+from background import SECONDS_BETWEEN_LOOKS, WORK, Job, end_with_runs, work_through  # noqa: E402  found above
 
 
 def find_words(work: Path, name: str) -> list[str]:
@@ -42,11 +42,9 @@ def main() -> None:
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     work = Path(sys.argv[2]) if len(sys.argv) == 3 else WORK
-    end_as_by_ctrl_c()
     prepare(Path(sys.argv[1]), work)
-    find = functools.partial(find_jobs, work)
-    failed = work_through(work, find, os.cpu_count() or 1, work / "pause", SECONDS_BETWEEN_LOOKS)
-    sys.exit(f"{len(failed)} run(s) failed; WORK/runs/NAME.log says why." if failed else 0)
+    find, slots = functools.partial(find_jobs, work), os.cpu_count() or 1
+    end_with_runs(lambda: work_through(work, find, slots, work / "pause", SECONDS_BETWEEN_LOOKS))
 
 
 if __name__ == "__main__":
