@@ -68,27 +68,27 @@ def describe_model(study: Path, data: dict[str, str], comparison: str, name: str
     }
 
 
-def is_chosen(study: Path, comparison: str, name: str) -> bool:
-    """Whether every candidate has reached the first mark."""
-    first = MARKS[comparison][0]
-    return all(find_mark(study, run, first).is_dir() for run in candidates(comparison, name))
+def is_chosen(study: Path, comparison: str) -> bool:
+    """Whether every candidate of every model has reached the first mark."""
+    runs = [run for name in COMPARISONS[comparison].models for run in candidates(comparison, name)]
+    return all(find_mark(study, run, MARKS[comparison][0]).is_dir() for run in runs)
 
 
 def collect(study: Path, data: dict[str, str], before: dict[str, Any]) -> dict[str, Any]:
     """Everything that is reached, over what an earlier table had."""
     comparisons: dict[str, Any] = before.get("comparisons", {})
-    for name, comparison in COMPARISONS.items():
-        for model in comparison.models:
-            if is_chosen(study, name, model):
-                row, old = describe_model(study, data, name, model), comparisons.get(name, {}).get(model, {})
-                kept = old["marks"] if old.get("rate") == row["rate"] else {}
-                comparisons.setdefault(name, {})[model] = {**row, "marks": {**kept, **row["marks"]}}
     ablation: dict[str, Any] = before.get("ablation", {})
-    if is_chosen(study, "digits", "mrconv"):
+    for name in [name for name in COMPARISONS if is_chosen(study, name)]:
+        old = comparisons.setdefault(name, {})
+        for model in COMPARISONS[name].models:
+            row = describe_model(study, data, name, model)
+            kept = old[model]["marks"] if model in old and old[model]["rate"] == row["rate"] else {}
+            old[model] = {**row, "marks": {**kept, **row["marks"]}}
+    if is_chosen(study, "digits"):
         for label, run in ablations(choose_rate(study, data, "digits", "mrconv").rate):
             if find_mark(study, run, 0).is_dir():
-                row = ablation.setdefault(label, {"parameters": count_parameters(run, data), "seeds": {}})
-                row["seeds"][str(run.seed)] = describe_mark(study, data, run, 0)
+                changed = ablation.setdefault(label, {"parameters": count_parameters(run, data), "seeds": {}})
+                changed["seeds"][str(run.seed)] = describe_mark(study, data, run, 0)
     return {"comparisons": comparisons, "ablation": ablation}
 
 
@@ -178,7 +178,8 @@ def main() -> None:
         released = measure_released(study / "data" / "released")
         result = {**machine("hf-ext", "torch", "transformers"), "released": released, **collect(study, data, result)}
         write_json(RESULT, result, 1)
-    draw_curves(result, EXAMPLES / "results" / "curves.png")
+    if result["comparisons"]:
+        draw_curves(result, EXAMPLES / "results" / "curves.png")
     write_blocks(blocks(result), EXAMPLES / "README.md")
 
 
