@@ -1,7 +1,8 @@
 """Trainings in the background: budgets of core time, marks, pauses, and going on."""
 
 import json
-import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,20 +68,19 @@ def test_a_run_may_end_by_itself_or_fail(background, tmp_path):
     assert float((tmp_path / "runs" / "a.txt").read_text()) >= 0.1
 
 
-def test_a_paused_run_uses_no_core_time(background, tmp_path):
+def test_nothing_begins_while_it_is_paused(background, tmp_path, monkeypatch):
     (tmp_path / "pause").touch()
-    seen = []
+    looks = []
 
-    def release():
-        # Nothing begins while the file is there.
-        seen.append((tmp_path / "runs").exists())
-        (tmp_path / "pause").unlink()
+    def look(seconds):
+        looks.append((tmp_path / "runs").exists())
+        if len(looks) == 2:
+            (tmp_path / "pause").unlink()
+        time.sleep(seconds)
 
-    timer = threading.Timer(0.2, release)
-    timer.start()
+    monkeypatch.setattr(background, "time", SimpleNamespace(sleep=look, strftime=time.strftime))
     assert work(background, tmp_path, [job(background, "a", 0.05)]) == set()
-    timer.join()
-    assert seen == [False] and read_seconds(tmp_path)["a"] >= 0.05
+    assert looks[:3] == [False, False, True] and read_seconds(tmp_path)["a"] >= 0.05
 
 
 def test_runs_end_with_the_runner_and_their_time_is_counted(background, tmp_path):
