@@ -40,7 +40,8 @@ def choose_rate(study: Path, data: dict[str, str], comparison: str, name: str) -
 @torch.no_grad()
 def measure_released(recordings: Path) -> dict[str, Any]:
     """The released model on 8 kHz recordings: with branches, on every second sample, and merged."""
-    source = {"train": {"path": str(recordings)}, "eval": {"path": str(recordings)}}
+    place = {"path": str(recordings), "split": "test"}
+    source = {"train": place, "eval": place}
     arguments = read_arguments(RELEASED, {"data": source})
     task, half = (
         build_task(read_arguments(RELEASED, {"data": source, **more})) for more in ({}, {"task.decimation": 2})
