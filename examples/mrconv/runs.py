@@ -56,18 +56,15 @@ def split_digits(files: list[Path]) -> dict[str, list[Path]]:
 
 
 def prepare(fsdd: Path, data: Path) -> None:
-    """Writes the spoken digits at half their rate, and the test as it is for the released model, once."""
+    """Writes the spoken digits at half their rate, once."""
     files = list(fsdd.glob("*.wav"))
     if not files:
         raise ValueError(f"{fsdd} holds no .wav files: give the folder of the Free Spoken Digit Dataset.")
     for part, members in split_digits(files).items():
-        path = data / "digits" / f"{part}.parquet"
+        path = data / f"{part}.parquet"
         if not path.is_file():
             rows = [read_digit(file) for file in members]
             write_digits(path, [{**row, "audio": soxr.resample(row["audio"], 2 * RATE, RATE)} for row in rows])
-    whole = data / "released" / "test.parquet"
-    if not whole.is_file():
-        write_digits(whole, [read_digit(file) for file in split_digits(files)["test"]])
 
 
 def slice_classes(split: str, size: int, start: int, stop: int) -> str:

@@ -56,7 +56,7 @@ def find_jobs(study: Path, data: dict[str, str], core_seconds: dict[str, float])
 
 def find_data(source: Path, study: Path) -> dict[str, str]:
     """The data of each comparison."""
-    prepare(source / "fsdd", study / "data")
+    prepare(source / "fsdd", study / "data" / "digits")
     images = str((source / "cifar10").resolve())
     return {"digits": str(study / "data" / "digits"), "scifar": images, "images": images}
 

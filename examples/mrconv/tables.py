@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import choose_rate, measure_released, score
+from measuring import choose_rate, score
 from runs import COMPARISONS, MARKS, Run, ablations, candidates, count_parameters, find_mark
 from study import find_data
 
@@ -128,13 +128,6 @@ def ablation_table(rows: dict[str, Any]) -> str:
     return table(["", "parameters", "accuracy, %", "seeds", "core minutes"], lines)
 
 
-def released_table(row: dict[str, Any]) -> str:
-    """The released model."""
-    cells = [percent(row["scores"][name]["accuracy"]) for name in ("8 kHz", "4 kHz", "merged")]
-    header = ["recordings", "8 kHz, %", "4 kHz, not trained again, %", "merged, %", "relative difference of logits"]
-    return table(header, [[str(row["recordings"]), *cells, f"{row['difference']:.1e}"]])
-
-
 def draw_curves(result: dict[str, Any], path: Path) -> None:
     """Test accuracy against core minutes."""
     from matplotlib import pyplot
@@ -154,11 +147,12 @@ def draw_curves(result: dict[str, Any], path: Path) -> None:
 def blocks(result: dict[str, Any]) -> dict[str, str]:
     """The README's tables by the name of their place."""
     made = {name: comparison_table(rows) for name, rows in result["comparisons"].items()}
+    if made:
+        made["curves"] = "![Test accuracy against core minutes](results/curves.png)"
     if result["ablation"]:
         made["ablation"] = ablation_table(result["ablation"])
     return {
         "budget": f"{result['device']}; {version_list(result)}.",
-        "released": released_table(result["released"]),
         **made,
     }
 
@@ -171,8 +165,7 @@ def main() -> None:
         prepare_process()
         study = (Path(sys.argv[2]).resolve() if len(sys.argv) == 3 else WORK) / "mrconv"
         data = find_data(Path(sys.argv[1]), study)
-        released = measure_released(study / "data" / "released")
-        result = {**machine("hf-ext", "torch", "transformers"), "released": released, **collect(study, data, result)}
+        result = {**machine("hf-ext", "torch", "transformers"), **collect(study, data, result)}
         write_json(RESULT, result, 1)
     if result["comparisons"]:
         draw_curves(result, EXAMPLES / "results" / "curves.png")
