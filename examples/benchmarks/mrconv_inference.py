@@ -5,14 +5,15 @@ width.
     python examples/benchmarks/mrconv_inference.py --device cuda --dtype bfloat16
 
 Two groups, each compared with merged MRConv in the same process. Layers mix over time only: merged MRConv (one cached
-spectrum), MRConv with branches (merged once), the bare irfft(rfft(u) K), and, where they are installed,
-LongConvolution of flash-linear-attention (needs triton, einops) and the causal FFT convolution of nvsubquadratic
-(needs einops). Blocks have their projections: MRConv block, S4D (which makes its kernel in each call, as published),
-attention by scaled_dot_product_attention, the Mamba 2 mixer of transformers (its plain PyTorch path where mamba-ssm is
-not installed). All causal, kernels as long as the input, gradients off. Within a round every entry runs once, in an
-order that turns from round to round; a ratio is the median over the rounds. Time is processor time on a CPU. What
-takes longer than `--patience` seconds runs once, and not at greater lengths. Memory is the most that a call holds in
-tensors at once, beyond weights and input; what libraries such as MKL take for themselves is not in it.
+spectrum), MRConv with branches, whose merged kernel is kept from the first call on, the bare irfft(rfft(u) K), and,
+where they are installed, LongConvolution of flash-linear-attention (needs triton, einops) and the causal FFT
+convolution of nvsubquadratic (needs einops). Blocks have their projections: MRConv block, S4D (which makes its kernel
+in each call, as published), attention by scaled_dot_product_attention, the Mamba 2 mixer of transformers (its plain
+PyTorch path where mamba-ssm is not installed). All causal, kernels as long as the input, gradients off. Within a round
+every entry runs once, in an order that turns from round to round; a ratio is the median over the rounds. Time is
+processor time on a CPU. What takes longer than `--patience` seconds runs once, and not at greater lengths. Memory is
+the most that a call holds in tensors at once, beyond weights and input; what libraries such as MKL take for themselves
+is not in it.
 """
 
 import argparse
