@@ -88,10 +88,20 @@ SLICES = {
         ["--task.max_length=64"],
         AutoModelForAudioClassification,
     ),
-    "fsdd": (
+    "study-digits": (
         lambda: {"audio": recordings(), "label": [0, 9, 2, 1]},
         ["--task.max_length=64"],
         AutoModelForAudioClassification,
+    ),
+    "study-scifar": (
+        lambda: {"image": pictures(6), "label": [0, 1, 2, 9]},
+        ["--task.image_size=6"],
+        AutoModelForSequenceClassification,
+    ),
+    "study-images": (
+        lambda: {"image": pictures(20), "label": [0, 1, 2, 9]},
+        ["--task.image_size=16", "--model={hidden_sizes: [4, 4], depths: [1, 1], kernel_size: 4}"],
+        AutoModelForImageClassification,
     ),
     "imagenet": (
         lambda: {"image": pictures(20), "label": [0, 1, 2, 999]},
@@ -115,7 +125,7 @@ def run_recipe(tmp_path: Path, name: str, *overrides: str, folder: str = "run") 
     """Two steps of a recipe on its slice."""
     forget_accelerate()
     data = write_slice(tmp_path / "data", name)
-    tiny = [] if name == "imagenet" else [f"--model.{key}={value}" for key, value in TINY.items()]
+    tiny = [] if name in ("imagenet", "study-images") else [f"--model.{key}={value}" for key, value in TINY.items()]
     words = [
         f"--output_dir={tmp_path / folder}",
         f"--data={{train: {{path: {data}}}, eval: {{path: {data}}}}}",
@@ -176,8 +186,8 @@ def test_each_recipe_takes_the_kernels_of_the_papers_tables(name):
 
 
 def test_processors_are_saved_with_the_models(tmp_path):
-    run_recipe(tmp_path, "fsdd", folder="audio")
-    assert AutoFeatureExtractor.from_pretrained(tmp_path / "audio" / "snapshot").sampling_rate == 8000
+    run_recipe(tmp_path, "study-digits", folder="audio")
+    assert AutoFeatureExtractor.from_pretrained(tmp_path / "audio" / "snapshot").sampling_rate == 4000
     run_recipe(tmp_path, "listops", folder="listops")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "listops" / "snapshot")
     task = ListOpsTask()
@@ -277,7 +287,7 @@ def test_kernels_have_a_rate_of_their_own_and_only_matrices_decay():
 
 
 def test_half_the_rate_is_every_second_sample_and_kernels_that_fit(tmp_path):
-    run_recipe(tmp_path, "fsdd", "--model.bidirectional=true")
+    run_recipe(tmp_path, "study-digits", "--model.bidirectional=true", "--task.sampling_rate=8000")
     snapshot = str(tmp_path / "run" / "snapshot")
     task = AudioTask(sampling_rate=8000, max_length=64, decimation=2)
     model = task.build_model({}, snapshot)
