@@ -17,17 +17,24 @@ from torch import Tensor
 
 from hf_ext.mrconv.ops_mrconv import fft_size, kernel_spectrum
 
+_FEW = 8
+
 Wings = list[Tensor] | list[None]
 
 
-def batch_sum(values: Tensor) -> Tensor:
-    """Sum over the first dimension; a single sample is not copied."""
-    return values[0] if len(values) == 1 else values.sum(0)
+def product_sum(values: Tensor, factors: Tensor) -> Tensor:
+    """Sum of the products over the first dimension. So few samples are added as they are made, not all kept."""
+    if len(values) > _FEW:
+        return (values * factors).sum(0)
+    total = values[0] * factors[0]
+    for value, factor in zip(values[1:], factors[1:], strict=True):
+        total.addcmul_(value, factor)
+    return total
 
 
 def correlation(conjugate: Tensor, spectrum: Tensor, n: int) -> Tensor:
     """Gradient of a two-sided kernel, [channels, n]: conj(U) G summed over the batch."""
-    return torch.fft.irfft(batch_sum(conjugate * spectrum), n=n)
+    return torch.fft.irfft(product_sum(conjugate, spectrum), n=n)
 
 
 def response(spectrum: Tensor, kernel: Tensor, n: int, length: int) -> Tensor:
@@ -247,7 +254,7 @@ class Branches:
         span, spectrum = self.span(), self.signal.spectrum
         if span == 0:
             return _exact(self.signal.u.new_zeros(self.signal.u.shape[1], 0))
-        return torch.fft.irfft(_exact(batch_sum(_power(spectrum))), n=self.signal.n)[:, :span]
+        return torch.fft.irfft(_exact(_power(spectrum).sum(0)), n=self.signal.n)[:, :span]
 
     def _formed(self, index: int) -> Formed:
         """The output around its mean: then the variance suffers no cancellation."""
@@ -308,7 +315,7 @@ class SumGradients:
         self.kernels: dict[int, Tensor] = {}
         self.wings: dict[int, Tensor] = {}
         # Gradients of the autocorrelation of u; of every input alike; and of the inputs next to an end.
-        self.g_lags = self.input_sum.new_zeros(len(self.lags), branches.span())
+        self.g_lags = self.lags.new_zeros(len(self.lags), branches.span())
         self.g_all = torch.zeros_like(self.input_sum)
         self.g_ends: list[tuple[bool, Tensor]] = []
 
@@ -345,7 +352,7 @@ class SumGradients:
         members, taps, ahead, m, _ = layout
         dtype, conjugate = part.factors.dtype, part.factors.conj_physical()[:, None]
         self.g_all += (g_total * self.branches.tap_sums(members)).sum(0)
-        g_power = (g_square[..., None] * _power(part.factors)).sum(0)
+        g_power = (g_square[..., None].to(self.branches.dtype) * _power(part.factors)).sum(0)
         self.g_lags[:, : taps + ahead] += torch.fft.irfft(g_power, n=m)[:, : taps + ahead]
         g_factors = part.factors * (2 * g_square[..., None] * part.power).to(dtype)
         for last, inputs, beyond in ((True, part.last, part.after), (False, part.first, part.before)):
@@ -355,9 +362,8 @@ class SumGradients:
             count = beyond.shape[-1]
             g_beyond = torch.addcmul(level, beyond, slope)
             g_beyond = torch.fft.rfft(F.pad(g_beyond, (count if last else m - count, 0)), n=m)
-            self.g_ends.append((last, torch.fft.irfft(batch_sum(conjugate * g_beyond), n=m)[..., :count]))
-            for g_response, sample in zip(g_beyond.unbind(1), inputs.conj_physical(), strict=True):
-                g_factors.addcmul_(g_response, sample)
+            self.g_ends.append((last, torch.fft.irfft(product_sum(conjugate, g_beyond), n=m)[..., :count]))
+            g_factors += product_sum(g_beyond.transpose(0, 1), inputs.conj_physical()[:, None])
         gradient = torch.fft.irfft(g_factors, n=m)
         gradient += (g_total * self.input_sum).to(gradient.dtype)[..., None]
         for index, row in zip(members, gradient, strict=True):

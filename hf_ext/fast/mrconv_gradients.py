@@ -189,6 +189,25 @@ class BatchNormLayer(NamedTuple):
         scale = alpha * weight * (var + self.eps).rsqrt()
         return scale, (alpha * bias - scale * mean).sum(0), mean, var
 
+    def normalization_gradient(
+        self, values: Sequence[Tensor], g_scale: Tensor, g_shift: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """From the gradients of scale and shift those of the two sums, [2, N, channels], of alpha, weight and bias."""
+        total, square, count, alpha, weight, bias = values
+        positions = count.clamp_min(1)
+        mean = total / positions
+        var = square / positions - mean.square()
+        inverse = (var.clamp_min(0) + self.eps).rsqrt()
+        scale = alpha * weight * inverse
+        # shift = sum_i alpha_i b_i - scale_i mean_i
+        g_mean, g_scale = -scale * g_shift, g_scale - mean * g_shift
+        # d scale / d var = -scale / (2 (var + eps)), and nothing where rounding had made var negative.
+        g_var = torch.where(var >= 0, -0.5 * g_scale * scale * inverse.square(), 0)
+        # var = square / C - mean^2
+        g_total = (g_mean - 2 * mean * g_var) / positions
+        g_sums = torch.stack([g_total, g_var / positions])
+        return g_sums, g_scale * weight * inverse + bias * g_shift, g_scale * alpha * inverse, alpha * g_shift
+
 
 def _merge(kernels: Any, scale: Tensor) -> Tensor:
     merged = kernels[0].new_zeros(len(kernels[0]), max(kernel.shape[1] for kernel in kernels))
@@ -247,19 +266,18 @@ class BatchNormConv(torch.autograd.Function):
 
         def begin(part: slice) -> tuple[tuple[Any, ...], Tensor]:
             branches = layer.branches(u, kernels, len(alpha), part, ctx.dtypes[part.start], kept[1:])
-            leaves = [x[:, part].detach().requires_grad_() for x in (*all_sums, alpha, weight, bias)]
-            with torch.enable_grad():
-                scale, shift = layer.normalization(*leaves[:2], positions, *leaves[2:])[:2]
+            values = *all_sums[..., part], positions, alpha[:, part], weight[:, part], bias[:, part]
+            scale = layer.normalization(*values)[0]
             g_chunk = g_y[:, part].to(branches.dtype)
             g_spectrum = torch.fft.rfft(g_chunk, n=layer.n)
             conjugate = branches.signal.spectrum.conj_physical()
             lags = correlation(conjugate, g_spectrum, layer.n)
             g_scale = _scale_gradient(lags, branches).to(scale.dtype)
-            g_shift = g_chunk.sum((0, 2), dtype=shift.dtype)
-            *g_sums, g_alpha, g_weight, g_bias = torch.autograd.grad((scale, shift), leaves, (g_scale, g_shift))
-            for target, gradient in zip(g_coefficients, (g_alpha, g_weight, g_bias), strict=True):
+            g_shift = g_chunk.sum((0, 2), dtype=scale.dtype)
+            g_sums, *found = layer.normalization_gradient(values, g_scale, g_shift)
+            for target, gradient in zip(g_coefficients, found, strict=True):
                 target[:, part] = gradient
-            return (branches, scale.detach(), g_spectrum, conjugate, lags), torch.stack(g_sums)
+            return (branches, scale, g_spectrum, conjugate, lags), g_sums
 
         parts = list(channel_chunks(u, layer.n))
         for part, work, g_sums in layer.exchange(parts, begin, lambda part: begin(part)[0]):
@@ -270,6 +288,9 @@ class BatchNormConv(torch.autograd.Function):
             for layout, formed in branches.parts():
                 sums.add(layout, formed, g_spectrum)
             g_u[:, part] = sums.input_gradient(g_spectrum)
+            if len(parts) == 1:
+                g_kernels = sums.kernel_gradients
+                continue
             for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
                 target[part] = gradient
         return g_u, *g_coefficients, None, *g_kernels
