@@ -105,6 +105,10 @@ class Signal(NamedTuple):
         positions = self.u.new_full((), len(self.u) * self.u.shape[2]) if valid is None else valid.sum()
         return positions.to(exact_dtype(self.u))
 
+    def sum(self) -> Tensor:
+        """Sum of all inputs of a channel. Of the spectrum: it is in the energies too, and so are its last digits."""
+        return _exact(self.spectrum[..., 0].real).sum(0)
+
     def _begin(self, last: bool, count: int) -> Tensor | None:
         """Where the last or the first valid positions begin in each sample, [batch, 1]; None: at the buffer's ends."""
         if last:
@@ -166,10 +170,10 @@ class Layout(NamedTuple):
     formed: bool
 
 
-# Branches whose spans differ by less than this factor share their FFTs: the shorter ones take longer, but there are
-# fewer calls. Below so many points the calls are all that counts.
-_SHARED_SPANS = 4
-_SHARED_POINTS = 128
+# What decides which branches share their FFTs, which are those of the longest: fewer calls, more points. Up to so many
+# taps the calls are all that counts; up to so many, branches of less than so many times the taps share; longer ones
+# are alone.
+_ALL_SHARE, _SOME_SHARE, _FACTOR = 128, 512, 4
 
 
 @lru_cache
@@ -189,7 +193,8 @@ def layouts(sizes: tuple[tuple[int, int], ...], n: int) -> list[Layout]:
             group = found.pop()
             members, taps, ahead = (*group.members, index), max(taps, group.taps), max(ahead, group.ahead)
         else:
-            members, least = (index,), 1 if taps + ahead <= _SHARED_POINTS else (taps + ahead) // _SHARED_SPANS + 1
+            members, span = (index,), taps + ahead
+            least = 1 if span <= _ALL_SHARE else span // _FACTOR + 1 if span <= _SOME_SHARE else 0
         found.append(Layout(members, taps, ahead, fft_size(2 * (taps + ahead)), False))
     return found
 
@@ -242,7 +247,8 @@ class Branches:
         sums = self.signal.u.new_empty(2, len(self.kernels), self.signal.u.shape[1], dtype=exact_dtype(self.signal.u))
         for layout, part in self.parts(keep):
             found = self._formed_sums(part) if isinstance(part, Formed) else self._group_sums(layout, part)
-            sums[:, list(layout.members)] = found
+            for index, values in zip(layout.members, found.unbind(1), strict=True):
+                sums[:, index] = values
         return sums
 
     def span(self) -> int:
@@ -286,7 +292,7 @@ class Branches:
 
     def _group_sums(self, layout: Layout, part: Group) -> Tensor:
         """Of the whole response, less what lies beyond the ends."""
-        total = self.tap_sums(layout.members) * _sum(self.signal.u)
+        total = self.signal.sum() * _exact(part.factors[..., 0].real)
         # Frequencies between zero and the highest stand for two of the full spectrum.
         density = part.power * _power(part.factors)
         square = (2 * density.sum(-1) - density[..., 0] - density[..., -1]) / layout.n
@@ -294,12 +300,6 @@ class Branches:
             if beyond is not None:
                 total, square = total - _sum(beyond), square - _energy(beyond)
         return torch.stack([total, square])
-
-    def tap_sums(self, members: tuple[int, ...]) -> Tensor:
-        """Sum of all taps of each branch, [G, channels], in float64."""
-        sums = [_sum(self.kernels[index][None]) for index in members]
-        wings = [_sum(wing[None]) for wing in (self.wings[index] for index in members) if wing is not None]
-        return torch.stack(sums) + torch.stack(wings) if wings else torch.stack(sums)
 
 
 class SumGradients:
@@ -310,7 +310,7 @@ class SumGradients:
     ):
         """`lags`: gradient of the merged kernel, [channels, n]; `conjugate`: of the spectrum of u."""
         self.branches, self.conjugate, self.g_total, self.g_square = branches, conjugate, g_total, g_square
-        self.lags, self.input_sum = lags, _sum(branches.signal.u)
+        self.lags, self.input_sum = lags, branches.signal.sum()
         self.scale = scale.to(self.lags.dtype)[..., None]
         self.kernels: dict[int, Tensor] = {}
         self.wings: dict[int, Tensor] = {}
@@ -334,7 +334,9 @@ class SumGradients:
 
     def add(self, layout: Layout, part: Part, g_spectrum: Tensor) -> None:
         """Take in a part. What of the gradient of u is known as a spectrum at once is added to `g_spectrum`."""
-        g_total, g_square = self.g_total[list(layout.members)], self.g_square[list(layout.members)]
+        g_total, g_square = (
+            torch.stack([values[index] for index in layout.members]) for values in (self.g_total, self.g_square)
+        )
         if isinstance(part, Formed):
             self._add_formed(layout.members[0], part, g_total[0], g_square[0], g_spectrum)
         else:
@@ -351,7 +353,7 @@ class SumGradients:
     def _add_group(self, layout: Layout, part: Group, g_total: Tensor, g_square: Tensor) -> None:
         members, taps, ahead, m, _ = layout
         dtype, conjugate = part.factors.dtype, part.factors.conj_physical()[:, None]
-        self.g_all += (g_total * self.branches.tap_sums(members)).sum(0)
+        self.g_all += (g_total * part.factors[..., 0].real).sum(0)
         g_power = (g_square[..., None].to(self.branches.dtype) * _power(part.factors)).sum(0)
         self.g_lags[:, : taps + ahead] += torch.fft.irfft(g_power, n=m)[:, : taps + ahead]
         g_factors = part.factors * (2 * g_square[..., None] * part.power).to(dtype)
