@@ -25,8 +25,8 @@ from .mrconv_branch_sums import Branches, Signal, SumGradients, correlation, res
 # Points of the real FFTs that run together: what caches hold, or enough to fill a GPU without filling its memory.
 POINTS_CPU = 2**21
 POINTS_GPU = 2**26
-# Points of a whole layer up to which spectra and formed outputs are kept for the backward pass, not made again. For a
-# single sample they are about nine times the input, which is 4 MiB at most: a quarter of the time for 36 MiB a layer.
+# Points of a whole layer up to which spectra and formed outputs are kept for the backward pass, not made again, which
+# would take a quarter of the time. They are 9 to 16 times the input, which is 4 MiB at most: up to 64 MiB a layer.
 KEPT_POINTS = 2**21
 
 
