@@ -1,8 +1,8 @@
 """python examples/mrconv/make_series.py [FOLDER]
 
 Writes small data sets of the kinds that people bring into the new folder FOLDER (default data/series), made from a
-seed: sensors/ (vibrations, a CSV file each, with classes and values), beats/ (like an electrocardiogram, with a class at
-each position), load.csv (two years of hours), and from the documentation that comes with Python topics/ (texts).
+seed: sensors/ (vibrations, a CSV file each, with classes and values), beats/ (like an electrocardiogram, with a class
+at each position), load.csv (two years of hours), and from the documentation that comes with Python topics/ (texts).
 """
 
 import json
@@ -21,7 +21,7 @@ WAVES = {"P": (0.2, 0.025, 0.15, 0.1), "QRS": (0.4, 0.012, 1.0, -0.6), "T": (0.6
 
 
 def make_vibration(fault: str, generator: np.random.Generator) -> tuple[pd.DataFrame, dict[str, float]]:
-    """What three axes measure after a knock, at 200 samples a second: a damped oscillation, its frequency and decay."""
+    """What three axes measure after a knock, 200 times a second: a damped oscillation; its frequency and decay."""
     time = np.arange(generator.integers(160, 257)) / 200
     frequency, decay = generator.uniform(5, 20), generator.uniform(1, 6)
     wave = np.sin(2 * np.pi * frequency * time + generator.uniform(0, 6.3))
@@ -59,7 +59,7 @@ def make_beats(generator: np.random.Generator) -> pd.DataFrame:
 
 
 def make_load(generator: np.random.Generator) -> pd.DataFrame:
-    """Hours of two years: what a town uses, and its temperature; days, weeks, a year, and weather that comes and goes."""
+    """Hours of two years: what a town uses, and its temperature; days, weeks, a year, weather that comes and goes."""
     times = pd.date_range("2023-01-01", periods=2 * 365 * 24, freq="h")
     hour, day = times.hour.to_numpy(), times.day_of_week.to_numpy()
     weather = np.zeros(len(times))

@@ -408,7 +408,7 @@ def read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
             f"{_place(example, bad)}column {name!r} holds {(given if bad is None else cells[bad])!r:.60}; expected a "
             f"number for each position, or a list of the same size for each. Mend the data, or set task.{option}."
         )
-    values = values.reshape(len(values), -1)
+    values = values[:, None] if values.ndim == 1 else values
     if not np.isfinite(values).all():
         bad = int((~np.isfinite(values)).any(1).argmax())
         raise ValueError(

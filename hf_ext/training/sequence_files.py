@@ -1,5 +1,7 @@
 """Sequences in files: of each CSV, TSV, parquet or NumPy file one example, whose columns are lists of its rows."""
 
+import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ ARRAYS = (".npy", ".npz")
 METADATA = "metadata.csv"
 # The column of the array in a `.npy` file.
 ARRAY_COLUMN = "values"
+_TIME, _EPOCH = re.compile(r"\d{4}-\d\d-\d\d"), pd.Timestamp(0, tz="UTC")
 # As pictures and recordings have it: what names a bad example, and hashes its file, looks for both.
 _FILE = {"path": "string", "bytes": "binary"}
 
@@ -59,14 +62,17 @@ def open_sequences(found: list[str], split: str) -> datasets.Dataset:
     }
     if both := sorted(known.keys() & first.keys()):
         raise ValueError(f"{files[0]} has a column {both[0]!r}, which says something of the whole file: rename it.")
-    chosen = [files[index] for index in kept]
-    options = {
-        "files": [str(file) for file in chosen],
-        "about": {name: [values[index] for index in kept] for name, values in about.items()},
-        "rows": [part] * len(chosen),
-        "stamps": [_stamp(file) for file in chosen],
-    }
+    # A tuple: `datasets` would make a shard of each item of a list, and forget the first file.
+    records = tuple(
+        {
+            "file": {"path": str(files[index]), "bytes": None},
+            "first_row": part[0],
+            **{name: values[index] for name, values in about.items()},
+        }
+        for index in kept
+    )
     columns = {name: _feature(values) for name, values in first.items()}
+    options = {"records": records, "stop": part[1], "stamps": tuple(_stamp(files[index]) for index in kept)}
     return _make(_generate_files, options, {**known, **columns}, split)
 
 
@@ -114,6 +120,11 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _plain_column(values: "pd.Series[Any]") -> np.ndarray:
+    """Numbers as float64, times as seconds, everything else as texts."""
+    if not pd.api.types.is_numeric_dtype(values) and _TIME.match(str(values.iloc[0] if len(values) else "")):
+        # A long table with a time in each row: as texts they would take longer to read than all else.
+        with contextlib.suppress(ValueError, TypeError):
+            values = (pd.to_datetime(values, format="ISO8601", utc=True) - _EPOCH).dt.total_seconds()
     if pd.api.types.is_numeric_dtype(values):
         return values.to_numpy(dtype=np.float64, na_value=np.nan)
     return values.astype(object).where(values.notna(), "").astype(str).to_numpy(dtype=object)
@@ -167,19 +178,14 @@ def _feature(values: np.ndarray) -> Any:
     return kind
 
 
-def _generate_files(
-    files: list[str], about: dict[str, list[Any]], rows: list[tuple[int, int | None]], **_: Any
-) -> Iterator[dict[str, Any]]:
-    first = read_file(Path(files[0]))
-    for index, (file, (start, stop)) in enumerate(zip(files, rows, strict=True)):
-        columns = read_file(Path(file))
-        _compare_columns(Path(file), columns, Path(files[0]), first)
-        yield {
-            "file": {"path": file, "bytes": None},
-            "first_row": start,
-            **{name: values[start:stop] for name, values in columns.items()},
-            **{name: values[index] for name, values in about.items()},
-        }
+def _generate_files(records: tuple[dict[str, Any], ...], stop: int | None, **_: Any) -> Iterator[dict[str, Any]]:
+    first_path = Path(records[0]["file"]["path"])
+    first = read_file(first_path)
+    for record in records:
+        path = Path(record["file"]["path"])
+        columns = read_file(path)
+        _compare_columns(path, columns, first_path, first)
+        yield {**record, **{name: values[record["first_row"] : stop] for name, values in columns.items()}}
 
 
 def _compare_columns(
