@@ -27,12 +27,12 @@ def make_vibration(fault: str, generator: np.random.Generator) -> tuple[pd.DataF
     wave = np.sin(2 * np.pi * frequency * time + generator.uniform(0, 6.3))
     if fault == "loose":
         # What is loose is stopped on one side.
-        wave = np.minimum(wave, 0.6)
+        wave = np.minimum(wave, 0.2)
     if fault == "worn":
-        wave = wave + 0.35 * np.sin(2 * np.pi * 2.7 * frequency * time)
+        wave = wave + 0.6 * np.sin(2 * np.pi * 2.7 * frequency * time)
     direction = generator.normal(size=3)
     signal = np.exp(-decay * time)[:, None] * wave[:, None] * direction / np.linalg.norm(direction)
-    noise = 0.2 * generator.normal(size=signal.shape)
+    noise = 0.07 * generator.normal(size=signal.shape)
     table = pd.DataFrame(9.81 * (signal + noise) + [0, 0, 9.81], columns=["x", "y", "z"])
     return table, {"frequency": frequency, "decay": decay}
 

@@ -579,6 +579,8 @@ class MRConvForMaskedLM(MRConvPreTrainedModel):
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None:
+            # transformers takes a view of labels, which those that were cut do not allow.
+            labels = labels.contiguous()
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=count)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
@@ -618,6 +620,7 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
         logits = self.classifier(outputs.last_hidden_state)
         loss = None
         if labels is not None:
+            labels = labels.contiguous()
             loss = self.loss_function(logits.float(), labels, self.config, num_items_in_batch=count)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
