@@ -15,6 +15,7 @@ import pandas as pd
 
 from hf_ext.files import whole_folder
 
+COUNTS = {"train": 900, "test": 300}
 FAULTS = ("sound", "loose", "worn")
 # Of a wave: centre and width as shares of a beat, height in two leads.
 WAVES = {"P": (0.2, 0.025, 0.15, 0.1), "QRS": (0.4, 0.012, 1.0, -0.6), "T": (0.65, 0.05, 0.3, 0.35)}
@@ -78,7 +79,7 @@ def write_all(out: Path) -> None:
     if out.exists():
         sys.exit(f"{out} exists: name another folder, or remove it first.")
     with whole_folder(out) as folder:
-        for number, (split, count) in enumerate((("train", 900), ("test", 300))):
+        for number, (split, count) in enumerate(COUNTS.items()):
             (folder / "sensors" / split).mkdir(parents=True)
             (folder / "beats" / split).mkdir(parents=True)
             rows = []

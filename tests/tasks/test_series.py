@@ -1,6 +1,8 @@
 """Sequences of numbers in the training loop: samples, units, scores beside naive ones, resuming, what is refused."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -18,12 +20,14 @@ from transformers import (
 
 from hf_ext.tasks.series import ForecastTask, PositionsTask, SeriesClassificationTask, SeriesRegressionTask, measure
 from hf_ext.tasks.texts import MaskedLanguageModelTask
-from hf_ext.training import DataSource, TrainingArguments, train
+from hf_ext.training import DataSource, TrainingArguments, build_task, train
+from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from hf_ext.training.evaluation import evaluate
 from hf_ext.training.sources import open_source
 from tests.process_state import forget_accelerate
 from tests.testing import assert_same_answers, assert_same_weights
 
+RECIPES = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
 
 
@@ -300,3 +304,24 @@ def test_a_table_of_rows_is_scored_on_its_last_part(tmp_path):
     with torch.no_grad():
         found = model.eval()(torch.arange(5.0)[None] % 5).prediction_outputs
     assert_same_answers(found, model(past_values=torch.arange(5.0)[None, :, None]).prediction_outputs)
+
+
+def test_what_the_maker_writes_is_what_the_recipes_read(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("make_series", RECIPES / "make_series.py")
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    monkeypatch.setattr(maker, "COUNTS", {"train": 9, "test": 3})
+    monkeypatch.chdir(tmp_path)
+    maker.write_all(tmp_path / "data" / "series")
+    values = ["--method=mrconv-regression", "--task={columns: [x, y, z], target_columns: [frequency, decay]}"]
+    for name, words in (("sensors", []), ("sensors", values), ("positions", []), ("forecast", []), ("masked_lm", [])):
+        arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
+        task, sources = build_task(arguments), arguments.data_arguments
+        data = open_source(sources.require_train_source())
+        task.read_data(data)
+        sample = task.training_sample(data[0], np.random.default_rng(0))
+        assert all(torch.isfinite(value).all() for value in sample.values())
+        (test,) = sources.eval_sources.values()
+        assert task.training_sample(open_source(test)[0], np.random.default_rng(0)).keys() == sample.keys()
+    with pytest.raises(SystemExit, match="exists: name another folder"):
+        maker.write_all(tmp_path / "data" / "series")
