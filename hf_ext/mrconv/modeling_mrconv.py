@@ -580,7 +580,7 @@ class MRConvForMaskedLM(MRConvPreTrainedModel):
         loss = None
         if labels is not None:
             # transformers takes a view of labels, which those that were cut do not allow.
-            labels = labels.contiguous()
+            labels = labels.contiguous()  # type: ignore[assignment]
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=count)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
@@ -620,7 +620,7 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
         logits = self.classifier(outputs.last_hidden_state)
         loss = None
         if labels is not None:
-            labels = labels.contiguous()
+            labels = labels.contiguous()  # type: ignore[assignment]
             loss = self.loss_function(logits.float(), labels, self.config, num_items_in_batch=count)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
