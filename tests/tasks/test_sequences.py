@@ -15,8 +15,11 @@ from transformers import (
     AutoModelForAudioClassification,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
+    AutoModelForTimeSeriesPrediction,
+    AutoModelForTokenClassification,
     AutoTokenizer,
 )
 
@@ -43,6 +46,15 @@ def pictures(side: int, mode: str = "RGB") -> list[Image.Image]:
 def recordings() -> list[list[int]]:
     generator = np.random.default_rng(0)
     return [generator.integers(-9000, 9000, length).tolist() for length in (30, 64, 21, 90)]
+
+
+# Of sequences of numbers.
+LENGTHS = (20, 32, 21, 40)
+
+
+def measurements(channels: int) -> list[list[list[float]]]:
+    generator = np.random.default_rng(0)
+    return [[generator.normal(10, 2, length).tolist() for length in LENGTHS] for _ in range(channels)]
 
 
 def listops() -> dict[str, list]:
@@ -109,6 +121,25 @@ SLICES = {
         AutoModelForImageClassification,
     ),
     "lm": (lambda: {"text": TEXTS}, ["--task.max_length=16"], AutoModelForCausalLM),
+    "masked_lm": (lambda: {"text": TEXTS}, ["--task.max_length=16"], AutoModelForMaskedLM),
+    "sensors": (
+        lambda: {**dict(zip("xyz", measurements(3), strict=True)), "label": ["worn", "loose", "sound", "sound"]},
+        ["--task.max_length=32"],
+        AutoModelForSequenceClassification,
+    ),
+    "positions": (
+        lambda: {
+            **dict(zip(("lead1", "lead2"), measurements(2), strict=True)),
+            "label": [[["none", "P", "T"][place % 3] for place in range(length)] for length in LENGTHS],
+        },
+        ["--task.max_length=32"],
+        AutoModelForTokenClassification,
+    ),
+    "forecast": (
+        lambda: dict(zip(("load", "temperature"), measurements(2), strict=True)),
+        ["--task={columns: [load, temperature], context_length: 8, prediction_length: 4, season: 3}"],
+        AutoModelForTimeSeriesPrediction,
+    ),
 }
 
 
@@ -164,7 +195,7 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
         again = task.summarize(task.evaluate_batch(model.eval(), examples, list(range(4))))
     assert again == pytest.approx(metrics, rel=1e-5)
     pictures = list((tmp_path / "run" / "samples").glob("*.png"))
-    assert bool(pictures) == (name != "lm")
+    assert bool(pictures) == (name not in ("lm", "masked_lm", "forecast"))
 
 
 @pytest.mark.parametrize("name", SLICES)
