@@ -15,7 +15,6 @@ import datasets
 import numpy as np
 import peft
 import torch
-import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from diffusers import ModelMixin
 from huggingface_hub.dataclasses import strict
@@ -32,7 +31,15 @@ from hf_ext.training.task import Task
 
 from .diffusion_data import Crops, Size, cut_view
 from .diffusion_latents import load_autoencoder, read_row, to_pixels
-from .diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
+from .diffusion_noise import (
+    Timesteps,
+    make_scheduler,
+    noise_shares,
+    noisy_samples,
+    objective_of,
+    random_keep_indices,
+    weighted_error,
+)
 from .diffusion_texts import Captions
 from .diffusion_transfer import Transfer, open_pipeline, options_of, settings_of, transfer
 
@@ -55,6 +62,8 @@ class DisentangledDiTTask(Task):
         noise_schedule (`dict`):
             Settings of diffusers' `DDIMScheduler` or, for flow, `FlowMatchEulerDiscreteScheduler`; those of latent
             diffusion where not given. With `init_from` the checkpoint's schedule counts.
+        timesteps (`dict`): Which places of the schedule a training sees, and what their errors weigh,
+            [`~hf_ext.tasks.diffusion_noise.Timesteps`].
         crops (`dict`): How training pictures are cut, [`~hf_ext.tasks.diffusion_data.Crops`].
         transfer (`dict`): What another size than that of `init_from` changes,
             [`~hf_ext.tasks.diffusion_transfer.Transfer`].
@@ -78,6 +87,7 @@ class DisentangledDiTTask(Task):
     image_size: int | list[int] = 32
     objective: Literal["epsilon", "v_prediction", "flow"] = "epsilon"
     noise_schedule: dict = field(default_factory=dict)
+    timesteps: dict = field(default_factory=dict)
     crops: dict = field(default_factory=dict)
     transfer: dict = field(default_factory=dict)
     vae: str | None = None
@@ -105,6 +115,7 @@ class DisentangledDiTTask(Task):
         sides = [self.image_size] * 2 if isinstance(self.image_size, int) else self.image_size
         self.size = cast(Size, tuple(sides))
         self.cut = build(Crops, self.crops, "task.crops")
+        self.places = build(Timesteps, self.timesteps, "task.timesteps")
         # Any: diffusers' types do not know that schedulers have a configuration.
         self.scheduler: Any = make_scheduler(self.objective, self.noise_schedule, self.vae is None)
         self.id2label: dict[int, str] | None = None
@@ -259,17 +270,19 @@ class DisentangledDiTTask(Task):
         """Mean squared error; with `mask_ratio` the mean of that of all tokens and that with hidden ones."""
         clean = self._clean(batch)
         count, device = clean.shape[0], clean.device
-        places, noise = torch.rand(count, device=device), torch.randn_like(clean)
+        places, noise = self.places.draw(count, self.size, device), torch.randn_like(clean)
         noisy, timesteps, target = noisy_samples(self.scheduler, clean, noise, places)
+        _, *shares = noise_shares(self.scheduler, places)
+        weights = self.places.weigh(self.objective, *shares)
         without_both = torch.rand(count, device=device) < self.config["condition_dropout"]
         without_controls = torch.rand(count, device=device) < self.config["control_dropout"]
         conditions = self._conditions(batch, without_both, without_both | without_controls)
-        loss = F.mse_loss(model(noisy, timesteps, **conditions).sample.float(), target)
+        loss = weighted_error(model(noisy, timesteps, **conditions).sample, target, weights)
         if self.mask_ratio:
             tokens = noisy[0, 0].numel() // self.config["patch_size"] ** 2
             keep_indices = random_keep_indices(count, tokens, self.mask_ratio, device)
             masked = model(noisy, timesteps, keep_indices=keep_indices, **conditions).sample
-            loss = (loss + F.mse_loss(masked.float(), target)) / 2
+            loss = (loss + weighted_error(masked, target, weights)) / 2
         return loss
 
     def _clean(self, batch: dict[str, Any]) -> Tensor:
