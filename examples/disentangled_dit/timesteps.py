@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -32,10 +33,10 @@ from studies import (  # noqa: E402  found through the line above
     write_blocks,
 )
 
-STEPS, CLASSIFIER_STEPS = 600, 400
+STEPS, CLASSIFIER_STEPS = 300, 250
 SEEDS = (0, 1, 2)
 # Pictures of each class: of the evaluation loss, and generated ones.
-EVALUATED, GENERATED = 50, 25
+EVALUATED, GENERATED = 25, 20
 OBJECTIVES = {
     "v_prediction": {"beta_schedule": "squaredcos_cap_v2"},
     "flow": {},
@@ -104,55 +105,74 @@ def make_judge(study: Steps, cifar10: Path, steps: int) -> Judge:
     return Judge(study.snapshot(CLASSIFIER), data, CLASSES * GENERATED)
 
 
-def compute(study: Steps, cifar10: Path) -> dict[str, Any]:
-    """All runs, a seed after the other, then what their pictures are like."""
+def run_name(objective: str, choice: str, seed: int) -> str:
+    """Of a run and its folder."""
+    return f"{objective}-{choice.replace(', ', '-')}-{seed}"
+
+
+def train_all(study: Steps, cifar10: Path) -> dict[str, Any]:
+    """All runs, a seed after the other."""
     steps = max(2, int(STEPS * (study.scale or 1)))
     found: dict[str, dict[str, list]] = {" | ".join(row): {"loss": []} for row in rows()}
     for seed in SEEDS:
         for objective, choice in rows():
-            name = f"{objective}-{choice.replace(', ', '-')}-{seed}"
-            given = values(cifar10, objective, choice, seed, steps)
-            run = study.work / "runs" / name
-            metrics = study.step(name, given, lambda run=run, given=given: train_one(run, given))
+            name, given = run_name(objective, choice, seed), values(cifar10, objective, choice, seed, steps)
+            metrics = study.step(name, given, partial(train_one, study.work / "runs" / name, given))
             found[f"{objective} | {choice}"]["loss"].append(metrics["loss"])
+    evaluated = CLASSES * EVALUATED
+    return {
+        "steps": steps,
+        "batch": 32,
+        "evaluated": evaluated,
+        "network": NETWORK,
+        "seeds": list(SEEDS),
+        "rows": found,
+    }
+
+
+def measure_all(study: Steps, cifar10: Path, result: dict[str, Any]) -> None:
+    """What the pictures of all runs are like."""
     judge = make_judge(study, cifar10, max(8, int(CLASSIFIER_STEPS * (study.scale or 1))))
+    result["real"] = judge.real()
     for seed in SEEDS:
         for objective, choice in rows():
-            name = f"{objective}-{choice.replace(', ', '-')}-{seed}"
-            measured = study.step(
-                f"measure-{name}",
-                {"images": CLASSES * GENERATED},
-                lambda name=name: measure_classes(study.snapshot(name), judge, GENERATED),
-            )
+            name = run_name(objective, choice, seed)
+            compute = partial(measure_classes, study.snapshot(name), judge, GENERATED)
+            measured = study.step(f"measure-{name}", {"images": CLASSES * GENERATED}, compute)
             for key in ("feature_distance", "kernel_distance", "accuracy"):
-                found[f"{objective} | {choice}"].setdefault(key, []).append(measured[key])
-    return {"steps": steps, "batch": 32, "network": NETWORK, "seeds": list(SEEDS), "real": judge.real(), "rows": found}
+                result["rows"][f"{objective} | {choice}"].setdefault(key, []).append(measured[key])
 
 
 def make_table(result: dict[str, Any]) -> str:
-    """Mean and standard deviation over the seeds."""
+    """Mean and standard deviation over the seeds; a column for what was measured."""
+    digits = {"loss": 4, "feature_distance": 2, "kernel_distance": 3}
+    keys = [key for key in digits if all(key in row for row in result["rows"].values())]
     lines = []
     for name, row in result["rows"].items():
-        cells = [
-            f"{mean(row[key]):.{digits}f} ± {stdev(row[key]):.{digits}f}"
-            for key, digits in (("loss", 4), ("feature_distance", 2), ("kernel_distance", 3))
-        ]
+        cells = [f"{mean(row[key]):.{digits[key]}f} ± {stdev(row[key]):.{digits[key]}f}" for key in keys]
         lines.append([*name.split(" | "), *cells])
-    return table(["objective", "distribution, weight", "loss", "feature distance", "kernel distance"], lines)
+    return table(["objective", "distribution, weight", *(key.replace("_", " ") for key in keys)], lines)
+
+
+def report(study: Steps, result: dict[str, Any]) -> None:
+    """Writes results and table; of a trial of the machinery elsewhere."""
+    result["seconds"] = study.seconds()
+    folder = EXAMPLES / "results" if study.scale == 1 else study.work / "report"
+    folder.mkdir(exist_ok=True)
+    (folder / "timesteps.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(make_table(result), flush=True)
+    if study.scale == 1:
+        write_blocks({"timesteps": make_table(result)}, EXAMPLES / "README.md")
 
 
 def main(cifar10: Path, work: Path) -> None:
-    """All steps, then the table."""
+    """The losses, and then the pictures."""
     prepare_process()
-    scale = float(os.environ.get("DIT_BUDGET_SCALE", "1"))
-    study = Steps(work, scale)
-    result = {**machine("hf-ext", "torch", "diffusers"), **compute(study, cifar10), "seconds": study.seconds()}
-    report = EXAMPLES / "results" if scale == 1 else work / "report"
-    report.mkdir(exist_ok=True)
-    (report / "timesteps.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(make_table(result))
-    if scale == 1:
-        write_blocks({"timesteps": make_table(result)}, EXAMPLES / "README.md")
+    study = Steps(work, float(os.environ.get("DIT_BUDGET_SCALE", "1")))
+    result = {**machine("hf-ext", "torch", "diffusers"), **train_all(study, cifar10)}
+    report(study, result)
+    measure_all(study, cifar10, result)
+    report(study, result)
 
 
 if __name__ == "__main__":
