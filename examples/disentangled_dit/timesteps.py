@@ -1,178 +1,129 @@
-"""Timestep distributions and loss weights beside the plain ones: short equal runs, one evaluation for all.
+"""Timestep distributions and loss weights beside the plain ones: short runs of equal steps, one evaluation for all.
 
 python examples/disentangled_dit/timesteps.py CIFAR10 WORK
-CIFAR10 is the folder of the data set. Each step leaves its result in WORK/results and is skipped when it is there, so
-an interrupted study continues. At the end results/timesteps.json and the table in README.md are written.
+CIFAR10 is the folder of the data set. Runs of a seed have equal initial weights and see equal batches. Each leaves its
+result in WORK/results and is skipped when it is there, so an interrupted study continues. At the end
+results/timesteps.json and the table in README.md are written.
 DIT_BUDGET_SCALE=0.01 makes every run that much shorter, to try the machinery; its results stay in WORK/report.
 """
 
 import json
 import os
-import shutil
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from measuring import CLASSES, Judge, measure_classes
-from runs import CLASSIFIER, EXAMPLES, recipe, script
-from sets import open_cifar10, plain_rows, write
+import numpy as np
+import torch
+from sets import open_cifar10
+from torch.utils.data import default_collate
 
-from hf_ext.training import build_task, train
+from hf_ext.settings import build
+from hf_ext.tasks.diffusion import DisentangledDiTTask
+from hf_ext.training import evaluate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import (  # noqa: E402  found through the line above
-    Steps,
-    launch,
-    machine,
-    prepare_process,
-    read_arguments,
-    table,
-    write_blocks,
-)
+from studies import Steps, machine, prepare_process, table, write_blocks  # noqa: E402  found through the line above
 
-STEPS, CLASSIFIER_STEPS = 300, 250
+EXAMPLES = Path(__file__).resolve().parent
+STEPS, BATCH, LEARNING_RATE = 400, 32, 2e-3
 SEEDS = (0, 1, 2)
-# Pictures of each class: of the evaluation loss, and generated ones.
-EVALUATED, GENERATED = 25, 20
-OBJECTIVES = {
-    "v_prediction": {"beta_schedule": "squaredcos_cap_v2"},
-    "flow": {},
-}
-# At 16 pixels a base of 8 moves the places as 512 pixels do where 256 are the base.
+# Training pictures, which are cut once, and test pictures of the evaluation.
+PICTURES, EVALUATED = 4000, 500
+# The objectives with their schedules.
+OBJECTIVES: dict[str, dict[str, Any]] = {"v_prediction": {"beta_schedule": "squaredcos_cap_v2"}, "flow": {}}
+PLAIN = "uniform, equal"
+# At 16 pixels a base of 8 moves the places as it does at 512 where 256 is the base.
 CHOICES: dict[str, dict[str, Any]] = {
-    "uniform, equal": {},
+    PLAIN: {},
     "logit_normal, equal": {"distribution": "logit_normal"},
     "shifted, equal": {"distribution": "shifted", "base_size": 8},
     "uniform, min_snr": {"loss_weight": "min_snr"},
-    # The velocity of flow matching is what it weighs by: nothing changes there.
+    # Of flow matching it is what the plain one is.
     "uniform, flow": {"loss_weight": "flow"},
 }
-NETWORK = {"num_layers": 4, "num_attention_heads": 4, "attention_head_dim": 16, "patch_size": 4, "num_classes": 10}
+NETWORK = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "patch_size": 4, "num_classes": 10}
 
 
-def rows() -> list[tuple[str, str]]:
-    """Objectives with their choices, each a row of the table."""
-    pairs = [(objective, choice) for objective in OBJECTIVES for choice in CHOICES]
-    return [pair for pair in pairs if pair != ("flow", "uniform, flow")]
+def make_task(objective: str, choice: str) -> DisentangledDiTTask:
+    """The task of a row."""
+    settings = {"image_size": 16, "objective": objective, "noise_schedule": OBJECTIVES[objective]}
+    return build(DisentangledDiTTask, {**settings, "timesteps": CHOICES[choice]}, "task")
 
 
-def values(cifar10: Path, objective: str, choice: str, seed: int, steps: int) -> dict[str, Any]:
-    """What a run changes of the recipe."""
-    test = "+".join(f"test[{1000 * label}:{1000 * label + EVALUATED}]" for label in range(CLASSES))
-    path = str(cifar10)
-    return {
-        "data": {"train": {"path": path}, "eval": {"path": path, "split": test}},
-        "task.objective": objective,
-        "task.noise_schedule": OBJECTIVES[objective],
-        "task.timesteps": CHOICES[choice],
-        "task.samples_per_class": 1,
-        "task.sample_steps": 1,
-        "model": NETWORK,
-        "seed": seed,
-        "max_steps": steps,
-        "warmup_steps": steps // 20,
-        "ema_decay": 0.99,
-        "logging_steps": max(1, steps // 6),
-        "eval_steps": steps,
-        "save_steps": steps,
-        "save_total_limit": 1,
-        "report_to": "none",
-    }
+@cache
+def cut_pictures(cifar10: Path, count: int) -> list[dict[str, Any]]:
+    """Training samples, which are the same for all rows."""
+    task = make_task("flow", PLAIN)
+    task.build_model(NETWORK, None)
+    generator = np.random.default_rng(0)
+    return [task.training_sample(example, generator) for example in open_cifar10(cifar10, "train", count)]
 
 
-def train_one(run: Path, given: dict[str, Any]) -> dict[str, float]:
-    """Trains in this process; only the snapshot stays."""
-    arguments = read_arguments(EXAMPLES / "cifar10_16.yaml", {**given, "output_dir": run})
-    metrics = train(build_task(arguments), arguments)
-    for name in ("state", "best"):
-        shutil.rmtree(run / name, ignore_errors=True)
-    return metrics
-
-
-def make_judge(study: Steps, cifar10: Path, steps: int) -> Judge:
-    """A short training of the classifier, and test pictures of 16 x 16 in mixed order."""
-    data = study.work / "data"
-    if not (data / "test.parquet").is_file():
-        source = open_cifar10(cifar10, "test", 2000 + CLASSES * GENERATED)
-        write(data / "test.parquet", list(plain_rows(source, 16)), source.features["label"].names)
-    path = str(cifar10)
-    sources = {"train": {"path": path}, "eval": {"path": path, "split": "test[:100]"}}
-    given = {"data": sources, "max_steps": steps, "warmup_steps": steps // 8, "report_to": "none"}
-    launch(study.work / "runs" / CLASSIFIER, script(CLASSIFIER), recipe(CLASSIFIER), given)
-    return Judge(study.snapshot(CLASSIFIER), data, CLASSES * GENERATED)
-
-
-def run_name(objective: str, choice: str, seed: int) -> str:
-    """Of a run and its folder."""
-    return f"{objective}-{choice.replace(', ', '-')}-{seed}"
+def train_one(cifar10: Path, objective: str, choice: str, seed: int, steps: int) -> dict[str, float]:
+    """Trains a network and evaluates it, with uniform timesteps and equal weights."""
+    torch.manual_seed(seed)
+    task = make_task(objective, choice)
+    model: Any = task.build_model(NETWORK, None)
+    optimizer = torch.optim.AdamW(task.parameter_groups(model.train(), 0.0), lr=LEARNING_RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, steps, pct_start=0.05, cycle_momentum=False
+    )
+    samples, order = cut_pictures(cifar10, min(PICTURES, BATCH * steps)), np.random.default_rng(seed)
+    for step in range(steps):
+        batch = default_collate([samples[index] for index in order.integers(len(samples), size=BATCH)])
+        torch.manual_seed(1_000_003 * seed + step)
+        task.loss(model, batch, step).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    return evaluate(task, model, open_cifar10(cifar10, "test", EVALUATED if steps > 50 else 8))
 
 
 def train_all(study: Steps, cifar10: Path) -> dict[str, Any]:
     """All runs, a seed after the other."""
     steps = max(2, int(STEPS * (study.scale or 1)))
-    found: dict[str, dict[str, list]] = {" | ".join(row): {"loss": []} for row in rows()}
+    rows = [(objective, choice) for objective in OBJECTIVES for choice in CHOICES]
+    rows.remove(("flow", "uniform, flow"))
+    found: dict[str, list[float]] = {" | ".join(row): [] for row in rows}
     for seed in SEEDS:
-        for objective, choice in rows():
-            name, given = run_name(objective, choice, seed), values(cifar10, objective, choice, seed, steps)
-            metrics = study.step(name, given, partial(train_one, study.work / "runs" / name, given))
-            found[f"{objective} | {choice}"]["loss"].append(metrics["loss"])
-    evaluated = CLASSES * EVALUATED
-    return {
-        "steps": steps,
-        "batch": 32,
-        "evaluated": evaluated,
-        "network": NETWORK,
-        "seeds": list(SEEDS),
-        "rows": found,
-    }
-
-
-def measure_all(study: Steps, cifar10: Path, result: dict[str, Any]) -> None:
-    """What the pictures of all runs are like."""
-    judge = make_judge(study, cifar10, max(8, int(CLASSIFIER_STEPS * (study.scale or 1))))
-    result["real"] = judge.real()
-    for seed in SEEDS:
-        for objective, choice in rows():
-            name = run_name(objective, choice, seed)
-            compute = partial(measure_classes, study.snapshot(name), judge, GENERATED)
-            measured = study.step(f"measure-{name}", {"images": CLASSES * GENERATED}, compute)
-            for key in ("feature_distance", "kernel_distance", "accuracy"):
-                result["rows"][f"{objective} | {choice}"].setdefault(key, []).append(measured[key])
+        for objective, choice in rows:
+            compute = partial(train_one, cifar10, objective, choice, seed, steps)
+            settings = {"steps": steps, "network": NETWORK, "pictures": PICTURES, "evaluated": EVALUATED}
+            metrics = study.step(f"{objective}-{choice.replace(', ', '-')}-{seed}", settings, compute)
+            found[f"{objective} | {choice}"].append(metrics["loss"])
+    return {"steps": steps, "batch": BATCH, "seeds": list(SEEDS), "network": NETWORK, "loss": found}
 
 
 def make_table(result: dict[str, Any]) -> str:
-    """Mean and standard deviation over the seeds; a column for what was measured."""
-    digits = {"loss": 4, "feature_distance": 2, "kernel_distance": 3}
-    keys = [key for key in digits if all(key in row for row in result["rows"].values())]
+    """Mean and standard deviation over the seeds, of the losses and of what each is more than the plain one's."""
     lines = []
-    for name, row in result["rows"].items():
-        cells = [f"{mean(row[key]):.{digits[key]}f} ± {stdev(row[key]):.{digits[key]}f}" for key in keys]
-        lines.append([*name.split(" | "), *cells])
-    return table(["objective", "distribution, weight", *(key.replace("_", " ") for key in keys)], lines)
-
-
-def report(study: Steps, result: dict[str, Any]) -> None:
-    """Writes results and table; of a trial of the machinery elsewhere."""
-    result["seconds"] = study.seconds()
-    folder = EXAMPLES / "results" if study.scale == 1 else study.work / "report"
-    folder.mkdir(exist_ok=True)
-    (folder / "timesteps.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(make_table(result), flush=True)
-    if study.scale == 1:
-        write_blocks({"timesteps": make_table(result)}, EXAMPLES / "README.md")
+    for name, losses in result["loss"].items():
+        objective, choice = name.split(" | ")
+        plain = result["loss"][f"{objective} | {PLAIN}"]
+        cells = [f"{mean(losses):.4f} ± {stdev(losses):.4f}", ""]
+        if choice != PLAIN:
+            more = [1000 * (loss - base) for loss, base in zip(losses, plain, strict=True)]
+            cells[1] = f"{mean(more):+.1f} ± {stdev(more):.1f}"
+        lines.append([f"{objective}, {choice}", *cells])
+    return table(["objective, distribution, weight", "loss", "1000 × more than the plain one"], lines)
 
 
 def main(cifar10: Path, work: Path) -> None:
-    """The losses, and then the pictures."""
+    """All runs, then the table."""
     prepare_process()
     study = Steps(work, float(os.environ.get("DIT_BUDGET_SCALE", "1")))
-    result = {**machine("hf-ext", "torch", "diffusers"), **train_all(study, cifar10)}
-    report(study, result)
-    measure_all(study, cifar10, result)
-    report(study, result)
+    result = {**machine("hf-ext", "torch", "diffusers"), **train_all(study, cifar10), "seconds": study.seconds()}
+    folder = EXAMPLES / "results" if study.scale == 1 else work / "report"
+    folder.mkdir(exist_ok=True)
+    (folder / "timesteps.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(make_table(result))
+    if study.scale == 1:
+        write_blocks({"timesteps": make_table(result)}, EXAMPLES / "README.md")
 
 
 if __name__ == "__main__":
