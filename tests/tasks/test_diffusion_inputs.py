@@ -13,10 +13,11 @@ from hf_ext.tasks.diffusion_buckets import group_pictures
 from hf_ext.tasks.diffusion_latents import SPREAD, encode_posterior, load_autoencoder, read_row
 from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
 from hf_ext.tasks.precompute import Precompute, precompute
+from hf_ext.training import loop
 from hf_ext.training.data import TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 
-from .diffusion_testing import CLASSES, MODEL, contents, losses, make_arguments, run, write_pictures
+from .diffusion_testing import MODEL, contents, losses, make_arguments, run, write_pictures
 
 # Tall, square and wide, several of each.
 SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18), (24, 13), (17, 16)]
@@ -40,6 +41,12 @@ def encoder(tmp_path):
     made.text_encoder.save_pretrained(tmp_path / "encoder")
     made.tokenizer.save_pretrained(tmp_path / "encoder")
     return tmp_path / "encoder"
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    """To draw them would take longer than all else."""
+    monkeypatch.setattr(loop, "plot_curves", lambda run: None)
 
 
 def encode(pictures, vae, out, **changes):
@@ -67,11 +74,12 @@ class InterruptedTask(DisentangledDiTTask):
 def check_resuming(tmp_path, data, **changes):
     """Interrupted and continued, a run leaves what the whole one does, bit for bit."""
     options = {"max_steps": 4, "save_steps": 2, "eval_steps": 4, "per_device_train_batch_size": 2, **changes}
-    run(make_arguments(tmp_path / "whole", data, **options))
+    whole = run(make_arguments(tmp_path / "whole", data, **options))
     with pytest.raises(Interrupted):
         run(make_arguments(tmp_path / "pieces", data, **options), InterruptedTask)
     run(make_arguments(tmp_path / "pieces", data, **options))
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
+    return whole
 
 
 def test_a_posterior_is_kept_and_drawn_from(tmp_path, pictures, vae):
@@ -100,7 +108,6 @@ def test_a_posterior_is_kept_and_drawn_from(tmp_path, pictures, vae):
     torch.testing.assert_close(samples.std(0) / spread, torch.ones_like(spread), atol=0.25, rtol=0)
     # An evaluation takes the mode.
     assert torch.equal(task.training_sample(rows[0], None)["latents"], mode)
-    check_resuming(tmp_path, out, task={"image_size": 16, "vae": str(vae), "posterior": True})
     with pytest.raises(
         ValueError, match=r"without the column\(s\) \['latent_spread'\].*--posterior, or set task.post"
     ):
@@ -203,7 +210,7 @@ def test_captions_of_several_lengths_are_drawn_by_their_weights(tmp_path, vae, e
     assert shares == pytest.approx({"a hen": 1 / 4, "a red hen on grass": 3 / 8, "a red hen": 3 / 8}, abs=0.06)
     assert task.captions.draw(row, None) == ("a hen", "short", 0)
     # Stored, the same draw gives the states of the same caption.
-    out = encode(data, vae, tmp_path / "latents", text_column=["short", "long"], **texts)
+    out = encode(data, vae, tmp_path / "latents", text_column=["short", "long"], posterior=True, **texts)
     stored = rows_of(out)[0]
     for seed in range(6):
         found = task.captions.sample(stored, np.random.default_rng(seed))
@@ -214,7 +221,9 @@ def test_captions_of_several_lengths_are_drawn_by_their_weights(tmp_path, vae, e
         torch.testing.assert_close(
             found["states"][: int(lengths)].float(), expected[0, : int(lengths)], atol=5e-3, rtol=5e-3
         )
-    check_resuming(tmp_path, out, task={**task_of(vae), **texts, "text_column": {"short": 1, "long": 3}})
+    # Drawn captions, and latents drawn from their posterior.
+    texts |= {"text_column": {"short": 1, "long": 3}, "posterior": True}
+    check_resuming(tmp_path, out, task={**task_of(vae), **texts})
 
 
 def test_captions_that_are_none_are_refused(tmp_path, vae, encoder):
@@ -238,8 +247,8 @@ BUCKETS = {"image_size": 16, "buckets": {"max_ratio": 2.0, "step": 4}}
 
 
 def test_pictures_go_into_buckets_as_they_are_read(tmp_path, pictures):
-    task, metrics = run(make_arguments(tmp_path / "run", pictures, max_steps=4, task=BUCKETS))
-    assert np.isfinite(metrics["loss"]) and len(losses(tmp_path / "run")) == 4
+    task, metrics = check_resuming(tmp_path, pictures, task=BUCKETS)
+    assert np.isfinite(metrics["loss"]) and len(losses(tmp_path / "whole")) == 4
     rows = rows_of(pictures)
     groups = task.read_data(rows)
     assert {task.sizes[group] for group in groups} == {(20, 12), (16, 16), (12, 20)}
@@ -250,7 +259,6 @@ def test_pictures_go_into_buckets_as_they_are_read(tmp_path, pictures):
     source = make_arguments(tmp_path / "run", pictures).data_arguments.train_source
     loader = iter(TrainingLoader(rows, source, task.training_sample, 0, 2, 0, 0, 1, groups=groups))
     assert len({tuple(next(loader)["pixels"].shape) for _ in range(12)}) == 3
-    check_resuming(tmp_path, pictures, task=BUCKETS)
 
 
 def test_buckets_know_turned_and_broken_pictures(tmp_path):
@@ -284,4 +292,3 @@ def test_buckets_are_refused_where_they_cannot_be(tmp_path, pictures, vae):
     ):
         with pytest.raises(ValueError, match=words):
             build(DisentangledDiTTask, task, "task")
-    assert len(CLASSES) == 3
