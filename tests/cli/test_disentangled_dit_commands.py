@@ -65,6 +65,11 @@ def test_classes_are_drawn_into_one_grid(tmp_path):
         assert picture.height == 64 + 2
 
 
+# diffusers' solvers make NumPy's arrays of tensors.
+SOLVER = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+
+@SOLVER
 def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
     pipeline = make_pipeline()
     pipeline.save_pretrained(tmp_path / "model")
@@ -96,6 +101,7 @@ def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
     assert not (tmp_path / "no.png").exists()
 
 
+@SOLVER
 def test_a_flow_model_takes_solvers_that_were_made_for_diffusion(tmp_path):
     make_pipeline(FlowMatchEulerDiscreteScheduler(shift=2.0)).save_pretrained(tmp_path / "model")
     words = ["--scheduler", "UniPCMultistepScheduler", "--steps", 2, "--count", 1, "--class-labels", "1"]
