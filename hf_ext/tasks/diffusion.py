@@ -118,8 +118,6 @@ class DisentangledDiTTask(Task):
     model_class: ClassVar[Callable[..., ModelMixin]] = DisentangledDiTTransformer2DModel
     config_class: ClassVar[type | None] = DisentangledDiTTransformer2DModel
     presets: ClassVar[dict[str, dict[str, Any]]] = DisentangledDiTTransformer2DModel.PRESETS
-    greater_is_better: ClassVar[bool] = False
-    eval_batch_size: ClassVar[int] = 32
 
     def __post_init__(self) -> None:
         sides = [self.image_size] * 2 if isinstance(self.image_size, int) else self.image_size

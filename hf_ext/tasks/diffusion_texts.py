@@ -127,8 +127,14 @@ class Captions(TextEncoder):
         """Takes the states of no text, and their width, from data that has them."""
         # Of some streams the columns are known when they are read.
         names = data.column_names or [*next(iter(data.take(1)), {})]
-        if not {f"{name}{SUFFIX}" for name in self.weights} <= {*names}:
+        stored = [name for name in self.weights if f"{name}{SUFFIX}" in names]
+        if not stored:
             return
+        if len(stored) < len(self.weights):
+            raise ValueError(
+                f"of the columns {list(self.weights)} the data has the encoder's answers for {stored} alone: "
+                "precompute all of them, or leave the others out of task.text_column."
+            )
         rows: Iterable[dict[str, Any]] = islice(data.select_columns([SHAPE, NULL]), _ROWS_LOOKED_AT)
         found = next((row for row in rows if row[NULL] is not None), None)
         if found is None:

@@ -146,13 +146,15 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str) -> "_W
     data = open_source(settings.source)
     if settings.image_column not in data.features:
         raise ValueError(f"the data has no column {settings.image_column!r}; it has {sorted(data.features)}.")
-    partial.mkdir(parents=True, exist_ok=True)
-    _check_settings(partial / SETTINGS, settings, len(data))
     autoencoder: Any = load_autoencoder(settings.vae)
     autoencoder.to(device)
     _check_sizes(settings, DisentangledDiTPipeline.scale_factor_of(autoencoder))
     texts = None if settings.text_encoder is None else TextEncoder(settings.text_encoder, settings.max_text_length)
-    return _Work(settings, data, autoencoder, texts)
+    work = _Work(settings, data, autoencoder, texts)
+    # What cannot be encoded leaves no folder behind, whose settings the next call would have to have.
+    partial.mkdir(parents=True, exist_ok=True)
+    _check_settings(partial / SETTINGS, settings, len(data))
+    return work
 
 
 def _check_settings(path: Path, settings: Precompute, examples: int) -> None:

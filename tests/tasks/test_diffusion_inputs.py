@@ -180,6 +180,8 @@ def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder
         run(make_arguments(tmp_path / "short", out, task={**task, "max_text_length": 5}))
     with pytest.raises(ValueError, match="joint_attention_dim is 16, but the data's texts have 8: leave it out"):
         run(make_arguments(tmp_path / "wide", out, task=task, model={**MODEL, "joint_attention_dim": 16}))
+    with pytest.raises(ValueError, match=r"of the columns \['text', 'label'\] the data has .* for \['text'\] alone"):
+        Captions(str(encoder), LENGTH, "zeros", 0.0, {"text": 1, "label": 1}).read_data(rows)
     with pytest.raises(ValueError, match="no row of the training data has null_states"):
         Captions(str(encoder), LENGTH, "zeros", 0.0, "text").read_data(rows.select([1, 2]))
 
