@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.plots.grids import draw_grid, sample_rows
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
@@ -71,8 +72,9 @@ SOLVER = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't acc
 
 @SOLVER
 def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
-    pipeline = make_pipeline()
-    pipeline.save_pretrained(tmp_path / "model")
+    make_pipeline().save_pretrained(tmp_path / "model")
+    pipeline = DisentangledDiTPipeline.from_pretrained(tmp_path / "model")
+    pipeline.set_progress_bar_config(disable=True)
     Image.new("RGB", (20, 12), "red").save(tmp_path / "red.png")
     words = ["sample", tmp_path / "model", "--steps", 4, "--count", 1, "--class-labels", "goldfish", "--device", "cpu"]
     controls = ["--crop", "2,1", "--target-size", "12,20", "--flip", "--control-guidance-scale", 1.5]
