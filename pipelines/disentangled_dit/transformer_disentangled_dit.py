@@ -190,10 +190,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         mlp_ratio (`float`, defaults to 4.0): Hidden width of the MLPs over D.
         num_classes (`int`, *optional*, defaults to 1000): Number of classes; the label `num_classes` is the null
             class. Exactly one of this and `joint_attention_dim`.
-        num_class_tokens (`int`, defaults to 1): Tokens that a class becomes.
+        num_class_tokens (`int`, defaults to 1): Tokens that a class becomes, each learned by itself.
         joint_attention_dim (`int`, *optional*): Width of the text encoder's tokens, for a text model.
         conditioning (`str`, defaults to `"attention"`): `"attention"`, the paper's, or `"adaln"`, the baseline that
-            adds the class to the adaLN vector and attends to the null class's token; sizes and costs are equal.
+            adds the class's tokens to the adaLN vector and attends to the null class's; sizes and costs are equal.
         control_alpha (`dict[str, float]`, *optional*): The controls that the model has, of `CONTROL_SIZES`, and the
             exponent alpha of each one's weight ((1 + cos(pi t/T)) / 2)^alpha; 0 is a constant weight. Not given: all
             five, 8 for the two sizes of images and 0 for the others. `{}`: none.
@@ -284,9 +284,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if config.num_classes is None:
             self.context_embedder = nn.Linear(config.joint_attention_dim, dim)
             return
-        self.class_embedder = nn.Embedding(config.num_classes + 1, dim)
-        if config.num_class_tokens > 1:
-            self.class_offsets = nn.Parameter(0.02 * torch.randn(config.num_class_tokens, dim))
+        self.class_embedder = nn.Embedding(config.num_classes + 1, config.num_class_tokens * dim)
 
     def _make_blocks(self, dim: int) -> None:
         """The blocks, the final layer, and the layers that make their modulation."""
@@ -420,8 +418,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             )
         if self.config.conditioning == "adaln":
             class_labels = torch.full_like(class_labels, self.config.num_classes)
-        tokens = self.class_embedder(class_labels)[:, None]
-        return tokens if self.config.num_class_tokens == 1 else tokens + self.class_offsets
+        return self.class_embedder(class_labels).unflatten(1, (-1, self.inner_dim))
 
     def _embed(
         self,
@@ -438,7 +435,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if self.config.conditioning == "adaln":
             if class_labels is None:
                 raise ValueError("With conditioning='adaln' the modulation needs `class_labels`.")
-            embedding = embedding + self.class_embedder(class_labels)
+            embedding = embedding + self.class_embedder(class_labels).unflatten(1, (-1, self.inner_dim)).sum(1)
         return F.silu(embedding)
 
     def position_embedding(self, rows: int, columns: int) -> Tensor:
