@@ -19,6 +19,7 @@ from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
 )
 from tests.disentangled_dit.dit_testing import make_inputs, make_transformer
 from tests.testing import assert_same_answers
+from tests.training.launching import fork_two
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
 
@@ -235,6 +236,11 @@ def test_sequential_offloading():
     assert_same_answers(predict(model, **inputs), expected)
 
 
+def test_two_processes_share_tokens_or_layers():
+    """Context and tensor parallelism by the model's own plans, over gloo; NCCL was not tried."""
+    fork_two("tests.disentangled_dit.splitting")
+
+
 def test_forward_uses_no_name_of_its_module():
     """A second version of the file, loaded as remote code, takes its place in the one module that both share."""
     path = inspect.getfile(transformer_disentangled_dit)
@@ -245,7 +251,7 @@ def test_forward_uses_no_name_of_its_module():
     model = module.DisentangledDiTTransformer2DModel(**make_transformer(num_decoder_layers=1).config)
     model.load_state_dict(make_transformer(num_decoder_layers=1).state_dict())
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    assert len(own) == 6
+    assert len(own) == 7
     for name in own:
         delattr(module, name)
     expected = make_transformer(num_decoder_layers=1)
