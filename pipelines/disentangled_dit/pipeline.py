@@ -479,7 +479,7 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
         options = inspect.signature(type(scheduler).__init__).parameters
         # IPNDM takes betas, and has a schedule of its own all the same; ScoreSde has two kinds of steps
         known = "trained_betas" in options and all(hasattr(scheduler, name) for name in ("alphas_cumprod", "step"))
-        step = inspect.signature(scheduler.step).parameters if known else {}
+        step: Any = inspect.signature(scheduler.step).parameters if known else {}
         needed = {name for name, option in step.items() if option.default is option.empty}
         times, get = getattr(scheduler, "timesteps", None), scheduler.config.get
         prediction, flow = str(get("prediction_type", "epsilon")), bool(get("use_flow_sigmas"))

@@ -236,6 +236,7 @@ def test_sequential_offloading():
     assert_same_answers(predict(model, **inputs), expected)
 
 
+@pytest.mark.slow
 def test_two_processes_share_tokens_or_layers():
     """Context and tensor parallelism by the model's own plans, over gloo; NCCL was not tried."""
     fork_two("tests.disentangled_dit.splitting")
