@@ -108,6 +108,8 @@ def make_scheduler(name, prediction):
     """One that samples from `prediction` without cutting Gaussian values."""
     kind = find(name)
     wanted = {"prediction_type": prediction, "clip_sample": False, "timestep_spacing": "trailing"}
+    # one of them draws its noise from a seed of its own, not from the call's generator
+    wanted["noise_sampler_seed"] = 0
     if prediction == "flow_prediction":
         wanted["use_flow_sigmas"] = True
     known = inspect.signature(kind.__init__).parameters
