@@ -21,14 +21,14 @@ class BranchSums(torch.autograd.Function):
     """The first half of `BatchNormConv`, A_i, Q_i and the number of positions, with the gradients that stand there."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, layer: BatchNormLayer, branches: int, *kernels: Tensor) -> Tensor:
+    def forward(ctx: Any, u: Tensor, layer: BatchNormLayer, count: int, *kernels: Tensor) -> Tensor:
         found, ctx.dtypes = [], {}
         for part in channel_chunks(u, layer.n):
-            chunk, sums = layer.measured_chunk(u, kernels, branches, part)
-            ctx.dtypes[part.start] = chunk.dtype
+            branches, sums = layer.measured(u, kernels, count, part)
+            ctx.dtypes[part.start] = branches.dtype
             found.append(sums)
         ctx.save_for_backward(u, *kernels)
-        ctx.layer, ctx.branches = layer, branches
+        ctx.layer, ctx.count = layer, count
         return torch.cat(found, dim=-1)
 
     @staticmethod
@@ -38,13 +38,16 @@ class BranchSums(torch.autograd.Function):
         g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         g_kernels = [torch.empty_like(kernel) for kernel in kernels]
         for part in channel_chunks(u, layer.n):
-            signal, past, wings = layer.chunk(u, kernels, ctx.branches, part, ctx.dtypes[part.start])
-            sums = SumGradients(signal, past, wings, *gradients[0][:2, :, part])
-            g_spectrum = torch.zeros_like(signal.spectrum)
-            sums.add_spectra_(g_spectrum, signal.spectrum.conj_physical())
-            g_chunk = torch.fft.irfft(g_spectrum, n=layer.n)[..., : u.shape[2]]
-            sums.add_edges_(g_chunk)
-            g_u[:, part] = g_chunk
+            branches = layer.branches(u, kernels, ctx.count, part, ctx.dtypes[part.start])
+            spectrum, g_sums = branches.signal.spectrum, gradients[0][:2, :, part]
+            # The merged kernel is convolved elsewhere: it has no gradient here.
+            merged = spectrum.real.new_zeros(spectrum.shape[1], layer.n)
+            none = torch.zeros_like(g_sums[0])
+            sums = SumGradients(branches, spectrum.conj_physical(), g_sums[0], g_sums[1], merged, none)
+            g_spectrum = torch.zeros_like(spectrum)
+            for layout, formed in branches.parts():
+                sums.add(layout, formed, g_spectrum)
+            g_u[:, part] = sums.input_gradient(g_spectrum)
             for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
                 target[part] = gradient
         return g_u, None, None, *g_kernels

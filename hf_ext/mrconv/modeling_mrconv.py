@@ -510,9 +510,8 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             packed = {name: kwargs.get(name) for name in PACKING_ARGUMENTS}
-            starts = find_starts(
-                tuple(labels.shape), None if attention_mask is None else attention_mask != 0, **packed
-            )
+            valid = None if attention_mask is None else attention_mask != 0
+            starts = find_starts((labels.shape[0], labels.shape[1]), valid, **packed)
             if starts is not None:
                 labels = labels.masked_fill(starts, -100)  # type: ignore[assignment]
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
