@@ -269,7 +269,8 @@ class MRConvLayer(MRConvPreciseBuffers):
             streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel)
             return streamed
         if packing is not None:
-            return packing.pack(self._convolve(packing.unpack(u), [(None, group.lengths) for group in packing.groups]))
+            spans: list[Span] = [(None, group.lengths) for group in packing.groups]
+            return packing.pack(self._convolve(packing.unpack(u), spans, packed=True))
         return self._convolve([u], [(start, stop)])[0]
 
     def _go_on(self, u: Tensor, start: Tensor | None, stop: Tensor | None, cache: MRConvTrainingCache) -> Tensor:
@@ -282,7 +283,9 @@ class MRConvLayer(MRConvPreciseBuffers):
         outputs = self._convolve([whole], [(first, None if stop is None else stop + past)], history=past > 0)
         return outputs[0][..., past:]
 
-    def _convolve(self, inputs: list[Tensor], spans: list[Span], history: bool = False) -> list[Tensor]:
+    def _convolve(
+        self, inputs: list[Tensor], spans: list[Span], history: bool = False, packed: bool = False
+    ) -> list[Tensor]:
         """
         The outputs of groups of samples, which are zero outside of their spans, or with a `history` have what came
         before the span; statistics are those of all spans together.
@@ -293,7 +296,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         if self.training and self.reparameterized:
             logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
         elif self.training and self.config.branch_norm == "batch":
-            outputs = self._normalize_batch(inputs, spans, history)
+            outputs = self._normalize_batch(inputs, spans, history, packed)
             if outputs is not None:
                 return outputs
         return self._merged_forward(inputs)
@@ -341,12 +344,15 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     # Compilers cannot trace its backward pass, and there is nothing in it to fuse: the graph breaks here once.
     @torch.compiler.disable
-    def _normalize_batch(self, inputs: list[Tensor], spans: list[Span], history: bool) -> list[Tensor] | None:
+    def _normalize_batch(
+        self, inputs: list[Tensor], spans: list[Span], history: bool, packed: bool
+    ) -> list[Tensor] | None:
         """The outputs with the statistics of the batch; None where the norm does not take them."""
 
         def convolve(alpha: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
             (kernels, ahead), group = self.branch_kernels(), statistics_group(self.config.sync_batch_norm)
-            if len(inputs) > 1:
+            # Processes that share statistics have groups of their own, and must exchange the same sums.
+            if len(inputs) > 1 or (packed and group is not None):
                 return grouped_batch_norm_conv(inputs, spans, kernels, alpha, weight, bias, eps, ahead, group)
             start, stop = spans[0]
             output, *statistics = batch_norm_conv(

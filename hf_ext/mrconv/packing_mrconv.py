@@ -98,8 +98,8 @@ def find_starts(
     seq_idx: Tensor | None = None,
 ) -> Tensor | None:
     """
-    Where the sequences of a packed batch begin, as booleans of its `shape` (batch_size, length); None where each row
-    is one sequence. What is given must agree; `valid` is the attention mask as booleans.
+    Where the sequences of a packed batch begin, as booleans of its `shape` (batch_size, length); None where nothing
+    says it. What is given must agree; `valid` is the attention mask as booleans.
     """
     found = {}
     if position_ids is not None:
@@ -120,9 +120,9 @@ def find_starts(
                 f"`attention_mask` has padding inside of a sequence of `{name}`; padding may only follow a sequence "
                 "or be one of its own. Leave the mask out if there is no padding."
             )
-    if not found or bool((all_starts[0].sum(1) == 1).all()):
-        return None
-    return all_starts[0]
+    if found and not bool(all_starts[0].any()):
+        raise ValueError("`attention_mask` has no valid position; leave out batches without a sequence.")
+    return all_starts[0] if found else None
 
 
 def _read_positions(position_ids: Tensor, shape: tuple[int, int], valid: Tensor | None) -> Tensor:
@@ -162,7 +162,7 @@ def _fit(name: str, values: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def read_packing(hidden: Tensor, attention_mask: Tensor | None, **given: Tensor | None) -> Packing | None:
-    """The packing of hidden states [B, L, D], from what [`find_starts`] takes; None where each row is one sequence."""
+    """The packing of hidden states [B, L, D], from what [`find_starts`] takes; None where nothing says it."""
     if all(value is None for value in given.values()):
         return None
     batch, length = hidden.shape[:2]
