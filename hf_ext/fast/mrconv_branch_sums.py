@@ -3,7 +3,7 @@
 Sum and energy of the branches of an MRConv layer, and their gradients, without forming most of the branches.
 
 Shapes: u [batch, channels, length], kernels [channels, taps], n is the FFT size, spectra [..., n // 2 + 1]. A wing is
-a kernel of the future, for negative lags.
+a kernel of the future, for negative lags. Each line is derived in docs/mrconv_gradients.md, sections 5 and 6.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from hf_ext.mrconv.ops_mrconv import fft_size, kernel_spectrum
 
-_FEW = 8
-
 Wings = list[Tensor] | list[None]
+
+# Samples up to which a sum over the batch is taken one by one: an array as large as the batch takes longer then.
+_FEW = 8
 
 
 def product_sum(values: Tensor, factors: Tensor) -> Tensor:
-    """Sum of the products over the first dimension. So few samples are added as they are made, not all kept."""
+    """Sum of the products over the first dimension."""
     if len(values) > _FEW:
         return (values * factors).sum(0)
     total = values[0] * factors[0]
@@ -226,6 +227,7 @@ class Branches:
         return self.signal.u.dtype
 
     def layouts(self) -> list[Layout]:
+        """How they are divided."""
         pairs = zip(self.kernels, self.wings, strict=True)
         return layouts(tuple((k.shape[1], 0 if w is None else w.shape[1]) for k, w in pairs), self.signal.n)
 

@@ -2,7 +2,8 @@
 """
 MRConv's convolutions with gradients written by hand: same values as `ops_mrconv`, less time and memory.
 
-Importing this module enters both in `ops_mrconv.FAST`. Shapes are those of `mrconv_branch_sums`.
+Importing this module enters both in `ops_mrconv.FAST`. Shapes are those of `mrconv_branch_sums`. Each gradient is
+derived in docs/mrconv_gradients.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -96,21 +97,9 @@ def _rows(kernel: Tensor | None, part: slice) -> Tensor | None:
 _LARGE_MEAN = 100
 
 
-# The layer. With kernels k_i, input u, and sums over all C valid positions of the batch,
-#
-#     y = sum_i s_i (k_i * u) + t        s_i = alpha_i w_i / sqrt(Q_i / C - mean_i^2 + eps)      mean_i = A_i / C
-#     A_i = sum (k_i * u)                t = sum_i (alpha_i b_i - s_i mean_i)
-#     Q_i = sum (k_i * u)^2
-#
-# so that A_i and Q_i are all that is needed of a branch (`mrconv_branch_sums`), and one convolution, with the merged
-# kernel m = sum_i s_i k_i, gives y. Backward, from g = dL/dy: with r[j] the correlation of g with u at lag j, one FFT
-# for all branches,
-#
-#     dL/dt = sum g      dL/ds_i = sum_j k_i[j] r[j]      dL/dm = r      dL/du = m correlated with g + ...
-#
-# The first two go through the formulas of s and t by autograd, on N numbers a channel, to dL/dA_i and dL/dQ_i, and to
-# alpha, w, b; A_i and Q_i give the rest of dL/du and of dL/dk_i. How we know: all gradients against N branches through
-# `torch.nn.BatchNorm1d`, in tests/mrconv/test_ops_mrconv.py.
+# The layer needs of a branch no more than its sum A_i and its squared sum Q_i over all C valid positions
+# (`mrconv_branch_sums`): y = m * u + t with the merged kernel m = sum_i s_i k_i, t = sum_i (alpha_i b_i - s_i mean_i),
+# s_i = alpha_i w_i / sqrt(var_i + eps), mean_i = A_i / C and var_i = Q_i / C - mean_i^2.
 class BatchNormLayer(NamedTuple):
     """What a layer is but for its tensors."""
 

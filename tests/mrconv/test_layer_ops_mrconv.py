@@ -100,6 +100,21 @@ def test_layer_saves_its_input_and_kernels_only(monkeypatch):
     assert found < small < branches / 2
 
 
+@pytest.mark.parametrize("backward", [None, 5])
+def test_what_is_kept_changes_nothing(backward, monkeypatch):
+    """Formed in the backward pass again, kept, and kept for two backward passes."""
+    case = layer_case(3, 200, 4, 7, backward, [(0, 200), (7, 200), (0, 150)])
+    found, kept = [], mrconv_gradients.KEPT_POINTS
+    for points in (0, kept, kept):
+        monkeypatch.setattr(mrconv_gradients, "KEPT_POINTS", points)
+        y = layer(case)[0].sin().sum()
+        if len(found) == 2:
+            torch.autograd.grad(y, leaves(case), retain_graph=True)
+        found.append(torch.autograd.grad(y, leaves(case)))
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0], atol=1e-13, rtol=1e-13)
+
+
 def test_statistics_have_no_gradient_and_nothing_is_saved_without_one():
     case = layer_case(2, 20, 2, 3)
     y, mean, var, count = layer(case)
