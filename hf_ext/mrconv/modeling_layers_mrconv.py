@@ -353,7 +353,10 @@ class MRConvLayer(MRConvPreciseBuffers):
             (kernels, ahead), group = self.branch_kernels(), statistics_group(self.config.sync_batch_norm)
             # Processes that share statistics have groups of their own, and must exchange the same sums.
             if len(inputs) > 1 or (packed and group is not None):
-                return grouped_batch_norm_conv(inputs, spans, kernels, alpha, weight, bias, eps, ahead, group)
+                mean, var, count, *outputs = grouped_batch_norm_conv(
+                    inputs, spans, kernels, alpha, weight, bias, eps, ahead, group
+                )
+                return outputs, mean, var, count
             start, stop = spans[0]
             output, *statistics = batch_norm_conv(
                 inputs[0], kernels, alpha, weight, bias, eps, backward_kernels=ahead, start=start, stop=stop,

@@ -250,10 +250,10 @@ def grouped_batch_norm_conv(
     eps: float,
     backward_kernels: list[Tensor] | None,
     group: torch.distributed.ProcessGroup | None,
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """
-    [`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all: the
-    outputs of each group, mean, variance and count.
+    [`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all:
+    mean, variance and count, then the outputs of each group.
     """
     _check_branches(kernels, alpha, weight, bias)
     wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
@@ -267,7 +267,7 @@ def grouped_batch_norm_conv(
     shift = (alpha * bias - scale * mean).sum(0)
     merged, ahead = merge_kernels(kernels, scale.to(dtype)), merge_kernels(wings, scale.to(dtype)) if wings else None
     outputs = [long_conv(u, merged, ahead, bias=shift) for u in inputs]
-    return outputs, mean.detach().to(dtype), var.detach().to(dtype), count.to(dtype)
+    return mean.detach().to(dtype), var.detach().to(dtype), count.to(dtype), *outputs
 
 
 def _branch_sums(
