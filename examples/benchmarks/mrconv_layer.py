@@ -3,14 +3,15 @@
     OMP_NUM_THREADS=2 python examples/benchmarks/mrconv_layer.py
     OMP_NUM_THREADS=2 chrt -r 1 python examples/benchmarks/mrconv_layer.py    # on a machine that others use
     python examples/benchmarks/mrconv_layer.py --device cuda
+    OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_layer.py --bare
 
 Three training layers of equal outputs: `exact`, ours; `shared`, N branches through torch.nn.BatchNorm1d which share
 the FFT of their input; `simple`, N branches which do not. They take turns in one process, so that other load of the
 machine hits all; times are medians. Memory is that of a process of its own for each layer: what a forward pass saves
 for the backward pass beside input and parameters, and how far the process, or the device, grows in a step.
 
-Then a training step of the whole layer, kernels of the branches included, beside one bare convolution with a free
-kernel, irfft(rfft(u) rfft(k)) by autograd, at small batches too: processor time, the median of the ratios of rounds.
+With --bare, instead: a training step of the whole layer, kernels of the branches included, beside one convolution with
+a free kernel, irfft(rfft(u) rfft(k)) by autograd, at small batches too: processor time, medians of ratios of rounds.
 """
 
 import argparse
@@ -258,9 +259,13 @@ def table(result: dict[str, Any]) -> str:
             f"| {row['batch_channels_length']} | {row['seconds']['merged']:.4f} s | {row['seconds']['bare']:.4f} s "
             f"| {row['part_of_bare']:.2f} |"
         )
-    lines += ["", "| batch, channels, length | bare convolution | dilated | Fourier |", "|---|---|---|---|"]
+    return "\n".join(lines)
+
+
+def bare_table(result: dict[str, Any]) -> str:
+    lines = ["| batch, channels, length | bare convolution | dilated | Fourier |", "|---|---|---|---|"]
     for row in result["beside_bare"]:
-        parts = [f"{row['times_bare'][kind]:.2f} x" for kind in KERNEL_TYPES]
+        parts = [f"{row['times_bare'][kind]:.2f} ×" for kind in KERNEL_TYPES]
         lines.append(
             f"| {row['batch_channels_length']} | {1e3 * row['seconds']['bare']:.1f} ms | {' | '.join(parts)} |"
         )
@@ -271,6 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bare", action="store_true", help="compare with one convolution instead")
     parser.add_argument("--output", type=Path, default=None)
     parser.add_argument(
         "--memory", nargs=5, metavar=("FORM", "B", "D", "L", "L0"), help="measure one layer, and print"
@@ -283,7 +289,7 @@ def main() -> None:
         return
     device, rounds = arguments.device, arguments.rounds
     sizes = SIZES + (SIZES_CUDA if device == "cuda" else [])
-    result = {
+    result: dict[str, Any] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
@@ -291,16 +297,18 @@ def main() -> None:
         "cores": os.cpu_count(),
         "load_average": os.getloadavg(),
         "dtype": "float32",
-        "training_step": [training_step(size, device, rounds) for size in sizes],
-        "merged_inference": [inference(size, device, rounds) for size in sizes],
-        "beside_bare": [beside_bare(size, device, 3 * rounds) for size in BARE_SIZES],
     }
-    name = "mrconv_layer.json" if device == "cpu" else f"mrconv_layer_{device}.json"
+    name = f"mrconv_layer{'_bare' * arguments.bare}{'_cuda' * (device == 'cuda')}.json"
+    if arguments.bare:
+        result["beside_bare"] = [beside_bare(size, device, rounds) for size in BARE_SIZES]
+    else:
+        result["training_step"] = [training_step(size, device, rounds) for size in sizes]
+        result["merged_inference"] = [inference(size, device, rounds) for size in sizes]
     output = arguments.output or Path(__file__).parent / "results" / name
     temporary = output.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     temporary.replace(output)
-    print(table(result))
+    print(bare_table(result) if arguments.bare else table(result))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ class Signal(NamedTuple):
             valid &= time < self.stop[:, None]
         return valid[:, None]
 
-    def count(self) -> Tensor:
+    def positions(self) -> Tensor:
         """Number of valid positions."""
         valid = self.valid
         positions = self.u.new_full((), len(self.u) * self.u.shape[2]) if valid is None else valid.sum()
@@ -200,7 +200,7 @@ def layouts(sizes: tuple[tuple[int, int], ...], n: int) -> list[Layout]:
     return found
 
 
-def two_sided(kernels: list[Tensor], wings: Wings, n: int) -> Tensor:
+def two_sided(kernels: list[Tensor], wings: Sequence[Tensor | None], n: int) -> Tensor:
     """Spectra of several kernels, [G, channels, n // 2 + 1], in one call."""
     buffer = kernels[0].new_zeros(len(kernels), len(kernels[0]), n)
     for row, kernel, wing in zip(buffer, kernels, wings, strict=True):
@@ -269,7 +269,7 @@ class Branches:
         u, spectrum, n = self.signal[:3]
         factors, valid = kernel_spectrum(self.kernels[index], self.wings[index], n), self.signal.valid
         y = response(spectrum, factors, n, u.shape[2])
-        mean = _sum(y if valid is None else y * valid) / self.signal.count().clamp_min(1)
+        mean = _sum(y if valid is None else y * valid) / self.signal.positions().clamp_min(1)
         y = y.sub_(mean.to(y.dtype)[:, None])
         return Formed(factors, mean, y if valid is None else y.mul_(valid))
 
@@ -289,7 +289,7 @@ class Branches:
         return inputs, whole[..., count : 2 * count] if last else whole[..., m - count :]
 
     def _formed_sums(self, part: Formed) -> Tensor:
-        count = self.signal.count()
+        count = self.signal.positions()
         return torch.stack([part.mean * count, _energy(part.centred) + part.mean.square() * count])[:, None]
 
     def _group_sums(self, layout: Layout, part: Group) -> Tensor:

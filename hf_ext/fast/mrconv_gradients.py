@@ -25,8 +25,8 @@ from .mrconv_branch_sums import Branches, Signal, SumGradients, correlation, res
 # Points of the real FFTs that run together: what caches hold, or enough to fill a GPU without filling its memory.
 POINTS_CPU = 2**21
 POINTS_GPU = 2**26
-# Points of a whole layer up to which spectra and formed outputs are kept for the backward pass, not made again. For a
-# single sample they are about nine times the input, which is 4 MiB at most: a quarter of the time for 36 MiB a layer.
+# Points of a whole layer up to which spectra and formed outputs are kept for the backward pass, not made again, which
+# would take a quarter of the time. They are 9 to 16 times the input, which is 4 MiB at most: up to 64 MiB a layer.
 KEPT_POINTS = 2**21
 
 
@@ -146,7 +146,7 @@ class BatchNormLayer(NamedTuple):
     @staticmethod
     def _sums(branches: Branches, keep: bool) -> Tensor:
         sums = branches.sums(keep)
-        return torch.cat([sums, branches.signal.count().expand_as(sums[:1])])
+        return torch.cat([sums, branches.signal.positions().expand_as(sums[:1])])
 
     def exchange(
         self, parts: list[slice], begin: Callable[[slice], tuple[Any, Tensor]], again: Callable[[slice], Any]
@@ -276,7 +276,7 @@ class BatchNormConv(torch.autograd.Function):
             branches, scale, g_spectrum, conjugate, lags = work
             merged = kept[0] if kept else layer.merged_spectrum(branches, scale)
             g_spectrum.mul_(merged.conj_physical())
-            sums = SumGradients(branches, conjugate, *g_sums, lags, scale)
+            sums = SumGradients(branches, conjugate, g_sums[0], g_sums[1], lags, scale)
             for layout, formed in branches.parts():
                 sums.add(layout, formed, g_spectrum)
             g_u[:, part] = sums.input_gradient(g_spectrum)
