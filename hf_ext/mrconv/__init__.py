@@ -11,8 +11,11 @@ from transformers import (
     AutoModelForAudioClassification,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
+    AutoModelForTimeSeriesPrediction,
+    AutoModelForTokenClassification,
 )
 
 from .configuration_mrconv import MRConvConfig
@@ -24,8 +27,11 @@ from .modeling_mrconv import (
     MRConvForAudioClassification,
     MRConvForCausalLM,
     MRConvForImageClassification,
+    MRConvForMaskedLM,
     MRConvForRetrieval,
     MRConvForSequenceClassification,
+    MRConvForTimeSeriesPrediction,
+    MRConvForTokenClassification,
     MRConvModel,
 )
 from .modeling_mrconvnext import MRConvNextForImageClassification, MRConvNextModel, MRConvNextPreTrainedModel
@@ -48,6 +54,9 @@ _HEADS: list[tuple[Any, Any]] = [
     (AutoModelForNextSentencePrediction, MRConvForRetrieval),
     (AutoModelForAudioClassification, MRConvForAudioClassification),
     (AutoModelForCausalLM, MRConvForCausalLM),
+    (AutoModelForMaskedLM, MRConvForMaskedLM),
+    (AutoModelForTokenClassification, MRConvForTokenClassification),
+    (AutoModelForTimeSeriesPrediction, MRConvForTimeSeriesPrediction),
     (AutoModel, MRConvNextModel),
     (AutoModelForImageClassification, MRConvNextForImageClassification),
 ]
@@ -65,8 +74,11 @@ __all__ = [
     "MRConvForAudioClassification",
     "MRConvForCausalLM",
     "MRConvForImageClassification",
+    "MRConvForMaskedLM",
     "MRConvForRetrieval",
     "MRConvForSequenceClassification",
+    "MRConvForTimeSeriesPrediction",
+    "MRConvForTokenClassification",
     "MRConvLayer",
     "MRConvModel",
     "MRConvNextConfig",

@@ -107,6 +107,33 @@ class MRConvPreciseBuffers(nn.Module):
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
 
 
+class MRConvUnits(MRConvPreciseBuffers):
+    """Mean and spread of channels: from the units of the data to normalised ones, and back."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: list[float], std: list[float]):
+        super().__init__()
+        self.values = {"mean": mean, "std": std}
+        for name, numbers in self.values.items():
+            # The configuration keeps them.
+            self.register_buffer(name, torch.tensor(numbers, dtype=torch.float32), persistent=False)
+
+    def normalize(self, values: Tensor) -> Tensor:
+        """Values in float32 at least, normalised."""
+        return (precise(values) - self.mean) / self.std
+
+    def restore(self, values: Tensor) -> Tensor:
+        """Normalised values in the units of the data."""
+        return precise(values) * self.std + self.mean
+
+
+def make_units(mean: list[float] | None, std: list[float] | None) -> MRConvUnits | None:
+    """The units that a configuration names, if it does."""
+    return None if mean is None or std is None else MRConvUnits(mean, std)
+
+
 # From alpha, scale, shift and eps to a list of outputs, and mean, variance and number of positions of the batch.
 BatchConvolution = Callable[[Tensor, Tensor, Tensor, float], tuple[list[Tensor], Tensor, Tensor, Tensor]]
 
@@ -513,6 +540,9 @@ class MRConvPreTrainedModel(PreTrainedModel):
             # A slice has no mark of having been loaded.
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, MRConvUnits):
+            for name, numbers in module.values.items():
+                init.copy_(getattr(module, name), torch.tensor(numbers))
         elif isinstance(module, MRConvLayer):
             module.reset_parameters()
             for merged in module.buffers(recurse=False):
