@@ -35,9 +35,9 @@ from .modeling_mrconv import (
     MRConvModel,
 )
 from .modeling_mrconvnext import MRConvNextForImageClassification, MRConvNextModel, MRConvNextPreTrainedModel
-from .streaming_mrconv import MRConvCache
+from .streaming_mrconv import MRConvCache, MRConvTrainingCache
 
-from hf_ext.fast import mrconv_gradients, mrconv_kept_kernels  # isort: skip  # noqa: F401 (they enter themselves)
+from hf_ext.fast import mrconv_gradients, mrconv_grouped_sums, mrconv_kept_kernels  # isort: skip  # noqa: F401 (they enter themselves)
 
 AutoConfig.register("mrconv", MRConvConfig)
 AutoConfig.register("mrconvnext", MRConvNextConfig)
@@ -87,4 +87,5 @@ __all__ = [
     "MRConvNextModel",
     "MRConvNextPreTrainedModel",
     "MRConvPreTrainedModel",
+    "MRConvTrainingCache",
 ]

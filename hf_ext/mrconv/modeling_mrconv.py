@@ -24,12 +24,11 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_mrconv import MRConvConfig
 from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, make_norm, make_units
-from .streaming_mrconv import MRConvCache
+from .packing_mrconv import PACKING_ARGUMENTS, find_starts, read_packing
+from .streaming_mrconv import MRConvCache, MRConvTrainingCache
 
 # Arguments of other models that MRConv has no meaning for, and why.
 _REFUSED = {
-    "position_ids": "a convolution takes positions from the order of its input; packed sequences are not supported",
-    "cu_seq_lens_q": "packed sequences are not supported: give each sequence a row of its own and an attention mask",
     "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
     "cache_params": "the state of a sequence is passed as `past_key_values`",
 }
@@ -62,7 +61,7 @@ def valid_range(
         require_all(
             runs <= 1 if streaming else runs == 1,
             "`attention_mask` must have one run of ones in each row: padding on the left or right, at least one "
-            "position, no holes. Packed sequences are not supported; give each sequence a row of its own.",
+            "position, no holes. Where rows hold several sequences, say where they begin by `position_ids`.",
         )
     start = valid.to(torch.int8).argmax(1)
     return start, start + valid.sum(1), valid
@@ -77,6 +76,16 @@ def require_all(holds: Tensor, message: str) -> None:
         torch._assert_async(holds.all(), message)
     elif not holds.is_meta and not bool(holds.all()):
         raise ValueError(message)
+
+
+def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one answer of each row") -> None:
+    """Refuse packed sequences where a row must be one sequence."""
+    for name in PACKING_ARGUMENTS:
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"`{name}` is not an input here: {reason}. Give each sequence a row of its own, and an attention mask "
+                "where they are padded."
+            )
 
 
 def masked_mean(hidden: Tensor, valid: Tensor | None) -> Tensor:
@@ -110,6 +119,9 @@ class MRConvModel(MRConvPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         input_values: Tensor | None = None,
         past_key_values: Any | None = None,
+        position_ids: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        seq_idx: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
         """
@@ -125,7 +137,16 @@ class MRConvModel(MRConvPreTrainedModel):
                 Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1. As it
                 was measured where the configuration has `input_mean` and `input_std`.
             past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of a sequence that this input continues. The mask may cover that part.
+                State after the earlier part of a sequence that this input continues. The mask may cover that part. To
+                train on chunk after chunk, an [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
+            position_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
+                0, 1, 2, ..., from 0 again where the next sequence of a row begins: packed sequences, as
+                `DataCollatorWithFlattening` makes them. Nothing of one reaches another, and results, gradients and
+                statistics are those of rows of their own. The attention mask may then have padding between sequences.
+            cu_seq_lens_q (`torch.IntTensor` of shape `(sequences + 1,)`, *optional*):
+                The same as bounds of the sequences in the flattened batch.
+            seq_idx (`torch.IntTensor` of shape `(batch_size, length)`, *optional*):
+                The same as the number of the sequence of each position.
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,
@@ -134,24 +155,43 @@ class MRConvModel(MRConvPreTrainedModel):
         for name, reason in _REFUSED.items():
             if kwargs.get(name) is not None:
                 raise ValueError(f"`{name}` is not an input of MRConv: {reason}.")
-        if past_key_values is not None and self.training:
-            raise ValueError(
-                "A cache in training mode: a streamed convolution has no batch statistics and no gradient. Call "
-                "`model.eval()` to generate or stream, or leave `use_cache` and `past_key_values` out to train."
-            )
+        given = {"position_ids": position_ids, "cu_seq_lens_q": cu_seq_lens_q, "seq_idx": seq_idx}
+        if past_key_values is not None:
+            refuse_packing(given, "the cache of a row is that of one sequence, whose positions follow one another")
+        self._check_cache(past_key_values)
         hidden = self.embed(input_ids, inputs_embeds, input_values)
-        if past_key_values is None and hidden.shape[1] > self.config.longest_input:
+        packing = read_packing(hidden, attention_mask, **given)
+        longest = hidden.shape[1] if packing is None else packing.longest
+        if past_key_values is None and longest > self.config.longest_input:
             raise ValueError(
-                f"The input has {hidden.shape[1]} positions; the model takes at most {self.config.longest_input} "
+                f"The input has {longest} positions; the model takes at most {self.config.longest_input} "
                 "(`max_position_embeddings`, its longest kernel). Shorten the input, or stream it with a cache."
             )
-        start, stop, valid = valid_range(attention_mask, hidden, past_key_values is not None)
+        if packing is None:
+            start, stop, valid = valid_range(attention_mask, hidden, past_key_values is not None)
+        else:
+            start, stop, valid = None, None, packing.valid
         # Fewer than there are, where the configuration says so: generation that leaves early sets it for a while.
         for layer in self.layers[: self.config.num_hidden_layers]:
-            hidden = layer(hidden, start, stop, valid, past_key_values)
+            hidden = layer(hidden, start, stop, valid, past_key_values, packing)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden, valid)
         return BaseModelOutput(last_hidden_state=hidden)
+
+    def _check_cache(self, cache: Any | None) -> None:
+        if cache is None or not self.training:
+            return
+        if not isinstance(cache, MRConvTrainingCache):
+            raise ValueError(
+                "A cache in training mode: a streamed convolution has no batch statistics and no gradient. Call "
+                "`model.eval()` to generate or stream, leave `use_cache` and `past_key_values` out to train, or train "
+                "chunk by chunk with an `MRConvTrainingCache(model.config)`."
+            )
+        if any(layer.gradient_checkpointing for layer in self.layers):
+            raise ValueError(
+                "A cache and activation checkpointing: the backward pass would compute each chunk again, with the "
+                "cache as later chunks left it. Switch activation checkpointing off and take shorter chunks."
+            )
 
     def embed(
         self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, input_values: Tensor | None = None
@@ -244,6 +284,7 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
         torch.Size([1, 10])
         ```
         """
+        refuse_packing(kwargs)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
         hidden = outputs.last_hidden_state
         logits = self.classifier(masked_mean(hidden, None if attention_mask is None else attention_mask != 0))
@@ -368,6 +409,7 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states`, of both documents one after the other, when asked for.
         """
+        refuse_packing(kwargs)
         first = self.model.embed(input_ids, inputs_embeds)
         second = self.model.embed(input_ids_2, inputs_embeds_2)
         if len(first) != len(second):
@@ -427,7 +469,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values: MRConvCache | None = None,
+        past_key_values: MRConvCache | MRConvTrainingCache | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -442,13 +484,16 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 Embedded tokens, instead of `input_ids`.
             past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of the sequence; it is updated in place.
+                State after the earlier part of the sequence; it is updated in place. To train on chunk after chunk, an
+                [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 Tokens to predict, shifted inside the model: give the input itself. -100 is not predicted.
             use_cache (`bool`, *optional*):
                 Whether to return a cache. Not without being asked for: a cached call has no gradient.
             logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
                 How many of the last positions get logits, 0 for all; or which positions.
+            position_ids, cu_seq_lens_q, seq_idx: Packed sequences, as in [`MRConvModel`]; by name only. The first
+                token of a sequence is not predicted from the one before it.
 
         Returns:
             [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
@@ -468,7 +513,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         ```
         """
         cache = MRConvCache(self.config) if past_key_values is None and use_cache else past_key_values
-        if cache is not None and not isinstance(cache, MRConvCache):
+        if cache is not None and not isinstance(cache, (MRConvCache, MRConvTrainingCache)):
             raise TypeError(
                 f"`past_key_values` is a {type(cache).__name__}; MRConv has no keys and values to cache, it needs an "
                 "`MRConvCache(model.config)`."
@@ -480,6 +525,11 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
+            packed = {name: kwargs.get(name) for name in PACKING_ARGUMENTS}
+            valid = None if attention_mask is None else attention_mask != 0
+            starts = find_starts((labels.shape[0], labels.shape[1]), valid, **packed)
+            if starts is not None:
+                labels = labels.masked_fill(starts, -100)  # type: ignore[assignment]
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=cache, hidden_states=outputs.hidden_states
@@ -717,6 +767,7 @@ class MRConvForTimeSeriesPrediction(MRConvPreTrainedModel):
             loc, scale = self._measure_context(values, start, valid)
         cache = MRConvCache(self.config) if past_key_values is None and use_cache else past_key_values
         embedded = self.model.embedding(((values - loc) / scale).to(self.dtype))
+        refuse_packing(kwargs)
         outputs = self.model(None, attention_mask, embedded, past_key_values=cache, **kwargs)
         hidden = outputs.last_hidden_state
         last = hidden[:, -1] if stop is None else hidden[torch.arange(len(hidden), device=hidden.device), stop - 1]

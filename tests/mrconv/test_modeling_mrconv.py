@@ -224,11 +224,14 @@ NOTHING = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1]])
         ({"input_ids": make_tokens(4)}, r"shape \(4,\)"),
         ({"input_values": torch.rand(2, 4, 1)}, "`vocab_size` is 11"),
         ({"inputs_embeds": torch.rand(2, 4, 5)}, "expected .batch_size, length, 4."),
-        ({"input_ids": make_tokens(2, 4), "attention_mask": HOLES}, "Packed sequences are not supported"),
+        ({"input_ids": make_tokens(2, 4), "attention_mask": HOLES}, "say where they begin by `position_ids`"),
         ({"input_ids": make_tokens(2, 4), "attention_mask": NOTHING}, "at least one position"),
         ({"input_ids": make_tokens(2, 4), "attention_mask": HOLES[:, :3]}, r"expected \(2, 4\)"),
-        ({"input_ids": make_tokens(2, 4), "position_ids": torch.arange(4)[None]}, "`position_ids` is not an input"),
-        ({"input_ids": make_tokens(2, 4), "cu_seq_lens_q": torch.arange(4)}, "`cu_seq_lens_q` is not an input"),
+        (
+            {"input_ids": make_tokens(2, 4), "position_ids": torch.arange(4)[None]},
+            "`position_ids` is not an input here",
+        ),
+        ({"input_ids": make_tokens(2, 4), "cu_seq_lens_q": torch.arange(4)}, "`cu_seq_lens_q` is not an input here"),
     ],
 )
 def test_wrong_inputs_are_refused_with_the_reason(inputs, words):
