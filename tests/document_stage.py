@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SMALL: dict[str, dict[str, Any]] = {
     "semanir": {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4, "top_k": 6},
     "mrconv-listops": {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 8},
+    "mrconv-series": {"hidden_size": 8, "num_hidden_layers": 1, "kernel_size": 8},
     "disentangled-dit": {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 8, "num_classes": 10},
 }
 CHANGES = {"max_steps": 2, "per_device_train_batch_size": 2, "warmup_steps": 0, "mixed_precision": "no"}
@@ -72,7 +73,7 @@ def make_files(stage: Path) -> None:
         if path.suffix in (".py", ".yaml") and "benchmarks" not in path.parts:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(path)
-    for name in ("semanir/denoise_color", "mrconv/listops", "disentangled_dit/cifar10"):
+    for name in ("semanir/denoise_color", "mrconv/listops", "mrconv/sensors", "disentangled_dit/cifar10"):
         recipe = stage / "examples" / f"{name}.yaml"
         recipe.unlink()
         shrink(ROOT / "examples" / f"{name}.yaml", recipe)
