@@ -133,7 +133,8 @@ class ServedTask:
                 f"task {self.name!r} classifies {what}: `input` is a string, or a list of them; none empty"
             )
         if self.reads == "Image":
-            return dict(self.reader([decode_picture(given)], return_tensors="pt"))
+            grey = getattr(self.config, "num_channels", 3) == 1
+            return dict(self.reader([decode_picture(given).convert("L" if grey else "RGB")], return_tensors="pt"))
         check_unicode(given)
         found = self.reader(given)
         self.check_length(len(found["input_ids"]))
@@ -221,7 +222,7 @@ def decode_picture(text: str) -> Image.Image:
         data = base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"`input` is no base64 of a picture file ({error})") from error
-    return pixels_to_image(read_image(data, _MEGAPIXELS).pixels).convert("RGB")
+    return pixels_to_image(read_image(data, _MEGAPIXELS).pixels)
 
 
 @torch.no_grad()

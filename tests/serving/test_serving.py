@@ -358,17 +358,22 @@ def test_pictures_are_restored_by_the_task_that_is_named(tmp_path: Path):
     assert np.abs(found["a"] - found["b"]).max() > 10
 
 
-def test_pictures_are_classified(tmp_path: Path):
+@pytest.mark.parametrize("channels", [3, 1])
+def test_pictures_are_classified(tmp_path: Path, channels: int):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, **sizes)).save_pretrained(tmp_path / "base")
-    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    config = ViTConfig(image_size=8, patch_size=4, num_channels=channels, **sizes)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "base")
+    processor = ViTImageProcessorPil(
+        size={"height": 8, "width": 8}, image_mean=[0.5] * channels, image_std=[0.5] * channels
+    )
     model: Any = ViTForImageClassification.from_pretrained(tmp_path / "base")
     perturb(model, 1, 0.3)
     model.save_pretrained(tmp_path / "a")
     processor.save_pretrained(tmp_path / "a")
     merged = merge(tmp_path / "base", {"a": tmp_path / "a"}, tmp_path / "merged")
     with torch.no_grad():
-        inputs = processor([Image.open(io.BytesIO(picture()))], return_tensors="pt")
+        given = Image.open(io.BytesIO(picture())).convert("RGB" if channels == 3 else "L")
+        inputs = processor([given], return_tensors="pt")
         right = EMRModel.from_pretrained(merged, "a").model(**inputs).logits[0].softmax(-1)
     with client_of(merged) as client:
         text = base64.b64encode(picture()).decode()
