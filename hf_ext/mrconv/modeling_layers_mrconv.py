@@ -30,6 +30,7 @@ from .kernels_mrconv import (
     MRConvFourierSparseKernel,
     MRConvKernel,
     StreamingKernel,
+    keeps_state,
     precise,
     register_conversion,
     whole_parameters,
@@ -248,7 +249,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             valid = (positions >= start[:, None]) & (positions < stop[:, None])  # [B, L]
             u = torch.where(valid[:, None], u, 0)
         if cache is not None:
-            streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel)
+            streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel, self.parameters())
             return streamed
         # By the configuration: a wrapper of peft may stand in the place of `self.norm`.
         if not self.reparameterized and self.config.branch_norm == "layer":
@@ -365,7 +366,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         for name, value in values.items():
             self.register_buffer(name, None if value is None else precise(value))
 
-    @torch.no_grad()
+    @keeps_state
     def reparameterize(self) -> None:
         """Replace the branches by their merged kernel and bias, as buffers. Does nothing the second time."""
         # No parameters: a dense kernel of D x L free values is another model than N branches of D x l_0, and training

@@ -32,7 +32,7 @@ import numpy as np
 from huggingface_hub.dataclasses import strict
 from PIL import Image
 
-from .made_data import SPLITS, write_made_data
+from .made_data import SPLITS, check_made_data, write_made_data
 
 # Parts of a pixel in which places are counted, and directions of a full turn.
 UNIT = 1024
@@ -44,7 +44,7 @@ PATH_DASHES, DISTRACTOR_DASHES = 14, 4
 # A side of a pixel is sampled at so many places.
 _SAMPLES = 4
 # Directions that are tried for a dash, beginnings for a distractor, and pictures before none is found to fit.
-_MOST_TURNS, _MOST_STARTS, _MOST_PICTURES = 8, 5, 10_000
+_MOST_TURNS, _MOST_STARTS, _MOST_PICTURES = 3, 5, 10_000
 # Rounds of dashes that two paths in a dead end give up, and how often, before the picture is begun anew.
 _ROUNDS_BACK, _MOST_RETREATS = 3, 40
 
@@ -60,13 +60,15 @@ class Drawing(NamedTuple):
     # Between the beginnings of the two paths.
     distance: int
     distractors: int
-    # Brightness of a dash that covers a pixel, before it is cut to the discs' 1.
-    contrast: float
+    # Brightness of dashes that cover a pixel, of the two paths and of distractors, where that of discs is 1.
+    contrasts: tuple[float, float]
+    # The largest share of a pixel that a dash covers: thin lines of the benchmark are thinner where they are slanted.
+    cover: float
 
 
 DRAWINGS = {
-    32: Drawing(2, 0.5, (1,), 1.0, 1.5, 7, 5, 1.5),
-    128: Drawing(5, 1.5, (2, 3), 1.8, 3.0, 20, 8, 0.9),
+    32: Drawing(2, 0.65, (1,), 1.0, 1.5, 7, 5, (1.5, 2.0), 0.57),
+    128: Drawing(5, 1.42, (2, 3), 1.8, 3.0, 20, 8, (0.9, 0.9), 1.0),
 }
 
 
@@ -94,8 +96,9 @@ class Pathfinder:
     size: int = 32
 
     def validate_values(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {self.seed}.")
+        # A larger one is two words of the generator's seed, and would be another seed with another split.
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be 0 or more and less than 2**32, got {self.seed}.")
         if self.size not in DRAWINGS:
             raise ValueError(f"size must be 32 (Pathfinder) or 128 (Path-X), got {self.size}.")
 
@@ -106,15 +109,15 @@ class Pathfinder:
         generator = np.random.default_rng((self.seed, SPLITS.index(split), index))
         for _ in range(_MOST_PICTURES):
             canvas = _Canvas(self.size, generator)
-            paths = canvas.draw_pair()
-            if paths is not None:
+            if canvas.draw_pair():
                 break
         else:
             raise ValueError(f"{_MOST_PICTURES:,} pictures had no room for two paths: take another seed.")
         for _ in range(canvas.drawing.distractors):
             canvas.draw_distractor()
         label, first = index % 2, int(generator.integers(2))
-        discs = np.stack([paths[first][0][0], paths[first if label else 1 - first][-1][1]])
+        paths = canvas.dashes[: 2 * PATH_DASHES]
+        discs = np.stack([paths[first][0], paths[(first if label else 1 - first) - 2][1]])
         return Scene(np.stack(canvas.dashes), discs, canvas.margin, label)
 
     def example(self, index: int, split: str = "train") -> tuple[np.ndarray, int]:
@@ -142,110 +145,153 @@ class _Canvas:
         self.size = size
         self.generator = generator
         self.margin = drawing.margins[int(generator.integers(len(drawing.margins)))]
-        # A dash is tested at places half a pixel apart, its ends among them.
-        steps = np.arange(2 * drawing.dash + 1)
-        self.along = DIRECTIONS[:, None] * steps[:, None] // 2
-        self.apart = round((2 * self.margin + drawing.thickness) * UNIT)
-        # Dashes that begin farther away, along an axis, are not near enough to be measured.
-        self.reach = self.apart + 2 * (drawing.dash + 1) * UNIT
+        # The pixels of a dash are those half a pixel or more within the outline that lies `margin` around it: as many
+        # as the benchmark's smoothed outlines cover by nine tenths, which no two may.
+        self.radius = round((drawing.thickness / 2 + self.margin - 0.5) * UNIT)
         angles = np.minimum(np.arange(TURN), TURN - np.arange(TURN)) * 2 * math.pi / TURN
         self.bends = np.array(
             [round(2**20 * math.cos(min(drawing.continuity * float(angle), math.pi / 2)) ** 2) for angle in angles]
         )
         self.dashes: list[np.ndarray] = []
-        # Places of each dash, in the order of `dashes`; the rest is room for more.
-        most = 2 * PATH_DASHES + drawing.distractors * DISTRACTOR_DASHES
-        self.places = np.empty((most, len(steps), 2), dtype=np.int64)
+        # How many dashes own a pixel; those of the edge are taken too.
+        self.taken = self._free_within(1)
 
-    def draw_pair(self) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
-        """The two long paths, which grow in turns; nothing where one finds no way."""
-        drawing, margin = self.drawing, 2 * self.drawing.distance
-        start = self.generator.integers(margin * UNIT, (self.size - margin) * UNIT, 2)
-        offset = drawing.distance * DIRECTIONS[self.generator.integers(TURN)]
-        turns = []
-        for beginning in (start, start + offset):
-            turn = int(self.generator.integers(TURN))
-            if not self._add(beginning, turn, None):
-                return None
-            turns.append(turn)
-        # Dashes of even number are of the first path, and `turns` has the direction of each.
+    def _free_within(self, edge: int) -> np.ndarray:
+        """Pixels of which all but those in the middle are taken once."""
+        taken = np.ones((self.size, self.size), dtype=np.uint8)
+        taken[edge:-edge, edge:-edge] = 0
+        return taken
+
+    def draw_pair(self) -> bool:
+        """The two long paths, which grow in turns: dashes of even number are of the first. Whether there was a way."""
+        distance = self.drawing.distance
+        found = self._find_start(self._free_within(2 * distance))
+        if found is None:
+            return False
+        start, *turns = *found, int(self.generator.integers(TURN))
+        offset = distance * DIRECTIONS[self.generator.integers(TURN)]
+        self.dashes = [self._dash(start, turns[0]), self._dash(_centre(start + offset), turns[1])]
         retreats = 0
         while len(self.dashes) < 2 * PATH_DASHES:
             last = len(self.dashes) - 2
             following = self._extend(last, turns[last])
             if following is not None:
                 turns.append(following)
+                # Only now: the newest dash of each path is not in the way of the other, as in the benchmark.
+                self._take(self.dashes[last])
                 continue
             retreats += 1
             if retreats > _MOST_RETREATS:
-                return None
-            del self.dashes[max(len(self.dashes) - 2 * _ROUNDS_BACK, 2) :]
-            del turns[len(self.dashes) :]
-        return self.dashes[::2], self.dashes[1::2]
+                return False
+            kept = max(len(self.dashes) - 2 * _ROUNDS_BACK, 2)
+            for dash in self.dashes[kept - 2 : -2]:
+                self._release(dash)
+            del self.dashes[kept:]
+            del turns[kept:]
+        # The benchmark forgets the last dash of the first path.
+        self._take(self.dashes[-1])
+        return True
 
     def draw_distractor(self) -> None:
         """A short path where there is room, or nothing."""
         before = len(self.dashes)
         for _ in range(_MOST_STARTS):
-            start = self.generator.integers(0, self.size * UNIT, 2)
-            first = int(self.generator.integers(TURN))
-            turn = first if self._add(start, first, None) else None
+            found = self._find_start(self.taken)
+            if found is None:
+                continue
+            start, first = found
+            turn: int | None = first
+            self.dashes.append(self._dash(start, first))
             while turn is not None and len(self.dashes) < before + DISTRACTOR_DASHES:
                 turn = self._extend(len(self.dashes) - 1, turn)
+                if turn is not None:
+                    self._take(self.dashes[-2])
             if turn is not None:
+                self._take(self.dashes[-1])
                 return
+            for dash in self.dashes[before:-1]:
+                self._release(dash)
             del self.dashes[before:]
+
+    def _find_start(self, taken: np.ndarray) -> tuple[np.ndarray, int] | None:
+        """Where a path can begin, at the centre of a pixel, in a direction drawn before; nothing where it cannot."""
+        turn = int(self.generator.integers(TURN))
+        middle, reach = self.size // 2, self.drawing.dash + self.radius // UNIT + 1
+        rows, columns, own = self._own(self._dash(np.full(2, middle * UNIT + UNIT // 2), turn))
+        padded = np.pad(taken, reach, constant_values=1)
+        blocked = np.zeros_like(taken)
+        for row, column in np.argwhere(own) + (rows.start - middle, columns.start - middle) + reach:
+            blocked |= padded[row : row + self.size, column : column + self.size]
+        places = np.argwhere(blocked == 0)
+        if not len(places):
+            return None
+        return places[self.generator.integers(len(places))][::-1] * UNIT + UNIT // 2, turn
 
     def _extend(self, last: int, turn: int) -> int | None:
         """Adds a dash after the last one of a path and tells its direction; nothing where all ways are taken."""
         joint = self.dashes[last][1] + self.margin * DIRECTIONS[turn]
         ends = joint + (self.margin + self.drawing.dash) * DIRECTIONS
-        inside = ((ends >= UNIT) & (ends <= (self.size - 1) * UNIT)).all(1)
-        chances = np.cumsum(np.roll(self.bends, turn) * inside)
+        # Outside of the picture counts as its edge, which is taken.
+        at = (ends // UNIT).clip(0, self.size - 1)
+        chances = np.cumsum(np.roll(self.bends, turn) * (self.taken[at[:, 1], at[:, 0]] == 0))
         if chances[-1] == 0:
             return None
         for draw in self.generator.integers(chances[-1], size=_MOST_TURNS):
             new = int(np.searchsorted(chances, draw, side="right"))
-            if self._add(joint + self.margin * DIRECTIONS[new], new, last):
+            # It ends at the centre of a pixel, so that gaps are half a pixel longer or shorter, as in the benchmark.
+            dash = self._dash(_centre(ends[new]) - self.drawing.dash * DIRECTIONS[new], new)
+            rows, columns, own = self._own(dash)
+            if not self.taken[rows, columns][own].any():
+                self.dashes.append(dash)
                 return new
         return None
 
-    def _add(self, start: np.ndarray, turn: int, last: int | None) -> bool:
-        """Draws a dash, unless it leaves the picture or comes near another than the one that it follows."""
-        places = start + self.along[turn]
-        if places.min() < UNIT or places.max() > (self.size - 1) * UNIT:
-            return False
-        count = len(self.dashes)
-        near = np.abs(self.places[:count, 0] - start).max(1) < self.reach
-        if last is not None:
-            near[last] = False
-        gaps = self.places[:count][near].reshape(-1, 1, 2) - places
-        if len(gaps) and (gaps * gaps).sum(-1).min() < self.apart**2:
-            return False
-        self.places[count] = places
-        self.dashes.append(np.stack([places[0], places[-1]]))
-        return True
+    def _dash(self, start: np.ndarray, turn: int) -> np.ndarray:
+        return np.stack([start, start + self.drawing.dash * DIRECTIONS[turn]])
+
+    def _own(self, dash: np.ndarray) -> tuple[slice, slice, np.ndarray]:
+        return _covered(dash, self.radius, self.size, 1)
+
+    def _take(self, dash: np.ndarray) -> None:
+        rows, columns, own = self._own(dash)
+        self.taken[rows, columns] += own
+
+    def _release(self, dash: np.ndarray) -> None:
+        rows, columns, own = self._own(dash)
+        self.taken[rows, columns] -= own
+
+
+def _centre(place: np.ndarray) -> np.ndarray:
+    """The centre of the pixel of a place."""
+    return place // UNIT * UNIT + UNIT // 2
 
 
 def draw_scene(scene: Scene, size: int) -> np.ndarray:
-    """The picture [size, size] of bytes: of each pixel 16 places are asked whether a dash or a disc covers them."""
+    """The picture [size, size] of bytes, as bright as can be."""
     drawing = DRAWINGS[size]
     picture = np.zeros((size, size), dtype=np.int64)
     half = round(drawing.thickness * UNIT / 2)
-    for ends in scene.dashes:
-        _cover(picture, ends, half, round(256 * drawing.contrast))
+    for number, ends in enumerate(scene.dashes):
+        contrast = drawing.contrasts[number >= 2 * PATH_DASHES]
+        _draw(picture, ends, half, round(256 * contrast), round(256 * contrast * drawing.cover))
     for disc in scene.discs:
-        _cover(picture, np.stack([disc, disc]), round(drawing.radius * UNIT), 256)
-    return np.minimum(picture, 255).astype(np.uint8)
+        _draw(picture, np.stack([disc, disc]), round(drawing.radius * UNIT), 256, 256)
+    return (255 * picture // picture.max()).astype(np.uint8)
 
 
-def _cover(picture: np.ndarray, ends: np.ndarray, radius: int, brightness: int) -> None:
-    """Brightens what lies within `radius` of the line between two ends, which are at most a few pixels apart."""
+def _draw(picture: np.ndarray, ends: np.ndarray, radius: int, brightness: int, most: int) -> None:
+    """Brightens the pixels near a line, none above `most`: of each 16 places are asked whether it covers them."""
+    rows, columns, covered = _covered(ends, radius, len(picture), _SAMPLES)
+    part = picture[rows, columns]
+    shares = covered.reshape(part.shape[0], _SAMPLES, part.shape[1], _SAMPLES).sum((1, 3))
+    np.maximum(part, np.minimum(shares * brightness // _SAMPLES**2, most), out=part)
+
+
+def _covered(ends: np.ndarray, radius: int, size: int, samples: int) -> tuple[slice, slice, np.ndarray]:
+    """Rows and columns of pixels around a line, at most a few pixels long, and which of their places are near it."""
     low = np.maximum((ends.min(0) - radius) // UNIT, 0)
-    high = np.minimum((ends.max(0) + radius) // UNIT + 1, len(picture))
-    x, y = (
-        (np.arange(low[axis] * _SAMPLES, high[axis] * _SAMPLES) * 2 + 1) * UNIT // (2 * _SAMPLES) for axis in (0, 1)
-    )
+    high = np.minimum((ends.max(0) + radius) // UNIT + 1, size)
+    x, y = ((np.arange(low[axis] * samples, high[axis] * samples) * 2 + 1) * UNIT // (2 * samples) for axis in (0, 1))
     span, from_start = ends[1] - ends[0], (x[None] - ends[0][0], y[:, None] - ends[0][1])
     dot = from_start[0] * span[0] + from_start[1] * span[1]
     square = int((span * span).sum())
@@ -257,10 +303,7 @@ def _cover(picture: np.ndarray, ends: np.ndarray, radius: int, brightness: int) 
     near = np.abs(cross) <= math.isqrt(radius * radius * square)
     beside = near & (dot >= 0) & (dot <= square) & (square > 0)
     covered = beside | (to_start <= radius * radius) | (to_end <= radius * radius)
-    rows, columns = high[1] - low[1], high[0] - low[0]
-    shares = covered.reshape(rows, _SAMPLES, columns, _SAMPLES).sum((1, 3)) * brightness // _SAMPLES**2
-    part = picture[low[1] : high[1], low[0] : high[0]]
-    np.maximum(part, shares, out=part)
+    return slice(low[1], high[1]), slice(low[0], high[0]), covered
 
 
 def write_pathfinder(
@@ -280,6 +323,7 @@ def write_pathfinder(
     rest = (features.arrow_schema, _readme(settings), progress)
     if num_workers == 1:
         return write_made_data(out, counts, settings.examples, *rest)
+    check_made_data(Path(out), counts)
     with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
         return write_made_data(
             out,
