@@ -7,16 +7,27 @@ the benchmark's pictures were drawn (https://arxiv.org/abs/1805.08315, and the n
 
 - After a dash the path goes on straight over a gap of `margin`, turns by an angle d with a probability in proportion
   to cos(continuity · d)^2, and the next dash begins `margin` later.
-- Between the outlines of dashes that do not follow one another lie at least 2 · `margin`.
-- A distractor that finds no way is left out. Where a long path finds none, the benchmark begins the picture anew,
-  which one in some hundred survives; here both paths give up their last rounds first, and only after many such it is
-  begun anew. That and the smoothing of edges (16 samples a pixel, no Lanczos filter) are all that differs on purpose.
+- Dashes with a margin around each may touch, not overlap. A dash does not see the one it follows, a long path not the
+  newest dash of the other one, and short paths not the last dash of the first long one.
+- A short path begins where its first dash fits, and is left out where it finds no way. At 32 pixels short paths are
+  brighter than long ones. A picture is made as bright as can be.
+
+What differs, beside numbers of the benchmark's own code for 459 pictures of 32 pixels and 30 of 128:
+
+- Where a long path finds no way, the benchmark begins the picture anew, which one in 40 to 250 survives; here both
+  paths give up their last rounds first. Half of the paths end more than 13.4 (there 14.0) and 78 (76) pixels away
+  from where they begin.
+- Directions are 256ths of a turn, not those between whole pixels; edges are smoothed by 16 samples a pixel, not by a
+  Lanczos filter. Of all pixels 16.4 % (17.3 %) and 4.1 % (4.0 %) are brighter than a quarter of the brightest, their
+  mean is 28.3 (27.7) and 7.7 (7.8) of 255.
+- There are 4.67 (4.65) of 5 and 7.6 (7.6) of 8 short paths.
 
 A picture is a function of seed, split and index, the same on any machine: directions and their probabilities are
 tables of whole numbers, places are counted in 1,024ths of a pixel, and whether a dash covers a place is asked in whole
 numbers too. Nothing is left to the last digit of a cosine.
 """
 
+import functools
 import io
 import itertools
 import math
@@ -45,6 +56,8 @@ PATH_DASHES, DISTRACTOR_DASHES = 14, 4
 _SAMPLES = 4
 # Directions that are tried for a dash, beginnings for a distractor, and pictures before none is found to fit.
 _MOST_TURNS, _MOST_STARTS, _MOST_PICTURES = 3, 5, 10_000
+# Pixels around a picture that count as taken: no dash that begins in it ends farther outside.
+_AROUND = 16
 # Rounds of dashes that two paths in a dead end give up, and how often, before the picture is begun anew.
 _ROUNDS_BACK, _MOST_RETREATS = 3, 40
 
@@ -145,20 +158,20 @@ class _Canvas:
         self.size = size
         self.generator = generator
         self.margin = drawing.margins[int(generator.integers(len(drawing.margins)))]
-        # The pixels of a dash are those half a pixel or more within the outline that lies `margin` around it: as many
-        # as the benchmark's smoothed outlines cover by nine tenths, which no two may.
-        self.radius = round((drawing.thickness / 2 + self.margin - 0.5) * UNIT)
-        angles = np.minimum(np.arange(TURN), TURN - np.arange(TURN)) * 2 * math.pi / TURN
-        self.bends = np.array(
-            [round(2**20 * math.cos(min(drawing.continuity * float(angle), math.pi / 2)) ** 2) for angle in angles]
-        )
+        # Bends of less than a right angle after `continuity`, and their chances.
+        most = math.ceil(TURN / 4 / drawing.continuity) - 1
+        self.bends = np.arange(-most, most + 1)
+        angles = drawing.continuity * 2 * math.pi / TURN * self.bends
+        self.chances = np.array([round(2**20 * math.cos(angle) ** 2) for angle in angles])
         self.dashes: list[np.ndarray] = []
+        # Rows and columns of the pixels of each dash.
+        self.own: list[tuple[np.ndarray, np.ndarray]] = []
         # How many dashes own a pixel; those of the edge are taken too.
         self.taken = self._free_within(1)
 
     def _free_within(self, edge: int) -> np.ndarray:
-        """Pixels of which all but those in the middle are taken once."""
-        taken = np.ones((self.size, self.size), dtype=np.uint8)
+        """Pixels, with those around the picture, of which all but those in the middle are taken once."""
+        taken, edge = np.ones((self.size + 2 * _AROUND,) * 2, dtype=np.uint8), _AROUND + edge
         taken[edge:-edge, edge:-edge] = 0
         return taken
 
@@ -168,9 +181,10 @@ class _Canvas:
         found = self._find_start(self._free_within(2 * distance))
         if found is None:
             return False
-        start, *turns = *found, int(self.generator.integers(TURN))
-        offset = distance * DIRECTIONS[self.generator.integers(TURN)]
-        self.dashes = [self._dash(start, turns[0]), self._dash(_centre(start + offset), turns[1])]
+        end, *turns = *found, int(self.generator.integers(TURN))
+        self._add(*self._dash(end, turns[0]))
+        start = self.dashes[0][0] + distance * DIRECTIONS[self.generator.integers(TURN)]
+        self._add(*self._dash(start + self.drawing.dash * DIRECTIONS[turns[1]], turns[1]))
         retreats = 0
         while len(self.dashes) < 2 * PATH_DASHES:
             last = len(self.dashes) - 2
@@ -178,18 +192,16 @@ class _Canvas:
             if following is not None:
                 turns.append(following)
                 # Only now: the newest dash of each path is not in the way of the other, as in the benchmark.
-                self._take(self.dashes[last])
+                self.taken[self.own[last]] += 1
                 continue
             retreats += 1
             if retreats > _MOST_RETREATS:
                 return False
             kept = max(len(self.dashes) - 2 * _ROUNDS_BACK, 2)
-            for dash in self.dashes[kept - 2 : -2]:
-                self._release(dash)
-            del self.dashes[kept:]
+            self._remove(kept, slice(kept - 2, -2))
             del turns[kept:]
         # The benchmark forgets the last dash of the first path.
-        self._take(self.dashes[-1])
+        self.taken[self.own[-1]] += 1
         return True
 
     def draw_distractor(self) -> None:
@@ -199,71 +211,77 @@ class _Canvas:
             found = self._find_start(self.taken)
             if found is None:
                 continue
-            start, first = found
-            turn: int | None = first
-            self.dashes.append(self._dash(start, first))
-            while turn is not None and len(self.dashes) < before + DISTRACTOR_DASHES:
-                turn = self._extend(len(self.dashes) - 1, turn)
-                if turn is not None:
-                    self._take(self.dashes[-2])
-            if turn is not None:
-                self._take(self.dashes[-1])
+            end, turn = found
+            self._add(*self._dash(end, turn))
+            following: int | None = turn
+            while following is not None and len(self.dashes) < before + DISTRACTOR_DASHES:
+                following = self._extend(len(self.dashes) - 1, following)
+                if following is not None:
+                    self.taken[self.own[-2]] += 1
+            if following is not None:
+                self.taken[self.own[-1]] += 1
                 return
-            for dash in self.dashes[before:-1]:
-                self._release(dash)
-            del self.dashes[before:]
+            self._remove(before, slice(before, -1))
 
     def _find_start(self, taken: np.ndarray) -> tuple[np.ndarray, int] | None:
-        """Where a path can begin, at the centre of a pixel, in a direction drawn before; nothing where it cannot."""
+        """Where the first dash of a path can end, in a direction drawn before; nothing where there is no place."""
         turn = int(self.generator.integers(TURN))
-        middle, reach = self.size // 2, self.drawing.dash + self.radius // UNIT + 1
-        rows, columns, own = self._own(self._dash(np.full(2, middle * UNIT + UNIT // 2), turn))
-        padded = np.pad(taken, reach, constant_values=1)
-        blocked = np.zeros_like(taken)
-        for row, column in np.argwhere(own) + (rows.start - middle, columns.start - middle) + reach:
-            blocked |= padded[row : row + self.size, column : column + self.size]
+        rows, columns = _own_pixels(self.size, self.margin, turn)
+        blocked = np.zeros((self.size, self.size), dtype=np.uint8)
+        for row, column in zip(rows + _AROUND, columns + _AROUND, strict=True):
+            blocked |= taken[row : row + self.size, column : column + self.size]
         places = np.argwhere(blocked == 0)
-        if not len(places):
-            return None
-        return places[self.generator.integers(len(places))][::-1] * UNIT + UNIT // 2, turn
+        return (places[self.generator.integers(len(places))][::-1] * UNIT, turn) if len(places) else None
 
     def _extend(self, last: int, turn: int) -> int | None:
         """Adds a dash after the last one of a path and tells its direction; nothing where all ways are taken."""
         joint = self.dashes[last][1] + self.margin * DIRECTIONS[turn]
-        ends = joint + (self.margin + self.drawing.dash) * DIRECTIONS
-        # Outside of the picture counts as its edge, which is taken.
-        at = (ends // UNIT).clip(0, self.size - 1)
-        chances = np.cumsum(np.roll(self.bends, turn) * (self.taken[at[:, 1], at[:, 0]] == 0))
+        ways = (turn + self.bends) % TURN
+        ends = joint + (self.margin + self.drawing.dash) * DIRECTIONS[ways]
+        at = ends // UNIT + _AROUND
+        chances = np.cumsum(self.chances * (self.taken[at[:, 1], at[:, 0]] == 0))
         if chances[-1] == 0:
             return None
         for draw in self.generator.integers(chances[-1], size=_MOST_TURNS):
-            new = int(np.searchsorted(chances, draw, side="right"))
-            # It ends at the centre of a pixel, so that gaps are half a pixel longer or shorter, as in the benchmark.
-            dash = self._dash(_centre(ends[new]) - self.drawing.dash * DIRECTIONS[new], new)
-            rows, columns, own = self._own(dash)
-            if not self.taken[rows, columns][own].any():
-                self.dashes.append(dash)
+            way = int(np.searchsorted(chances, draw, side="right"))
+            new = int(ways[way])
+            dash, own = self._dash(ends[way], new)
+            if not self.taken[own].any():
+                self._add(dash, own)
                 return new
         return None
 
-    def _dash(self, start: np.ndarray, turn: int) -> np.ndarray:
-        return np.stack([start, start + self.drawing.dash * DIRECTIONS[turn]])
+    def _dash(self, end: np.ndarray, turn: int) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+        """A dash and its pixels. It ends at the centre of a pixel: gaps differ by half of one, as in the benchmark."""
+        pixel = end // UNIT
+        centre = pixel * UNIT + UNIT // 2
+        rows, columns = _own_pixels(self.size, self.margin, turn)
+        own = rows + (pixel[1] + _AROUND), columns + (pixel[0] + _AROUND)
+        return np.stack([centre - self.drawing.dash * DIRECTIONS[turn], centre]), own
 
-    def _own(self, dash: np.ndarray) -> tuple[slice, slice, np.ndarray]:
-        return _covered(dash, self.radius, self.size, 1)
+    def _add(self, dash: np.ndarray, own: tuple[np.ndarray, np.ndarray]) -> None:
+        self.dashes.append(dash)
+        self.own.append(own)
 
-    def _take(self, dash: np.ndarray) -> None:
-        rows, columns, own = self._own(dash)
-        self.taken[rows, columns] += own
-
-    def _release(self, dash: np.ndarray) -> None:
-        rows, columns, own = self._own(dash)
-        self.taken[rows, columns] -= own
+    def _remove(self, kept: int, taking: slice) -> None:
+        """Keep so many dashes; those of a slice had taken their pixels."""
+        for own in self.own[taking]:
+            self.taken[own] -= 1
+        del self.dashes[kept:], self.own[kept:]
 
 
-def _centre(place: np.ndarray) -> np.ndarray:
-    """The centre of the pixel of a place."""
-    return place // UNIT * UNIT + UNIT // 2
+@functools.cache
+def _own_pixels(size: int, margin: int, turn: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of a dash's pixels, counted from the one where it ends."""
+    # They are those half a pixel or more within the outline that lies `margin` around it: as many as the benchmark's
+    # smoothed outlines cover by nine tenths, which no two may.
+    drawing, middle = DRAWINGS[size], size // 2
+    end = np.full(2, middle * UNIT + UNIT // 2)
+    radius = round((drawing.thickness / 2 + margin - 0.5) * UNIT)
+    ends = np.stack([end - drawing.dash * DIRECTIONS[turn], end])
+    rows, columns, own = _covered(ends, radius, size, 1)
+    found = np.argwhere(own)
+    return found[:, 0] + rows.start - middle, found[:, 1] + columns.start - middle
 
 
 def draw_scene(scene: Scene, size: int) -> np.ndarray:
