@@ -249,7 +249,7 @@ class MRConvLayer(MRConvPreciseBuffers):
             valid = (positions >= start[:, None]) & (positions < stop[:, None])  # [B, L]
             u = torch.where(valid[:, None], u, 0)
         if cache is not None:
-            streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel, self.parameters())
+            streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel, self.parameters)
             return streamed
         # By the configuration: a wrapper of peft may stand in the place of `self.norm`.
         if not self.reparameterized and self.config.branch_norm == "layer":

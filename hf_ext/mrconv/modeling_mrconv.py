@@ -110,14 +110,14 @@ class MRConvModel(MRConvPreTrainedModel):
                 Tokens, for a model with a vocabulary.
             attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*):
                 1 at valid positions, which are one run in each row; 0 at padding on the left or right. Padding
-                changes no result at a valid position.
+                changes no result at a valid position. With a cache the mask covers the cached positions too, and
+                padding is on the left.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 What the embedding would return, instead of `input_ids` or `input_values`.
             input_values (`torch.Tensor` of shape `(batch_size, length, input_size)`, *optional*):
                 Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1.
             past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of a sequence that this input continues. The mask covers that part too,
-                and padding is on the left.
+                State after the earlier part of a sequence that this input continues. The mask may cover that part.
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,

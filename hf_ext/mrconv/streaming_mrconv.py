@@ -38,7 +38,7 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 # a sliding DFT: measured nowhere faster, it drifts, and it serves one type of kernel only.
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -430,14 +430,14 @@ class MRConvCache(Cache):
                 layer.stop_recording()
 
     def convolve(
-        self, layer_index: int, u: Tensor, kernel: Callable[[], StreamingKernel], parameters: Iterable[Tensor] = ()
+        self, layer_index: int, u: Tensor, kernel: Callable[[], StreamingKernel], parameters: Callable[[], Any] = tuple
     ) -> Tensor:
         """
         Convolve the next chunk of a layer with its merged kernel and add its bias.
 
         `kernel` gives the layer's [`~kernels_mrconv.StreamingKernel`] and is called at the first chunk only; `u`,
-        [batch, channels, length], is zero where a sample is padded. Where it or one of the `parameters` of the kernel
-        asks for a gradient, the backward pass of the result raises a `RuntimeError`.
+        [batch, channels, length], is zero where a sample is padded. Where it or one of the `parameters` that make the
+        kernel asks for a gradient, the backward pass of the result raises a `RuntimeError`.
         """
         if layer_index >= len(self.layers):
             raise ValueError(
@@ -446,7 +446,7 @@ class MRConvCache(Cache):
             )
         layer: Any = self.layers[layer_index]
         result: Tensor = layer.update(u, kernel)
-        trained = [value for value in (u, *parameters) if value.requires_grad] if torch.is_grad_enabled() else []
+        trained = [value for value in (u, *parameters()) if value.requires_grad] if torch.is_grad_enabled() else []
         if trained:
             result = _WithoutBackward.apply(result, trained[0])
         return result
