@@ -38,6 +38,7 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 # a sliding DFT: measured nowhere faster, it drifts, and it serves one type of kernel only.
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -175,6 +176,8 @@ class StreamingConvolution(CacheLayerMixin):
         for name in ("kernel", "tile"):
             vars(self).pop(name, None)
         self.is_initialized, self.interrupted, self.seen = False, False, 0
+        # The layer whose kernel this is; unknown to a copy.
+        self.owner: weakref.ref[Any] | None = None
         self.levels: list[Level] = []
         # What a long first chunk adds to the next outputs, tile by tile.
         self.tail: list[Tensor] = []
@@ -201,6 +204,7 @@ class StreamingConvolution(CacheLayerMixin):
             raise ValueError(f"A chunk needs a sample and a position at least; got inputs of shape {list(u.shape)}.")
         if not self.is_initialized:
             self.lazy_initialization(u, kernel())
+        self._check_owner(getattr(kernel, "__self__", None))
         expected = (self.tile.shape[0], self.tile.shape[2])
         if tuple(u.shape[:2]) != expected or u.device != self.tile.device:
             raise ValueError(
@@ -221,6 +225,20 @@ class StreamingConvolution(CacheLayerMixin):
         outputs = self._advance(inputs).to(u.dtype)
         self.interrupted = False
         return outputs
+
+    def _check_owner(self, owner: Any | None) -> None:
+        if owner is None:
+            return
+        if self.owner is None:
+            self.owner = weakref.ref(owner)
+        if self.owner() is not owner:
+            raise ValueError(
+                "This cache was begun with another model, whose kernels it would go on with: start a new one, or "
+                "`reset()` it. Where both models are equal, a `copy.deepcopy` of it goes on."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "owner": None}
 
     def _leave_inference_mode(self) -> None:
         """What a copy made in inference mode holds, or a cache read from a file in it, may not be written: copy it."""

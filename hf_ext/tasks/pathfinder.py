@@ -12,7 +12,7 @@ the benchmark's pictures were drawn (https://arxiv.org/abs/1805.08315, and the n
 - A short path begins where its first dash fits, and is left out where it finds no way. At 32 pixels short paths are
   brighter than long ones. A picture is made as bright as can be.
 
-What differs, with numbers (the benchmark's, of 310 pictures of 32 pixels and 27 of 128 that its own code drew, behind):
+What differs, with numbers and in brackets those of 310 and 27 pictures that the benchmark's own code drew:
 
 - Where a long path finds no way, the benchmark begins the picture anew, which one in 40 to 250 survives; here both
   paths give up their last rounds first. Half of the paths end more than 13.3 (13.4) and 79 (78) pixels from where they

@@ -481,6 +481,17 @@ class TestCache:
         with pytest.raises(ValueError, match="for 2 layers; layer 2 has none"):
             MRConvCache(self.config).convolve(2, torch.zeros(1, CHANNELS, 4), self.kernel)
 
+    def test_another_model_is_refused_and_a_copy_goes_on_with_an_equal_one(self):
+        cache, layer, u = MRConvCache(self.config), make_layer().requires_grad_(False), torch.ones(1, 4, 9)
+        equal = copy.deepcopy(layer)
+        layer(u, cache=cache)
+        with pytest.raises(ValueError, match="begun with another model"):
+            equal(u, cache=cache)
+        again = copy.deepcopy(cache)
+        torch.testing.assert_close(equal(u, cache=again), layer(u, cache=cache))
+        cache.reset()
+        equal(u, cache=cache)
+
     def test_copies_of_a_cache_share_the_kernel(self):
         cache = MRConvCache(self.config)
         cache.convolve(0, make(5, 40)[2], self.kernel)

@@ -95,16 +95,20 @@ def test_paths_begin_apart_as_in_the_benchmark_and_stay_in_the_picture():
 def test_the_picture_shows_the_scene():
     for size, drawing in DRAWINGS.items():
         scene = Pathfinder(5, size).scene(3)
-        # Drawn by Pillow sixteen times as large.
-        large = Image.new("F", (size * 16, size * 16))
-        pen = ImageDraw.Draw(large)
+        # Drawn by Pillow sixteen times as large, paths and short paths and discs each by themselves.
+        layers = [Image.new("F", (size * 16, size * 16)) for _ in range(3)]
+        pens = [ImageDraw.Draw(layer) for layer in layers]
         for number, ((left, top), (right, bottom)) in enumerate(scene.dashes * 16 / UNIT):
-            contrast = drawing.contrasts[number >= 28] * drawing.cover
-            pen.line([left, top, right, bottom], fill=255 * contrast, width=round(16 * drawing.thickness))
+            pens[number >= 28].line([left, top, right, bottom], fill=1, width=round(16 * drawing.thickness))
         for x, y in scene.discs * 16 / UNIT:
             reach = 16 * drawing.radius
-            pen.ellipse([x - reach, y - reach, x + reach, y + reach], fill=255)
-        expected = np.asarray(large.resize((size, size), Image.Resampling.BOX))
+            pens[2].ellipse([x - reach, y - reach, x + reach, y + reach], fill=1)
+        shares = [np.asarray(layer.resize((size, size), Image.Resampling.BOX)) for layer in layers]
+        dashes = [
+            np.minimum(share, drawing.cover) * contrast
+            for share, contrast in zip(shares[:2], drawing.contrasts, strict=True)
+        ]
+        expected = np.maximum.reduce([*dashes, shares[2]])
         picture = draw_scene(scene, size)
         assert np.corrcoef(expected.ravel(), picture.ravel())[0, 1] > 0.95
         # Distractors of the small pictures are brighter than discs.
