@@ -3,11 +3,7 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -152,27 +148,17 @@ def test_another_machine_goes_on_with_the_weights_that_were_committed(load_copy,
     ]
 
 
-def test_a_queue_that_is_paused_waits(load, tmp_path, monkeypatch):
-    train, begun = load("train"), []
-
-    def begin(work: Path, name: str) -> subprocess.Popen[bytes]:
-        begun.append(name)
-        return subprocess.Popen([sys.executable, "-c", ""])
-
-    monkeypatch.setattr(train, "QUEUE", {"photo": ()})
-    monkeypatch.setattr(train, "is_done", lambda work, name: name in begun)
-    monkeypatch.setattr(train, "begin", begin)
-    looks = []
-
-    def look(seconds: float) -> None:
-        looks.append(list(begun))
-        if len(looks) == 2:
-            (tmp_path / "pause").unlink()
-
-    monkeypatch.setattr(train, "time", SimpleNamespace(sleep=look, strftime=time.strftime))
-    (tmp_path / "pause").touch()
-    assert train.work_through(tmp_path, 1) == 0
-    assert looks[:2] == [[], []] and begun == ["photo"]
+def test_a_queue_holds_what_is_not_done_and_need_not_wait(load, tmp_path, monkeypatch):
+    train, done = load("train"), set()
+    monkeypatch.setattr(train, "QUEUE", {"denoise-color": (), "photo": ("denoise-color",), "cifar10": ()})
+    monkeypatch.setattr(train, "is_done", lambda work, name: name in done)
+    found = []
+    for name in (None, "denoise-color", "cifar10", "photo"):
+        done.add(name)
+        found.append([job.name for job in train.find_jobs(tmp_path, {})])
+    assert found == [["denoise-color", "cifar10"], ["photo", "cifar10"], ["photo"], []]
+    words = train.find_words(tmp_path, "photo")
+    assert words[:3] == ["-m", "hf_ext_cli.main", "train"] and words[3].endswith("photo.yaml")
 
 
 def test_the_fine_tunes_of_restore_tasks_become_one_merge_beside_its_base(load_copy, work, released_models):

@@ -1,6 +1,7 @@
 """Sampling time of Disentangled DiT beside diffusers' own mmDiT and DiT.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/disentangled_dit_sampling.py
+    OMP_NUM_THREADS=1 python examples/benchmarks/disentangled_dit_sampling.py --network
     python examples/benchmarks/disentangled_dit_sampling.py --device cuda --dtype bfloat16 --compile
 
 Class-conditional latents, DDIM, guidance; random weights. Entries, each compared with the first:
@@ -10,6 +11,8 @@ Class-conditional latents, DDIM, guidance; random weights. Entries, each compare
   loop: both guidance branches in one batch, the scheduler on the images alone;
 - DiT, equal width: `DiTPipeline` of equal width and depth, which has one stream and no context;
 - DiT, equal parameters: the same of equal depth and heads, as wide as the number of parameters asks for.
+With `--network` a call of ours, SD3's and the DiT of equal width alone: both guidance branches in one batch, timestep
+and controls for each row, and nothing computed ahead.
 Decoding is left out. Every entry has a process of its own, as where it is used: in one process what an entry leaves of
 the heap decides whether the next one's large tensors are new to the system, which is up to a tenth of the time. Within
 a round every entry runs once, in an order that turns from round to round; a ratio is the median over the rounds, of
@@ -46,6 +49,8 @@ Entry = Callable[[], Tensor]
 CLASSES, CHANNELS, PATCH, GUIDANCE = 1000, 4, 2, 4.0
 OURS = "ours"
 NAMES = [OURS, "ours, plain loop", "SD3", "DiT, equal width", "DiT, equal parameters"]
+NETWORKS = [OURS, "SD3", "DiT, equal width"]
+Predict = Callable[[Tensor, Tensor], Tensor]
 
 
 class NoDecoder(ModelMixin, ConfigMixin):
@@ -120,9 +125,7 @@ def wider_dit(sizes: dict[str, int], parameters: int, side: int) -> dict[str, in
 
 
 @torch.no_grad()
-def plain_loop(
-    predict: Callable[[Tensor, Tensor], Tensor], scheduler: DDIMScheduler, latents: Tensor, steps: int
-) -> Tensor:
+def plain_loop(predict: Predict, scheduler: DDIMScheduler, latents: Tensor, steps: int) -> Tensor:
     """Guided sampling as one writes it by hand; `predict` gets both branches, the null branch first."""
     scheduler.set_timesteps(steps, device=latents.device)
     latents = latents.float()
@@ -134,38 +137,41 @@ def plain_loop(
     return latents
 
 
-def make_ours(network: ModelMixin, noise: Tensor, labels: list[int], steps: int) -> dict[str, Entry]:
-    """Our pipeline, and our network without it."""
-    pipeline = DisentangledDiTPipeline(network, make_scheduler(), None, None, None)
-    pipeline.set_progress_bar_config(disable=True)
+def our_prediction(network: ModelMixin, noise: Tensor, labels: list[int]) -> Predict:
+    """All five controls in the branch of the class, none in the null branch."""
     both = torch.tensor([CLASSES] * len(labels) + labels, device=noise.device)
     size = [float(noise.shape[-2]), float(noise.shape[-1])]
     values = {"original_size": size, "crop": [0.0, 0.0], "target_size": size, "flip": [0.0], "aspect_ratio": [0.0]}
     controls = {name: torch.tensor([value] * len(both), device=noise.device) for name, value in values.items()}
-    mask = both < CLASSES
-
-    def sample() -> Tensor:
-        return pipeline(
-            labels, num_inference_steps=steps, guidance_scale=GUIDANCE, latents=noise.float(), output_type="latent"
-        ).images
-
-    def predict(inputs: Tensor, timestep: Tensor) -> Tensor:
-        inputs = inputs.to(noise.dtype)
-        return network(inputs, timestep, class_labels=both, controls=controls, control_mask=mask).sample
-
-    return {OURS: sample, "ours, plain loop": lambda: plain_loop(predict, make_scheduler(), noise, steps)}
+    options = {"class_labels": both, "controls": controls, "control_mask": both < CLASSES}
+    return lambda inputs, timestep: network(inputs.to(noise.dtype), timestep, **options).sample
 
 
-def sd3_entry(network: ModelMixin, noise: Tensor, steps: int) -> Entry:
+def sd3_prediction(network: ModelMixin, noise: Tensor) -> Predict:
     """One context token for each image, as ours."""
     width, rows = network.config.caption_projection_dim, 2 * len(noise)
     context = torch.randn(rows, 1, width, device=noise.device, dtype=noise.dtype)
     pooled = torch.zeros(rows, width, device=noise.device, dtype=noise.dtype)
+    return lambda inputs, timestep: network(inputs.to(noise.dtype), context, pooled, timestep).sample
 
-    def predict(inputs: Tensor, timestep: Tensor) -> Tensor:
-        return network(inputs.to(noise.dtype), context, pooled, timestep).sample
 
-    return lambda: plain_loop(predict, make_scheduler(), noise, steps)
+def dit_prediction(network: ModelMixin, noise: Tensor, labels: list[int]) -> Predict:
+    both = torch.tensor([CLASSES] * len(labels) + labels, device=noise.device)
+    return lambda inputs, timestep: network(inputs.to(noise.dtype), timestep, both).sample
+
+
+@torch.no_grad()
+def one_call(predict: Predict, noise: Tensor) -> Tensor:
+    """A network alone."""
+    return predict(torch.cat([noise, noise]), torch.full((2 * len(noise),), 500.0, device=noise.device))
+
+
+def our_entry(network: ModelMixin, noise: Tensor, labels: list[int], steps: int) -> Entry:
+    """Our pipeline."""
+    pipeline = DisentangledDiTPipeline(network, make_scheduler(), None, None, None)
+    pipeline.set_progress_bar_config(disable=True)
+    options = {"num_inference_steps": steps, "guidance_scale": GUIDANCE, "output_type": "latent"}
+    return lambda: pipeline(labels, latents=noise.float(), **options).images
 
 
 def dit_entry(network: ModelMixin, labels: list[int], steps: int) -> Entry:
@@ -200,11 +206,19 @@ def make_entry(name: str, network: ModelMixin, batch: int, side: int, words: arg
     noise = torch.randn(batch, CHANNELS, side, side, generator=generator)
     noise = noise.to(words.device, getattr(torch, words.dtype))
     labels = [(7 * index) % CLASSES for index in range(batch)]
+    if not words.network and name == OURS:
+        return our_entry(network, noise, labels, words.steps)
+    if not words.network and name.startswith("DiT"):
+        return dit_entry(network, labels, words.steps)
     if name.startswith(OURS):
-        return make_ours(network, noise, labels, words.steps)[name]
-    if name == "SD3":
-        return sd3_entry(network, noise, words.steps)
-    return dit_entry(network, labels, words.steps)
+        predict = our_prediction(network, noise, labels)
+    elif name == "SD3":
+        predict = sd3_prediction(network, noise)
+    else:
+        predict = dit_prediction(network, noise, labels)
+    if words.network:
+        return lambda: one_call(predict, noise)
+    return lambda: plain_loop(predict, make_scheduler(), noise, words.steps)
 
 
 def seconds(entry: Entry, device: str) -> tuple[float, float]:
@@ -254,8 +268,9 @@ class Entries:
 
     def __init__(self, batch: int, side: int, words: argparse.Namespace):
         context = multiprocessing.get_context("spawn")
+        self.names = NETWORKS if words.network else NAMES
         self.connections: dict[str, Connection] = {}
-        for name in NAMES:
+        for name in self.names:
             self.connections[name], other = context.Pipe()
             arguments = (other, name, batch, side, words)
             context.Process(target=serve, args=arguments, daemon=True).start()
@@ -284,12 +299,13 @@ def check_same(entries: Entries, dtype: str) -> None:
 
 def measure(entries: Entries, words: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], int]:
     """Median seconds of each entry, and the median ratio to ours within a round; and the number of rounds."""
-    taken_once = sum(entries.seconds(name)[0] for name in NAMES)
+    names = entries.names
+    taken_once = sum(entries.seconds(name)[0] for name in names)
     rounds = min(words.rounds, max(3, int(words.budget / taken_once)))
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in NAMES}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for turn in tqdm(range(rounds), "rounds", leave=False):
-        shift = turn % len(NAMES)
-        for name in NAMES[shift:] + NAMES[:shift]:
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
             times[name].append(entries.seconds(name))
     results: dict[str, dict[str, Any]] = {}
     for name, taken in times.items():
@@ -306,13 +322,16 @@ def measure(entries: Entries, words: argparse.Namespace) -> tuple[dict[str, dict
 
 
 def markdown(results: list[dict[str, Any]], parameters: dict[str, int]) -> str:
-    """A row for each batch and number of tokens: milliseconds per image and step, and the multiple of our time."""
+    """A row for each batch and number of tokens: milliseconds per image and step; of our time, of the processor's."""
     names = list(results[0]["entries"])
     lines = ["| tokens, batch | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     lines.append("| parameters | " + " | ".join(f"{count / 1e6:.1f} M" for count in parameters.values()) + " |")
     for result in results:
         scale = 1000 / result["batch"] / result["steps"]
-        cells = [f"{scale * row['seconds']:.2f} ({row['times_ours']:.2f})" for row in result["entries"].values()]
+        cells = [
+            f"{scale * row['seconds']:.2f} ({row['times_ours']:.2f}, {row['processor_times_ours']:.2f})"
+            for row in result["entries"].values()
+        ]
         lines.append(f"| {result['tokens']}, {result['batch']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -326,29 +345,33 @@ def run(words: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, int]
         for batch in words.batches:
             entries = Entries(batch, side, words)
             parameters = {name: count for name, (_, count, _) in entries.facts.items()}
-            check_same(entries, words.dtype)
+            if not words.network:
+                check_same(entries, words.dtype)
             rows, rounds = measure(entries, words)
             entries.close()
-            case = {"tokens": tokens, "batch": batch, "steps": words.steps, "rounds": rounds}
+            steps = 1 if words.network else words.steps
+            case = {"tokens": tokens, "batch": batch, "steps": steps, "rounds": rounds}
             results.append({**case, "entries": rows})
     return results, parameters
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--network", action="store_true", help="a call of the networks alone")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--preset", default="S", choices=list(DisentangledDiTTransformer2DModel.PRESETS))
-    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--budget", type=float, default=300.0, help="seconds for a case; 3 rounds at least")
     parser.add_argument("--threads", type=int, default=1, help="on the CPU")
     folder = Path(__file__).parent / "results"
-    parser.add_argument("--output", type=Path, default=folder / "disentangled_dit_sampling.json")
+    parser.add_argument("--output", type=Path, help="results/disentangled_dit_sampling.json, or ..._network.json")
     words = parser.parse_args()
+    words.output = words.output or folder / f"disentangled_dit_{'network' if words.network else 'sampling'}.json"
     load_before = os.getloadavg()
     results, parameters = run(words)
     device = torch.cuda.get_device_name() if words.device == "cuda" else f"CPU ({platform.machine()})"

@@ -1,15 +1,19 @@
-"""Forward time against length: MRConv beside attention, Mamba 2 and other long convolutions, of equal width.
+"""Forward time and memory against length: MRConv beside S4D, attention, Mamba 2 and other long convolutions, of equal
+width.
 
     OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_inference.py
     python examples/benchmarks/mrconv_inference.py --device cuda --dtype bfloat16
 
 Two groups, each compared with merged MRConv in the same process. Layers mix over time only: merged MRConv (one cached
-spectrum), MRConv with branches (merged once), the bare irfft(rfft(u) K), and, where they are installed,
-LongConvolution of flash-linear-attention (needs triton, einops) and the causal FFT convolution of nvsubquadratic
-(needs einops). Blocks have their projections: MRConv block, attention by scaled_dot_product_attention, the Mamba 2
-mixer of transformers (its plain PyTorch path where mamba-ssm is not installed). All causal, kernels as long as the
-input, gradients off. Within a round every entry runs once, in an order that turns from round to round; a ratio is the
-median over the rounds. What takes longer than `--patience` seconds runs once, and not at greater lengths.
+spectrum), MRConv with branches, whose merged kernel is kept from the first call on, the bare irfft(rfft(u) K), and,
+where they are installed, LongConvolution of flash-linear-attention (needs triton, einops) and the causal FFT
+convolution of nvsubquadratic (needs einops). Blocks have their projections: MRConv block, S4D (which makes its kernel
+in each call, as published), attention by scaled_dot_product_attention, the Mamba 2 mixer of transformers (its plain
+PyTorch path where mamba-ssm is not installed). All causal, kernels as long as the input, gradients off. Within a round
+every entry runs once, in an order that turns from round to round; a ratio is the median over the rounds. Time is
+processor time on a CPU. What takes longer than `--patience` seconds runs once, and not at greater lengths. Memory is
+the most that a call holds in tensors at once, beyond weights and input; what libraries such as MKL take for themselves
+is not in it.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
@@ -35,13 +41,18 @@ from hf_ext.mrconv import MRConvConfig, MRConvLayer
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBlock
 from hf_ext.mrconv.ops_mrconv import fft_size
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mrconv"))
+
+from peers import PeerConfig, S4DBlock  # noqa: E402  found through the line above
+
 Entry = Callable[[], torch.Tensor]
 GROUPS = {
     "layers": ["MRConv merged", "MRConv branches", "bare FFT", "fla LongConvolution", "nvsubquadratic FFT"],
-    "blocks": ["MRConv merged", "MRConv branches", "SDPA attention", "Mamba 2"],
+    "blocks": ["MRConv merged", "MRConv branches", "S4D", "SDPA attention", "Mamba 2"],
 }
 # State and chunk of Mamba 2 are smaller than its defaults (128, 256): its plain path would need 17 GB at 64k.
 MAMBA_STATE, MAMBA_CHUNK, HEAD = 64, 64, 64
+S4D_STATE = 64
 
 
 class Attention(nn.Module):
@@ -126,25 +137,48 @@ def make_blocks(width: int, length: int, hidden: torch.Tensor) -> dict[str, Entr
     merged = MRConvBlock(mrconv_config(width, length), 0)
     merged.load_state_dict(branches.state_dict())
     merged.convolution.reparameterize()
-    modules = {"MRConv merged": merged, "MRConv branches": branches}
-    modules |= {"SDPA attention": Attention(width), "Mamba 2": Mamba2(width)}
+    modules: dict[str, nn.Module] = {"MRConv merged": merged, "MRConv branches": branches}
+    s4d, valid = S4DBlock(PeerConfig(hidden_size=width, state_size=S4D_STATE)), hidden.new_ones(1, 1, 1)
+    modules |= {"S4D": s4d, "SDPA attention": Attention(width), "Mamba 2": Mamba2(width)}
     for module in modules.values():
         module.to(device=hidden.device, dtype=hidden.dtype).eval()
-    return {name: lambda module=module: module(hidden) for name, module in modules.items()}
+    s4d.kernel.float()
+    entries: dict[str, Entry] = {name: lambda module=module: module(hidden) for name, module in modules.items()}
+    return entries | {"S4D": lambda: s4d(hidden, valid)}
 
 
 def seconds(entry: Entry, device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if device == "cpu":
+        start = time.process_time()
+        entry()
+        return time.process_time() - start
+    torch.cuda.synchronize()
     start = time.perf_counter()
     entry()
-    if device == "cuda":
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
+def peak_bytes(entry: Entry, device: str) -> int:
+    """The most that a call holds at once, in tensors that it makes."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        entry()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        entry()
+    held = peak = 0
+    # In the order in which they happened: bytes taken, and with a minus given back.
+    for event in watched.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
 def measure(entries: dict[str, Entry], rounds: int, patience: float, device: str) -> dict[str, dict[str, Any]]:
-    """Median seconds of each entry, and the median ratio to the first within a round."""
+    """Median seconds of each entry, the median ratio to the first within a round, and the memory of a call."""
     # The first call warms caches; what is too slow to repeat is measured by it.
     first = {name: seconds(entry, device) for name, entry in entries.items()}
     times: dict[str, list[float]] = {name: [] for name in entries}
@@ -162,6 +196,7 @@ def measure(entries: dict[str, Entry], rounds: int, patience: float, device: str
             "seconds": statistics.median(taken),
             "ratio": statistics.median(ours / theirs for ours, theirs in pairs),
             "runs": len(taken),
+            "bytes": peak_bytes(entries[name], device),
         }
     return results
 
@@ -185,14 +220,16 @@ def run(words: argparse.Namespace) -> dict[str, dict[int, dict[str, dict[str, An
 
 
 def markdown(results: dict[str, dict[int, dict[str, dict[str, Any]]]]) -> str:
-    """A table for each group: milliseconds, and in brackets the multiple of merged MRConv."""
+    """A table for each group: milliseconds, in brackets the multiple of merged MRConv, and megabytes."""
     lines = []
     for group, lengths in results.items():
         names = [name for name in GROUPS[group] if any(name in rows for rows in lengths.values())]
         lines += [f"| {group}, length | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
         for length, rows in lengths.items():
             cells = [
-                f"{1000 * rows[name]['seconds']:.2f} ({rows[name]['ratio']:.2f})" if name in rows else "not run"
+                f"{1000 * row['seconds']:.2f} ({row['ratio']:.2f}), {row['bytes'] / 1e6:.1f} MB"
+                if (row := rows.get(name))
+                else "not run"
                 for name in names
             ]
             lines.append(f"| {length} | " + " | ".join(cells) + " |")
@@ -201,17 +238,18 @@ def markdown(results: dict[str, dict[int, dict[str, dict[str, Any]]]]) -> str:
 
 
 def plot(results: dict[str, dict[int, dict[str, dict[str, Any]]]], path: Path, title: str) -> None:
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    panels = figure.subplots(1, len(results))
-    for panel, (group, lengths) in zip(panels, results.items(), strict=True):
-        for name in GROUPS[group]:
-            points = [(length, 1000 * rows[name]["seconds"]) for length, rows in lengths.items() if name in rows]
-            if points:
-                panel.loglog(*zip(*points, strict=True), marker="o", label=name, base=2)
-        panel.set_yscale("log", base=10)
-        panel.set(title=group, xlabel="length", ylabel="forward, ms")
-        panel.grid(alpha=0.3)
-        panel.legend()
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    quantities = {"seconds": (1e3, "forward, ms"), "bytes": (1e-6, "memory of a call, MB")}
+    for row, (key, (factor, label)) in zip(figure.subplots(2, len(results)), quantities.items(), strict=True):
+        for panel, (group, lengths) in zip(row, results.items(), strict=True):
+            for name in GROUPS[group]:
+                points = [(length, factor * rows[name][key]) for length, rows in lengths.items() if name in rows]
+                if points:
+                    panel.loglog(*zip(*points, strict=True), marker="o", label=name, base=2)
+            panel.set_yscale("log", base=10)
+            panel.set(title=group, xlabel="length", ylabel=label)
+            panel.grid(alpha=0.3)
+            panel.legend()
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
 
@@ -237,7 +275,7 @@ def main() -> None:
     content = {
         "results": results,
         "sizes": {"batch": words.batch, "width": words.width, "dtype": words.dtype, "l_0": 16, "head": HEAD}
-        | {"mamba_state": MAMBA_STATE, "mamba_chunk": MAMBA_CHUNK},
+        | {"mamba_state": MAMBA_STATE, "mamba_chunk": MAMBA_CHUNK, "s4d_state": S4D_STATE},
         "rounds": words.rounds,
         "patience": words.patience,
         "device": device,

@@ -3,11 +3,15 @@
     OMP_NUM_THREADS=2 python examples/benchmarks/mrconv_layer.py
     OMP_NUM_THREADS=2 chrt -r 1 python examples/benchmarks/mrconv_layer.py    # on a machine that others use
     python examples/benchmarks/mrconv_layer.py --device cuda
+    OMP_NUM_THREADS=1 python examples/benchmarks/mrconv_layer.py --bare
 
 Three training layers of equal outputs: `exact`, ours; `shared`, N branches through torch.nn.BatchNorm1d which share
 the FFT of their input; `simple`, N branches which do not. They take turns in one process, so that other load of the
 machine hits all; times are medians. Memory is that of a process of its own for each layer: what a forward pass saves
 for the backward pass beside input and parameters, and how far the process, or the device, grows in a step.
+
+With --bare, instead: a training step of the whole layer, kernels of the branches included, beside one convolution with
+a free kernel, irfft(rfft(u) rfft(k)) by autograd, at small batches too: processor time, medians of ratios of rounds.
 """
 
 import argparse
@@ -26,6 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_ext.mrconv import MRConvConfig
+from hf_ext.mrconv.modeling_layers_mrconv import MRConvLayer
 from hf_ext.mrconv.ops_mrconv import batch_norm_conv, convolution_size, kernel_spectrum, long_conv
 
 Sizes = tuple[int, int, int, int]
@@ -33,6 +39,9 @@ Sizes = tuple[int, int, int, int]
 # Batch, channels, length and taps of the shortest kernel.
 SIZES: list[Sizes] = [(8, 64, 16384, 16), (8, 64, 4096, 16), (32, 64, 1024, 16)]
 SIZES_CUDA: list[Sizes] = [(16, 256, 16384, 16)]
+# Batch, channels and length beside a bare convolution; kernels of 16 parameters, 16, 32, ... taps.
+BARE_SIZES = [(8, 32, 1024), (4, 32, 4096), (2, 32, 16384), (8, 64, 16384), (1, 64, 1024), (1, 256, 4096)]
+KERNEL_TYPES = ("dilated", "fourier")
 FORMS = ("exact", "shared", "simple")
 
 
@@ -190,6 +199,47 @@ def inference(sizes: Sizes, device: str, rounds: int) -> dict[str, Any]:
     }
 
 
+def beside_bare(sizes: tuple[int, int, int], device: str, rounds: int) -> dict[str, Any]:
+    """A training step of the layer and of one convolution."""
+    _, channels, length = sizes
+    u, cotangent = draw((*sizes, 0), device, 1).requires_grad_(), draw((*sizes, 0), device, 2)
+    kernel = (draw((1, channels, length, 0), device, 3)[0] / math.sqrt(length)).requires_grad_()
+
+    def bare(u: Tensor) -> Tensor:
+        n = convolution_size(length, length)
+        return torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(kernel, n=n), n=n)[..., :length]
+
+    functions: dict[str, Callable[[Tensor], Tensor]] = {"bare": bare}
+    for kind in KERNEL_TYPES:
+        fields = {"max_position_embeddings": length, "kernel_size": 16, "kernel_type": kind}
+        config = MRConvConfig(vocab_size=None, input_size=1, hidden_size=channels, num_hidden_layers=1, **fields)
+        functions[kind] = MRConvLayer(config).to(device)
+
+    def seconds(function: Callable[[Tensor], Tensor]) -> float:
+        # As many steps as take a fiftieth of a second, at least: the clock of a process is coarse.
+        start, steps = clock(device), 0
+        while steps == 0 or clock(device) - start < 0.02:
+            function(u).backward(cotangent)
+            u.grad = kernel.grad = None
+            if isinstance(function, nn.Module):
+                function.zero_grad()
+            steps += 1
+        return (clock(device) - start) / steps
+
+    times = [{name: seconds(function) for name, function in functions.items()} for _ in range(rounds + 1)][1:]
+    return {
+        "batch_channels_length": sizes,
+        "seconds": {name: statistics.median(one[name] for one in times) for name in functions},
+        "times_bare": {kind: statistics.median(one[kind] / one["bare"] for one in times) for kind in KERNEL_TYPES},
+    }
+
+
+def clock(device: str) -> float:
+    """Processor time; of a GPU the time that passes."""
+    synchronize(device)
+    return time.perf_counter() if device == "cuda" else time.process_time()
+
+
 def table(result: dict[str, Any]) -> str:
     lines = [
         "| batch, channels, length, l0 | N | ours | N branches | ratio | simple | ratio | saved | peak | difference |",
@@ -212,10 +262,21 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def bare_table(result: dict[str, Any]) -> str:
+    lines = ["| batch, channels, length | bare convolution | dilated | Fourier |", "|---|---|---|---|"]
+    for row in result["beside_bare"]:
+        parts = [f"{row['times_bare'][kind]:.2f} ×" for kind in KERNEL_TYPES]
+        lines.append(
+            f"| {row['batch_channels_length']} | {1e3 * row['seconds']['bare']:.1f} ms | {' | '.join(parts)} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bare", action="store_true", help="compare with one convolution instead")
     parser.add_argument("--output", type=Path, default=None)
     parser.add_argument(
         "--memory", nargs=5, metavar=("FORM", "B", "D", "L", "L0"), help="measure one layer, and print"
@@ -228,7 +289,7 @@ def main() -> None:
         return
     device, rounds = arguments.device, arguments.rounds
     sizes = SIZES + (SIZES_CUDA if device == "cuda" else [])
-    result = {
+    result: dict[str, Any] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
@@ -236,15 +297,18 @@ def main() -> None:
         "cores": os.cpu_count(),
         "load_average": os.getloadavg(),
         "dtype": "float32",
-        "training_step": [training_step(size, device, rounds) for size in sizes],
-        "merged_inference": [inference(size, device, rounds) for size in sizes],
     }
-    name = "mrconv_layer.json" if device == "cpu" else f"mrconv_layer_{device}.json"
+    name = f"mrconv_layer{'_bare' * arguments.bare}{'_cuda' * (device == 'cuda')}.json"
+    if arguments.bare:
+        result["beside_bare"] = [beside_bare(size, device, rounds) for size in BARE_SIZES]
+    else:
+        result["training_step"] = [training_step(size, device, rounds) for size in sizes]
+        result["merged_inference"] = [inference(size, device, rounds) for size in sizes]
     output = arguments.output or Path(__file__).parent / "results" / name
     temporary = output.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     temporary.replace(output)
-    print(table(result))
+    print(bare_table(result) if arguments.bare else table(result))
 
 
 if __name__ == "__main__":

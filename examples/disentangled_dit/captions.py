@@ -1,7 +1,8 @@
 """python examples/disentangled_dit/captions.py CIFAR10 OUT
 
 Writes CIFAR-10 at 32 x 32 pixels with captions of its class names and of attributes that the pixels decide: how light
-a picture is, and the colour of its border. Captions have three lengths, so that what follows short ones matters.
+a picture is, and the colour of its border. Captions have three lengths, so that what follows short ones matters: the
+column `text` has any of them, `short` the name alone, `long` all of it.
 """
 
 import sys

@@ -42,8 +42,7 @@ def row(image: Image.Image, label: int, **others: Any) -> dict[str, Any]:
 def write(path: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
     """Rows as one parquet file, whole or not at all."""
     kinds: dict[str, Any] = {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}
-    if "text" in rows[0]:
-        kinds["text"] = datasets.Value("string")
+    kinds |= {name: datasets.Value("string") for name in rows[0] if name not in kinds}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     datasets.Dataset.from_list(rows, features=datasets.Features(kinds)).to_parquet(temporary)
@@ -57,12 +56,12 @@ def plain_rows(data: datasets.Dataset, side: int) -> Iterator[dict[str, Any]]:
 
 
 def captioned_rows(data: datasets.Dataset, side: int) -> Iterator[dict[str, Any]]:
-    """The same with captions, one of several forms each."""
+    """The same with captions: one of several forms, the shortest, the longest."""
     names, generator = data.features["label"].names, np.random.default_rng(SEED + 1)
     for example in data:
         small = resized(example["image"], side)
-        text = caption(names[example["label"]], np.asarray(small), int(generator.integers(3)))
-        yield row(small, example["label"], text=text)
+        forms = [caption(names[example["label"]], np.asarray(small), form) for form in range(3)]
+        yield row(small, example["label"], text=forms[generator.integers(3)], short=forms[0], long=forms[2])
 
 
 def varied_rows(data: datasets.Dataset) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""python examples/mrconv/eval.py MODEL examples/mrconv/fsdd.yaml [--field value]
+"""python examples/mrconv/eval.py MODEL examples/mrconv/speech_commands.yaml [--field value]
 
 At half the rate of the training, without training again: --task.decimation 2
 """

@@ -1,11 +1,11 @@
-"""Other models on the inputs of MRConv's tasks, from transformers: a Transformer encoder (ModernBERT) and Mamba 2.
+"""Other models on the inputs of MRConv's tasks: S4D (arXiv 2206.11893) and a Transformer encoder (ModernBERT).
 
-accelerate launch examples/mrconv/peers.py transformer examples/mrconv/fsdd.yaml [--field value]
+accelerate launch examples/mrconv/peers.py s4d examples/mrconv/speech_commands.yaml [--field value]
 The section `model` then holds fields of [`PeerConfig`].
 """
 
+import math
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,14 +13,14 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import (
-    Mamba2Config,
-    Mamba2Model,
+    ConvNextConfig,
+    ConvNextForImageClassification,
     ModernBertConfig,
     ModernBertModel,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
 
 from hf_ext.training import Task, TrainingArguments, build_task, main
 
@@ -34,8 +34,10 @@ class PeerConfig(PreTrainedConfig):
         vocab_size (`int`, *optional*): Number of tokens; none for a continuous input of `input_size` channels.
         max_position_embeddings (`int`): Longest input. Neither peer has parameters for positions.
         hidden_size, num_hidden_layers (`int`): Width and depth.
+        dropout (`float`): After S4D's activation, and in the Transformer's MLP.
         intermediate_size (`int`): Width of the Transformer's gated MLP.
-        state_size (`int`): Of Mamba 2, which is twice as wide inside its layers.
+        state_size (`int`): Of S4D: real numbers of a channel's state, half of it are kept as complex pairs.
+        bidirectional (`bool`): Whether S4D has a second kernel that looks ahead.
     """
 
     model_type = "hf_ext_peer"
@@ -49,8 +51,98 @@ class PeerConfig(PreTrainedConfig):
 
     hidden_size: int = 64
     num_hidden_layers: int = 4
+    dropout: float = 0.0
     intermediate_size: int = 128
-    state_size: int = 16
+    state_size: int = 64
+    bidirectional: bool = False
+
+
+class S4DKernel(nn.Module):
+    """
+    The convolution kernel of a diagonal state space, one for each channel.
+
+    x' = A x + 1 u, y = 2 Re(C x) with A = diag(-exp(log_decay) + i frequency) begins as S4D-Lin: -1/2 + i pi n.
+    Zero-order hold with the step dt makes k[t] = 2 Re(sum_n C_n (exp(dt A_n) - 1) / A_n * exp(dt A_n)^t), a product
+    with a Vandermonde matrix.
+
+    Args:
+        channels (`int`): Channels of the sequence.
+        kernels (`int`): Kernels for each of them, which share A and dt.
+        pairs (`int`): Complex states; their conjugates are the factor 2 Re.
+    """
+
+    def __init__(self, channels: int, kernels: int, pairs: int):
+        super().__init__()
+        self.log_dt = nn.Parameter(torch.empty(channels).uniform_(math.log(0.001), math.log(0.1)))
+        self.log_decay = nn.Parameter(torch.full((channels, pairs), math.log(0.5)))
+        self.frequency = nn.Parameter(
+            math.pi * torch.arange(pairs, dtype=torch.get_default_dtype()).repeat(channels, 1)
+        )
+        # Real and imaginary part, of variance 1 together.
+        self.output = nn.Parameter(torch.randn(kernels, channels, pairs, 2) / math.sqrt(2))
+
+    def forward(self, length: int) -> torch.Tensor:
+        """Kernels `[kernels, channels, length]`."""
+        poles = torch.complex(-self.log_decay.exp(), self.frequency)
+        steps = poles * self.log_dt.exp()[:, None]
+        weights = torch.view_as_complex(self.output) * torch.expm1(steps) / poles
+        # exp(s (a B + b)) = exp(s a B) exp(s b): with t = a B + b, a row and a column of about sqrt(length) powers
+        # make the whole Vandermonde matrix, and their product sums over the states without ever holding it. The real
+        # part of a complex product is one real product of twice the inner length. A slow recurrence in fp64 agrees:
+        # tests/mrconv/test_peers_mrconv.py.
+        size = 2 ** math.ceil(math.log2(length) / 2)
+        index = torch.arange(size, device=steps.device)
+        rows = weights[:, :, None] * torch.exp(steps[:, None] * (size * index[: -(-length // size), None]))
+        columns = torch.exp(steps[..., None] * index)
+        product = torch.cat([rows.real, -rows.imag], -1) @ torch.cat([columns.real, columns.imag], -2)
+        return 2 * product.flatten(-2)[..., :length]
+
+
+class S4DBlock(nn.Module):
+    """x + GLU(W dropout(GELU(k * LN(x) + D LN(x)))), the convolution by FFT."""
+
+    def __init__(self, config: PeerConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.norm = nn.LayerNorm(width)
+        self.kernel = S4DKernel(width, 2 if config.bidirectional else 1, config.state_size // 2)
+        self.skip = nn.Parameter(torch.randn(width))
+        self.dropout = nn.Dropout(config.dropout)
+        self.projection = nn.Linear(width, 2 * width)
+
+    def convolve(self, inputs: torch.Tensor) -> torch.Tensor:
+        """`inputs [batch, channels, length]` with the kernels, the second of which begins one position ahead."""
+        length = inputs.shape[-1]
+        kernels = self.kernel(length)
+        buffer = nn.functional.pad(kernels[0], (0, length))
+        if len(kernels) == 2:
+            buffer = buffer + nn.functional.pad(kernels[1].flip(-1), (length, 0))
+        # In the precision of the kernel, which is 32 bits where the rest has 16.
+        spectrum = torch.fft.rfft(inputs.to(buffer.dtype), n=2 * length) * torch.fft.rfft(buffer)
+        mixed = torch.fft.irfft(spectrum, n=2 * length)[..., :length].to(inputs.dtype)
+        return mixed + self.skip[:, None] * inputs
+
+    def forward(self, hidden: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        """`hidden [batch, length, channels]`; what is not valid is 0 for the convolution."""
+        mixed = self.convolve((self.norm(hidden) * valid).transpose(1, 2)).transpose(1, 2)
+        mixed = self.projection(self.dropout(nn.functional.gelu(mixed)))
+        return hidden + nn.functional.glu(mixed, dim=-1)
+
+
+class S4DEncoder(nn.Module):
+    """Blocks of S4D and a last norm."""
+
+    def __init__(self, config: PeerConfig):
+        super().__init__()
+        self.blocks = nn.ModuleList(S4DBlock(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size)
+
+    def forward(self, inputs_embeds: torch.Tensor, attention_mask: torch.Tensor) -> BaseModelOutput:
+        """Hidden states `[batch, length, channels]`."""
+        hidden, valid = inputs_embeds, attention_mask[..., None].to(inputs_embeds.dtype)
+        for block in self.blocks:
+            hidden = block(hidden, valid)
+        return BaseModelOutput(last_hidden_state=self.norm(hidden))
 
 
 class PeerForSequenceClassification(PreTrainedModel):
@@ -69,8 +161,9 @@ class PeerForSequenceClassification(PreTrainedModel):
             self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.encoder = self.make_encoder(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
 
-    def make_encoder(self, config: PeerConfig) -> PreTrainedModel:
+    def make_encoder(self, config: PeerConfig) -> nn.Module:
         """The encoder, without an embedding of its own."""
         raise NotImplementedError
 
@@ -97,6 +190,13 @@ class PeerForSequenceClassification(PreTrainedModel):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
+class S4DForSequenceClassification(PeerForSequenceClassification):
+    """S4D. As published, dt, decay and frequency learn at a small rate of their own: [`S4D_RULES`]."""
+
+    def make_encoder(self, config: PeerConfig) -> nn.Module:
+        return S4DEncoder(config)
+
+
 class TransformerForSequenceClassification(PeerForSequenceClassification):
     """ModernBERT's layers (rotary positions, gated MLP), every one attending to all positions."""
 
@@ -107,11 +207,12 @@ class TransformerForSequenceClassification(PeerForSequenceClassification):
                 hidden_size=config.hidden_size,
                 intermediate_size=config.intermediate_size,
                 num_hidden_layers=config.num_hidden_layers,
-                num_attention_heads=4,
+                num_attention_heads=2,
                 max_position_embeddings=config.max_position_embeddings,
+                mlp_dropout=config.dropout,
                 # Every layer global: the peer is full attention.
                 layer_types=["full_attention"] * config.num_hidden_layers,
-                pad_token_id=0,
+                **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
                 attn_implementation="sdpa",
             )
         )
@@ -120,105 +221,23 @@ class TransformerForSequenceClassification(PeerForSequenceClassification):
         return encoder
 
 
-class Mamba2ForSequenceClassification(PeerForSequenceClassification):
-    """Mamba 2; without its CUDA kernels transformers runs a slow path in plain torch, and says so."""
-
-    def make_encoder(self, config: PeerConfig) -> PreTrainedModel:
-        encoder = Mamba2Model(
-            Mamba2Config(
-                vocab_size=1,
-                hidden_size=config.hidden_size,
-                num_hidden_layers=config.num_hidden_layers,
-                state_size=config.state_size,
-                expand=2,
-                head_dim=16,
-                num_heads=config.hidden_size // 8,
-                n_groups=1,
-                # The fastest of 16 to 128 for the slow path on one core.
-                chunk_size=32,
-                use_cache=False,
-            )
-        )
-        encoder.embeddings.requires_grad_(False)
-        return encoder
-
-
-PEERS = {"transformer": TransformerForSequenceClassification, "mamba2": Mamba2ForSequenceClassification}
+PEERS = {
+    "s4d": (PeerConfig, S4DForSequenceClassification),
+    "transformer": (PeerConfig, TransformerForSequenceClassification),
+    "convnext": (ConvNextConfig, ConvNextForImageClassification),
+}
+# The section `parameter_rules` of a training of S4D. Vectors and C are not decayed either, as the tasks of MRConv say.
+S4D_RULES = [{"pattern": r"kernel\.(log_dt|log_decay|frequency)$", "learning_rate": 1e-3, "weight_decay": 0.0}]
 
 
 def use_peer(task: Any, name: str) -> None:
     """Makes a task of MRConv train a peer, on the same inputs."""
-    task.config_class, task.model_class = PeerConfig, PEERS[name]
+    task.config_class, task.model_class = PEERS[name]
 
 
 def trained_parameters(model: nn.Module) -> int:
     """How many values training changes."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def candidates(name: str) -> Iterator[dict[str, int]]:
-    """Sizes to choose from, the depth being given."""
-    for width in range(16, 257, 8):
-        if name == "transformer":
-            yield from ({"hidden_size": width, "intermediate_size": inner} for inner in range(width, 3 * width + 1, 8))
-        else:
-            yield from ({"hidden_size": width, "state_size": state} for state in range(8, 33, 4))
-
-
-def equal_sizes(task: Any, name: str, parameters: int, depth: int) -> dict[str, int]:
-    """
-    The peer's sizes with the number of parameters nearest to a given one.
-
-    Args:
-        task ([`MRConvTask`]): After [`use_peer`].
-        name (`str`): `"transformer"` or `"mamba2"`.
-        parameters (`int`): Of the model to compare with.
-        depth (`int`): Layers.
-
-    Returns:
-        `dict[str, int]`: The section `model`.
-
-    Raises:
-        ValueError: If no size comes within 10 %.
-    """
-    best: tuple[float, dict[str, int]] = (float("inf"), {})
-    fields = {**task.model_fields(), **task.label_fields()}
-    for sizes in candidates(name):
-        section = {**sizes, "num_hidden_layers": depth}
-        with torch.device("meta"):
-            count = trained_parameters(PEERS[name](PeerConfig(**fields, **section)))
-        best = min(best, (abs(count / parameters - 1), section), key=lambda item: item[0])
-        if count > 2 * parameters:
-            break
-    if best[0] > 0.1:
-        raise ValueError(f"no {name} of depth {depth} has {parameters} parameters within 10 %; nearest: {best[1]}.")
-    return best[1]
-
-
-def equal_kernel_size(task: Any, section: dict[str, Any], parameters: int) -> int:
-    """
-    The even l0 of an MRConv with the number of parameters nearest to a given one.
-
-    Args:
-        task ([`MRConvTask`]): The task.
-        section (`dict[str, Any]`): The section `model`; its own `kernel_size` wins where it is within 10 %.
-        parameters (`int`): Of the model to compare with.
-
-    Returns:
-        `int`: The length of the shortest kernel.
-
-    Raises:
-        ValueError: If none comes within 10 %.
-    """
-    best = (float("inf"), 0)
-    for size in (section["kernel_size"], *range(2, 65, 2)):
-        count = trained_parameters(task.build_model({**section, "kernel_size": size}, None))
-        best = min(best, (abs(count / parameters - 1), size))
-        if size == section["kernel_size"] and best[0] <= 0.1:
-            break
-    if best[0] > 0.1:
-        raise ValueError(f"no kernel size gives {parameters} parameters within 10 % with {section}.")
-    return best[1]
 
 
 def make_task(arguments: TrainingArguments, peer: str | None) -> Task:

@@ -1,176 +1,176 @@
-"""Curves and README tables of the study, from study.json alone.
+"""Scores, curves and README tables of the study.
 
-python examples/mrconv/tables.py     writes tables and curves again
+python examples/mrconv/tables.py DATA [WORK]   scores what study.py has reached, also while it runs, then as below
+python examples/mrconv/tables.py               writes tables and curves again, from results/study.json alone
+What an earlier table had and WORK has not, as on another machine, stays.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from measuring import choose_rate, score
+from runs import COMPARISONS, MARKS, Run, ablations, candidates, count_parameters, find_mark
+from study import find_data
+
+from hf_ext.files import read_json, write_json
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import save_figure, table, version_list, write_blocks  # noqa: E402  found through the line above
+from background import WORK  # noqa: E402  found through the line above
+from studies import (  # noqa: E402  found above
+    machine,
+    prepare_process,
+    save_figure,
+    table,
+    version_list,
+    write_blocks,
+)
 
 EXAMPLES = Path(__file__).resolve().parent
+RESULT = EXAMPLES / "results" / "study.json"
 NAMES = {
-    "fourier": "MRConv, Fourier",
-    "dilated": "MRConv, dilated",
-    "sparse": "MRConv, sparse",
-    "fourier_sparse": "MRConv, Fourier + sparse",
-    "implicit": "MRConv, implicit (MLP)",
+    "mrconv": "MRConv, Fourier",
+    "s4d": "S4D",
     "transformer": "Transformer encoder (ModernBERT layers)",
-    "mamba2": "Mamba 2, slow path",
+    "mrconvnext": "MRConvNeXt",
+    "convnext": "ConvNeXt of transformers",
 }
 TITLES = {
-    "digits": "Spoken digits, raw 8 kHz",
-    "scifar-grey": "Sequential CIFAR-10, grey",
-    "scifar-colour": "Sequential CIFAR-10, colour",
-    "listops": "ListOps",
+    "digits": "Spoken digits, raw 4 kHz",
+    "scifar": "Sequential CIFAR-10, grey",
+    "images": "CIFAR-10, small ConvNeXts",
 }
-SPLITS = {"fsdd": "official (recordings 0-4)", "unseen": "unseen speaker (theo)"}
 
 
-def percent(scores: dict[str, float]) -> str:
-    """Accuracy in percent."""
-    return f"{100 * scores['accuracy']:.1f}"
+def describe_mark(study: Path, data: dict[str, str], run: Run, minutes: int) -> dict[str, float]:
+    """What a run had behind it at a mark, and its test scores."""
+    mark = find_mark(study, run, minutes)
+    training = read_json(mark / "training.json")
+    return {
+        "core_minutes": round(read_json(mark / "mark.json")["core_seconds"] / 60, 2),
+        "samples": training["samples"],
+        **score(study, data, run, minutes, "test"),
+    }
 
 
-def headline_table(headline: dict[str, Any]) -> str:
-    """Spoken digits."""
-    rows = []
-    for name, row in headline.items():
-        seconds = row["merged"]["seconds_per_recording"]
-        rows.append(
-            [
-                SPLITS[name],
-                percent(row["scores"]),
-                percent(row["decimated"]),
-                percent(row["merged"]["scores"]),
-                f"{1000 * seconds['branches']:.1f}",
-                f"{1000 * seconds['merged']:.1f}",
-                f"{row['merged']['difference']:.1e}",
-                f"{row['samples']:,}",
-                f"{row['seconds'] / 60:.1f}",
-            ]
-        )
-    header = ["split", "8 kHz, %", "4 kHz, not trained again, %", "merged, %", "ms a recording", "merged, ms"]
-    return table([*header, "relative difference of logits", "samples", "minutes"], rows)
+def describe_model(study: Path, data: dict[str, str], comparison: str, name: str) -> dict[str, Any]:
+    """The losses that chose the rate, and every mark of the run that went on."""
+    runs, first = candidates(comparison, name), MARKS[comparison][0]
+    chosen = choose_rate(study, data, comparison, name)
+    reached = [minutes for minutes in MARKS[comparison] if find_mark(study, chosen, minutes).is_dir()]
+    return {
+        "parameters": count_parameters(chosen, data),
+        "rates": {f"{run.rate:g}": score(study, data, run, first, "validation")["loss"] for run in runs},
+        "rate": chosen.rate,
+        "marks": {str(minutes): describe_mark(study, data, chosen, minutes) for minutes in reached},
+    }
+
+
+def is_chosen(study: Path, comparison: str) -> bool:
+    """Whether every candidate of every model has reached the first mark."""
+    runs = [run for name in COMPARISONS[comparison].models for run in candidates(comparison, name)]
+    return all(find_mark(study, run, MARKS[comparison][0]).is_dir() for run in runs)
+
+
+def collect(study: Path, data: dict[str, str], before: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is reached, over what an earlier table had."""
+    comparisons: dict[str, Any] = before.get("comparisons", {})
+    ablation: dict[str, Any] = before.get("ablation", {})
+    for name in [name for name in COMPARISONS if is_chosen(study, name)]:
+        old = comparisons.setdefault(name, {})
+        for model in COMPARISONS[name].models:
+            row = describe_model(study, data, name, model)
+            kept = old[model]["marks"] if model in old and old[model]["rate"] == row["rate"] else {}
+            old[model] = {**row, "marks": {**kept, **row["marks"]}}
+    if is_chosen(study, "digits"):
+        for label, run in ablations(choose_rate(study, data, "digits", "mrconv").rate):
+            if find_mark(study, run, 0).is_dir():
+                changed = ablation.setdefault(label, {"parameters": count_parameters(run, data), "seeds": {}})
+                changed["seeds"][str(run.seed)] = describe_mark(study, data, run, 0)
+    return {"comparisons": comparisons, "ablation": ablation}
+
+
+def percent(value: float) -> str:
+    """A share in percent."""
+    return f"{100 * value:.1f}"
 
 
 def comparison_table(rows: dict[str, Any]) -> str:
-    """One data set: every model for the same seconds and for the same samples."""
-    decimated = any("decimated" in row for row in rows.values())
-    lines = []
-    for model, row in rows.items():
-        timed, same = row["time"], row["samples"]
-        lines.append(
-            [
-                NAMES[model],
-                f"{row['parameters']:,}",
-                percent(timed["scores"]),
-                *([percent(row["decimated"]) if "decimated" in row else ""] if decimated else []),
-                f"{timed['samples']:,}",
-                f"{timed['seconds']:.0f}",
-                percent(same["scores"]),
-                f"{same['samples']:,}",
-                f"{same['seconds']:.0f}",
-            ]
-        )
-    header = ["", "parameters", "same time: accuracy, %", *(["at 4 kHz, %"] if decimated else [])]
-    return table([*header, "samples", "s", "same samples: accuracy, %", "samples", "s"], lines)
+    """Test accuracy at each mark that all models have reached, and the samples behind the last of them."""
+    marks = [mark for mark in next(iter(rows.values()))["marks"] if all(mark in row["marks"] for row in rows.values())]
+    lines = [
+        [
+            NAMES[model],
+            f"{row['parameters']:,}",
+            f"{row['rate']:g}",
+            *(percent(row["marks"][mark]["accuracy"]) for mark in marks),
+            f"{row['marks'][marks[-1]]['samples']:,}",
+        ]
+        for model, row in rows.items()
+    ]
+    header = ["accuracy, % after", "parameters", "rate", *(f"{mark} min" for mark in marks)]
+    return table([*header, f"samples in {marks[-1]} min"], lines)
 
 
 def ablation_table(rows: dict[str, Any]) -> str:
-    """Parts changed one at a time."""
-    lines = [
-        [
-            name,
-            f"{row['parameters']:,}",
-            percent(row["scores"]),
-            f"{row['scores']['loss']:.3f}",
-            f"{row['samples']:,}",
-            f"{row['seconds']:.0f}",
-        ]
-        for name, row in rows.items()
-    ]
-    return table(["", "parameters", "accuracy, %", "cross entropy", "samples", "s"], lines)
-
-
-def language_table(row: dict[str, Any]) -> str:
-    """The language model and its generation."""
-    made = row["generation"]
-    equal, seconds = made["equal"], made["seconds_per_token"]
-    lines = [[name, "yes" if equal[name] else "**no**", f"{1000 * seconds[name]:.1f}"] for name in equal]
-    facts = (
-        f"{row['parameters']:,} parameters, {row['samples']:,} windows of 512 bytes in {row['seconds']:.0f} s: "
-        f"{row['scores']['bits_per_byte']:.3f} bits per byte on topics that were kept back. Largest relative "
-        f"difference of logits from the full forward: {made['difference']['streaming']:.1e} streaming, "
-        f"{made['difference']['merged']:.1e} merged.\n\n"
-    )
-    sample = "\n".join(f"> {line}".rstrip() for line in made["texts"][0].splitlines())
-    heading = ["generation", "equals the full forward, token by token", "ms a token, 3 texts at once"]
-    return f"{facts}{table(heading, lines)}\n\nA sample, greedy:\n\n{sample}"
-
-
-def all_runs(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Every training by its name."""
-    runs = {SPLITS[name]: row for name, row in result["headline"].items()}
-    for name, rows in result["comparisons"].items():
-        for model, row in rows.items():
-            runs |= {f"{name}, {model}, {kind}": row[kind] for kind in ("time", "samples")}
-    runs |= {f"ablation, {name}": row for name, row in result["ablation"].items()}
-    return {**runs, "language model": result["language_model"]}
-
-
-def run_table(result: dict[str, Any]) -> str:
-    """Every training with its budget."""
+    """Mean and standard deviation over the seeds."""
     lines = []
-    for name, run in all_runs(result).items():
-        arguments = run["arguments"]
+    for label, row in rows.items():
+        seeds = row["seeds"].values()
+        values = [100 * seed["accuracy"] for seed in seeds]
+        deviation = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+        minutes = np.mean([seed["core_minutes"] for seed in seeds])
         lines.append(
-            [
-                name,
-                *(f"{run[key]:,.0f}" for key in ("steps", "samples", "seconds")),
-                f"{arguments['learning_rate']:g}",
-                str(arguments["seed"]),
-                ", ".join(f"{metric} {value:.3g}" for metric, value in run["scores"].items()),
-            ]
+            [label, f"{row['parameters']:,}", f"{np.mean(values):.1f}{deviation}", str(len(values)), f"{minutes:.1f}"]
         )
-    return table(["run", "steps", "samples", "seconds", "learning rate", "seed", "test"], lines)
+    return table(["", "parameters", "accuracy, %", "seeds", "core minutes"], lines)
 
 
 def draw_curves(result: dict[str, Any], path: Path) -> None:
-    """Training loss against samples, of the headline and of the comparisons' runs of equal time."""
+    """Test accuracy against core minutes."""
     from matplotlib import pyplot
 
-    panels = {"Spoken digits, headline": {SPLITS[name]: row for name, row in result["headline"].items()}}
-    for name, rows in result["comparisons"].items():
-        panels[TITLES[name]] = {NAMES[model]: row["time"] for model, row in rows.items()}
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.6 * len(panels), 4))
-    for axis, (title, runs) in zip(axes, panels.items(), strict=True):
-        for label, run in runs.items():
-            samples, losses = zip(*run["losses"], strict=True)
-            axis.plot(samples, losses, label=label, linewidth=1)
-        axis.set(title=title, xlabel="samples", ylabel="training loss", xscale="log")
-        axis.legend(fontsize=7)
+    figure, axes = pyplot.subplots(
+        1, len(result["comparisons"]), figsize=(5 * len(result["comparisons"]), 4), squeeze=False
+    )
+    for axis, (name, rows) in zip(axes[0], result["comparisons"].items(), strict=True):
+        for model, row in rows.items():
+            points = [(mark["core_minutes"], 100 * mark["accuracy"]) for mark in row["marks"].values()]
+            axis.plot(*zip(*points, strict=True), marker="o", label=NAMES[model])
+        axis.set(title=TITLES[name], xlabel="core minutes", ylabel="test accuracy, %", xscale="log")
+        axis.legend(fontsize=8)
     save_figure(figure, path)
 
 
 def blocks(result: dict[str, Any]) -> dict[str, str]:
     """The README's tables by the name of their place."""
-    versions = version_list(result)
+    made = {name: comparison_table(rows) for name, rows in result["comparisons"].items()}
+    if made:
+        made["curves"] = "![Test accuracy against core minutes](results/curves.png)"
+    if result["ablation"]:
+        made["ablation"] = ablation_table(result["ablation"])
     return {
-        "budget": f"{result['device']}; {result['seconds'] / 60:.0f} min in all; seed {result['seed']}; {versions}.",
-        "headline": headline_table(result["headline"]),
-        **{name: comparison_table(rows) for name, rows in result["comparisons"].items()},
-        "ablation": ablation_table(result["ablation"]),
-        "language": language_table(result["language_model"]),
-        "runs": run_table(result),
+        "budget": f"{result['device']}; {version_list(result)}.",
+        **made,
     }
 
 
+def main() -> None:
+    if len(sys.argv) > 3:
+        sys.exit(__doc__)
+    result = read_json(RESULT) if RESULT.is_file() else {}
+    if len(sys.argv) > 1:
+        prepare_process()
+        study = (Path(sys.argv[2]).resolve() if len(sys.argv) == 3 else WORK) / "mrconv"
+        data = find_data(Path(sys.argv[1]), study)
+        result = {**machine("hf-ext", "torch", "transformers"), **collect(study, data, result)}
+        write_json(RESULT, result, 1)
+    if result["comparisons"]:
+        draw_curves(result, EXAMPLES / "results" / "curves.png")
+    write_blocks(blocks(result), EXAMPLES / "README.md")
+
+
 if __name__ == "__main__":
-    content = json.loads((EXAMPLES / "results" / "study.json").read_text(encoding="utf-8"))
-    draw_curves(content, EXAMPLES / "results" / "curves.png")
-    write_blocks(blocks(content), EXAMPLES / "README.md")
+    main()

@@ -1,4 +1,4 @@
-"""accelerate launch examples/mrconv/train.py examples/mrconv/fsdd.yaml [--field value]"""
+"""accelerate launch examples/mrconv/train.py examples/mrconv/speech_commands.yaml [--field value]"""
 
 import sys
 

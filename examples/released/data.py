@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mrconv"))
 
-from runs import DIGITS, read_digit, write_parquet  # noqa: E402  found through the line above
+from runs import read_digit, write_digits  # noqa: E402  found through the line above
 
 # Every 25th training photograph: too few to miss, enough to rank two learning rates.
 VALIDATION_STEP = 25
@@ -58,4 +58,4 @@ def prepare(source: Path, work: Path) -> None:
         temporary.rename(folder)
     for part, files in split_recordings(list((source / "fsdd").glob("*.wav"))).items():
         if not (data / "fsdd" / f"{part}.parquet").is_file():
-            write_parquet(data / "fsdd" / f"{part}.parquet", [read_digit(file) for file in files], DIGITS)
+            write_digits(data / "fsdd" / f"{part}.parquet", [read_digit(file) for file in files])

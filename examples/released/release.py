@@ -24,7 +24,7 @@ import skimage.data
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from stretches import QUEUE, REACHED, RECIPES, RELEASED, RESTORE_TASKS, WORK, count_core_hours, count_steps
+from stretches import QUEUE, REACHED, RECIPES, RELEASED, RESTORE_TASKS, count_core_hours, count_steps
 
 from hf_ext.emr.artifact import hash_files
 from hf_ext.emr.manifest import Manifest
@@ -44,6 +44,10 @@ from hf_ext.training.bad_examples import read_example
 from hf_ext.training.evaluation import evaluate
 from hf_ext.training.launch import build_task, evaluate_checkpoint
 from hf_ext.training.sources import open_source
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from background import WORK  # noqa: E402  found through the line above
 
 BSDS = "BSDS500, 324 photographs (research and education)"
 RESEARCH = "research and education, as BSDS500"

@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 RECIPES = Path(__file__).resolve().parent
-WORK = Path.home() / ".cache" / "hf_ext_released"
 RELEASED = RECIPES.parents[1] / "model_cards" / "released"
 # Weights of runs that are not good enough for a release, or are steps to one, or whose release is merged.
 REACHED = RECIPES / "reached"

@@ -1,5 +1,6 @@
 """hf-ext dit: latents before the training of a Disentangled DiT, and pictures after it."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def dit() -> None:
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Encoded at once.")
 @click.option("--shard-size", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows of a file.")
 @click.option("--image-column", default="image", show_default=True, help="Column of the pictures.")
+@click.option("--posterior", is_flag=True, help="Write the spread of each latent too, for task.posterior.")
+@click.option("--text-encoder", help="Of transformers: folder or org/name[@revision]; its tokens are written too.")
+@click.option(
+    "--text-column", multiple=True, help="Its column of captions; may be given several times.  [default: text]"
+)
+@click.option(
+    "--max-text-length", type=click.IntRange(min=1), default=77, show_default=True, help="Tokens of a caption."
+)
 @click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
 @click.option("--progress/--no-progress", default=True, help="Show a bar.")
 def precompute(
@@ -45,6 +54,7 @@ def precompute(
     local_prob: float,
     local_size: int | None,
     centre: bool,
+    text_column: tuple[str, ...],
     device: str | None,
     progress: bool,
     **settings: Any,
@@ -59,7 +69,8 @@ def precompute(
     \b
     Examples:
       hf-ext dit precompute data/imagenet latents --vae org/autoencoder --size 256
-      hf-ext dit precompute data/photos latents --vae vae --size 512 --max-ratio 2 --views 2
+      hf-ext dit precompute data/photos latents --vae vae --size 512 --max-ratio 2 --views 2 --posterior
+      hf-ext dit precompute data/captioned latents --vae vae --size 256 --text-encoder org/t5 --text-column caption
     """
     import datasets
 
@@ -70,6 +81,7 @@ def precompute(
 
     # The other options are called as the fields of Precompute.
     settings["data"] = {"path": data, "split": split, "name": name}
+    settings["text_column"] = list(text_column) or "text"
     settings["crops"] = {"random": not centre, "flip": flip, "local_prob": local_prob, "local_size": local_size}
     # One bar is enough: those of every shard would tear it.
     datasets.disable_progress_bars()
@@ -88,8 +100,20 @@ def precompute(
 @click.option("--count", type=click.IntRange(min=1), default=4, show_default=True, help="Pictures of each.")
 @click.option("--size", metavar="HEIGHT,WIDTH", help="In pixels; the model's own if not given.")
 @click.option("--original-size", metavar="HEIGHT,WIDTH", help="The control of that name: sharpness.")
+@click.option("--target-size", metavar="HEIGHT,WIDTH", help="The control of that name.")
+@click.option("--crop", metavar="TOP,LEFT", help="The control of that name: which part is seen; 0,0 if not given.")
+@click.option("--flip", is_flag=True, help="The control of that name: mirrored.")
 @click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Of the scheduler.")
 @click.option("--guidance-scale", type=float, default=4.0, show_default=True, help="1 is off.")
+@click.option("--control-guidance-scale", type=float, default=1.0, show_default=True, help="Of the controls alone.")
+@click.option("--negative", help="Class or text that guidance leads away from; none if not given.")
+@click.option(
+    "--scheduler", help="A class of diffusers, such as DPMSolverMultistepScheduler; the model's own if not given."
+)
+@click.option("--image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A picture to start from.")
+@click.option(
+    "--strength", type=float, default=0.8, show_default=True, help="How much of --image is made anew, 0 to 1."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other pictures.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Drawn at once; half a million pixels if not given.")
 @click.option(
@@ -109,8 +133,16 @@ def sample(
     count: int,
     size: str | None,
     original_size: str | None,
+    target_size: str | None,
+    crop: str | None,
+    flip: bool,
     steps: int,
     guidance_scale: float,
+    control_guidance_scale: float,
+    negative: str | None,
+    scheduler: str | None,
+    image: Path | None,
+    strength: float,
     seed: int,
     batch_size: int | None,
     dtype: str,
@@ -125,6 +157,7 @@ def sample(
     Examples:
       hf-ext dit sample runs/dit-cifar10/snapshot --class-labels cat,dog --out grid.png
       hf-ext dit sample org/name --prompt "a red bicycle" --prompt "a blue boat" --out grid.png --steps 30
+      hf-ext dit sample org/name --class-labels cat --image dog.png --strength 0.6 --negative dog --out grid.png
     """
     from accelerate.utils.memory import should_reduce_batch_size
 
@@ -134,12 +167,19 @@ def sample(
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="--out")
     pipeline = load_pipeline(source, device, dtype)
     pipeline.set_progress_bar_config(disable=not progress)
+    if scheduler is not None:
+        pipeline.scheduler = _other_scheduler(pipeline.scheduler, scheduler)
     conditions, names = _conditions(pipeline, class_labels, prompts)
     options: dict[str, Any] = {"num_inference_steps": steps, "guidance_scale": guidance_scale}
+    options["control_guidance_scale"] = control_guidance_scale
     if size is not None:
         options["height"], options["width"] = _pair(size, "--size")
-    if original_size is not None:
-        options["original_size"] = _pair(original_size, "--original-size")
+    pairs = {"original_size": original_size, "target_size": target_size, "crop": crop}
+    options |= {name: _pair(text, f"--{name.replace('_', '-')}") for name, text in pairs.items() if text is not None}
+    options |= {"flip": True} if flip else {}
+    options |= _negative(pipeline, negative)
+    if image is not None:
+        options |= {"image": _open_picture(image), "strength": strength}
     try:
         rows = sample_rows(pipeline, conditions, count, seed, batch_size, **options)
     except RuntimeError as error:
@@ -184,6 +224,45 @@ def _conditions(pipeline: Any, class_labels: str | None, prompts: tuple[str, ...
     labels = [int(word) if word.strip().isdecimal() else pipeline.get_label_ids(word.strip())[0] for word in words]
     known = pipeline.config.id2label or {}
     return labels, [known.get(str(label), str(label)) for label in labels]
+
+
+def _negative(pipeline: Any, negative: str | None) -> dict[str, Any]:
+    """What guidance leads away from, as the pipeline takes it."""
+    if negative is None:
+        return {}
+    if pipeline.transformer.config.num_classes is None:
+        return {"negative_prompt": negative}
+    return {"negative_class_labels": int(negative) if negative.isdecimal() else pipeline.get_label_ids(negative)[0]}
+
+
+def _other_scheduler(before: Any, name: str) -> Any:
+    """A scheduler of diffusers with the model's schedule."""
+    import diffusers
+    from diffusers import SchedulerMixin
+
+    kind = getattr(diffusers, name, None) if name.endswith("Scheduler") else None
+    if not (isinstance(kind, type) and issubclass(kind, SchedulerMixin) and hasattr(kind, "from_config")):
+        raise click.BadParameter(
+            f"diffusers has no scheduler {name!r}; for instance DDIMScheduler, DPMSolverMultistepScheduler or "
+            "FlowMatchEulerDiscreteScheduler.",
+            param_hint="--scheduler",
+        )
+    config, accepted = before.config, inspect.signature(kind).parameters
+    if "shift" in config and "use_flow_sigmas" in accepted:
+        # Solvers that were made for diffusion have other words for flow matching.
+        flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": config["shift"]}
+        return kind.from_config(config, **flow)
+    return kind.from_config(config)
+
+
+def _open_picture(path: Path) -> Any:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return picture.convert("RGB")
+    except (OSError, SyntaxError) as error:
+        raise Unusable(f"{path} is no picture that can be read: {error}") from error
 
 
 def _pair(text: str, option: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""hf-ext mrconv: data and pictures of MRConv."""
+"""hf-ext mrconv: data, predictions and pictures of MRConv."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from .sources import Model
 
 @click.group()
 def mrconv() -> None:
-    """MRConv: make the data of ListOps, Pathfinder and Path-X, draw a model's kernels. `hf-ext train` trains it."""
+    """MRConv: make the data of ListOps and Pathfinder, predict, draw a model's kernels. `hf-ext train` trains it."""
 
 
 @mrconv.command(name="make-listops")
@@ -112,6 +112,39 @@ def make_pathfinder(
 
     counts = {"train": train, "validation": validation, "test": test}
     click.echo(write_pathfinder(out, counts, Pathfinder(seed, int(size)), progress, num_workers))
+
+
+@mrconv.command()
+@click.argument("source", metavar="MODEL", type=Model())
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--columns", help="The channels, as the model was trained on: a,b. Default: all columns of numbers.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="A CSV file for the answer; else it is printed."
+)
+def predict(source: str, file: Path, columns: str | None, out: Path | None) -> None:
+    """Say what MODEL, a folder or org/name[@revision], makes of the sequence of numbers in FILE, as CSV.
+
+    FILE is CSV, TSV, parquet or NumPy, each row a position. A model of classes or values answers with one row, one of
+    positions with a row for each, a forecast with the rows that come next. A causal model of positions takes files of
+    any length.
+
+    \b
+    Examples:
+      hf-ext mrconv predict runs/mrconv-sensors/snapshot knock.csv
+      hf-ext mrconv predict runs/mrconv-forecast/snapshot load.csv --columns load,temperature --out next.csv
+    """
+    from hf_ext.files import whole_file
+    from hf_ext.plots.kernels import load_model
+    from hf_ext.tasks.predicting import predict_file
+
+    model = loads(load_model)(source)
+    text = predict_file(model, file, columns.split(",") if columns else None).to_csv(index=False, lineterminator="\n")
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    with whole_file(out, "w", newline="") as written:
+        written.write(text)
+    click.echo(out)
 
 
 @mrconv.command()

@@ -3,20 +3,39 @@
 Sum and energy of the branches of an MRConv layer, and their gradients, without forming most of the branches.
 
 Shapes: u [batch, channels, length], kernels [channels, taps], n is the FFT size, spectra [..., n // 2 + 1]. A wing is
-a kernel of the future, for negative lags.
+a kernel of the future, for negative lags. Each line is derived in docs/mrconv_gradients.md, sections 5 and 6.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ext.mrconv.ops_mrconv import fft_size, kernel_spectrum
 
+Wings = list[Tensor] | list[None]
+
+# Samples up to which a sum over the batch is taken one by one: an array as large as the batch takes longer then.
+_FEW = 8
+
+
+def product_sum(values: Tensor, factors: Tensor) -> Tensor:
+    """Sum of the products over the first dimension."""
+    if len(values) > _FEW:
+        return (values * factors).sum(0)
+    total = values[0] * factors[0]
+    for value, factor in zip(values[1:], factors[1:], strict=True):
+        total.addcmul_(value, factor)
+    return total
+
 
 def correlation(conjugate: Tensor, spectrum: Tensor, n: int) -> Tensor:
-    """Gradient of a two-sided kernel, [channels, n]: conj(U) G summed over the batch. Overwrites the second one."""
-    return torch.fft.irfft(torch.view_as_complex(torch.view_as_real(spectrum.mul_(conjugate)).sum(0)), n=n)
+    """Gradient of a two-sided kernel, [channels, n]: conj(U) G summed over the batch."""
+    return torch.fft.irfft(product_sum(conjugate, spectrum), n=n)
 
 
 def response(spectrum: Tensor, kernel: Tensor, n: int, length: int) -> Tensor:
@@ -24,50 +43,39 @@ def response(spectrum: Tensor, kernel: Tensor, n: int, length: int) -> Tensor:
     return torch.fft.irfft(spectrum * kernel, n=n)[..., :length]
 
 
-def _exact(values: Tensor) -> Tensor:
+def exact_dtype(values: Tensor) -> torch.dtype:
     """float64, where a device has it: the variance is a small difference of large sums."""
-    return values if values.device.type == "mps" else values.double()
+    return values.dtype if values.device.type == "mps" else torch.float64
+
+
+def _exact(values: Tensor) -> Tensor:
+    return values.to(exact_dtype(values))
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Over the batch and all positions, [..., batch, channels, length]."""
+    return values.sum((-3, -1), dtype=exact_dtype(values))
 
 
 def _energy(values: Tensor) -> Tensor:
-    return _exact(torch.linalg.vector_norm(values, dim=-1)).square().sum(0)
+    return _exact(torch.linalg.vector_norm(values, dim=-1)).square().sum(-2)
 
 
 def _power(spectrum: Tensor) -> Tensor:
     """|X|^2, without the square root and the care for overflow that `abs` takes."""
-    return torch.view_as_real(spectrum).square().sum(-1)
+    return spectrum.real.square().addcmul_(spectrum.imag, spectrum.imag)
+
+
+def _symmetric(lags: Tensor, n: int) -> Tensor:
+    """Spectrum, real, of a symmetric sequence of which the lags 0, 1, ... are given."""
+    return 2 * torch.fft.rfft(lags, n=n).real - lags[:, :1]
 
 
 def _gather(values: Tensor, index: Tensor) -> Tensor:
     """values[b, :, index[b, t]], zero where the index lies outside."""
     size = values.shape[-1]
     places = index.clamp(0, size - 1)[:, None].expand(-1, values.shape[1], -1)
-    return values.expand(len(index), -1, -1).gather(2, places) * ((index >= 0) & (index < size))[:, None]
-
-
-class Edge(NamedTuple):
-    """One end of the valid positions, the last or the first of them; `position` None stands for that of the buffer."""
-
-    last: bool
-    position: Tensor | None
-
-    def inputs(self, u: Tensor, count: int) -> Tensor:
-        """Inputs in the order of their distance from the edge, [batch, channels, count]."""
-        if self.position is None:
-            return u[..., u.shape[-1] - count :].flip(-1) if self.last else u[..., :count]
-        steps = torch.arange(count, device=u.device)
-        return _gather(u, self.position[:, None] + (-1 - steps if self.last else steps))
-
-    def add_(self, u: Tensor, values: Tensor) -> None:
-        """Add values in the order of their distance from the edge to a buffer in the order of time."""
-        if self.position is None:
-            count = values.shape[-1]
-            part, values = (u[..., -count:], values.flip(-1)) if self.last else (u[..., :count], values)
-            part += values
-            return
-        time = torch.arange(u.shape[-1], device=u.device)
-        first = self.position[:, None]
-        u += _gather(values, first - 1 - time if self.last else time - first)
+    return values.gather(2, places) * ((index >= 0) & (index < size))[:, None]
 
 
 class Signal(NamedTuple):
@@ -92,245 +100,286 @@ class Signal(NamedTuple):
             valid &= time < self.stop[:, None]
         return valid[:, None]
 
-    def edges(self, kernel: Tensor, wing: Tensor | None) -> list[tuple[int, Edge, Tensor]]:
-        """
-        Kernels whose causal response to the inputs at an edge, counted from there, is what lies beyond the edge, last
-        output first: sum_{j >= s} w[j] e[j - s] with w the lags that cross the edge.
-        """
-        edges = [(0, Edge(True, self.stop), kernel[:, 1:])]
+    def positions(self) -> Tensor:
+        """Number of valid positions."""
+        valid = self.valid
+        positions = self.u.new_full((), len(self.u) * self.u.shape[2]) if valid is None else valid.sum()
+        return positions.to(exact_dtype(self.u))
+
+    def sum(self) -> Tensor:
+        """Sum of all inputs of a channel. Of the spectrum: it is in the energies too, and so are its last digits."""
+        return _exact(self.spectrum[..., 0].real).sum(0)
+
+    def _begin(self, last: bool, count: int) -> Tensor | None:
+        """Where the last or the first valid positions begin in each sample, [batch, 1]; None: at the buffer's ends."""
+        if last:
+            return None if self.stop is None else self.stop[:, None] - count
+        return None if self.start is None else self.start[:, None]
+
+    def at_end(self, last: bool, count: int) -> Tensor:
+        """The last or the first valid inputs in the order of time, [batch, channels, count]."""
+        begin = self._begin(last, count)
+        if begin is None:
+            return self.u[..., self.u.shape[2] - count :] if last else self.u[..., :count]
+        return _gather(self.u, begin + torch.arange(count, device=self.u.device))
+
+    def add_at_end_(self, target: Tensor, last: bool, values: Tensor) -> None:
+        """Add values to those positions of another array."""
+        count = values.shape[2]
+        begin = self._begin(last, count)
+        if begin is None:
+            target[..., target.shape[2] - count if last else 0 :][..., :count] += values
+        else:
+            target += _gather(values, torch.arange(target.shape[2], device=target.device) - begin)
+
+
+class Formed(NamedTuple):
+    """A branch whose output is formed: spectrum of its kernel, mean of the output, and the output less the mean."""
+
+    factors: Tensor
+    mean: Tensor
+    centred: Tensor
+
+
+class Group(NamedTuple):
+    """
+    G branches of about one length of which only the response beyond the ends of the input is formed. FFTs of size m.
+
+    Spectra of the kernels, [G, channels, m // 2 + 1]; spectrum of the autocorrelation of u at the lags they have; and
+    for each end, the last and the first, spectrum of the inputs next to it and response beyond it, [G, batch,
+    channels, positions], None where no tap crosses that end.
+    """
+
+    factors: Tensor
+    power: Tensor
+    last: Tensor | None
+    after: Tensor | None
+    first: Tensor | None
+    before: Tensor | None
+
+
+Part = Formed | Group
+
+
+class Layout(NamedTuple):
+    """Branches that are worked on together: their numbers, longest kernel, longest wing, FFT size; formed or not."""
+
+    members: tuple[int, ...]
+    taps: int
+    ahead: int
+    n: int
+    formed: bool
+
+
+# What decides which branches share their FFTs, which are those of the longest: fewer calls, more points. Up to so many
+# taps the calls are all that counts; up to so many, branches of less than so many times the taps share; longer ones
+# are alone.
+_ALL_SHARE, _SOME_SHARE, _FACTOR = 128, 512, 4
+
+
+@lru_cache
+def layouts(sizes: tuple[tuple[int, int], ...], n: int) -> list[Layout]:
+    """
+    How branches of so many taps, of the past and of the future, are divided. Formed is what reaches a quarter of n:
+    two FFTs of size n beat four at each end.
+    """
+    found: list[Layout] = []
+    least = 0
+    for index in sorted(range(len(sizes)), key=lambda index: -sum(sizes[index])):
+        taps, ahead = sizes[index]
+        if 4 * (taps + ahead) >= n:
+            found.append(Layout((index,), taps, ahead, n, True))
+            continue
+        if least and taps + ahead >= least:
+            group = found.pop()
+            members, taps, ahead = (*group.members, index), max(taps, group.taps), max(ahead, group.ahead)
+        else:
+            members, span = (index,), taps + ahead
+            least = 1 if span <= _ALL_SHARE else span // _FACTOR + 1 if span <= _SOME_SHARE else 0
+        found.append(Layout(members, taps, ahead, fft_size(2 * (taps + ahead)), False))
+    return found
+
+
+def two_sided(kernels: list[Tensor], wings: Sequence[Tensor | None], n: int) -> Tensor:
+    """Spectra of several kernels, [G, channels, n // 2 + 1], in one call."""
+    buffer = kernels[0].new_zeros(len(kernels), len(kernels[0]), n)
+    for row, kernel, wing in zip(buffer, kernels, wings, strict=True):
+        row[:, : kernel.shape[1]] = kernel
         if wing is not None:
-            edges.append((1, Edge(False, self.start), wing))
-        return [(side, edge, lags.flip(1)) for side, edge, lags in edges if lags.shape[1] > 0]
-
-    def is_formed(self, kernel: Tensor, wing: Tensor | None) -> bool:
-        """Whether the output of the branch is formed: three transforms of size n beat six of each edge."""
-        reach = kernel.shape[1] - 1 + (0 if wing is None else wing.shape[1])
-        return 4 * reach >= self.n
+            row[:, n - wing.shape[1] :] = wing.flip(1)
+    return torch.fft.rfft(buffer)
 
 
-def _input_sums(signal: Signal, last: bool) -> Tensor:
-    """Sum of all inputs that lie at a distance of t or more from the edge: [channels, length]."""
-    position, u = signal.stop if last else signal.start, signal.u
-    if position is None:
-        # Reversed after the sum, not before.
-        inputs = Edge(last, None).inputs(u.sum(0), u.shape[2])
-    else:
-        inputs = Edge(last, position).inputs(u, u.shape[2]).sum(0)
-    return running_sums(_exact(inputs).flip(1)).flip(1)
-
-
-def running_sums(values: Tensor) -> Tensor:
-    """
-    Sum of all values up to t: [channels, length].
-
-    CUDA has no deterministic `cumsum` and refuses it in deterministic mode. There each entry is first the sum of one
-    value; adding the entry that lies 1, 2, 4, ... before makes it one of 2, 4, 8, ... values, after log2(length) steps
-    of all up to it.
-    """
-    if values.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
-        return values.cumsum(1)
-    return doubled_sums(values)
-
-
-def doubled_sums(values: Tensor) -> Tensor:
-    """What [`running_sums`] is on a GPU in deterministic mode."""
-    step = 1
-    while step < values.shape[1]:
-        values = torch.cat([values[:, :step], values[:, step:] + values[:, :-step]], dim=1)
-        step *= 2
-    return values
-
-
-def _autocorrelation(signal: Signal, branches: list[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """Autocorrelation of u, summed over the batch, at as many lags as those branches have that are not formed."""
-    spans = [
-        sum(0 if k is None else k.shape[1] for k in branch) for branch in branches if not signal.is_formed(*branch)
-    ]
-    if not spans:
-        return _exact(signal.u.new_zeros(signal.u.shape[1], 0))
-    power = torch.view_as_real(signal.spectrum).square().sum(0).sum(-1)
-    return torch.fft.irfft(_exact(power), n=signal.n)[:, : max(spans)]
-
-
-def _symmetric(lags: Tensor, n: int) -> Tensor:
-    """Spectrum, real, of a symmetric sequence of which the lags 0, 1, ... are given."""
-    return 2 * torch.fft.rfft(lags, n=n).real - lags[:, :1]
-
-
-# Of a branch k_i * u the layer needs A_i = sum (k_i * u) and Q_i = sum (k_i * u)^2 over the valid positions of the
-# batch, and neither needs the branch itself:
-#
-# - A_i = sum_j k_i[j] S[j], S[j] being the sum of all inputs that lie j or more positions before the end.
-# - The energy of the whole response k_i * u, which runs on beyond both ends, is sum_d R_u[d] R_i[d], with the
-#   autocorrelations of u and of k_i (Parseval). Q_i is that less what lies beyond the ends; as many inputs next to the
-#   end as the kernel has taps make it. A kernel longer than about half of u is cheaper to convolve, and then Q_i is
-#   taken of its output.
-def branch_sums(signal: Signal, kernels: list[Tensor], wings: list[Tensor] | list[None]) -> tuple[Tensor, Tensor]:
-    """Sum and squared sum of each branch over batch and valid positions, [N, channels], in float64."""
-    branches = list(zip(kernels, wings, strict=True))
-    before, after = _input_sums(signal, True), None if wings[0] is None else _input_sums(signal, False)
-    lags = _autocorrelation(signal, branches)
-    totals, squares = [], []
-    for kernel, wing in branches:
-        total = (kernel * before[:, : kernel.shape[1]]).sum(1)
-        if wing is not None and after is not None:
-            total = total + (wing * after[:, 1 : 1 + wing.shape[1]]).sum(1)
-        totals.append(total)
-        form = _formed_square if signal.is_formed(kernel, wing) else _parseval_square
-        squares.append(form(signal, kernel, wing, total, lags))
-    return torch.stack(totals), torch.stack(squares)
-
-
-def _formed_square(signal: Signal, kernel: Tensor, wing: Tensor | None, total: Tensor, lags: Tensor) -> Tensor:
-    """Of the outputs themselves, around their mean: then the variance suffers no cancellation."""
-    y = response(signal.spectrum, kernel_spectrum(kernel, wing, signal.n), signal.n, signal.u.shape[2])
-    valid = signal.valid
-    count = y.shape[0] * y.shape[2] if valid is None else valid.sum().clamp_min(1)
-    y = y.sub_((total / count).to(y.dtype)[:, None])
-    y = y if valid is None else y.mul_(valid)
-    return _energy(y) + total.square() / count
-
-
-def _parseval_square(signal: Signal, kernel: Tensor, wing: Tensor | None, total: Tensor, lags: Tensor) -> Tensor:
-    """Energy of the whole response, sum_d R[d] c[d], less what lies beyond the edges."""
-    both = _exact(kernel if wing is None else torch.cat([wing.flip(1), kernel], dim=1))
-    span = both.shape[1]
-    n = fft_size(2 * span)
-    own = torch.fft.irfft(_power(torch.fft.rfft(both, n=n)), n=n)[:, :span]
-    square = 2 * (own * lags[:, :span]).sum(1) - own[:, 0] * lags[:, 0]
-    for _, edge, crossing in signal.edges(kernel, wing):
-        count = crossing.shape[1]
-        n = fft_size(2 * count)
-        beyond = torch.fft.rfft(edge.inputs(signal.u, count), n=n)
-        square = square - _energy(response(beyond, torch.fft.rfft(crossing, n=n), n, count))
-    return square
-
-
-# Backward, from dL/dA_i and dL/dQ_i. The sums are linear and quadratic in u and in k_i, so that
-#
-#     dA_i/dk_i[j] = S[j]                      dA_i/du[t] = sum of k_i over all lags that stay before the end
-#     dQ_i/dk_i = 2 R_u * k_i - edges          dQ_i/du = 2 R_i * u - edges
-#
-# where the edges are the energy of a small convolution, whose gradient is again a convolution and a correlation. The
-# parts of dL/du that are filters of u or of the layer's own gradient are added as spectra and transformed back once.
-#
-# How we know: gradcheck in float64, and all gradients against sums written lag by lag, at random lengths, kernels and
-# valid positions (tests/mrconv/test_ops_mrconv.py).
-class SumGradients:
-    """Gradients of [`branch_sums`] for one chunk of channels."""
+class Branches:
+    """The branches of some channels: input, kernels of the past, and of the future, all in one dtype."""
 
     def __init__(
-        self,
-        signal: Signal,
-        kernels: list[Tensor],
-        wings: list[Tensor] | list[None],
-        g_total: Tensor,
-        g_square: Tensor,
+        self, signal: Signal, kernels: list[Tensor], wings: Wings, kept: Sequence[Tensor | None] | None = None
     ):
-        self.signal, self.branches = signal, list(zip(kernels, wings, strict=True))
-        self.g_total, self.g_square = g_total, g_square
-        before, after = _input_sums(signal, True), None if wings[0] is None else _input_sums(signal, False)
-        self.kernels = [g[:, None] * before[:, : k.shape[1]] for g, k in zip(g_total, kernels, strict=True)]
-        self.wings = [
-            None if wing is None or after is None else g[:, None] * after[:, 1 : 1 + wing.shape[1]]
-            for g, wing in zip(g_total, wings, strict=True)
-        ]
+        """`kept`: what another one has `formed`, instead of forming it."""
+        self.signal, self.kernels, self.wings = signal, kernels, wings
+        self.formed: list[Tensor | None] = []
+        self.kept = kept
 
-    def _add_to_kernel(self, index: int, gradient: Tensor) -> None:
-        """`gradient` is that of lags from -taps of the wing up."""
-        kernel, wing = self.kernels[index], self.wings[index]
-        taps = 0 if wing is None else wing.shape[1]
-        kernel += gradient[:, taps:]
-        if wing is not None:
-            wing += gradient[:, :taps].flip(1)
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of input, kernels and spectra; sums are in float64."""
+        return self.signal.u.dtype
+
+    def layouts(self) -> list[Layout]:
+        """How they are divided."""
+        pairs = zip(self.kernels, self.wings, strict=True)
+        return layouts(tuple((k.shape[1], 0 if w is None else w.shape[1]) for k, w in pairs), self.signal.n)
+
+    def parts(self, keep: bool = False) -> Iterator[tuple[Layout, Part]]:
+        """What is formed of the branches, one part at a time; to `keep` it, in `formed`, takes memory for all."""
+        kept: Any = None if self.kept is None else iter(self.kept)
+        lags = self._autocorrelation() if kept is None else None
+        for layout in self.layouts():
+            if lags is None:
+                part: Part = Formed(*islice(kept, 3)) if layout.formed else Group(*islice(kept, 6))
+            else:
+                part = self._formed(layout.members[0]) if layout.formed else self._group(layout, lags)
+            if keep:
+                self.formed.extend(part)
+            yield layout, part
+
+    def sums(self, keep: bool = False) -> Tensor:
+        """Sum and squared sum of each branch over batch and valid positions, [2, N, channels], in float64."""
+        sums = self.signal.u.new_empty(2, len(self.kernels), self.signal.u.shape[1], dtype=exact_dtype(self.signal.u))
+        for layout, part in self.parts(keep):
+            found = self._formed_sums(part) if isinstance(part, Formed) else self._group_sums(layout, part)
+            for index, values in zip(layout.members, found.unbind(1), strict=True):
+                sums[:, index] = values
+        return sums
+
+    def span(self) -> int:
+        """Lags of the autocorrelation of u that count."""
+        return max((layout.taps + layout.ahead for layout in self.layouts() if not layout.formed), default=0)
+
+    def _autocorrelation(self) -> Tensor:
+        """Autocorrelation of u, summed over the batch."""
+        span, spectrum = self.span(), self.signal.spectrum
+        if span == 0:
+            return _exact(self.signal.u.new_zeros(self.signal.u.shape[1], 0))
+        return torch.fft.irfft(_exact(_power(spectrum).sum(0)), n=self.signal.n)[:, :span]
+
+    def _formed(self, index: int) -> Formed:
+        """The output around its mean: then the variance suffers no cancellation."""
+        u, spectrum, n = self.signal[:3]
+        factors, valid = kernel_spectrum(self.kernels[index], self.wings[index], n), self.signal.valid
+        y = response(spectrum, factors, n, u.shape[2])
+        mean = _sum(y if valid is None else y * valid) / self.signal.positions().clamp_min(1)
+        y = y.sub_(mean.to(y.dtype)[:, None])
+        return Formed(factors, mean, y if valid is None else y.mul_(valid))
+
+    def _group(self, layout: Layout, lags: Tensor) -> Group:
+        members, taps, ahead, m, _ = layout
+        factors = two_sided([self.kernels[index] for index in members], [self.wings[index] for index in members], m)
+        last, after = self._end(factors, True, taps - 1, m)
+        first, before = self._end(factors, False, ahead, m)
+        return Group(factors, _symmetric(lags[:, : taps + ahead], m), last, after, first, before)
+
+    def _end(self, factors: Tensor, last: bool, count: int, m: int) -> tuple[Tensor | None, Tensor | None]:
+        """Spectrum of the inputs that reach beyond an end, and what they give there."""
+        if count == 0:
+            return None, None
+        inputs = torch.fft.rfft(self.signal.at_end(last, count), n=m)
+        whole = torch.fft.irfft(factors[:, None] * inputs, n=m)
+        return inputs, whole[..., count : 2 * count] if last else whole[..., m - count :]
+
+    def _formed_sums(self, part: Formed) -> Tensor:
+        count = self.signal.positions()
+        return torch.stack([part.mean * count, _energy(part.centred) + part.mean.square() * count])[:, None]
+
+    def _group_sums(self, layout: Layout, part: Group) -> Tensor:
+        """Of the whole response, less what lies beyond the ends."""
+        total = self.signal.sum() * _exact(part.factors[..., 0].real)
+        # Frequencies between zero and the highest stand for two of the full spectrum.
+        density = part.power * _power(part.factors)
+        square = (2 * density.sum(-1) - density[..., 0] - density[..., -1]) / layout.n
+        for beyond in (part.after, part.before):
+            if beyond is not None:
+                total, square = total - _sum(beyond), square - _energy(beyond)
+        return torch.stack([total, square])
+
+
+class SumGradients:
+    """Gradients of the branches' sums for some channels, part by part; of the kernels also what `merged` gives."""
+
+    def __init__(
+        self, branches: Branches, conjugate: Tensor, g_total: Tensor, g_square: Tensor, lags: Tensor, scale: Tensor
+    ):
+        """`lags`: gradient of the merged kernel, [channels, n]; `conjugate`: of the spectrum of u."""
+        self.branches, self.conjugate, self.g_total, self.g_square = branches, conjugate, g_total, g_square
+        self.lags, self.input_sum = lags, branches.signal.sum()
+        self.scale = scale.to(self.lags.dtype)[..., None]
+        self.kernels: dict[int, Tensor] = {}
+        self.wings: dict[int, Tensor] = {}
+        # Gradients of the autocorrelation of u; of every input alike; and of the inputs next to an end.
+        self.g_lags = self.lags.new_zeros(len(self.lags), branches.span())
+        self.g_all = torch.zeros_like(self.input_sum)
+        self.g_ends: list[tuple[bool, Tensor]] = []
 
     @property
     def kernel_gradients(self) -> list[Tensor]:
         """Those of the kernels of the past, then those of the wings."""
-        return [*self.kernels, *(wing for wing in self.wings if wing is not None)]
+        return [values[index] for values in (self.kernels, self.wings) for index in range(len(values))]
 
-    def add_merged_(self, lags: Tensor, scale: Tensor) -> None:
-        """Add what comes through the merged kernel sum_i scale_i k_i, of whose lags, [channels, n], it is given."""
-        for kernel, wing, factor in zip(self.kernels, self.wings, scale.to(lags.dtype)[..., None], strict=True):
-            kernel += factor * lags[:, : kernel.shape[1]]
-            if wing is not None:
-                wing += factor * lags[:, lags.shape[1] - wing.shape[1] :].flip(1)
+    def _set_kernel(self, index: int, gradient: Tensor) -> None:
+        """`gradient`: that of all lags, the negative ones at the end."""
+        taps, wing, scale = self.branches.kernels[index].shape[1], self.branches.wings[index], self.scale[index]
+        self.kernels[index] = torch.addcmul(gradient[:, :taps], self.lags[:, :taps], scale)
+        if wing is not None:
+            own, merged = (values[:, values.shape[1] - wing.shape[1] :] for values in (gradient, self.lags))
+            self.wings[index] = torch.addcmul(own, merged, scale).flip(1)
 
-    def add_spectra_(self, g_spectrum: Tensor, conjugate: Tensor) -> None:
-        """Add to the gradient of u what can be added as a spectrum. `conjugate`: of the spectrum of u."""
-        signal, n = self.signal, self.signal.n
-        lags = _autocorrelation(signal, self.branches)
-        g_lags = torch.zeros_like(lags)
-        for index, (kernel, wing) in enumerate(self.branches):
-            if not signal.is_formed(kernel, wing):
-                self._add_parseval(index, lags, g_lags)
-                continue
-            factors = kernel_spectrum(kernel, wing, n)
-            y = response(signal.spectrum, factors, n, signal.u.shape[2])
-            y = y.mul_((2 * self.g_square[index]).to(y.dtype)[:, None])
-            g_y = torch.fft.rfft(y if signal.valid is None else y.mul_(signal.valid), n=n)
-            g_spectrum.addcmul_(g_y, factors.conj_physical_())
-            gradient = correlation(conjugate, g_y, n)
-            taps = 0 if wing is None else wing.shape[1]
-            self._add_to_kernel(index, torch.cat([gradient[:, n - taps :], gradient[:, : kernel.shape[1]]], dim=1))
-        if g_lags.shape[1] > 0:
-            g_spectrum.addcmul_(signal.spectrum, (2 * _symmetric(g_lags, n)).to(g_spectrum.dtype))
-
-    def _add_parseval(self, index: int, lags: Tensor, g_lags: Tensor) -> None:
-        kernel, wing = self.branches[index]
-        both = _exact(kernel if wing is None else torch.cat([wing.flip(1), kernel], dim=1))
-        span, g_square = both.shape[1], self.g_square[index][:, None]
-        n = fft_size(2 * span)
-        spectrum = torch.fft.rfft(both, n=n)
-        g_lags[:, :span] += g_square * torch.fft.irfft(_power(spectrum), n=n)[:, :span]
-        gradient = torch.fft.irfft(spectrum * _symmetric(lags[:, :span], n), n=n)[:, :span]
-        self._add_to_kernel(index, 2 * g_square * gradient)
-
-    def add_edges_(self, g_u: Tensor) -> None:
-        """Add to the gradient of u what is known at the edges: that of the sums, and of what lies beyond an edge."""
-        for last in (True, False):
-            edge = Edge(last, self.signal.stop if last else self.signal.start)
-            g_inputs = self._input_gradient(last)
-            if g_inputs is not None:
-                edge.add_(g_u, g_inputs.to(g_u.dtype)[None])
-        beyond: dict[int, tuple[Edge, Tensor]] = {}
-        for index, branch in enumerate(self.branches):
-            if self.signal.is_formed(*branch):
-                continue
-            for side, edge, crossing in self.signal.edges(*branch):
-                g_inputs = self._edge_gradient(index, side, edge, crossing)
-                if side in beyond:
-                    shorter, g_inputs = sorted((beyond[side][1], g_inputs), key=lambda g: g.shape[-1])
-                    g_inputs[..., : shorter.shape[-1]] += shorter
-                beyond[side] = edge, g_inputs
-        for edge, g_inputs in beyond.values():
-            edge.add_(g_u, g_inputs)
-
-    def _input_gradient(self, last: bool) -> Tensor | None:
-        """Gradient of the sums by the distance of an input from the edge: cumulative sums of the kernels."""
-        length = self.signal.u.shape[2]
-        g_inputs = _exact(self.signal.u.new_zeros(self.signal.u.shape[1], length))
-        for g, (kernel, wing) in zip(self.g_total, self.branches, strict=True):
-            if last:
-                g_inputs[:, : kernel.shape[1]] += g[:, None] * kernel
-            elif wing is None:
-                return None
-            else:
-                g_inputs[:, 1 : 1 + wing.shape[1]] += g[:, None] * wing
-        return running_sums(g_inputs)
-
-    def _edge_gradient(self, index: int, side: int, edge: Edge, crossing: Tensor) -> Tensor:
-        count = crossing.shape[1]
-        n = fft_size(2 * count)
-        inputs, factors = torch.fft.rfft(edge.inputs(self.signal.u, count), n=n), torch.fft.rfft(crossing, n=n)
-        y = response(inputs, factors, n, count)
-        g_y = torch.fft.rfft(y.mul_((-2 * self.g_square[index]).to(y.dtype)[:, None]), n=n)
-        g_inputs = response(g_y, factors.conj_physical_(), n, count)
-        gradient = correlation(inputs.conj_physical_(), g_y, n)[:, :count].flip(1)
-        if side == 0:
-            self.kernels[index][:, 1:] += gradient
+    def add(self, layout: Layout, part: Part, g_spectrum: Tensor) -> None:
+        """Take in a part. What of the gradient of u is known as a spectrum at once is added to `g_spectrum`."""
+        g_total, g_square = (
+            torch.stack([values[index] for index in layout.members]) for values in (self.g_total, self.g_square)
+        )
+        if isinstance(part, Formed):
+            self._add_formed(layout.members[0], part, g_total[0], g_square[0], g_spectrum)
         else:
-            wing = self.wings[index]
-            assert wing is not None
-            wing += gradient
-        return g_inputs
+            self._add_group(layout, part, g_total, g_square)
+
+    def _add_formed(self, index: int, part: Formed, g_total: Tensor, g_square: Tensor, g_spectrum: Tensor) -> None:
+        signal, dtype = self.branches.signal, self.branches.dtype
+        level = g_total + 2 * g_square * part.mean
+        g_y = torch.addcmul(level.to(dtype)[:, None], part.centred, (2 * g_square).to(dtype)[:, None])
+        g_y = torch.fft.rfft(g_y if signal.valid is None else g_y.mul_(signal.valid), n=signal.n)
+        g_spectrum.addcmul_(g_y, part.factors.conj_physical())
+        self._set_kernel(index, correlation(self.conjugate, g_y, signal.n))
+
+    def _add_group(self, layout: Layout, part: Group, g_total: Tensor, g_square: Tensor) -> None:
+        members, taps, ahead, m, _ = layout
+        dtype, conjugate = part.factors.dtype, part.factors.conj_physical()[:, None]
+        self.g_all += (g_total * part.factors[..., 0].real).sum(0)
+        g_power = (g_square[..., None].to(self.branches.dtype) * _power(part.factors)).sum(0)
+        self.g_lags[:, : taps + ahead] += torch.fft.irfft(g_power, n=m)[:, : taps + ahead]
+        g_factors = part.factors * (2 * g_square[..., None] * part.power).to(dtype)
+        for last, inputs, beyond in ((True, part.last, part.after), (False, part.first, part.before)):
+            if inputs is None or beyond is None:
+                continue
+            level, slope = ((-g)[:, None, :, None].to(beyond.dtype) for g in (g_total, 2 * g_square))
+            count = beyond.shape[-1]
+            g_beyond = torch.addcmul(level, beyond, slope)
+            g_beyond = torch.fft.rfft(F.pad(g_beyond, (count if last else m - count, 0)), n=m)
+            self.g_ends.append((last, torch.fft.irfft(product_sum(conjugate, g_beyond), n=m)[..., :count]))
+            g_factors += product_sum(g_beyond.transpose(0, 1), inputs.conj_physical()[:, None])
+        gradient = torch.fft.irfft(g_factors, n=m)
+        gradient += (g_total * self.input_sum).to(gradient.dtype)[..., None]
+        for index, row in zip(members, gradient, strict=True):
+            self._set_kernel(index, row)
+
+    def input_gradient(self, g_spectrum: Tensor) -> Tensor:
+        """Gradient of u, after all parts. Overwrites `g_spectrum`."""
+        signal = self.branches.signal
+        if self.g_lags.shape[1] > 0:
+            g_spectrum.addcmul_(signal.spectrum, (2 * _symmetric(self.g_lags, signal.n)).to(g_spectrum.dtype))
+        g_u = torch.fft.irfft(g_spectrum, n=signal.n)[..., : signal.u.shape[2]]
+        g_u += self.g_all.to(g_u.dtype)[:, None]
+        for last, values in self.g_ends:
+            signal.add_at_end_(g_u, last, values)
+        return g_u

@@ -2,7 +2,8 @@
 """
 MRConv's convolutions with gradients written by hand: same values as `ops_mrconv`, less time and memory.
 
-Importing this module enters both in `ops_mrconv.FAST`. Shapes are those of `mrconv_branch_sums`.
+Importing this module enters both in `ops_mrconv.FAST`. Shapes are those of `mrconv_branch_sums`. Each gradient is
+derived in docs/mrconv_gradients.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from hf_ext.mrconv.ops_mrconv import FAST, SumOverProcesses, kernel_spectrum
 
-from .mrconv_branch_sums import Signal, SumGradients, branch_sums, correlation, response
+from .mrconv_branch_sums import Branches, Signal, SumGradients, correlation, response
 
 # Autograd would keep every spectrum, and every branch of a layer in training. Here a call saves its input and the
 # kernels, computes the rest again in the backward pass, and works on a few channels at a time, so that no other array
@@ -24,6 +25,9 @@ from .mrconv_branch_sums import Signal, SumGradients, branch_sums, correlation, 
 # Points of the real FFTs that run together: what caches hold, or enough to fill a GPU without filling its memory.
 POINTS_CPU = 2**21
 POINTS_GPU = 2**26
+# Points of a whole layer up to which spectra and formed outputs are kept for the backward pass, not made again, which
+# would take a quarter of the time. They are 9 to 16 times the input, which is 4 MiB at most: up to 64 MiB a layer.
+KEPT_POINTS = 2**21
 
 
 def channel_chunks(u: Tensor, n: int) -> Iterator[slice]:
@@ -92,36 +96,10 @@ def _rows(kernel: Tensor | None, part: slice) -> Tensor | None:
 # mean of theirs. The numbers are looked at on a CPU only: that would hold up another device, and some have no float64.
 _LARGE_MEAN = 100
 
-Wings = list[Tensor] | list[None]
 
-
-class Chunk(NamedTuple):
-    """Some channels: input, kernels of the past, and of the future, all in one dtype."""
-
-    signal: Signal
-    kernels: list[Tensor]
-    wings: Wings
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.signal.u.dtype
-
-
-# The layer. With kernels k_i, input u, and sums over all C valid positions of the batch,
-#
-#     y = sum_i s_i (k_i * u) + t        s_i = alpha_i w_i / sqrt(Q_i / C - mean_i^2 + eps)      mean_i = A_i / C
-#     A_i = sum (k_i * u)                t = sum_i (alpha_i b_i - s_i mean_i)
-#     Q_i = sum (k_i * u)^2
-#
-# so that A_i and Q_i are all that is needed of a branch (`mrconv_branch_sums`), and one convolution, with the merged
-# kernel m = sum_i s_i k_i, gives y. Backward, from g = dL/dy: with r[j] the correlation of g with u at lag j, one FFT
-# for all branches,
-#
-#     dL/dt = sum g      dL/ds_i = sum_j k_i[j] r[j]      dL/dm = r      dL/du = m correlated with g + ...
-#
-# The first two go through the formulas of s and t by autograd, on N numbers a channel, to dL/dA_i and dL/dQ_i, and to
-# alpha, w, b; A_i and Q_i give the rest of dL/du and of dL/dk_i. How we know: all gradients against N branches through
-# `torch.nn.BatchNorm1d`, in tests/mrconv/test_ops_mrconv.py.
+# The layer needs of a branch no more than its sum A_i and its squared sum Q_i over all C valid positions
+# (`mrconv_branch_sums`): y = m * u + t with the merged kernel m = sum_i s_i k_i, t = sum_i (alpha_i b_i - s_i mean_i),
+# s_i = alpha_i w_i / sqrt(var_i + eps), mean_i = A_i / C and var_i = Q_i / C - mean_i^2.
 class BatchNormLayer(NamedTuple):
     """What a layer is but for its tensors."""
 
@@ -131,35 +109,44 @@ class BatchNormLayer(NamedTuple):
     start: Tensor | None
     stop: Tensor | None
 
-    def chunk(self, u: Tensor, kernels: Sequence[Tensor], branches: int, part: slice, dtype: torch.dtype) -> "Chunk":
-        """Some channels; of `kernels`, the first ones are those of the past."""
+    def branches(
+        self,
+        u: Tensor,
+        kernels: Sequence[Tensor],
+        count: int,
+        part: slice,
+        dtype: torch.dtype,
+        kept: Sequence[Tensor | None] = (),
+    ) -> Branches:
+        """Some channels; of `kernels`, the first `count` are those of the past. `kept` is what [`kept_of`] gave."""
         samples = u[:, part].to(dtype)
-        signal = Signal(samples, torch.fft.rfft(samples, n=self.n), self.n, self.start, self.stop)
+        spectrum = torch.fft.rfft(samples, n=self.n) if not kept else kept[0]
+        assert spectrum is not None
         rows = [kernel[part].to(dtype) for kernel in kernels]
-        return Chunk(signal, rows[:branches], rows[branches:] or [None] * branches)
+        signal = Signal(samples, spectrum, self.n, self.start, self.stop)
+        return Branches(signal, rows[:count], rows[count:] or [None] * count, kept[1:] if kept else None)
 
-    def measured_chunk(
-        self, u: Tensor, kernels: Sequence[Tensor], branches: int, part: slice
-    ) -> tuple["Chunk", Tensor]:
+    def measured(
+        self, u: Tensor, kernels: Sequence[Tensor], count: int, part: slice, keep: bool = False
+    ) -> tuple[Branches, Tensor]:
         """
         Some channels, in float64 where float32 is not enough, and of each branch sum, squared sum and number of
         positions: [3, N, channels].
         """
-        chunk = self.chunk(u, kernels, branches, part, kernels[0].dtype)
-        sums = self._sums(chunk)
-        if u.device.type != "cpu" or chunk.dtype == torch.float64:
-            return chunk, sums
+        branches = self.branches(u, kernels, count, part, kernels[0].dtype)
+        sums = self._sums(branches, keep)
+        if u.device.type != "cpu" or branches.dtype == torch.float64:
+            return branches, sums
         mean, square = sums[:2] / sums[2].clamp_min(1)
         if not bool((mean.square() > _LARGE_MEAN * (square - mean.square())).any()):
-            return chunk, sums
-        chunk = self.chunk(u, kernels, branches, part, torch.float64)
-        return chunk, self._sums(chunk)
+            return branches, sums
+        branches = self.branches(u, kernels, count, part, torch.float64)
+        return branches, self._sums(branches, keep)
 
-    def _sums(self, chunk: "Chunk") -> Tensor:
-        total, square = branch_sums(*chunk)
-        u, valid = chunk.signal.u, chunk.signal.valid
-        count = total.new_full((), len(u) * u.shape[2]) if valid is None else valid.sum().to(total.dtype)
-        return torch.stack([total, square, count.expand_as(total)])
+    @staticmethod
+    def _sums(branches: Branches, keep: bool) -> Tensor:
+        sums = branches.sums(keep)
+        return torch.cat([sums, branches.signal.positions().expand_as(sums[:1])])
 
     def exchange(
         self, parts: list[slice], begin: Callable[[slice], tuple[Any, Tensor]], again: Callable[[slice], Any]
@@ -180,8 +167,9 @@ class BatchNormLayer(NamedTuple):
         for part, (work, _) in zip(parts, begun, strict=True):
             yield part, again(part) if work is None else work, sums[..., part]
 
-    def merged_spectrum(self, kernels: list[Tensor], wings: Wings, scale: Tensor) -> Tensor:
-        return kernel_spectrum(_merge(kernels, scale), None if wings[0] is None else _merge(wings, scale), self.n)
+    def merged_spectrum(self, branches: Branches, scale: Tensor) -> Tensor:
+        wing = None if branches.wings[0] is None else _merge(branches.wings, scale)
+        return kernel_spectrum(_merge(branches.kernels, scale), wing, self.n)
 
     def normalization(
         self, total: Tensor, square: Tensor, count: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor
@@ -192,6 +180,25 @@ class BatchNormLayer(NamedTuple):
         var = (square / positions - mean.square()).clamp_min(0)
         scale = alpha * weight * (var + self.eps).rsqrt()
         return scale, (alpha * bias - scale * mean).sum(0), mean, var
+
+    def normalization_gradient(
+        self, values: Sequence[Tensor], g_scale: Tensor, g_shift: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """From the gradients of scale and shift those of the two sums, [2, N, channels], of alpha, weight and bias."""
+        total, square, count, alpha, weight, bias = values
+        positions = count.clamp_min(1)
+        mean = total / positions
+        var = square / positions - mean.square()
+        inverse = (var.clamp_min(0) + self.eps).rsqrt()
+        scale = alpha * weight * inverse
+        # shift = sum_i alpha_i b_i - scale_i mean_i
+        g_mean, g_scale = -scale * g_shift, g_scale - mean * g_shift
+        # d scale / d var = -scale / (2 (var + eps)), and nothing where rounding had made var negative.
+        g_var = torch.where(var >= 0, -0.5 * g_scale * scale * inverse.square(), 0)
+        # var = square / C - mean^2
+        g_total = (g_mean - 2 * mean * g_var) / positions
+        g_sums = torch.stack([g_total, g_var / positions])
+        return g_sums, g_scale * weight * inverse + bias * g_shift, g_scale * alpha * inverse, alpha * g_shift
 
 
 def _merge(kernels: Any, scale: Tensor) -> Tensor:
@@ -210,66 +217,72 @@ class BatchNormConv(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         mean, var = (torch.empty(alpha.shape, dtype=kernels[0].dtype, device=u.device) for _ in range(2))
-        branches, dtypes = len(alpha), {}
+        count, dtypes, parts = len(alpha), {}, list(channel_chunks(u, layer.n))
+        keep = len(parts) == 1 and layer.n * u[:, :, 0].numel() <= KEPT_POINTS and any(ctx.needs_input_grad)
 
-        def begin(part: slice) -> tuple[Chunk, Tensor]:
-            chunk, sums = layer.measured_chunk(u, kernels, branches, part)
-            dtypes[part.start] = chunk.dtype
-            return chunk, sums
+        def begin(part: slice) -> tuple[Branches, Tensor]:
+            branches, sums = layer.measured(u, kernels, count, part, keep)
+            dtypes[part.start] = branches.dtype
+            return branches, sums
 
-        def again(part: slice) -> Chunk:
-            return layer.chunk(u, kernels, branches, part, dtypes[part.start])
+        def again(part: slice) -> Branches:
+            return layer.branches(u, kernels, count, part, dtypes[part.start])
 
-        all_sums = []
-        for part, (signal, past, wings), sums in layer.exchange(list(channel_chunks(u, layer.n)), begin, again):
+        all_sums, kept = [], []
+        for part, branches, sums in layer.exchange(parts, begin, again):
             coefficients = alpha[:, part], weight[:, part], bias[:, part]
             scale, shift, mean[:, part], var[:, part] = layer.normalization(sums[0], sums[1], sums[2], *coefficients)
-            chunk = response(signal.spectrum, layer.merged_spectrum(past, wings, scale), layer.n, u.shape[2])
+            merged = layer.merged_spectrum(branches, scale)
+            chunk = response(branches.signal.spectrum, merged, layer.n, u.shape[2])
             torch.add(chunk, shift.to(chunk.dtype)[:, None], out=y[:, part])
             all_sums.append(sums[:2])
             # The same for all channels.
-            count = sums[2, 0, 0].clone()
-        ctx.save_for_backward(u, alpha, weight, bias, count, torch.cat(all_sums, dim=2), *kernels)
-        ctx.layer, ctx.dtypes = layer, dtypes
-        count = count.to(mean.dtype)
-        ctx.mark_non_differentiable(mean, var, count)
-        return y, mean, var, count
+            positions = sums[2, 0, 0].clone()
+            if keep:
+                kept = [merged, branches.signal.spectrum, *branches.formed]
+        ctx.save_for_backward(u, alpha, weight, bias, positions, torch.cat(all_sums, dim=2), *kernels, *kept)
+        ctx.layer, ctx.dtypes, ctx.kernels = layer, dtypes, len(kernels)
+        positions = positions.to(mean.dtype)
+        ctx.mark_non_differentiable(mean, var, positions)
+        return y, mean, var, positions
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        u, alpha, weight, bias, count, all_sums, *kernels = ctx.saved_tensors
+        u, alpha, weight, bias, positions, all_sums, *rest = ctx.saved_tensors
+        kernels, kept = rest[: ctx.kernels], rest[ctx.kernels :]
         layer, g_y = ctx.layer, gradients[0]
         g_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         g_coefficients = [torch.empty_like(x) for x in (alpha, weight, bias)]
         g_kernels = [torch.empty_like(kernel) for kernel in kernels]
 
         def begin(part: slice) -> tuple[tuple[Any, ...], Tensor]:
-            signal, past, wings = chunk = layer.chunk(u, kernels, len(alpha), part, ctx.dtypes[part.start])
-            leaves = [x[:, part].detach().requires_grad_() for x in (*all_sums, alpha, weight, bias)]
-            with torch.enable_grad():
-                scale, shift = layer.normalization(*leaves[:2], count, *leaves[2:])[:2]
-            g_chunk = g_y[:, part].to(chunk.dtype)
+            branches = layer.branches(u, kernels, len(alpha), part, ctx.dtypes[part.start], kept[1:])
+            values = *all_sums[..., part], positions, alpha[:, part], weight[:, part], bias[:, part]
+            scale = layer.normalization(*values)[0]
+            g_chunk = g_y[:, part].to(branches.dtype)
             g_spectrum = torch.fft.rfft(g_chunk, n=layer.n)
-            conjugate = signal.spectrum.conj_physical()
-            lags = correlation(conjugate, g_spectrum.clone(), layer.n)
-            g_scale = _scale_gradient(lags, past, wings).to(scale.dtype)
-            g_shift = g_chunk.sum((0, 2), dtype=shift.dtype)
-            *g_sums, g_alpha, g_weight, g_bias = torch.autograd.grad((scale, shift), leaves, (g_scale, g_shift))
-            for target, gradient in zip(g_coefficients, (g_alpha, g_weight, g_bias), strict=True):
+            conjugate = branches.signal.spectrum.conj_physical()
+            lags = correlation(conjugate, g_spectrum, layer.n)
+            g_scale = _scale_gradient(lags, branches).to(scale.dtype)
+            g_shift = g_chunk.sum((0, 2), dtype=scale.dtype)
+            g_sums, *found = layer.normalization_gradient(values, g_scale, g_shift)
+            for target, gradient in zip(g_coefficients, found, strict=True):
                 target[:, part] = gradient
-            return (chunk, scale.detach(), g_spectrum, conjugate, lags), torch.stack(g_sums)
+            return (branches, scale, g_spectrum, conjugate, lags), g_sums
 
         parts = list(channel_chunks(u, layer.n))
         for part, work, g_sums in layer.exchange(parts, begin, lambda part: begin(part)[0]):
-            (signal, past, wings), scale, g_spectrum, conjugate, lags = work
-            sums = SumGradients(signal, past, wings, *g_sums)
-            g_spectrum.mul_(layer.merged_spectrum(past, wings, scale).conj_physical_())
-            sums.add_spectra_(g_spectrum, conjugate)
-            g_chunk = torch.fft.irfft(g_spectrum, n=layer.n)[..., : u.shape[2]]
-            sums.add_edges_(g_chunk)
-            g_u[:, part] = g_chunk
-            sums.add_merged_(lags, scale)
+            branches, scale, g_spectrum, conjugate, lags = work
+            merged = kept[0] if kept else layer.merged_spectrum(branches, scale)
+            g_spectrum.mul_(merged.conj_physical())
+            sums = SumGradients(branches, conjugate, g_sums[0], g_sums[1], lags, scale)
+            for layout, formed in branches.parts():
+                sums.add(layout, formed, g_spectrum)
+            g_u[:, part] = sums.input_gradient(g_spectrum)
+            if len(parts) == 1:
+                g_kernels = sums.kernel_gradients
+                continue
             for target, gradient in zip(g_kernels, sums.kernel_gradients, strict=True):
                 target[part] = gradient
         return g_u, *g_coefficients, None, *g_kernels
@@ -295,12 +308,12 @@ def normalized_conv(
     return y, mean, var, count
 
 
-def _scale_gradient(lags: Tensor, kernels: list[Tensor], wings: Wings) -> Tensor:
+def _scale_gradient(lags: Tensor, branches: Branches) -> Tensor:
     """Gradient of the factor of each branch from that of the merged kernel's lags: [N, channels]."""
-    found = [(lags[:, : kernel.shape[1]] * kernel).sum(1) for kernel in kernels]
-    for index, wing in enumerate(wings):
+    found = [torch.linalg.vecdot(lags[:, : kernel.shape[1]], kernel) for kernel in branches.kernels]
+    for index, wing in enumerate(branches.wings):
         if wing is not None:
-            found[index] = found[index] + (lags[:, lags.shape[1] - wing.shape[1] :].flip(1) * wing).sum(1)
+            found[index] += torch.linalg.vecdot(lags[:, lags.shape[1] - wing.shape[1] :].flip(1), wing)
     return torch.stack(found)
 
 

@@ -10,7 +10,14 @@ from .load_check import installed_room
 from .safetensors_headers import read_json_object
 
 # The tasks of our methods. A bare model runs some of transformers' too, but nobody means these.
-_OWN = ("image-restoration", "image-classification", "audio-classification", "text-generation", "text-classification")
+_OWN = (
+    "image-restoration",
+    "image-classification",
+    "audio-classification",
+    "text-generation",
+    "text-classification",
+    "fill-mask",
+)
 # What a kind of pipeline reads its input with, as the files beside the weights name it.
 _READERS = {"audio": "feature_extractor_type", "image": "image_processor_type"}
 

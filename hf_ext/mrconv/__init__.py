@@ -11,8 +11,11 @@ from transformers import (
     AutoModelForAudioClassification,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
+    AutoModelForTimeSeriesPrediction,
+    AutoModelForTokenClassification,
 )
 
 from .configuration_mrconv import MRConvConfig
@@ -24,14 +27,17 @@ from .modeling_mrconv import (
     MRConvForAudioClassification,
     MRConvForCausalLM,
     MRConvForImageClassification,
+    MRConvForMaskedLM,
     MRConvForRetrieval,
     MRConvForSequenceClassification,
+    MRConvForTimeSeriesPrediction,
+    MRConvForTokenClassification,
     MRConvModel,
 )
 from .modeling_mrconvnext import MRConvNextForImageClassification, MRConvNextModel, MRConvNextPreTrainedModel
-from .streaming_mrconv import MRConvCache
+from .streaming_mrconv import MRConvCache, MRConvTrainingCache
 
-from hf_ext.fast import mrconv_gradients, mrconv_kept_kernels  # isort: skip  # noqa: F401 (they enter themselves)
+from hf_ext.fast import mrconv_gradients, mrconv_grouped_sums, mrconv_kept_kernels  # isort: skip  # noqa: F401 (they enter themselves)
 
 AutoConfig.register("mrconv", MRConvConfig)
 AutoConfig.register("mrconvnext", MRConvNextConfig)
@@ -48,6 +54,9 @@ _HEADS: list[tuple[Any, Any]] = [
     (AutoModelForNextSentencePrediction, MRConvForRetrieval),
     (AutoModelForAudioClassification, MRConvForAudioClassification),
     (AutoModelForCausalLM, MRConvForCausalLM),
+    (AutoModelForMaskedLM, MRConvForMaskedLM),
+    (AutoModelForTokenClassification, MRConvForTokenClassification),
+    (AutoModelForTimeSeriesPrediction, MRConvForTimeSeriesPrediction),
     (AutoModel, MRConvNextModel),
     (AutoModelForImageClassification, MRConvNextForImageClassification),
 ]
@@ -65,8 +74,11 @@ __all__ = [
     "MRConvForAudioClassification",
     "MRConvForCausalLM",
     "MRConvForImageClassification",
+    "MRConvForMaskedLM",
     "MRConvForRetrieval",
     "MRConvForSequenceClassification",
+    "MRConvForTimeSeriesPrediction",
+    "MRConvForTokenClassification",
     "MRConvLayer",
     "MRConvModel",
     "MRConvNextConfig",
@@ -75,4 +87,5 @@ __all__ = [
     "MRConvNextModel",
     "MRConvNextPreTrainedModel",
     "MRConvPreTrainedModel",
+    "MRConvTrainingCache",
 ]

@@ -16,6 +16,9 @@ AUTO_MAP = {
     "AutoModelForImageClassification": "modeling_mrconv.MRConvForImageClassification",
     "AutoModelForAudioClassification": "modeling_mrconv.MRConvForAudioClassification",
     "AutoModelForCausalLM": "modeling_mrconv.MRConvForCausalLM",
+    "AutoModelForMaskedLM": "modeling_mrconv.MRConvForMaskedLM",
+    "AutoModelForTokenClassification": "modeling_mrconv.MRConvForTokenClassification",
+    "AutoModelForTimeSeriesPrediction": "modeling_mrconv.MRConvForTimeSeriesPrediction",
 }
 
 KERNEL_TYPES = ("dilated", "fourier", "sparse", "fourier_sparse", "implicit")
@@ -103,6 +106,13 @@ class MRConvConfig(PreTrainedConfig):
             Whether the language model's output layer is its embedding.
         initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of the normal that initialises embeddings.
+        input_mean, input_std (`list[float]`, *optional*):
+            Mean and spread of each channel of a continuous input, by which the model normalises it: those of the
+            training data. Inputs are then given as they were measured.
+        target_mean, target_std (`list[float]`, *optional*):
+            Of each target of a regression: the model answers in the targets' own units.
+        context_length, prediction_length (`int`, *optional*):
+            Of a forecast: how many past positions it is scaled by, and how many positions it predicts.
     """
 
     model_type = "mrconv"
@@ -134,6 +144,12 @@ class MRConvConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
     initializer_range: float = 0.02
+    input_mean: list[float] | None = None
+    input_std: list[float] | None = None
+    target_mean: list[float] | None = None
+    target_std: list[float] | None = None
+    context_length: int | None = None
+    prediction_length: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         # A folder that came from the Hub carries "org/name--" references; written again, it must name its own files.
@@ -165,7 +181,7 @@ class MRConvConfig(PreTrainedConfig):
         """Check that sizes are positive, and that branches, modes and rate fit the lengths of the kernels."""
         for name in (
             "vocab_size", "input_size", "hidden_size", "num_hidden_layers", "sampling_rate", "kernel_size",
-            "max_position_embeddings",
+            "max_position_embeddings", "context_length", "prediction_length",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -184,3 +200,14 @@ class MRConvConfig(PreTrainedConfig):
                 f"`num_modes` is {self.num_modes}; a kernel of {longest} samples has 1 to {longest // 2 + 1} modes."
             )
         changed_lengths(self.branches, self.rate_factor)
+
+    def validate_statistics(self) -> None:
+        """Check that means and spreads come in pairs, one for each channel of the input or target."""
+        for name, count in (("input", self.input_size), ("target", self.num_labels)):
+            mean, std = getattr(self, f"{name}_mean"), getattr(self, f"{name}_std")
+            if mean is None and std is None:
+                continue
+            if mean is None or std is None or not len(mean) == len(std) == count or not min(std) > 0:
+                raise ValueError(
+                    f"`{name}_mean` is {mean} and `{name}_std` {std}; give both, {count} numbers each, spreads over 0."
+                )

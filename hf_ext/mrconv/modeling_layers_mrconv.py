@@ -35,7 +35,17 @@ from .kernels_mrconv import (
     register_conversion,
     whole_parameters,
 )
-from .ops_mrconv import FAST, SumOverProcesses, batch_norm_conv, long_conv, merge_kernels
+from .ops_mrconv import (
+    FAST,
+    Span,
+    SumOverProcesses,
+    batch_norm_conv,
+    grouped_batch_norm_conv,
+    long_conv,
+    merge_kernels,
+)
+from .packing_mrconv import Packing
+from .streaming_mrconv import MRConvTrainingCache
 
 logger = logging.get_logger(__name__)
 
@@ -98,8 +108,35 @@ class MRConvPreciseBuffers(nn.Module):
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
 
 
-# From alpha, scale, shift and eps to outputs, and mean, variance and number of positions of the batch.
-BatchConvolution = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, ...]]
+class MRConvUnits(MRConvPreciseBuffers):
+    """Mean and spread of channels: from the units of the data to normalised ones, and back."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: list[float], std: list[float]):
+        super().__init__()
+        self.values = {"mean": mean, "std": std}
+        for name, numbers in self.values.items():
+            # The configuration keeps them.
+            self.register_buffer(name, torch.tensor(numbers, dtype=torch.float32), persistent=False)
+
+    def normalize(self, values: Tensor) -> Tensor:
+        """Values in float32 at least, normalised."""
+        return (precise(values) - self.mean) / self.std
+
+    def restore(self, values: Tensor) -> Tensor:
+        """Normalised values in the units of the data."""
+        return precise(values) * self.std + self.mean
+
+
+def make_units(mean: list[float] | None, std: list[float] | None) -> MRConvUnits | None:
+    """The units that a configuration names, if it does."""
+    return None if mean is None or std is None else MRConvUnits(mean, std)
+
+
+# From alpha, scale, shift and eps to a list of outputs, and mean, variance and number of positions of the batch.
+BatchConvolution = Callable[[Tensor, Tensor, Tensor, float], tuple[list[Tensor], Tensor, Tensor, Tensor]]
 
 
 class MRConvBranchNorm(MRConvPreciseBuffers):
@@ -115,7 +152,7 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
         self.eps, self.momentum = eps, momentum
         self.register_statistics(num_branches, channels)
 
-    def forward(self, alpha: Tensor, convolve: BatchConvolution | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, alpha: Tensor, convolve: BatchConvolution | None = None) -> list[Tensor] | tuple[Tensor, Tensor]:
         """
         What `convolve`, the layer on a batch, gives, where it is given and the statistics of the batch are taken.
         Otherwise factor alpha s and shift alpha t of each branch, BN(c) = s c + t with the running statistics.
@@ -123,9 +160,9 @@ class MRConvBranchNorm(MRConvPreciseBuffers):
         if convolve is None or not takes_batch_statistics(self):
             scale = precise(alpha) * precise(self.weight) * (self.running_var + self.eps).rsqrt()
             return scale, precise(alpha) * precise(self.bias) - scale * self.running_mean
-        output, mean, var, count = convolve(precise(alpha), precise(self.weight), precise(self.bias), self.eps)
+        outputs, mean, var, count = convolve(precise(alpha), precise(self.weight), precise(self.bias), self.eps)
         self.update(mean, var, count)
-        return output
+        return outputs
 
 
 class MRConvBranchLayerNorm(nn.Module):
@@ -238,29 +275,59 @@ class MRConvLayer(MRConvPreciseBuffers):
             init.constant_(self.alpha, 1 / math.sqrt(len(self.alpha)))
 
     def forward(
-        self, u: Tensor, start: Tensor | None = None, stop: Tensor | None = None, cache: Any | None = None
+        self,
+        u: Tensor,
+        start: Tensor | None = None,
+        stop: Tensor | None = None,
+        cache: Any | None = None,
+        packing: Packing | None = None,
     ) -> Tensor:
         """
         Convolve u [batch, channels, length]. Of each sample the positions [start, stop) are valid, all where these are
-        None: what lies outside is ignored, and has outputs of no meaning. `cache` holds what came before.
+        None: what lies outside is ignored, and has outputs of no meaning. `cache` holds what came before; `packing`
+        says that rows hold several sequences.
         """
         if start is not None and stop is not None:
             positions = torch.arange(u.shape[-1], device=u.device)
             valid = (positions >= start[:, None]) & (positions < stop[:, None])  # [B, L]
             u = torch.where(valid[:, None], u, 0)
+        if isinstance(cache, MRConvTrainingCache):
+            return self._go_on(u, start, stop, cache)
         if cache is not None:
             streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel, self.parameters)
             return streamed
+        if packing is not None:
+            spans: list[Span] = [(None, group.lengths) for group in packing.groups]
+            return packing.pack(self._convolve(packing.unpack(u), spans, packed=True))
+        return self._convolve([u], [(start, stop)])[0]
+
+    def _go_on(self, u: Tensor, start: Tensor | None, stop: Tensor | None, cache: MRConvTrainingCache) -> Tensor:
+        """The outputs of the next chunk, with gradients to it and to the inputs before it."""
+        self._require_causal()
+        reach = changed_lengths(self.config.branches, self.rate_factor)[-1] - 1
+        whole = cache.prepend(self.layer_index, u, reach)
+        past = whole.shape[-1] - u.shape[-1]
+        first = torch.full((len(u),), past, device=u.device) if start is None else start + past
+        outputs = self._convolve([whole], [(first, None if stop is None else stop + past)], history=past > 0)
+        return outputs[0][..., past:]
+
+    def _convolve(
+        self, inputs: list[Tensor], spans: list[Span], history: bool = False, packed: bool = False
+    ) -> list[Tensor]:
+        """
+        The outputs of groups of samples, which are zero outside of their spans, or with a `history` have what came
+        before the span; statistics are those of all spans together.
+        """
         # By the configuration: a wrapper of peft may stand in the place of `self.norm`.
         if not self.reparameterized and self.config.branch_norm == "layer":
-            return self._forward_layer_norm(u)
+            return [self._forward_layer_norm(u) for u in inputs]
         if self.training and self.reparameterized:
             logger.warning_once("The convolutions are merged: training leaves their kernels and biases as they are.")
         elif self.training and self.config.branch_norm == "batch":
-            output = self._normalize_batch(u, start, stop)
-            if output is not None:
-                return output
-        return self._merged_forward(u)
+            outputs = self._normalize_batch(inputs, spans, history, packed)
+            if outputs is not None:
+                return outputs
+        return self._merged_forward(inputs)
 
     def branch_kernels(self) -> tuple[list[Tensor], list[Tensor] | None]:
         """The N kernels (channels, l_i) as they are convolved, and those that look ahead or None."""
@@ -305,18 +372,29 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     # Compilers cannot trace its backward pass, and there is nothing in it to fuse: the graph breaks here once.
     @torch.compiler.disable
-    def _normalize_batch(self, u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor | None:
-        """The output with the statistics of the batch; None where the norm does not take them."""
+    def _normalize_batch(
+        self, inputs: list[Tensor], spans: list[Span], history: bool, packed: bool
+    ) -> list[Tensor] | None:
+        """The outputs with the statistics of the batch; None where the norm does not take them."""
 
         def convolve(alpha: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
             (kernels, ahead), group = self.branch_kernels(), statistics_group(self.config.sync_batch_norm)
-            return batch_norm_conv(
-                u, kernels, alpha, weight, bias, eps, backward_kernels=ahead, start=start, stop=stop, group=group
-            )
+            # Processes that share statistics have groups of their own, and must exchange the same sums.
+            if len(inputs) > 1 or (packed and group is not None):
+                mean, var, count, *outputs = grouped_batch_norm_conv(
+                    inputs, spans, kernels, alpha, weight, bias, eps, ahead, group
+                )
+                return outputs, mean, var, count
+            start, stop = spans[0]
+            output, *statistics = batch_norm_conv(
+                inputs[0], kernels, alpha, weight, bias, eps, backward_kernels=ahead, start=start, stop=stop,
+                group=group, history=history,
+            )  # fmt: skip
+            return [output], *statistics
 
         assert self.norm is not None
-        output = self.norm(self.alpha, convolve)
-        return output if isinstance(output, Tensor) else None
+        outputs = self.norm(self.alpha, convolve)
+        return outputs if isinstance(outputs, list) else None
 
     def _forward_layer_norm(self, u: Tensor) -> Tensor:
         """N convolutions: the statistics of a position are not linear in the kernels, so nothing can be merged."""
@@ -328,21 +406,26 @@ class MRConvLayer(MRConvPreciseBuffers):
             output = output + self.alpha[index][:, None].to(u.dtype) * branch
         return output
 
-    def _merged_forward(self, u: Tensor) -> Tensor:
+    def _merged_forward(self, inputs: list[Tensor]) -> list[Tensor]:
         if self.direct:
-            taps, ahead = self.merged_kernel.shape[1], self.merged_backward_kernel
-            # conv1d correlates: its weights run from the oldest input that a tap reaches to the newest.
-            window = self.merged_kernel.flip(1) if ahead is None else torch.cat([self.merged_kernel.flip(1), ahead], 1)
-            padded = F.pad(u, (taps - 1, window.shape[1] - taps))
-            return F.conv1d(padded, window[:, None].to(u.dtype), self.merged_bias.to(u.dtype), groups=u.shape[1])
-        capturing = u.is_cuda and torch.cuda.is_current_stream_capturing()
+            return [self._sum_over_taps(u) for u in inputs]
+        capturing = inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()
         trained = torch.is_grad_enabled() and any(value.requires_grad for value in self.parameters())
         if trained or capturing or torch.compiler.is_compiling():
             # Whoever differentiates or records the operations needs all of them, and values cannot be looked at.
             kernel, ahead, bias = self.merged()
-            return long_conv(u, kernel, ahead, bias=bias)
+            return [long_conv(u, kernel, ahead, bias=bias) for u in inputs]
         kept = self.kept_kernel()
-        return long_conv(u, kept.kernel, kept.ahead, spectrum=kept.spectrum(u.shape[-1]), bias=kept.bias)
+        return [
+            long_conv(u, kept.kernel, kept.ahead, spectrum=kept.spectrum(u.shape[-1]), bias=kept.bias) for u in inputs
+        ]
+
+    def _sum_over_taps(self, u: Tensor) -> Tensor:
+        taps, ahead = self.merged_kernel.shape[1], self.merged_backward_kernel
+        # conv1d correlates: its weights run from the oldest input that a tap reaches to the newest.
+        window = self.merged_kernel.flip(1) if ahead is None else torch.cat([self.merged_kernel.flip(1), ahead], 1)
+        padded = F.pad(u, (taps - 1, window.shape[1] - taps))
+        return F.conv1d(padded, window[:, None].to(u.dtype), self.merged_bias.to(u.dtype), groups=u.shape[1])
 
     def kept_kernel(self) -> MergedKernel:
         """The merged kernel without gradients. The installed package keeps it; nothing in it may be changed."""
@@ -353,13 +436,15 @@ class MRConvLayer(MRConvPreciseBuffers):
 
     def streaming_kernel(self) -> StreamingKernel:
         """The merged kernel as it is now, for streams; all of them share it."""
-        kept = self.kept_kernel()
-        if kept.ahead is not None:
+        self._require_causal()
+        return self.kept_kernel().streaming()
+
+    def _require_causal(self) -> None:
+        if self.config.bidirectional:
             raise ValueError(
                 f"Layer {self.layer_index} is bidirectional: its outputs depend on inputs to come, so it cannot be "
                 "streamed. Use a model with `bidirectional=False`."
             )
-        return kept.streaming()
 
     def _register_merged(self, kernel: Tensor, backward_kernel: Tensor | None, bias: Tensor) -> None:
         values = {"merged_kernel": kernel, "merged_backward_kernel": backward_kernel, "merged_bias": bias}
@@ -420,10 +505,13 @@ class MRConvBlock(GradientCheckpointingLayer):
         stop: Tensor | None = None,
         valid: Tensor | None = None,
         cache: Any | None = None,
+        packing: Packing | None = None,
     ) -> Tensor:
         mixed = self.norm(hidden, valid) if self.prenorm else hidden
-        mixed = self.convolution(mixed.transpose(1, 2), start, stop, cache)  # [B, D, L]
-        drop = F.dropout1d if self.tied_dropout else F.dropout
+        mixed = self.convolution(mixed.transpose(1, 2), start, stop, cache, packing)  # [B, D, L]
+        drop: Callable[[Tensor, float, bool], Tensor] = F.dropout
+        if self.tied_dropout:
+            drop = F.dropout1d if packing is None else packing.drop_channels
         mixed = drop(F.gelu(mixed), self.dropout, self.training)
         hidden = hidden + F.glu(self.pointwise(mixed.transpose(1, 2)), dim=-1)
         return hidden if self.prenorm else self.norm(hidden, valid)
@@ -453,6 +541,9 @@ class MRConvPreTrainedModel(PreTrainedModel):
             # A slice has no mark of having been loaded.
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, MRConvUnits):
+            for name, numbers in module.values.items():
+                init.copy_(getattr(module, name), torch.tensor(numbers))
         elif isinstance(module, MRConvLayer):
             module.reset_parameters()
             for merged in module.buffers(recurse=False):

@@ -4,25 +4,31 @@
 Shapes: batch B, length L, channels D; hidden states [B, L, D].
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.utils import can_return_tuple
+from transformers.utils import ModelOutput, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_mrconv import MRConvConfig
-from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, make_norm
-from .streaming_mrconv import MRConvCache
+from .modeling_layers_mrconv import MRConvBlock, MRConvPreTrainedModel, make_norm, make_units
+from .packing_mrconv import PACKING_ARGUMENTS, find_starts, read_packing
+from .streaming_mrconv import MRConvCache, MRConvTrainingCache
 
 # Arguments of other models that MRConv has no meaning for, and why.
 _REFUSED = {
-    "position_ids": "a convolution takes positions from the order of its input; packed sequences are not supported",
-    "cu_seq_lens_q": "packed sequences are not supported: give each sequence a row of its own and an attention mask",
     "token_type_ids": "there are no segments: MRConvForRetrieval takes two documents as `input_ids`, `input_ids_2`",
     "cache_params": "the state of a sequence is passed as `past_key_values`",
 }
@@ -55,7 +61,7 @@ def valid_range(
         require_all(
             runs <= 1 if streaming else runs == 1,
             "`attention_mask` must have one run of ones in each row: padding on the left or right, at least one "
-            "position, no holes. Packed sequences are not supported; give each sequence a row of its own.",
+            "position, no holes. Where rows hold several sequences, say where they begin by `position_ids`.",
         )
     start = valid.to(torch.int8).argmax(1)
     return start, start + valid.sum(1), valid
@@ -70,6 +76,16 @@ def require_all(holds: Tensor, message: str) -> None:
         torch._assert_async(holds.all(), message)
     elif not holds.is_meta and not bool(holds.all()):
         raise ValueError(message)
+
+
+def refuse_packing(arguments: dict[str, Any], reason: str = "this head makes one answer of each row") -> None:
+    """Refuse packed sequences where a row must be one sequence."""
+    for name in PACKING_ARGUMENTS:
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"`{name}` is not an input here: {reason}. Give each sequence a row of its own, and an attention mask "
+                "where they are padded."
+            )
 
 
 def masked_mean(hidden: Tensor, valid: Tensor | None) -> Tensor:
@@ -90,6 +106,7 @@ class MRConvModel(MRConvPreTrainedModel):
             self.embedding: nn.Module = nn.Linear(config.input_size, config.hidden_size)
         else:
             self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.units = make_units(config.input_mean, config.input_std)
         self.layers = nn.ModuleList(MRConvBlock(config, index) for index in range(config.num_hidden_layers))
         self.final_norm = make_norm(config) if config.prenorm else None
         self.post_init()
@@ -102,6 +119,9 @@ class MRConvModel(MRConvPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         input_values: Tensor | None = None,
         past_key_values: Any | None = None,
+        position_ids: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        seq_idx: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
         """
@@ -115,9 +135,19 @@ class MRConvModel(MRConvPreTrainedModel):
             inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 What the embedding would return, instead of `input_ids` or `input_values`.
             input_values (`torch.Tensor` of shape `(batch_size, length, input_size)`, *optional*):
-                Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1.
+                Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1. As it
+                was measured where the configuration has `input_mean` and `input_std`.
             past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of a sequence that this input continues. The mask may cover that part.
+                State after the earlier part of a sequence that this input continues. The mask may cover that part. To
+                train on chunk after chunk, an [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
+            position_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
+                0, 1, 2, ..., from 0 again where the next sequence of a row begins: packed sequences, as
+                `DataCollatorWithFlattening` makes them. Nothing of one reaches another, and results, gradients and
+                statistics are those of rows of their own. The attention mask may then have padding between sequences.
+            cu_seq_lens_q (`torch.IntTensor` of shape `(sequences + 1,)`, *optional*):
+                The same as bounds of the sequences in the flattened batch.
+            seq_idx (`torch.IntTensor` of shape `(batch_size, length)`, *optional*):
+                The same as the number of the sequence of each position.
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,
@@ -129,24 +159,43 @@ class MRConvModel(MRConvPreTrainedModel):
         for name, reason in _REFUSED.items():
             if kwargs.get(name) is not None:
                 raise ValueError(f"`{name}` is not an input of MRConv: {reason}.")
-        if past_key_values is not None and self.training:
-            raise ValueError(
-                "A cache in training mode: a streamed convolution has no batch statistics and no gradient. Call "
-                "`model.eval()` to generate or stream, or leave `use_cache` and `past_key_values` out to train."
-            )
+        given = {"position_ids": position_ids, "cu_seq_lens_q": cu_seq_lens_q, "seq_idx": seq_idx}
+        if past_key_values is not None:
+            refuse_packing(given, "the cache of a row is that of one sequence, whose positions follow one another")
+        self._check_cache(past_key_values)
         hidden = self.embed(input_ids, inputs_embeds, input_values)
-        if past_key_values is None and hidden.shape[1] > self.config.longest_input:
+        packing = read_packing(hidden, attention_mask, **given)
+        longest = hidden.shape[1] if packing is None else packing.longest
+        if past_key_values is None and longest > self.config.longest_input:
             raise ValueError(
-                f"The input has {hidden.shape[1]} positions; the model takes at most {self.config.longest_input} "
+                f"The input has {longest} positions; the model takes at most {self.config.longest_input} "
                 "(`max_position_embeddings`, its longest kernel). Shorten the input, or stream it with a cache."
             )
-        start, stop, valid = valid_range(attention_mask, hidden, past_key_values is not None)
+        if packing is None:
+            start, stop, valid = valid_range(attention_mask, hidden, past_key_values is not None)
+        else:
+            start, stop, valid = None, None, packing.valid
         # Fewer than there are, where the configuration says so: generation that leaves early sets it for a while.
         for layer in self.layers[: self.config.num_hidden_layers]:
-            hidden = layer(hidden, start, stop, valid, past_key_values)
+            hidden = layer(hidden, start, stop, valid, past_key_values, packing)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden, valid)
         return BaseModelOutput(last_hidden_state=hidden)
+
+    def _check_cache(self, cache: Any | None) -> None:
+        if cache is None or not self.training:
+            return
+        if not isinstance(cache, MRConvTrainingCache):
+            raise ValueError(
+                "A cache in training mode: a streamed convolution has no batch statistics and no gradient. Call "
+                "`model.eval()` to generate or stream, leave `use_cache` and `past_key_values` out to train, or train "
+                "chunk by chunk with an `MRConvTrainingCache(model.config)`."
+            )
+        if any(layer.gradient_checkpointing for layer in self.layers):
+            raise ValueError(
+                "A cache and activation checkpointing: the backward pass would compute each chunk again, with the "
+                "cache as later chunks left it. Switch activation checkpointing off and take shorter chunks."
+            )
 
     def embed(
         self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, input_values: Tensor | None = None
@@ -183,7 +232,7 @@ class MRConvModel(MRConvPreTrainedModel):
                 raise TypeError(
                     f"`input_values` is {values.dtype}; give floating-point numbers, or tokens as `input_ids`."
                 )
-            values = values.to(self.dtype)
+            values = (values if self.units is None else self.units.normalize(values)).to(self.dtype)
         embedded: Tensor = self.embedding(values)
         return embedded
 
@@ -201,6 +250,7 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
         self.loss_type = "ForSequenceClassification"
         self.model = MRConvModel(config)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.target_units = make_units(config.target_mean, config.target_std)
         self.post_init()
 
     @can_return_tuple
@@ -218,7 +268,9 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
             input_ids, attention_mask, inputs_embeds, input_values:
                 As in [`MRConvModel`]. The mean is taken over the valid positions.
             labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
-                Classes from 0; or as `config.problem_type` says, float targets of shape `(batch_size, num_labels)`.
+                Classes from 0; or as `config.problem_type` says, float targets of shape `(batch_size, num_labels)`. Of
+                a regression with `config.target_std`, logits and labels are in the targets' units, and the loss is
+                that of the normalised ones.
 
         Returns:
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
@@ -236,10 +288,15 @@ class MRConvForSequenceClassification(MRConvPreTrainedModel):
         torch.Size([1, 10])
         ```
         """
+        refuse_packing(kwargs)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
         hidden = outputs.last_hidden_state
         logits = self.classifier(masked_mean(hidden, None if attention_mask is None else attention_mask != 0))
+        units = self.target_units
+        if labels is not None and units is not None:
+            labels = units.normalize(labels)
         loss = None if labels is None else self.loss_function(labels, logits.float(), self.config)
+        logits = logits if units is None else units.restore(logits)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
@@ -356,6 +413,7 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: `logits` of shape `(batch_size, num_labels)`;
             `loss` when labels are given; `hidden_states`, of both documents one after the other, when asked for.
         """
+        refuse_packing(kwargs)
         first = self.model.embed(input_ids, inputs_embeds)
         second = self.model.embed(input_ids_2, inputs_embeds_2)
         if len(first) != len(second):
@@ -427,7 +485,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values: MRConvCache | None = None,
+        past_key_values: MRConvCache | MRConvTrainingCache | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -442,13 +500,16 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 Embedded tokens, instead of `input_ids`.
             past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of the sequence; it is updated in place.
+                State after the earlier part of the sequence; it is updated in place. To train on chunk after chunk, an
+                [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
             labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 Tokens to predict, shifted inside the model: give the input itself. -100 is not predicted.
             use_cache (`bool`, *optional*):
                 Whether to return a cache. Not without being asked for: a cached call has no gradient.
             logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0):
                 How many of the last positions get logits, 0 for all; or which positions.
+            position_ids, cu_seq_lens_q, seq_idx: Packed sequences, as in [`MRConvModel`]; by name only. The first
+                token of a sequence is not predicted from the one before it.
 
         Returns:
             [`~transformers.modeling_outputs.CausalLMOutputWithPast`]: `logits` of shape `(batch_size, length,
@@ -468,7 +529,7 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         ```
         """
         cache = MRConvCache(self.config) if past_key_values is None and use_cache else past_key_values
-        if cache is not None and not isinstance(cache, MRConvCache):
+        if cache is not None and not isinstance(cache, (MRConvCache, MRConvTrainingCache)):
             raise TypeError(
                 f"`past_key_values` is a {type(cache).__name__}; MRConv has no keys and values to cache, it needs an "
                 "`MRConvCache(model.config)`."
@@ -477,6 +538,11 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
+            packed = {name: kwargs.get(name) for name in PACKING_ARGUMENTS}
+            valid = None if attention_mask is None else attention_mask != 0
+            starts = find_starts((labels.shape[0], labels.shape[1]), valid, **packed)
+            if starts is not None:
+                labels = labels.masked_fill(starts, -100)  # type: ignore[assignment]
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=cache, hidden_states=outputs.hidden_states
@@ -540,3 +606,252 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             if generation_config.is_assistant:
                 cache.activate_past_recording()
             model_kwargs["past_key_values"] = cache
+
+
+class MRConvForMaskedLM(MRConvPreTrainedModel):
+    """Bidirectional MRConv that predicts masked tokens."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
+
+    def __init__(self, config: MRConvConfig):
+        if not config.bidirectional:
+            raise ValueError(
+                "`bidirectional` is False: a masked token would be predicted from what is before it alone. Use "
+                "`bidirectional=True`, or MRConvForCausalLM."
+            )
+        if config.vocab_size is None:
+            raise ValueError("`vocab_size` is None; a language model needs the number of its tokens.")
+        super().__init__(config)
+        self.model = MRConvModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """
+        Args:
+            input_ids, attention_mask, inputs_embeds: As in [`MRConvModel`].
+            labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
+                The tokens at masked positions, -100 elsewhere, as `DataCollatorForLanguageModeling` makes them.
+
+        Returns:
+            [`~transformers.modeling_outputs.MaskedLMOutput`]: `logits` of shape `(batch_size, length, vocab_size)`;
+            `loss` when labels are given; `hidden_states` when asked for.
+        """
+        count = kwargs.pop("num_items_in_batch", None)
+        outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            # transformers takes a view of labels, which those that were cut do not allow.
+            labels = labels.contiguous()  # type: ignore[assignment]
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=count)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+class MRConvForTokenClassification(MRConvPreTrainedModel):
+    """MRConv with a class at every position, for tokens or a continuous input; a causal one streams."""
+
+    def __init__(self, config: MRConvConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels or 0
+        self.model = MRConvModel(config)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """
+        Args:
+            input_ids, attention_mask, inputs_embeds, input_values: As in [`MRConvModel`], and `past_key_values` too.
+            labels (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
+                The class of each position; -100 where there is none, as at padding.
+
+        Returns:
+            [`~transformers.modeling_outputs.TokenClassifierOutput`]: `logits` of shape `(batch_size, length,
+            num_labels)`; `loss` when labels are given; `hidden_states` when asked for.
+        """
+        count = kwargs.pop("num_items_in_batch", None)
+        outputs = self.model(input_ids, attention_mask, inputs_embeds, input_values, **kwargs)
+        logits = self.classifier(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            labels = labels.contiguous()  # type: ignore[assignment]
+            loss = self.loss_function(logits.float(), labels, self.config, num_items_in_batch=count)
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+@dataclass
+class MRConvForecast(ModelOutput):
+    """
+    What [`MRConvForTimeSeriesPrediction`] returns.
+
+    Args:
+        loss (`torch.Tensor`): Mean squared error, in units of `config.input_std` where there is one.
+        prediction_outputs (`torch.Tensor` of shape `(batch_size, prediction_length, input_size)`):
+            The predicted values, in the units of the input.
+        loc, scale (`torch.Tensor` of shape `(batch_size, 1, input_size)`):
+            Mean and spread of the context.
+        past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`]): The state after the input.
+        hidden_states (`tuple[torch.Tensor, ...]`): The embedded input and the output of each block.
+    """
+
+    loss: Tensor | None = None
+    prediction_outputs: Tensor | None = None
+    loc: Tensor | None = None
+    scale: Tensor | None = None
+    past_key_values: MRConvCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class MRConvForTimeSeriesPrediction(MRConvPreTrainedModel):
+    """
+    Causal MRConv that predicts the next `config.prediction_length` values of all channels at once.
+
+    The input is brought to zero mean and unit spread by its first `config.context_length` positions, the context, and
+    the prediction back. All positions from the last of the context on predict what comes after them: in training each
+    of them has a part in the loss, and a stream goes on from its context value by value, with the same answers.
+    """
+
+    main_input_name = "past_values"
+    input_modalities = ["time"]
+    # The loss is a mean over the batch: Trainer has to divide by the steps that it accumulates.
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: MRConvConfig):
+        if config.bidirectional or config.vocab_size is not None:
+            raise ValueError(
+                f"`bidirectional` is {config.bidirectional} and `vocab_size` {config.vocab_size}; a forecast is made "
+                "from past numbers: leave both out."
+            )
+        context, horizon = config.context_length, config.prediction_length
+        if context is None or horizon is None or context > config.max_position_embeddings:
+            raise ValueError(
+                f"`context_length` is {context} and `prediction_length` {horizon}; give both, a context of at most "
+                f"`max_position_embeddings`, {config.max_position_embeddings} positions."
+            )
+        super().__init__(config)
+        self.model = MRConvModel(config)
+        self.head = nn.Linear(config.hidden_size, horizon * config.input_size)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        past_values: Tensor,
+        attention_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        past_key_values: MRConvCache | None = None,
+        loc: Tensor | None = None,
+        scale: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> MRConvForecast:
+        """
+        Args:
+            past_values (`torch.Tensor` of shape `(batch_size, length, input_size)`):
+                What was measured, in its own units; `(batch_size, length)` if `input_size` is 1.
+            attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*): 1 at valid positions, which
+                are one run in each row; 0 at padding on the left or right.
+            future_values (`torch.Tensor` of shape `(batch_size, prediction_length, input_size)`, *optional*):
+                What came then, for the loss.
+            past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
+                State after the earlier part of the series, with the `loc` and `scale` that were returned with it.
+            loc, scale (`torch.Tensor` of shape `(batch_size, 1, input_size)`, *optional*):
+                Those of the first call; every later call of a stream takes them.
+            use_cache (`bool`, *optional*): Whether to begin a stream.
+
+        Returns:
+            [`MRConvForecast`]: `prediction_outputs` of shape `(batch_size, prediction_length, input_size)`, what
+            comes after the last valid position; `loc`, `scale`; `loss` when the future is given.
+        """
+        values = self._check_values(past_values, "past_values")
+        if past_key_values is not None and (loc is None or scale is None):
+            raise ValueError("`past_key_values` without `loc` and `scale`: give those that came with it first.")
+        start, stop, valid = valid_range(attention_mask, values, past_key_values is not None)
+        if loc is None or scale is None:
+            loc, scale = self._measure_context(values, start, valid)
+        cache = MRConvCache(self.config) if past_key_values is None and use_cache else past_key_values
+        embedded = self.model.embedding(((values - loc) / scale).to(self.dtype))
+        refuse_packing(kwargs)
+        outputs = self.model(None, attention_mask, embedded, past_key_values=cache, **kwargs)
+        hidden = outputs.last_hidden_state
+        last = hidden[:, -1] if stop is None else hidden[torch.arange(len(hidden), device=hidden.device), stop - 1]
+        loss = None
+        if future_values is not None:
+            future = self._check_values(future_values, "future_values")
+            loss = self._loss(hidden, last, values, future, loc, scale, valid)
+        return MRConvForecast(
+            loss=loss,
+            prediction_outputs=self._predict(last[:, None], loc, scale)[:, 0],
+            loc=loc,
+            scale=scale,
+            past_key_values=cache,
+            hidden_states=outputs.hidden_states,
+        )
+
+    def _check_values(self, values: Tensor, name: str) -> Tensor:
+        """Values [B, L, C] in float32 at least."""
+        shape, channels = tuple(values.shape), self.config.input_size
+        values = values[..., None] if values.ndim == 2 else values
+        length = self.config.prediction_length if name == "future_values" else values.shape[1]
+        if values.ndim != 3 or not values.numel() or values.shape[1:] != (length, channels):
+            wanted = "length" if name == "past_values" else str(length)
+            raise ValueError(f"`{name}` has shape {shape}; expected (batch_size, {wanted}, {channels}).")
+        if not values.is_floating_point():
+            raise TypeError(f"`{name}` is {values.dtype}; give floating-point numbers.")
+        return values.to(torch.promote_types(values.dtype, torch.float32))
+
+    def _measure_context(self, values: Tensor, start: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and spread of each channel over the first `context_length` valid positions: two of [B, 1, C]."""
+        context = self.config.context_length
+        assert context is not None
+        # A channel that stands still has no spread to be measured by: a hundredth of what it has in the training data.
+        least = 1e-2 if self.model.units is None else 1e-2 * self.model.units.std
+        if valid is None or start is None:
+            part = values[:, :context]
+            loc, spread = part.mean(1, keepdim=True), part.var(1, keepdim=True, unbiased=False)
+        else:
+            place = torch.arange(values.shape[1], device=values.device)
+            weight = (valid & (place < start[:, None] + context))[..., None].to(values.dtype)
+            count = weight.sum(1, keepdim=True)
+            kept = torch.where(weight > 0, values, 0)
+            loc = kept.sum(1, keepdim=True) / count
+            spread = (weight * (kept - loc).square()).sum(1, keepdim=True) / count
+        return loc, (spread + least**2).sqrt()
+
+    def _predict(self, hidden: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """From hidden states [B, L, D] to what comes after each position, [B, L, horizon, C]."""
+        normalised = self.head(hidden).unflatten(-1, (-1, self.config.input_size))
+        return normalised.to(loc.dtype) * scale[:, None] + loc[:, None]
+
+    def _loss(
+        self, hidden: Tensor, last: Tensor, values: Tensor, future: Tensor, loc: Tensor, scale: Tensor, valid: Any
+    ) -> Tensor:
+        """Mean squared error after the last position; without padding after each from the context's last one on."""
+        context, horizon = self.config.context_length, self.config.prediction_length
+        assert context is not None and horizon is not None
+        if valid is None and values.shape[1] > context:
+            # [B, L, C, horizon]: what comes after each position.
+            series = torch.cat([values, future], 1).unfold(1, horizon, 1)[:, 1:]
+            wanted = series[:, context - 1 :].transpose(2, 3)
+            found = self._predict(hidden[:, context - 1 :], loc, scale)
+        else:
+            wanted, found = future[:, None], self._predict(last[:, None], loc, scale)
+        error = found - wanted
+        return (error if self.model.units is None else error / self.model.units.std).square().mean()

@@ -203,13 +203,15 @@ def batch_norm_conv(
     start: Tensor | None = None,
     stop: Tensor | None = None,
     group: torch.distributed.ProcessGroup | None = None,
+    history: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     Training-mode MRConv layer (poster eqs. 2, 4-6): y = sum_i alpha_i (weight_i (k_i * u - mean_i) / sqrt(var_i + eps)
     + bias_i), with coefficients of shape [N, channels].
 
     Of a sample the positions start, ..., stop - 1 are valid; `u` is zero outside of them, and its gradient there is of
-    no meaning. Processes of a `group` share the statistics, which are those of the joined batch, gradients included.
+    no meaning; but with a `history`, what comes before `start` is convolved, and only the statistics leave it out.
+    Processes of a `group` share the statistics, which are those of the joined batch, gradients included.
 
     Returns y, in the dtype of `u`, and, without gradient and in float32 at least, mean and biased variance of each
     branch over batch and valid positions, [N, channels], and the number of positions.
@@ -228,15 +230,84 @@ def batch_norm_conv(
             u, kernels, alpha, weight, bias, eps, backward_kernels=wings, start=nothing, stop=nothing, group=group
         )
         return y[:0], mean, var, count
+    cropped, ahead, n = _cropped(u, kernels, wings)
+    form = _batch_norm_branches if history else FAST.get("batch_norm_conv", _batch_norm_branches)
+    y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
+    return y, mean, var, count
+
+
+# First valid position of each sample and first after the last; None: from the beginning, to the end.
+Span = tuple[Tensor | None, Tensor | None]
+
+
+def grouped_batch_norm_conv(
+    inputs: list[Tensor],
+    spans: list[Span],
+    kernels: list[Tensor],
+    alpha: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    backward_kernels: list[Tensor] | None,
+    group: torch.distributed.ProcessGroup | None,
+) -> tuple[Tensor, ...]:
+    """
+    [`batch_norm_conv`] of several groups of samples, each of a length of its own, with the statistics of all:
+    mean, variance and count, then the outputs of each group.
+    """
+    _check_branches(kernels, alpha, weight, bias)
+    wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
+    found = [form(u, *_cropped(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
+    sums = torch.stack(found).sum(0)
+    sums = sums if group is None else SumOverProcesses.apply(sums, group)
+    total, square, count = sums[0], sums[1], sums[2, 0, 0].detach()
+    mean = total / count.clamp_min(1)
+    var = (square / count.clamp_min(1) - mean.square()).clamp_min(0)
+    dtype, scale = alpha.dtype, alpha * weight * (var + eps).rsqrt()
+    shift = (alpha * bias - scale * mean).sum(0)
+    merged, ahead = merge_kernels(kernels, scale.to(dtype)), merge_kernels(wings, scale.to(dtype)) if wings else None
+    outputs = [long_conv(u, merged, ahead, bias=shift) for u in inputs]
+    return mean.detach().to(dtype), var.detach().to(dtype), count.to(dtype), *outputs
+
+
+def _branch_sums(
+    u: Tensor, kernels: list[Tensor], wings: list[Tensor], n: int, start: Tensor | None, stop: Tensor | None
+) -> Tensor:
+    """
+    Sum and squared sum of each branch over batch and valid positions, outside of which `u` is zero, and the number of
+    these: [3, N, channels], in float64 where there is that, as the variance is a small difference of large sums.
+    """
+    exact = kernels[0].dtype if u.device.type == "mps" else torch.float64
+    valid = _valid_positions(u, start, stop)
+    spectrum = torch.fft.rfft(u.to(exact), n=n)
+    sums = []
+    for i, kernel in enumerate(kernels):
+        factors = _two_sided(kernel.to(exact), wings[i].to(exact) if wings else None, n)
+        branch = torch.where(valid, torch.fft.irfft(spectrum * factors, n=n)[..., : u.shape[2]], 0)
+        total = branch.sum((0, 2))
+        sums.append(torch.stack([total, branch.square().sum((0, 2)), valid.sum().to(exact).expand_as(total)]))
+    return torch.stack(sums, dim=1)
+
+
+def _valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Tensor:
+    """Whether a position of a sample is valid, [batch, 1, length]."""
+    time = torch.arange(u.shape[2], device=u.device).expand(u.shape[0], 1, -1)
+    valid = torch.ones_like(time, dtype=torch.bool)
+    if start is not None:
+        valid = valid & (time >= start[:, None, None])
+    if stop is not None:
+        valid = valid & (time < stop[:, None, None])
+    return valid
+
+
+def _cropped(u: Tensor, kernels: list[Tensor], wings: list[Tensor]) -> tuple[list[Tensor], list[Tensor], int]:
+    """Kernels as far as they reach within the length of `u`, in float32 at least, and the FFT size that fits them."""
     length, dtype = u.shape[2], _working_dtype(u.dtype)
     cropped = [kernel[:, :length].to(dtype) for kernel in kernels]
     ahead = [wing[:, : length - 1].to(dtype) for wing in wings]
     # The longest branch, whose wings are the longest too: neither outputs nor autocorrelation of u wrap around.
     span = max(kernel.shape[1] for kernel in cropped) + max((wing.shape[1] for wing in ahead), default=0)
-    n = fft_size(length + min(length, span) - 1)
-    form = FAST.get("batch_norm_conv", _batch_norm_branches)
-    y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
-    return y, mean, var, count
+    return cropped, ahead, fft_size(length + min(length, span) - 1)
 
 
 def _batch_norm_branches(
@@ -257,12 +328,7 @@ def _batch_norm_branches(
     as any N branches in the dtype of the kernels are: a mean of u that is large beside its variance costs digits.
     """
     dtype, length = kernels[0].dtype, u.shape[2]
-    time = torch.arange(length, device=u.device).expand(u.shape[0], 1, length)
-    valid = torch.ones_like(time, dtype=torch.bool)
-    if start is not None:
-        valid = valid & (time >= start[:, None, None])
-    if stop is not None:
-        valid = valid & (time < stop[:, None, None])
+    valid = _valid_positions(u, start, stop)
 
     def total(branches: list[Tensor]) -> Tensor:
         """Sum of each branch over the valid positions of all processes: [N, channels]."""

@@ -1,5 +1,7 @@
 # Copyright 2026 The hf-ext authors. Licensed under the Apache License, Version 2.0.
-"""Streaming of causal MRConv models for transformers' generation and for chunks of any length: [`MRConvCache`].
+"""
+Streaming of causal MRConv models for transformers' generation and for chunks of any length, [`MRConvCache`]; and
+training on chunks of long sequences, [`MRConvTrainingCache`].
 
 Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels, frequencies].
 """
@@ -40,7 +42,7 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 import copy
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -468,3 +470,87 @@ class MRConvCache(Cache):
         if trained:
             result = _WithoutBackward.apply(result, trained[0])
         return result
+
+
+class InputHistory(CacheLayerMixin):
+    """A layer of [`MRConvTrainingCache`]: its last inputs, as many as later outputs depend on, with their gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset()
+
+    def reset(self) -> None:
+        self.past: Tensor | None = None
+        self.seen, self.is_initialized = 0, False
+
+    def lazy_initialization(self, u: Tensor) -> None:  # type: ignore[override]
+        self.past, self.is_initialized = u[..., :0], True
+
+    def update(self, u: Tensor, reach: int) -> Tensor:  # type: ignore[override]
+        """The inputs before [batch, channels, length] and these; keeps the last `reach` of them."""
+        if self.past is None:
+            self.lazy_initialization(u)
+        past: Any = self.past
+        if past.shape[:2] != u.shape[:2] or past.device != u.device:
+            raise ValueError(
+                f"This cache holds [batch, channels] = {list(past.shape[:2])} on {past.device}; got inputs of shape "
+                f"{list(u.shape)} on {u.device}. Start a new cache for other sequences."
+            )
+        whole = torch.cat([past, u], dim=-1)
+        # A copy: a part of `whole` would keep all of it.
+        self.past = whole[..., max(0, whole.shape[-1] - reach) :].clone()
+        self.seen += u.shape[-1]
+        return whole
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class MRConvTrainingCache(Cache):
+    r"""
+    State of a causal MRConv model between chunks of sequences that are too long to be trained on at once; gradients
+    pass through it. It is passed as `past_key_values`, in training and in evaluation.
+
+    The outputs of the chunks are those of one forward pass over all of them, and so are the gradients where the losses
+    are added up and `backward` is called once. After `detach_()` the gradient ends at that place: truncated
+    backpropagation through time, with the memory of one chunk. Batch normalisation in training mode takes the
+    statistics of each chunk by itself, so that there only `norm="layer"` with another `branch_norm` than `"batch"`, or
+    frozen statistics, give what the whole sequence would.
+
+    A layer keeps, for each sample, as many inputs of each channel as its kernel has taps but one, or as there were: a
+    third of what [`MRConvCache`] takes, which streams faster but without gradient.
+
+    Args:
+        config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
+
+    Example:
+
+    ```python
+    >>> cache = MRConvTrainingCache(model.config)
+    >>> for chunk, targets in zip(input_ids.split(4096, dim=1), next_tokens.split(4096, dim=1)):
+    ...     model(chunk, labels=chunk, shift_labels=targets, past_key_values=cache).loss.backward()
+    ...     cache.detach_()
+    ```
+    """
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(layers=[InputHistory() for _ in range(config.num_hidden_layers)])
+
+    def prepend(self, layer_index: int, u: Tensor, reach: int) -> Tensor:
+        """The inputs of a layer before the next chunk of it, [batch, channels, length], and that chunk."""
+        layer: Any = self.layers[layer_index]
+        whole: Tensor = layer.update(u, reach)
+        return whole
+
+    def detach_(self) -> Self:
+        """End the gradient here: what follows does not change what came before."""
+        for layer in self.layers:
+            if isinstance(layer, InputHistory) and layer.past is not None:
+                layer.past = layer.past.detach()
+        return self

@@ -1,5 +1,7 @@
 """Pictures of many pictures: a row for each class or text, its name at the left."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +56,8 @@ def sample_rows(
     """
     Samples in rows; those of a column start from the same noise.
 
-    They are drawn in batches, and in smaller ones where memory is short. Each picture has noise of its own, so the
-    batches do not change it (but for the last bits of sums).
+    They are drawn in batches, and in smaller ones where memory is short; an autoencoder decodes one after the other.
+    Each picture has noise of its own, so the batches do not change it (but for the last bits of sums).
     """
     rehearse_schedule(
         pipeline.scheduler, pipeline.transformer.config.in_channels, options.get("num_inference_steps", 50)
@@ -71,7 +73,8 @@ def sample_rows(
         noise = [torch.Generator().manual_seed(seed * 100_003 + column) for _, column in part]
         given: dict[str, Any] = {key: [condition for condition, _ in part], **options}
         try:
-            output: Any = pipeline(generator=noise, **given)
+            with decode_in_slices(pipeline.vae):
+                output: Any = pipeline(generator=noise, **given)
         except RuntimeError as error:
             if len(part) == 1 or not should_reduce_batch_size(error):
                 raise
@@ -80,6 +83,21 @@ def sample_rows(
         else:
             pictures.extend(output.images)
     return [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
+
+
+@contextlib.contextmanager
+def decode_in_slices(vae: Any) -> Iterator[None]:
+    """One picture at a time through an autoencoder that can do so: decoding takes the most memory of all steps."""
+    was_sliced = getattr(vae, "use_slicing", None)
+    if was_sliced is None:
+        yield
+        return
+    vae.use_slicing = True
+    try:
+        yield
+    finally:
+        # A training encodes whole batches with the same one.
+        vae.use_slicing = was_sliced
 
 
 def write_picture(picture: Image.Image, path: Path) -> Path:

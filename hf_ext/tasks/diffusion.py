@@ -15,7 +15,6 @@ import datasets
 import numpy as np
 import peft
 import torch
-import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from diffusers import ModelMixin
 from huggingface_hub.dataclasses import strict
@@ -30,10 +29,19 @@ from hf_ext.settings import build
 from hf_ext.training.models import initialize_from, read_model_section
 from hf_ext.training.task import Task
 
-from .diffusion_data import Crops, Size, cut_view
-from .diffusion_latents import load_autoencoder, read_row, to_pixels
-from .diffusion_noise import make_scheduler, noisy_samples, objective_of, random_keep_indices
-from .diffusion_texts import Captions
+from .diffusion_buckets import Buckets, group_pictures
+from .diffusion_data import Crops, Size, cut_view, nearest_bucket
+from .diffusion_latents import encode_posterior, load_autoencoder, read_row, to_pixels
+from .diffusion_noise import (
+    Timesteps,
+    make_scheduler,
+    noise_shares,
+    noisy_samples,
+    objective_of,
+    random_keep_indices,
+    weighted_error,
+)
+from .diffusion_texts import Captions, weigh_columns
 from .diffusion_transfer import Transfer, open_pipeline, options_of, settings_of, transfer
 
 # The pictures that a run draws of itself show the first classes.
@@ -50,15 +58,22 @@ class DisentangledDiTTask(Task):
 
     Args:
         image_size (`int` or `list[int]`, defaults to 32): Side, or height and width, that the model sees, in pixels;
-            pictures of all shapes are cut to it. Buckets of aspect ratios are made by `hf-ext dit precompute` alone.
+            pictures of all shapes are cut to it, or, with `buckets`, to shapes of about its area.
         objective (`"epsilon"`, `"v_prediction"` or `"flow"`, defaults to `"epsilon"`): What is predicted.
         noise_schedule (`dict`):
             Settings of diffusers' `DDIMScheduler` or, for flow, `FlowMatchEulerDiscreteScheduler`; those of latent
             diffusion where not given. With `init_from` the checkpoint's schedule counts.
+        timesteps (`dict`): Which places of the schedule a training sees, and what their errors weigh,
+            [`~hf_ext.tasks.diffusion_noise.Timesteps`].
         crops (`dict`): How training pictures are cut, [`~hf_ext.tasks.diffusion_data.Crops`].
+        buckets (`dict`, *optional*): Shapes that pictures are sorted into, one to a batch,
+            [`~hf_ext.tasks.diffusion_buckets.Buckets`]; latents have those of `hf-ext dit precompute`.
         transfer (`dict`): What another size than that of `init_from` changes,
             [`~hf_ext.tasks.diffusion_transfer.Transfer`].
         vae (`str`, *optional*): Folder or `org/name[@revision]` of a diffusers autoencoder; without it pixels.
+        posterior (`bool`, defaults to `False`):
+            Draw each latent afresh in every step from what the autoencoder says of the picture, which latents that are
+            read need `precompute --posterior` for; else its mode, which takes half the room.
         text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder; else classes.
         text_padding (`str`, defaults to `"noisy_replicate"`): What follows a short caption.
         text_padding_noise (`float`, defaults to 0.02): Its noise; fresh in every step.
@@ -72,15 +87,20 @@ class DisentangledDiTTask(Task):
         samples_per_class (`int`, defaults to 4): Their number for each class or caption.
         image_column (`str`, defaults to `"image"`): Column of the pictures.
         label_column (`str`, defaults to `"label"`): Column of the classes.
-        text_column (`str`, defaults to `"text"`): Column of the texts.
+        text_column (`str` or `dict[str, float]`, defaults to `"text"`):
+            Column of the captions, or several with the weights with which one is drawn in each step, such as short and
+            long ones: `{short: 1, long: 3}`. A column may hold lists, of which any caption is drawn.
     """
 
     image_size: int | list[int] = 32
     objective: Literal["epsilon", "v_prediction", "flow"] = "epsilon"
     noise_schedule: dict = field(default_factory=dict)
+    timesteps: dict = field(default_factory=dict)
     crops: dict = field(default_factory=dict)
+    buckets: dict | None = None
     transfer: dict = field(default_factory=dict)
     vae: str | None = None
+    posterior: bool = False
     text_encoder: str | None = None
     text_padding: Literal["zeros", "replicate", "noisy_replicate"] = "noisy_replicate"
     text_padding_noise: float = 0.02
@@ -92,25 +112,27 @@ class DisentangledDiTTask(Task):
     samples_per_class: int = 4
     image_column: str = "image"
     label_column: str = "label"
-    text_column: str = "text"
+    text_column: str | dict = "text"
 
     # Replaced in a subclass, other networks train on the same data: examples/disentangled_dit/peers.py.
     model_class: ClassVar[Callable[..., ModelMixin]] = DisentangledDiTTransformer2DModel
     config_class: ClassVar[type | None] = DisentangledDiTTransformer2DModel
     presets: ClassVar[dict[str, dict[str, Any]]] = DisentangledDiTTransformer2DModel.PRESETS
-    greater_is_better: ClassVar[bool] = False
-    eval_batch_size: ClassVar[int] = 32
 
     def __post_init__(self) -> None:
         sides = [self.image_size] * 2 if isinstance(self.image_size, int) else self.image_size
         self.size = cast(Size, tuple(sides))
         self.cut = build(Crops, self.crops, "task.crops")
+        self.places = build(Timesteps, self.timesteps, "task.timesteps")
         # Any: diffusers' types do not know that schedulers have a configuration.
         self.scheduler: Any = make_scheduler(self.objective, self.noise_schedule, self.vae is None)
         self.id2label: dict[int, str] | None = None
         self.config: Any = None
         self._streams = False
         self._transfer = build(Transfer, self.transfer, "task.transfer")
+        self._buckets = None if self.buckets is None else build(Buckets, self.buckets, "task.buckets")
+        # Sizes that pictures are cut to.
+        self.sizes = [self.size] if self._buckets is None else self._buckets.sizes(self.image_size)
 
     def validate_numbers(self) -> None:
         if len(self.size) != 2 or min(self.size) < 1:
@@ -120,6 +142,9 @@ class DisentangledDiTTask(Task):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not 0 <= self.mask_ratio < 1:
             raise ValueError(f"mask_ratio must be in [0, 1), got {self.mask_ratio}.")
+        if self.posterior and self.vae is None:
+            raise ValueError("posterior draws latents of an autoencoder: set task.vae, or leave it out.")
+        weigh_columns(self.text_column)
 
     @property
     def pipeline_tag(self) -> str:  # type: ignore[override]
@@ -133,17 +158,32 @@ class DisentangledDiTTask(Task):
         return {"loss": f"denoising loss ({of})"}
 
     def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
-        """Names of the classes; latents of different sizes are kept apart."""
+        """Names of the classes, states of no text; what has different sizes is kept apart."""
         features = data.features or {}
+        if self.text_encoder is not None:
+            self.captions.read_data(data)
         label = features.get(self.label_column)
         if isinstance(label, datasets.ClassLabel) and self.text_encoder is None:
             self.id2label = dict(enumerate(label.names))
         self._streams = isinstance(data, datasets.IterableDataset)
+        if self._buckets is not None:
+            return self._group_pictures(data)
         if "latent_shape" not in features or isinstance(data, datasets.IterableDataset):
             return None
         shapes = np.array(data.select_columns(["latent_shape"])[:]["latent_shape"])
         groups: np.ndarray = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
         return groups if groups.any() else None
+
+    def _group_pictures(self, data: datasets.Dataset | datasets.IterableDataset) -> np.ndarray | None:
+        """The bucket of each picture, by its size alone."""
+        if isinstance(data, datasets.IterableDataset) or "latent" in data.column_names:
+            kind = (
+                "latents, which have their sizes"
+                if not self._streams
+                else "a stream, whose sizes cannot be kept apart"
+            )
+            raise ValueError(f"task.buckets is for pictures, and the data is {kind}: leave it out.")
+        return group_pictures(data, self.image_column, self.sizes)
 
     def model_fields(self) -> dict[str, Any]:
         """What the schedule decides of the network: how many timesteps there are."""
@@ -190,7 +230,12 @@ class DisentangledDiTTask(Task):
     def _conditions_of_model(self, changes: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         """Number of classes, or width of the text encoder."""
         if self.text_encoder is not None:
-            width = changes.get("joint_attention_dim") or self.captions.encoder.config.hidden_size
+            width, read = changes.get("joint_attention_dim"), self.captions.width
+            if None not in (width, read) and width != read:
+                raise ValueError(
+                    f"model.joint_attention_dim is {width}, but the data's texts have {read}: leave it out."
+                )
+            width = width or read or self.captions.encoder.config.hidden_size
             return {"num_classes": None, "joint_attention_dim": width}
         named = None if self.id2label is None else len(self.id2label)
         count = changes.get("num_classes") or named or settings.get("num_classes")
@@ -206,6 +251,12 @@ class DisentangledDiTTask(Task):
                 f"task.mask_ratio is {self.mask_ratio} and model.num_decoder_layers "
                 f"{self.config.get('num_decoder_layers')}: masked-latent training needs both, other training neither."
             )
+        if self._buckets is not None:
+            factor = 1 if self.autoencoder is None else DisentangledDiTPipeline.scale_factor_of(self.autoencoder)
+            if self._buckets.step % (step := factor * self.config["patch_size"]):
+                raise ValueError(
+                    f"task.buckets.step is {self._buckets.step}; it must be a multiple of {step}, a patch."
+                )
 
     @cached_property
     def autoencoder(self) -> ModelMixin | None:
@@ -215,7 +266,8 @@ class DisentangledDiTTask(Task):
     @cached_property
     def captions(self) -> Captions:
         """The text encoder, loaded when it is first needed."""
-        return Captions(str(self.text_encoder), self.max_text_length, self.text_padding, self.text_padding_noise)
+        noise = self.text_padding_noise
+        return Captions(str(self.text_encoder), self.max_text_length, self.text_padding, noise, self.text_column)
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Matrices decay, where anything does. Betas are (0.9, 0.95)."""
@@ -224,7 +276,7 @@ class DisentangledDiTTask(Task):
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator | None) -> dict[str, Any]:
         """Image or latent, controls, class or caption. Without generator the middle of the image, unmirrored."""
         if "latent" in example:
-            latents, controls = read_row(example)
+            latents, controls = read_row(example, generator if self.posterior else None)
             if latents.shape[0] != self.config["in_channels"]:
                 raise ValueError(
                     f"the data has latents of {latents.shape[0]} channels, the model takes "
@@ -239,11 +291,13 @@ class DisentangledDiTTask(Task):
         else:
             autoencoder = self.autoencoder
             channels = (self.config if autoencoder is None else autoencoder.config)["in_channels"]
-            view = cut_view(self._column(example, "image_column"), self.size, channels, self.cut, generator)
+            image = self._column(example, "image_column")
+            size = nearest_bucket((image.height, image.width), self.sizes)
+            view = cut_view(image, size, channels, self.cut, generator)
             sample, controls = {"pixels": to_pixels([view])[0]}, view.controls
         sample["controls"] = {name: torch.from_numpy(values) for name, values in controls.items()}
         if self.text_encoder is not None:
-            return {**sample, **self.captions.tokens(self._column(example, "text_column"))}
+            return {**sample, **self.captions.sample(example, generator)}
         label, count = self._column(example, "label_column"), self.config["num_classes"]
         if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < count:
             raise ValueError(f"column {self.label_column!r} holds {label!r}; allowed: 0 to {count - 1}.")
@@ -257,30 +311,35 @@ class DisentangledDiTTask(Task):
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> Tensor:
         """Mean squared error; with `mask_ratio` the mean of that of all tokens and that with hidden ones."""
-        clean = self._clean(batch)
+        clean = self._clean(batch, self.posterior)
         count, device = clean.shape[0], clean.device
-        places, noise = torch.rand(count, device=device), torch.randn_like(clean)
+        places, noise = self.places.draw(count, self.size, device), torch.randn_like(clean)
         noisy, timesteps, target = noisy_samples(self.scheduler, clean, noise, places)
+        _, *shares = noise_shares(self.scheduler, places)
+        weights = self.places.weigh(self.objective, *shares)
         without_both = torch.rand(count, device=device) < self.config["condition_dropout"]
         without_controls = torch.rand(count, device=device) < self.config["control_dropout"]
         conditions = self._conditions(batch, without_both, without_both | without_controls)
-        loss = F.mse_loss(model(noisy, timesteps, **conditions).sample.float(), target)
+        loss = weighted_error(model(noisy, timesteps, **conditions).sample, target, weights)
         if self.mask_ratio:
             tokens = noisy[0, 0].numel() // self.config["patch_size"] ** 2
             keep_indices = random_keep_indices(count, tokens, self.mask_ratio, device)
             masked = model(noisy, timesteps, keep_indices=keep_indices, **conditions).sample
-            loss = (loss + F.mse_loss(masked.float(), target)) / 2
+            loss = (loss + weighted_error(masked, target, weights)) / 2
         return loss
 
-    def _clean(self, batch: dict[str, Any]) -> Tensor:
-        """What the network is to make: pixels, or latents."""
+    def _clean(self, batch: dict[str, Any], draw: bool) -> Tensor:
+        """What the network is to make: pixels, or latents, the mode of those of pictures or a draw."""
         if "latents" in batch:
             return batch["latents"]
         if self.autoencoder is None:
             return batch["pixels"]
         with torch.no_grad():
             self.autoencoder.to(batch["pixels"].device)
-            return DisentangledDiTPipeline.encode_image(self.autoencoder, batch["pixels"])
+            if not draw:
+                return DisentangledDiTPipeline.encode_image(self.autoencoder, batch["pixels"])
+            mean, spread = encode_posterior(self.autoencoder, batch["pixels"])
+            return mean + spread * torch.randn_like(mean)
 
     def _conditions(
         self,
@@ -314,7 +373,7 @@ class DisentangledDiTTask(Task):
         """Mean losses of samples of one size."""
         device, count = next(model.parameters()).device, self.eval_timesteps
         batch = send_to_device(default_collate(samples), device)
-        clean, nothing = self._clean(batch), torch.zeros(len(samples), dtype=torch.bool, device=device)
+        clean, nothing = self._clean(batch, False), torch.zeros(len(samples), dtype=torch.bool, device=device)
         generators = [torch.Generator().manual_seed(index) for index in indices]
         conditions = self._conditions(batch, nothing, nothing, generators)
         errors = torch.zeros(len(samples), device=device)
@@ -350,14 +409,18 @@ class DisentangledDiTTask(Task):
 
     def sample_picture(self, model: torch.nn.Module, examples: list[dict[str, Any]]) -> Image.Image:
         """Samples of the first classes, or of the examples' captions, from noise that is always the same."""
-        conditions: list[Any] = [self._column(example, "text_column") for example in examples if self.text_encoder]
+        conditions: list[Any] = [self.captions.draw(example, None)[0] for example in examples if self.text_encoder]
         conditions = conditions or list(range(min(_CLASSES_SHOWN, self.config["num_classes"])))
         names = [str(item if self.text_encoder else (self.id2label or {}).get(item, item)) for item in conditions]
         pipeline = self.pipeline(model)
         pipeline.set_progress_bar_config(disable=True)
         guidance = self.sample_guidance if self.config["condition_dropout"] > 0 else 1.0
         options: dict[str, Any] = {"num_inference_steps": self.sample_steps, "guidance_scale": guidance}
-        return draw_grid(sample_rows(pipeline, conditions, self.samples_per_class, 0, **options), names)
+        rows = sample_rows(pipeline, conditions, self.samples_per_class, 0, **options)
+        if self.text_encoder is not None and self.captions.null is not None:
+            # The training reads what the encoder says, and has better uses for the memory of its device.
+            self.captions.encoder.to("cpu")
+        return draw_grid(rows, names)
 
     def save_model(self, model: torch.nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
         """The whole pipeline; of an adapter its weights only, for peft and for `load_lora_weights`."""

@@ -1,22 +1,26 @@
 """Latents of a diffusers autoencoder: made from pictures, and as rows of a data set with what was done to the picture.
 
 A row has `latent` (float16 bytes), `latent_shape`, the controls `original_size`, `crop`, `target_size` and `flip` in
-the units of `diffusion_data`, and what else the picture came with: `label` or `text`.
+the units of `diffusion_data`, and what else the picture came with: `label` or `text`. Where an autoencoder gives a
+normal distribution, `latent` is its mean, which is its mode, and `latent_spread` (float16 bytes) may stand beside it.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from diffusers import AutoModel, ModelMixin
 from torch import Tensor
 
+from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.training.models import split_revision
 
 from .diffusion_data import View, controls
 
 # Columns of a row beside those that the picture came with.
 COLUMNS = ("latent", "latent_shape", "original_size", "crop", "target_size", "flip")
+# One more, where precompute was asked for it.
+SPREAD = "latent_spread"
 
 
 def load_autoencoder(source: str) -> ModelMixin:
@@ -40,26 +44,54 @@ def to_pixels(views: list[View]) -> Tensor:
     return torch.from_numpy(stacked / np.float32(127.5) - 1)
 
 
-def write_row(latent: Tensor, view: View) -> dict[str, Any]:
-    """The columns of a latent [channels, height, width]: a value for each of `COLUMNS`."""
+def encode_posterior(vae: ModelMixin, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and spread of the latents of pictures [B, C, H, W], float32, as the transformer takes them."""
+    pipeline, autoencoder = DisentangledDiTPipeline, cast(Any, vae)
+    with pipeline._upcast(autoencoder):
+        found = autoencoder.encode(pixels.to(autoencoder.dtype), return_dict=False)[0]
+    if not (hasattr(found, "mean") and hasattr(found, "std")) or isinstance(found, Tensor):
+        raise ValueError(
+            f"{type(vae).__name__} gives one latent for a picture, no distribution to draw from: leave posterior out."
+        )
+    shift, scale = pipeline._latent_statistics(vae, found.mean.float())
+    return (found.mean.float() - shift) * scale, found.std.float() * scale
+
+
+def write_row(latent: Tensor, view: View, spread: Tensor | None = None) -> dict[str, Any]:
+    """The columns of a latent [channels, height, width]: a value for each of `COLUMNS`, and one of its spread."""
     return {
-        "latent": latent.cpu().to(torch.float16).contiguous().numpy().tobytes(),
+        "latent": _pack(latent),
         "latent_shape": list(latent.shape),
         "original_size": list(view.original_size),
         "crop": list(view.crop),
         "target_size": list(view.target_size),
         "flip": int(view.flip),
+        **({} if spread is None else {SPREAD: _pack(spread)}),
     }
 
 
-def read_row(row: dict[str, Any]) -> tuple[Tensor, dict[str, np.ndarray]]:
-    """The latent of a row, float32 [channels, height, width], and each control."""
-    missing = [name for name in COLUMNS if name not in row]
+def _pack(values: Tensor) -> bytes:
+    return values.cpu().to(torch.float16).contiguous().numpy().tobytes()
+
+
+def read_row(
+    row: dict[str, Any], generator: np.random.Generator | None = None
+) -> tuple[Tensor, dict[str, np.ndarray]]:
+    """The latent of a row, float32 [channels, height, width], and each control; a generator draws it."""
+    wanted = COLUMNS if generator is None else (*COLUMNS, SPREAD)
+    missing = [name for name in wanted if name not in row]
     if missing:
-        raise ValueError(f"latents without the column(s) {missing}: write them with `hf-ext dit precompute`.")
-    values, shape = np.frombuffer(row["latent"], dtype=np.float16), tuple(row["latent_shape"])
-    if values.size != np.prod(shape):
-        raise ValueError(f"a latent of {values.size} values has latent_shape {shape}: precompute the data again.")
-    latent = torch.from_numpy(values.astype(np.float32).reshape(shape))
+        how = " --posterior, or set task.posterior to false" if missing == [SPREAD] else ""
+        raise ValueError(f"latents without the column(s) {missing}: write them with `hf-ext dit precompute`{how}.")
+    latent = _unpack(row, "latent")
+    if generator is not None:
+        latent = latent + _unpack(row, SPREAD) * generator.standard_normal(latent.shape, dtype=np.float32)
     described = controls(tuple(row["original_size"]), tuple(row["crop"]), tuple(row["target_size"]), bool(row["flip"]))
-    return latent, described
+    return torch.from_numpy(latent), described
+
+
+def _unpack(row: dict[str, Any], column: str) -> np.ndarray:
+    values, shape = np.frombuffer(row[column], dtype=np.float16), tuple(row["latent_shape"])
+    if values.size != np.prod(shape):
+        raise ValueError(f"{column} of {values.size} values has latent_shape {shape}: precompute the data again.")
+    return values.astype(np.float32).reshape(shape)

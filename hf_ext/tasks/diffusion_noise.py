@@ -1,14 +1,17 @@
-"""What the Disentangled DiT learns to predict: noise schedules, noisy samples and their targets.
+"""What the Disentangled DiT learns to predict: noise schedules, noisy samples and their targets, and what counts more.
 
 Images x, noise e [batch, channels, height, width]; u in [0, 1) is the place on the schedule, 0 the clean end.
 """
 
 import inspect
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from huggingface_hub.dataclasses import strict
 from torch import Tensor
 
 OBJECTIVES = ("epsilon", "v_prediction", "flow")
@@ -19,6 +22,75 @@ _DIFFUSION = {
     "beta_end": 0.012,
     "timestep_spacing": "trailing",
 }
+
+
+@strict
+@dataclass
+class Timesteps:
+    """
+    Which places u of the noise schedule a training sees, and what their errors weigh; an evaluation sees all places
+    alike and weighs nothing.
+
+    Args:
+        distribution (`"uniform"`, `"logit_normal"` or `"shifted"`, defaults to `"uniform"`):
+            `logit_normal`, arXiv 2403.03206: u = 1 / (1 + exp(-(mean + std n))), n ~ N(0, 1). `shifted`, the same
+            paper's for larger pictures: u = k v / (1 + (k - 1) v), v uniform, k = side / base_size.
+        mean (`float`, defaults to 0.0): Of `logit_normal`; more than 0 is more noise.
+        std (`float`, defaults to 1.0): Of `logit_normal`.
+        base_size (`int`, defaults to 256):
+            Of `shifted`: side in pixels at which nothing is shifted; larger pictures see more noise.
+        loss_weight (`"equal"`, `"min_snr"` or `"flow"`, defaults to `"equal"`):
+            `min_snr`, arXiv 2303.09556: the error of the predicted picture weighs min(SNR, gamma). `flow`: every
+            objective's error weighs as that of the velocity of flow matching does.
+        gamma (`float`, defaults to 5.0): Of `min_snr`.
+    """
+
+    distribution: Literal["uniform", "logit_normal", "shifted"] = "uniform"
+    mean: float = 0.0
+    std: float = 1.0
+    base_size: int = 256
+    loss_weight: Literal["equal", "min_snr", "flow"] = "equal"
+    gamma: float = 5.0
+
+    def validate_numbers(self) -> None:
+        for name in ("std", "base_size", "gamma"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"timesteps.{name} must be more than 0, got {getattr(self, name)}.")
+        if not math.isfinite(self.mean):
+            raise ValueError(f"timesteps.mean must be finite, got {self.mean}.")
+
+    def draw(self, count: int, size: tuple[int, int], device: torch.device) -> Tensor:
+        """Places [count] in [0, 1) of pictures of so many pixels high and wide."""
+        if self.distribution == "logit_normal":
+            # Of very large numbers the sigmoid is 1, which is no place.
+            return torch.sigmoid(self.mean + self.std * torch.randn(count, device=device)).clamp(max=1 - 2**-24)
+        places, shift = torch.rand(count, device=device), 1.0
+        if self.distribution == "shifted":
+            shift = math.sqrt(size[0] * size[1]) / self.base_size
+        return places if shift == 1 else _shift(places, shift).clamp(max=1 - 2**-24)
+
+    def weigh(self, objective: str, signal: Tensor, noise: Tensor) -> Tensor:
+        """
+        Weights [B] of the squared errors of noisy samples `signal x + noise e`, both [B].
+
+        With a x + b e as the sample, an error d of the predicted x is one of -d a/b of the predicted e, of -d/b of v
+        (where a^2 + b^2 = 1) and of -d (a+b)/b of the velocity e - x. So d^2 is the squared error of e times (b/a)^2,
+        of v times b^2, of the velocity times (b/(a+b))^2; `min_snr` takes it times min((a/b)^2, gamma), `flow` times
+        ((a+b)/b)^2.
+        """
+        if self.loss_weight == "equal":
+            return torch.ones_like(signal)
+        # What the squared error of the objective is divided by for d^2 / b^2: no infinity at either end.
+        scale = {"epsilon": signal, "v_prediction": torch.ones_like(signal), "flow": signal + noise}[objective]
+        if self.loss_weight == "flow":
+            return ((signal + noise) / scale).square()
+        # b^2 min(a^2 / b^2, gamma)
+        return torch.minimum(signal.square(), self.gamma * noise.square()) / scale.square()
+
+
+def _shift(places: Tensor, shift: float) -> Tensor:
+    """Moves places of [0, 1) towards 1 where the shift is more than 1."""
+    return shift * places / (1 + (shift - 1) * places)
 
 
 def make_scheduler(objective: str, changes: dict[str, Any], clip_sample: bool) -> SchedulerMixin:
@@ -66,30 +138,42 @@ def objective_of(scheduler: SchedulerMixin) -> str:
     return "flow" if prediction == "flow_prediction" else prediction
 
 
-def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, places: Tensor) -> tuple[Tensor, ...]:
-    """Noisy samples [B, C, H, W], the timesteps [B] that the network is given, and what it is to predict.
+def noise_shares(scheduler: SchedulerMixin, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The timesteps [B] that the network is given at places u [B] in [0, 1), and the shares of image and noise there.
 
-    With t = floor(u T) for places u [B] in [0, 1), and e standard normal noise:
-        diffusion  x_t = sqrt(a_t) x + sqrt(1 - a_t) e,  target e or v = sqrt(a_t) e - sqrt(1 - a_t) x
-        flow       s = k u / (1 + (k - 1) u),  x_s = (1 - s) x + s e,  target e - x,  t = s T,  k the schedule's shift
+    diffusion  t = floor(u T),  shares sqrt(a_t) and sqrt(1 - a_t)
+    flow       s = k u / (1 + (k - 1) u),  t = s T,  shares 1 - s and s;  k the schedule's shift
     """
     # Any: of a scheduler diffusers' types know neither its configuration nor its methods.
     schedule: Any = scheduler
     count = schedule.config.num_train_timesteps
     if objective_of(scheduler) == "flow":
-        shift = schedule.config.get("flow_shift", schedule.config.get("shift"))
-        sigma = shift * places / (1 + (shift - 1) * places)
-        share = sigma[:, None, None, None]
-        return (1 - share) * clean + share * noise, sigma * count, noise - clean
+        sigma = _shift(places, schedule.config.get("flow_shift", schedule.config.get("shift")))
+        return sigma * count, 1 - sigma, sigma
     timesteps = (places * count).long()
+    schedule.alphas_cumprod = schedule.alphas_cumprod.to(places.device)
+    kept = schedule.alphas_cumprod[timesteps].to(places.dtype)
+    return timesteps, kept.sqrt(), (1 - kept).sqrt()
+
+
+def noisy_samples(scheduler: SchedulerMixin, clean: Tensor, noise: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+    """Noisy samples [B, C, H, W], the timesteps [B] that the network is given, and what it is to predict.
+
+    With a and b the shares of image x and standard normal noise e at places u [B] in [0, 1):
+        a x + b e,  target e, v = a e - b x  or, of flow, e - x
+    """
+    timesteps, *shares = noise_shares(scheduler, places)
     # `scheduler.add_noise` is not used: sigma-based samplers (Euler, Heun) do not scale the image.
-    schedule.alphas_cumprod = schedule.alphas_cumprod.to(clean.device)
-    kept = schedule.alphas_cumprod[timesteps].to(clean.dtype)[:, None, None, None]
-    signal, rest = kept.sqrt(), (1 - kept).sqrt()
-    noisy = signal * clean + rest * noise
-    if schedule.config.prediction_type == "v_prediction":
-        return noisy, timesteps, signal * noise - rest * clean
-    return noisy, timesteps, noise
+    signal, rest = (share.to(clean.dtype)[:, None, None, None] for share in shares)
+    noisy, objective = signal * clean + rest * noise, objective_of(scheduler)
+    if objective == "flow":
+        return noisy, timesteps, noise - clean
+    return noisy, timesteps, signal * noise - rest * clean if objective == "v_prediction" else noise
+
+
+def weighted_error(found: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    """Mean over the batch of each sample's mean squared error times its weight [B]."""
+    return ((found.float() - target).square().mean((1, 2, 3)) * weights).mean()
 
 
 def random_keep_indices(batch: int, tokens: int, mask_ratio: float, device: torch.device) -> Tensor:

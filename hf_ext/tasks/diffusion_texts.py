@@ -1,8 +1,18 @@
-"""Captions for the training of a text-to-image Disentangled DiT, through a frozen transformers encoder."""
+"""Captions for the training of a text-to-image Disentangled DiT, through a frozen transformers encoder.
 
+The encoder runs in every step, or once: `hf-ext dit precompute --text-encoder` writes beside each column of captions,
+such as `text`, what it says of them: `text_states`, the real tokens of each caption as float16 bytes. `states_shape`
+tells tokens and width that a text is padded to; `null_states`, in the first row of every file, are those of no text.
+The padding, and its noise, is made in the step.
+"""
+
+from collections.abc import Iterable
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
+import datasets
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForTextEncoding, AutoTokenizer, PreTrainedTokenizerBase
@@ -10,34 +20,161 @@ from transformers import AutoModelForTextEncoding, AutoTokenizer, PreTrainedToke
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.training.models import pipeline_index, split_revision
 
+# Columns of a row with states, and what the name of a column of captions gets for that of its own.
+SHAPE, NULL, SUFFIX = "states_shape", "null_states", "_states"
+# Rows in which the states of no text are looked for: more than a file of `precompute` has.
+_ROWS_LOOKED_AT = 100_000
 
-class Captions:
-    """A tokenizer and a frozen text encoder, whose padding the pipeline's `pad_text` fills."""
 
-    def __init__(self, source: str, max_length: int, padding: str, noise: float):
-        name, revision = split_revision(source)
-        folders = ("text_encoder", "tokenizer") if pipeline_index(source) else ("", "")
-        # A PreTrainedModel; mypy does not see that its `to`, which transformers wraps, is a method.
-        self.encoder: Any = AutoModelForTextEncoding.from_pretrained(name, revision=revision, subfolder=folders[0])
-        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            name, revision=revision, subfolder=folders[1]
+def weigh_columns(columns: str | dict[str, float]) -> dict[str, float]:
+    """The columns of captions with their weights."""
+    weights = {columns: 1.0} if isinstance(columns, str) else {name: float(share) for name, share in columns.items()}
+    if not weights or not all(0 < share < float("inf") for share in weights.values()):
+        raise ValueError(
+            f"text_column must be a column, or columns with weights above 0 such as {{short: 1, long: 3}}; "
+            f"got {columns!r}."
         )
-        self.encoder.requires_grad_(False).eval()
-        self.max_length = max_length
-        self.padding = padding
-        self.noise = noise
+    return weights
 
-    def tokens(self, caption: str) -> dict[str, Tensor]:
-        """`input_ids` and `attention_mask` [max_length] of a caption, padded on the right, cut where it is longer."""
+
+def read_captions(example: dict[str, Any], column: str) -> list[str]:
+    """The captions of a column, which holds one or a list of them."""
+    if column not in example:
+        raise ValueError(f"the data has no column {column!r}; it has {sorted(example)}. Set task.text_column.")
+    value = example[column]
+    captions = list(value) if isinstance(value, list | tuple) else [value]
+    if not captions or not all(isinstance(caption, str) and caption.strip() for caption in captions):
+        raise ValueError(f"column {column!r} holds {value!r:.80}; a caption, or a list of captions, is needed.")
+    return captions
+
+
+class TextEncoder:
+    """A tokenizer and a frozen text encoder."""
+
+    def __init__(self, source: str, max_length: int):
+        self.source = source
+        self.max_length = max_length
+
+    @cached_property
+    def _parts(self) -> tuple[Any, PreTrainedTokenizerBase]:
+        name, revision = split_revision(self.source)
+        folders = ("text_encoder", "tokenizer") if pipeline_index(self.source) else ("", "")
+        # A PreTrainedModel; mypy does not see that its `to`, which transformers wraps, is a method.
+        encoder: Any = AutoModelForTextEncoding.from_pretrained(name, revision=revision, subfolder=folders[0])
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, subfolder=folders[1])
+        encoder.requires_grad_(False).eval()
+        return encoder, tokenizer
+
+    @property
+    def encoder(self) -> Any:
+        """The encoder, loaded when it is first needed."""
+        return self._parts[0]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer, loaded with it."""
+        return self._parts[1]
+
+    def tokens(self, captions: str | list[str]) -> dict[str, Tensor]:
+        """`input_ids` and `attention_mask` [.., max_length], padded on the right, cut where a caption is longer."""
         found = self.tokenizer(
-            caption,
+            captions,
             max_length=self.max_length,
             padding="max_length",
             truncation=True,
             padding_side="right",
             return_tensors="pt",
         )
-        return {name: found[name][0] for name in ("input_ids", "attention_mask")}
+        names = ("input_ids", "attention_mask")
+        return {name: found[name][0] if isinstance(captions, str) else found[name] for name in names}
+
+    @torch.no_grad()
+    def states(self, tokens: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """What the encoder says [B, max_length, width], on the device of the tokens, and how many are real [B]."""
+        mask = tokens["attention_mask"]
+        if self.encoder.device != mask.device:
+            self.encoder.to(mask.device)
+        found = self.encoder(input_ids=tokens["input_ids"], attention_mask=mask).last_hidden_state
+        # Of a text without any token the encoder's first one stands for it, as in the pipeline.
+        return found, mask.sum(1).clamp(min=1)
+
+    def pack(self, captions: list[str], device: torch.device | str) -> list[bytes]:
+        """The states of the real tokens of each caption, float16."""
+        tokens = {name: value.to(device) for name, value in self.tokens(captions).items()}
+        states, lengths = self.states(tokens)
+        halves = states.to(torch.float16).cpu()
+        if not halves.isfinite().all():
+            raise ValueError(
+                f"{self.source} gives values beyond float16 (65,504): leave text_encoder out, and encode "
+                "in the training."
+            )
+        return [row[:length].numpy().tobytes() for row, length in zip(halves, lengths.tolist(), strict=True)]
+
+
+class Captions(TextEncoder):
+    """The captions of a training: drawn, encoded or read, dropped, and padded by the pipeline's `pad_text`."""
+
+    def __init__(self, source: str, max_length: int, padding: str, noise: float, columns: str | dict[str, float]):
+        super().__init__(source, max_length)
+        self.padding = padding
+        self.noise = noise
+        self.weights = weigh_columns(columns)
+        # Of data with states: their width, and the states of no text.
+        self.width: int | None = None
+        self.null: dict[str, Tensor] | None = None
+
+    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> None:
+        """Takes the states of no text, and their width, from data that has them."""
+        # Of some streams the columns are known when they are read.
+        names = data.column_names or [*next(iter(data.take(1)), {})]
+        stored = [name for name in self.weights if f"{name}{SUFFIX}" in names]
+        if not stored:
+            return
+        if len(stored) < len(self.weights):
+            raise ValueError(
+                f"of the columns {list(self.weights)} the data has the encoder's answers for {stored} alone: "
+                "precompute all of them, or leave the others out of task.text_column."
+            )
+        rows: Iterable[dict[str, Any]] = islice(data.select_columns([SHAPE, NULL]), _ROWS_LOOKED_AT)
+        found = next((row for row in rows if row[NULL] is not None), None)
+        if found is None:
+            raise ValueError(
+                f"no row of the training data has {NULL}, which `hf-ext dit precompute` writes into the first row of "
+                "every file: train on whole files."
+            )
+        self.width = int(found[SHAPE][1])
+        self.null = self._unpack(found[NULL], found[SHAPE])
+
+    def draw(self, example: dict[str, Any], generator: np.random.Generator | None) -> tuple[str, str, int]:
+        """A caption, its column and its place there, drawn by the weights; without a generator the first."""
+        columns = list(self.weights)
+        # A single column draws nothing, so that it is as it always was.
+        place = 0
+        if generator is not None and len(columns) > 1:
+            shares = np.array([*self.weights.values()])
+            place = int(generator.choice(len(columns), p=shares / shares.sum()))
+        captions, index = read_captions(example, columns[place]), 0
+        if generator is not None and len(captions) > 1:
+            index = int(generator.integers(len(captions)))
+        return captions[index], columns[place], index
+
+    def sample(self, example: dict[str, Any], generator: np.random.Generator | None) -> dict[str, Tensor]:
+        """The tokens of a caption or, where the data has them, its states [max_length, width] and their number."""
+        caption, column, index = self.draw(example, generator)
+        stored = example.get(f"{column}{SUFFIX}")
+        return self.tokens(caption) if stored is None else self._unpack(stored[index], example[SHAPE])
+
+    def _unpack(self, content: bytes, shape: list[int]) -> dict[str, Tensor]:
+        length, width = shape
+        if length != self.max_length:
+            raise ValueError(
+                f"the data's texts were encoded with {length} tokens at most, task.max_text_length is "
+                f"{self.max_length}: set it to {length}, or precompute again."
+            )
+        real = torch.frombuffer(bytearray(content), dtype=torch.float16).view(-1, width)
+        states = real.new_zeros(length, width)
+        states[: len(real)] = real
+        return {"states": states, "length": torch.tensor(len(real))}
 
     @cached_property
     def null_tokens(self) -> dict[str, Tensor]:
@@ -46,16 +183,25 @@ class Captions:
 
     def drop(self, batch: dict[str, Any], dropped: Tensor) -> dict[str, Tensor]:
         """Replaces the captions of a batch where `dropped` [B] says so."""
-        null = {name: value.to(dropped.device) for name, value in self.null_tokens.items()}
-        return {name: torch.where(dropped[:, None], null[name], batch[name]) for name in null}
+        is_stored = "states" in batch
+        names = ("states", "length") if is_stored else ("input_ids", "attention_mask")
+        if is_stored and self.null is None:
+            # An evaluation drops nothing, and looks at no training data.
+            return {name: batch[name] for name in names}
+        null: Any = self.null if is_stored else self.null_tokens
+        return {
+            name: torch.where(
+                dropped.view(-1, *[1] * (batch[name].ndim - 1)), null[name].to(dropped.device), batch[name]
+            )
+            for name in names
+        }
 
-    @torch.no_grad()
     def encode(
         self, tokens: dict[str, Tensor], generator: torch.Generator | list[torch.Generator] | None = None
     ) -> Tensor:
         """What the network attends to, [B, max_length, width]; fresh noise in the padding without a generator."""
-        mask = tokens["attention_mask"]
-        if self.encoder.device != mask.device:
-            self.encoder.to(mask.device)
-        states = self.encoder(input_ids=tokens["input_ids"], attention_mask=mask).last_hidden_state
-        return DisentangledDiTPipeline.pad_text(states, mask.sum(1), self.padding, self.noise, generator)
+        if "states" in tokens:
+            states, lengths = tokens["states"].float(), tokens["length"]
+        else:
+            states, lengths = self.states(tokens)
+        return DisentangledDiTPipeline.pad_text(states, lengths, self.padding, self.noise, generator)

@@ -1,8 +1,10 @@
 """Latents of a whole data set, encoded once: place and mirroring are chosen before, and recorded with each latent.
 
 Row `view · examples + example` is a function of the settings alone, and shards are written one by one, each whole or
-absent, so that a run that was killed goes on where it stopped and ends with the same files. The processes of
-`accelerate launch` take turns at the shards that are missing, however many processes wrote the others.
+absent, so that a run that was killed goes on where it stopped and ends with the same files. A shard holds one view of
+some examples; the views of the same examples are made together, so that each picture is decoded, and each caption
+encoded, once. The processes of `accelerate launch` take turns at the examples whose shards are missing, however many
+processes wrote the others.
 """
 
 import os
@@ -28,7 +30,8 @@ from hf_ext.training.bad_examples import read_example
 from hf_ext.training.sources import open_source
 
 from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
-from .diffusion_latents import COLUMNS, load_autoencoder, to_pixels, write_row
+from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, write_row
+from .diffusion_texts import NULL, SHAPE, SUFFIX, TextEncoder, read_captions
 
 SETTINGS = "precompute.json"
 
@@ -51,6 +54,13 @@ class Precompute:
         batch_size (`int`, defaults to 8): Pictures that are encoded at once.
         shard_size (`int`, defaults to 1000): Rows of a file.
         image_column (`str`, defaults to `"image"`): Column of the pictures; the others are kept.
+        posterior (`bool`, defaults to `False`):
+            Write the spread of each latent beside its mean, twice the room, so that a training with `task.posterior`
+            draws a fresh one in every step.
+        text_encoder (`str`, *optional*): Folder or `org/name[@revision]` of a transformers text encoder: what it says
+            of the captions is written, and no training step runs it.
+        text_column (`str` or `list[str]`, defaults to `"text"`): Its columns, of captions or of lists of captions.
+        max_text_length (`int`, defaults to 77): Tokens of a caption.
     """
 
     data: dict
@@ -64,6 +74,10 @@ class Precompute:
     batch_size: int = 8
     shard_size: int = 1000
     image_column: str = "image"
+    posterior: bool = False
+    text_encoder: str | None = None
+    text_column: str | list[str] = "text"
+    max_text_length: int = 77
 
     def __post_init__(self) -> None:
         self.source = build(DataSource, self.data, "data")
@@ -73,7 +87,7 @@ class Precompute:
             self.buckets = bucket_sizes(self.image_size, self.bucket_step, self.max_ratio)
 
     def validate_counts(self) -> None:
-        for name in ("image_size", "views", "bucket_step", "batch_size", "shard_size"):
+        for name in ("image_size", "views", "bucket_step", "batch_size", "shard_size", "max_text_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.seed < 0 or self.data.get("streaming"):
@@ -105,7 +119,7 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
     with ranks.first_before_others():
         work = _prepare(settings, out, partial, ranks.own_device(device))
     missing = ranks.ask_first(lambda: work.clear(partial))
-    done = work.rows - sum(len(work.numbers(shard)) for shard in missing)
+    done = work.rows - sum(len(work.examples(part)) * len(views) for part, views in missing)
     shown = progress and ranks.index == 0
     with tqdm(total=work.rows, initial=done, unit=" images", disable=not shown, smoothing=0.05) as bar:
 
@@ -113,10 +127,11 @@ def precompute(settings: Precompute, out: str | Path, device: str | None = None,
             # The other processes are as fast as this one.
             bar.update(min(count * ranks.count, work.rows - bar.n))
 
-        for shard in ranks.share(missing):
-            # A whole file under its final name; its schema carries the features, such as the names of classes.
-            with whole_file(partial / work.name(shard)) as file:
-                work.table(work.numbers(shard), advance).to_parquet(file)
+        for part, views in ranks.share(missing):
+            for view, rows in work.rows_of(part, views, advance).items():
+                # A whole file under its final name; its schema carries the features, such as the names of classes.
+                with whole_file(partial / work.name(part, view)) as file:
+                    datasets.Dataset.from_list(rows, features=work.features).to_parquet(file)
     ranks.wait()
     with ranks.together():
         if ranks.index == 0:
@@ -131,12 +146,15 @@ def _prepare(settings: Precompute, out: Path, partial: Path, device: str) -> "_W
     data = open_source(settings.source)
     if settings.image_column not in data.features:
         raise ValueError(f"the data has no column {settings.image_column!r}; it has {sorted(data.features)}.")
-    partial.mkdir(parents=True, exist_ok=True)
-    _check_settings(partial / SETTINGS, settings, len(data))
     autoencoder: Any = load_autoencoder(settings.vae)
     autoencoder.to(device)
     _check_sizes(settings, DisentangledDiTPipeline.scale_factor_of(autoencoder))
-    return _Work(settings, data, autoencoder)
+    texts = None if settings.text_encoder is None else TextEncoder(settings.text_encoder, settings.max_text_length)
+    work = _Work(settings, data, autoencoder, texts)
+    # What cannot be encoded leaves no folder behind, whose settings the next call would have to have.
+    partial.mkdir(parents=True, exist_ok=True)
+    _check_settings(partial / SETTINGS, settings, len(data))
+    return work
 
 
 def _check_settings(path: Path, settings: Precompute, examples: int) -> None:
@@ -163,69 +181,111 @@ def _check_sizes(settings: Precompute, factor: int) -> None:
             )
 
 
-class _Work:
-    """The rows of the whole data set, a shard at a time."""
+# A picture's number, the view of it, and what is made of it.
+_Cut = tuple[int, int, View]
 
-    def __init__(self, settings: Precompute, data: datasets.Dataset, autoencoder: ModelMixin):
+
+class _Work:
+    """The rows of the whole data set, some examples at a time."""
+
+    def __init__(
+        self, settings: Precompute, data: datasets.Dataset, autoencoder: ModelMixin, texts: TextEncoder | None
+    ):
         self.settings = settings
         self.data = data
         self.autoencoder = autoencoder
+        self.texts = texts
         self.rows = len(data) * settings.views
-        self.shards = -(-self.rows // settings.shard_size)
+        self.parts = -(-len(data) // settings.shard_size)
+        columns = [settings.text_column] if isinstance(settings.text_column, str) else settings.text_column
+        self.columns = [] if texts is None else columns
         kept = {name: kind for name, kind in data.features.items() if name != settings.image_column}
-        clash = sorted(set(kept) & set(COLUMNS))
+        if missing := [name for name in self.columns if name not in kept]:
+            raise ValueError(f"the data has no column(s) {missing}; it has {sorted(kept)}. Set text_column.")
+        added = self._added_features()
+        clash = sorted(kept.keys() & added.keys())
         if clash:
             raise ValueError(f"the data has the column(s) {clash} already, which latents bring: remove them first.")
-        pair = datasets.List(datasets.Value("int32"))
-        latents = dict.fromkeys(("latent_shape", "original_size", "crop", "target_size"), pair)
-        self.features = datasets.Features(
-            {**kept, "latent": datasets.Value("binary"), **latents, "flip": datasets.Value("int8")}
-        )
+        self.features = datasets.Features({**kept, **added})
+        self.no_text = None if texts is None else texts.pack([""], autoencoder.device)[0]
 
-    def name(self, shard: int) -> str:
+    def _added_features(self) -> dict[str, Any]:
+        """The columns that are made here."""
+        pair, content = datasets.List(datasets.Value("int32")), datasets.Value("binary")
+        latents = dict.fromkeys(COLUMNS, pair) | {"latent": content, "flip": datasets.Value("int8")}
+        spread = {SPREAD: content} if self.settings.posterior else {}
+        states = {f"{name}{SUFFIX}": datasets.List(content) for name in self.columns}
+        return {**latents, **spread, **states, **({SHAPE: pair, NULL: content} if states else {})}
+
+    def name(self, part: int, view: int) -> str:
         """As `datasets` names the files of a split."""
-        return f"train-{shard:05d}-of-{self.shards:05d}.parquet"
+        return f"train-{view * self.parts + part:05d}-of-{self.settings.views * self.parts:05d}.parquet"
 
-    def numbers(self, shard: int) -> range:
-        """The rows of a shard."""
-        start = shard * self.settings.shard_size
-        return range(start, min(start + self.settings.shard_size, self.rows))
+    def examples(self, part: int) -> range:
+        """The examples of a part."""
+        start = part * self.settings.shard_size
+        return range(start, min(start + self.settings.shard_size, len(self.data)))
 
-    def clear(self, folder: Path) -> list[int]:
-        """Deletes what killed processes left there, where nobody writes yet; the shards that are missing."""
+    def clear(self, folder: Path) -> list[tuple[int, list[int]]]:
+        """Deletes what killed processes left there, where nobody writes yet; the parts with views that are missing."""
         remove_leftovers(folder)
-        return [shard for shard in range(self.shards) if not (folder / self.name(shard)).exists()]
+        views = range(self.settings.views)
+        lacking = [
+            [view for view in views if not (folder / self.name(part, view)).exists()] for part in range(self.parts)
+        ]
+        return [(part, found) for part, found in enumerate(lacking) if found]
 
-    def table(self, numbers: range, advance: Callable[[int], None]) -> datasets.Dataset:
-        """The rows, in their order, with pictures of one bucket encoded together."""
-        found: dict[int, dict[str, Any]] = {}
-        for batch in self._batches(numbers):
-            for (number, view, others), latent in zip(batch, self._encode(batch), strict=True):
-                found[number] = {**others, **write_row(latent, view)}
+    def rows_of(self, part: int, views: list[int], advance: Callable[[int], None]) -> dict[int, list[dict[str, Any]]]:
+        """The rows of each view, in their order, with pictures of one bucket encoded together."""
+        others: dict[int, dict[str, Any]] = {}
+        found: dict[tuple[int, int], dict[str, Any]] = {}
+        for batch in self._batches(part, views, others):
+            for (number, view, cut), (latent, spread) in zip(batch, self._encode(batch), strict=True):
+                found[view, number] = write_row(latent, cut, spread)
             advance(len(batch))
-        return datasets.Dataset.from_list([found[number] for number in numbers], features=self.features)
+        self._add_states(others)
+        return {view: [{**others[number], **found[view, number]} for number in self.examples(part)] for view in views}
 
-    def _batches(self, numbers: range) -> Iterator[list[tuple[int, View, dict[str, Any]]]]:
-        waiting: dict[Size, list[tuple[int, View, dict[str, Any]]]] = {}
-        for number in numbers:
-            view, others = self._view(number)
-            batch = waiting.setdefault(view.target_size, [])
-            batch.append((number, view, others))
-            if len(batch) == self.settings.batch_size:
-                yield waiting.pop(view.target_size)
-        yield from waiting.values()
-
-    def _view(self, number: int) -> tuple[View, dict[str, Any]]:
-        """The part of the picture that the settings draw for this row, and its other columns."""
-        example = dict(read_example(self.data, number % len(self.data)))
-        image: Image.Image = example.pop(self.settings.image_column)
-        size = nearest_bucket((image.height, image.width), self.settings.buckets)
-        generator = np.random.default_rng((self.settings.seed, 6, number))
+    def _batches(self, part: int, views: list[int], others: dict[int, dict[str, Any]]) -> Iterator[list[_Cut]]:
+        """Cut pictures of one size; the other columns of each example are left in `others`."""
+        waiting: dict[Size, list[_Cut]] = {}
         # Grey pictures too: an autoencoder says how many channels it takes.
         channels = int(self.autoencoder.config.get("in_channels", 3))
-        return cut_view(image, size, channels, self.settings.how, generator), example
+        for number in self.examples(part):
+            others[number] = dict(read_example(self.data, number))
+            image: Image.Image = others[number].pop(self.settings.image_column)
+            size = nearest_bucket((image.height, image.width), self.settings.buckets)
+            for view in views:
+                generator = np.random.default_rng((self.settings.seed, 6, view * len(self.data) + number))
+                cut = cut_view(image, size, channels, self.settings.how, generator)
+                batch = waiting.setdefault(size, [])
+                batch.append((number, view, cut))
+                if len(batch) == self.settings.batch_size:
+                    yield waiting.pop(size)
+        yield from waiting.values()
 
     @torch.no_grad()
-    def _encode(self, batch: list[tuple[int, View, dict[str, Any]]]) -> torch.Tensor:
-        pixels = to_pixels([view for _, view, _ in batch]).to(self.autoencoder.device)
-        return DisentangledDiTPipeline.encode_image(self.autoencoder, pixels)
+    def _encode(self, batch: list[_Cut]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """The latent of each, and its spread where that is wanted."""
+        pixels = to_pixels([cut for _, _, cut in batch]).to(self.autoencoder.device)
+        if self.settings.posterior:
+            return list(zip(*encode_posterior(self.autoencoder, pixels), strict=True))
+        return [(latent, None) for latent in DisentangledDiTPipeline.encode_image(self.autoencoder, pixels)]
+
+    def _add_states(self, others: dict[int, dict[str, Any]]) -> None:
+        """What the text encoder says of the captions of these examples, and in the first one of no text."""
+        if self.texts is None or self.no_text is None:
+            return
+        captions = {(number, name): read_captions(others[number], name) for number in others for name in self.columns}
+        texts, size = [text for found in captions.values() for text in found], self.settings.batch_size
+        packed = [
+            content
+            for start in range(0, len(texts), size)
+            for content in self.texts.pack(texts[start : start + size], self.autoencoder.device)
+        ]
+        shape = [self.settings.max_text_length, self.texts.encoder.config.hidden_size]
+        for place, number in enumerate(others):
+            others[number] |= {SHAPE: shape, NULL: self.no_text if place == 0 else None}
+        contents = iter(packed)
+        for (number, name), found in captions.items():
+            others[number][f"{name}{SUFFIX}"] = [next(contents) for _ in found]

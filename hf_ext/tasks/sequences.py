@@ -50,6 +50,10 @@ class MRConvTask(Task):
     model_class: ClassVar[Callable[..., PreTrainedModel]]
     greater_is_better: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        # Fields of the configuration that `read_data` measured; a checkpoint brings its own.
+        self.learned: dict[str, Any] = {}
+
     def validate_kernel_learning_rate(self) -> None:
         if self.kernel_learning_rate is not None and not self.kernel_learning_rate > 0:
             raise ValueError(f"kernel_learning_rate must be more than 0, got {self.kernel_learning_rate}.")
@@ -73,7 +77,7 @@ class MRConvTask(Task):
         preset, changes = read_model_section(config, names, init_from, self.presets, decided)
         changes = {**preset, **changes}
         if init_from is None:
-            return self.model_class(self.config_class(**decided, **self.label_fields(), **changes))
+            return self.model_class(self.config_class(**decided, **self.label_fields(), **self.learned, **changes))
         name, revision = split_revision(init_from)
         settings = self.config_class.from_pretrained(name, revision=revision, **{**self.label_fields(), **changes})
         different = {key: getattr(settings, key) for key, value in decided.items() if getattr(settings, key) != value}
@@ -123,12 +127,14 @@ class MRConvTask(Task):
         return {name: values.to(device) for name, values in batch.items()}
 
     def save_model(self, model: nn.Module, state_dict: Batch, folder: Path) -> None:
-        """Writes the model and its processor."""
+        """Writes the model and its processor, if it has one."""
         super().save_model(model, state_dict, folder)
-        self.processor().save_pretrained(folder)
+        processor = self.processor()
+        if processor is not None:
+            processor.save_pretrained(folder)
 
     def processor(self) -> Any:
-        """The tokenizer or the like that turns raw input into the model's."""
+        """The tokenizer or the like that turns raw input into the model's; `None` where the model takes that."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
@@ -186,6 +192,7 @@ class ClassificationTask(MRConvTask):
     metric_names: ClassVar[dict[str, str]] = {"accuracy": "accuracy", "loss": "cross entropy (nats)"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.confusion: np.ndarray | None = None
 
     def validate_labels(self) -> None:
@@ -207,14 +214,21 @@ class ClassificationTask(MRConvTask):
 
     def label(self, example: dict[str, Any]) -> torch.Tensor:
         """The number of an example's class."""
-        value = column(example, self.label_column, "label_column")
+        return torch.tensor(self.read_class(column(example, self.label_column, "label_column")))
+
+    def read_class(self, value: Any) -> int:
+        """The number of a class that data name by its number or name."""
+        value = value.item() if isinstance(value, np.generic) else value
         index = self.label_names.index(value) if value in self.label_names else value
+        # A table with an empty cell, or of an array, has whole numbers as floats.
+        index = int(index) if isinstance(index, float) and index.is_integer() else index
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.num_labels:
             raise ValueError(
                 f"column {self.label_column!r} holds {value!r}; allowed: 0 to {self.num_labels - 1}"
-                f"{', or one of ' + ', '.join(self.label_names) if self.label_names else ''}. Set task.num_labels."
+                f"{', or one of ' + ', '.join(self.label_names) if self.label_names else ''}. Set task.num_labels"
+                f"{'' if self.label_names or not isinstance(value, str) else ' and task.label_names'}."
             )
-        return torch.tensor(index)
+        return index
 
     def evaluate_batch(
         self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]

@@ -1,4 +1,4 @@
-"""MRConv on tokens: ListOps, texts as bytes, pairs of texts, language modelling."""
+"""MRConv on tokens: ListOps, texts as bytes, pairs of texts, language modelling, causal and masked."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from torch.utils.data import default_collate
+from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_ext.mrconv.modeling_mrconv import MRConvForCausalLM, MRConvForRetrieval
+from hf_ext.mrconv.modeling_mrconv import MRConvForCausalLM, MRConvForMaskedLM, MRConvForRetrieval
 
 from .listops import END, OPERATORS
-from .sequences import Batch, ClassificationTask, MRConvTask, column
+from .sequences import Batch, ClassificationTask, MRConvTask, column, cut_padding
 
-PAD, UNKNOWN, EOS = "<pad>", "<unk>", "<eos>"
+PAD, UNKNOWN, EOS, MASK = "<pad>", "<unk>", "<eos>", "<mask>"
 
 
 def _for_transformers(tokenizer: Tokenizer, max_length: int, **special: str) -> PreTrainedTokenizerFast:
@@ -49,14 +50,14 @@ def listops_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
     return _for_transformers(tokenizer, max_length, unk_token=UNKNOWN)
 
 
-def byte_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
-    """Tokens of any text: its UTF-8 bytes, which are its characters where it is English."""
+def byte_tokenizer(max_length: int, **special: str) -> PreTrainedTokenizerFast:
+    """Tokens of any text: its UTF-8 bytes, which are its characters where it is English; further special ones last."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [PAD, EOS, *alphabet]
+    words = [PAD, EOS, *alphabet, *special.values()]
     tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _for_transformers(tokenizer, max_length)
+    return _for_transformers(tokenizer, max_length, **special)
 
 
 @strict
@@ -197,6 +198,12 @@ class LanguageModelTask(TokenTask):
         return self._window(example, int(generator.integers(max(1, length - self.max_length + 1))))
 
     def _window(self, example: dict[str, Any], start: int) -> Batch:
+        tokens = self.read_window(example, start)
+        labels = torch.where(tokens["attention_mask"] == 1, tokens["input_ids"], -100)
+        return {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"], "labels": labels}
+
+    def read_window(self, example: dict[str, Any], start: int) -> Any:
+        """Tokens of a text from a byte on, padded to one length, with their mask."""
         text = column(example, self.text_column, "text_column")
         # The end of a text is predicted too.
         ids = [*self.tokenizer(text, verbose=False)["input_ids"], self.tokenizer.eos_token_id][
@@ -204,11 +211,9 @@ class LanguageModelTask(TokenTask):
         ]
         if len(ids) < 2:
             raise ValueError(f"column {self.text_column!r} holds an empty text; remove it from the data.")
-        tokens = self.tokenizer.pad(
+        return self.tokenizer.pad(
             {"input_ids": ids}, padding="max_length", max_length=self.max_length, return_tensors="pt"
         )
-        labels = torch.where(tokens["attention_mask"] == 1, tokens["input_ids"], -100)
-        return {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"], "labels": labels}
 
     def count_targets(self, batch: dict[str, Any]) -> torch.Tensor:
         """The predicted bytes."""
@@ -231,3 +236,98 @@ class LanguageModelTask(TokenTask):
         """Mean over all bytes."""
         nats, count = (sum(row[name] for row in rows) for name in ("nats", "bytes"))
         return {"bits_per_byte": float(nats / count / np.log(2))}
+
+
+@strict
+@dataclass
+class MaskedLanguageModelTask(LanguageModelTask):
+    """
+    Masked language modelling of bytes with [`MRConvForMaskedLM`], masked as `DataCollatorForLanguageModeling` does: of
+    the chosen bytes 80 % become `<mask>`, 10 % another one. An evaluated text is masked by its number, always alike.
+
+    Args:
+        mask_share (`float`, defaults to 0.15): Share of the bytes that are chosen, to be predicted.
+    """
+
+    mask_share: float = 0.15
+
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForMaskedLM
+    pipeline_tag: ClassVar[str] = "fill-mask"
+    metric_names: ClassVar[dict[str, str]] = {
+        "accuracy": "share of the masked bytes",
+        "perplexity": "perplexity of a masked byte",
+        "accuracy_of_largest": "that of always saying the byte that was masked most often",
+    }
+    greater_is_better: ClassVar[bool] = True
+
+    def validate_mask_share(self) -> None:
+        if not 0 < self.mask_share < 1:
+            raise ValueError(f"mask_share must be more than 0 and less than 1, got {self.mask_share}.")
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """One token for each byte, and `<mask>`."""
+        tokenizer = byte_tokenizer(self.max_length, mask_token=MASK)
+        tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+        return tokenizer
+
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
+        """A window that begins anywhere, masked."""
+        length = len(column(example, self.text_column, "text_column").encode())
+        start = int(generator.integers(max(1, length - self.max_length + 1)))
+        return self.mask(self.read_window(example, start), generator)
+
+    def mask(self, tokens: Any, generator: np.random.Generator) -> Batch:
+        """Tokens of which some are to be predicted, at least one."""
+        collator = DataCollatorForLanguageModeling(
+            self.tokenizer, mlm_probability=self.mask_share, return_tensors="np"
+        )
+        collator.generator = generator
+        special = np.isin(tokens["input_ids"], self.tokenizer.all_special_ids)
+        while True:
+            # A short text may have none by chance.
+            ids, labels = collator.numpy_mask_tokens(tokens["input_ids"].numpy().copy(), special)
+            if (labels != -100).any() or special.all():
+                break
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": tokens["attention_mask"],
+            "labels": torch.from_numpy(labels),
+        }
+
+    def count_targets(self, batch: dict[str, Any]) -> torch.Tensor:
+        """The masked bytes."""
+        return (batch["labels"] != -100).sum()
+
+    def evaluate_batch(
+        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
+    ) -> list[dict[str, float]]:
+        """Of each text the masked bytes, those that were found, their summed cross entropy, and each byte's number."""
+        generators = [np.random.default_rng((5, index)) for index in indices]
+        samples = [
+            self.mask(self.read_window(example, 0), generator)
+            for example, generator in zip(examples, generators, strict=True)
+        ]
+        device = next(model.parameters()).device
+        batch = {name: values.to(device) for name, values in cut_padding(default_collate(samples)).items()}
+        labels = batch.pop("labels")
+        logits = model(**batch).logits.float()
+        losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100).sum(1)
+        rows = []
+        for truth, found, nats in zip(labels, logits.argmax(-1), losses.tolist(), strict=True):
+            masked = truth[truth != -100]
+            counts = torch.bincount(masked, minlength=len(self.tokenizer)).tolist()
+            hits = (found[truth != -100] == masked).sum()
+            rows.append({"nats": nats, "hits": float(hits), **{str(byte): float(n) for byte, n in enumerate(counts)}})
+        return rows
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        """Over all masked bytes."""
+        counts = [sum(row[str(byte)] for row in rows) for byte in range(len(self.tokenizer))]
+        total = max(1.0, sum(counts))
+        nats, hits = (sum(row[name] for row in rows) for name in ("nats", "hits"))
+        return {
+            "accuracy": float(hits / total),
+            "perplexity": float(np.exp(nats / total)),
+            "accuracy_of_largest": float(max(counts) / total),
+        }

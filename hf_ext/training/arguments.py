@@ -37,13 +37,19 @@ class DataSource:
         path (`str` or `list`):
             A local folder (images, sound files, parquet, webdataset, … as `datasets` infers it), a folder with `lq/`
             and `hq/` sub-folders of equally named images, a data file (`.parquet`, `.jsonl`, `.csv`, `.txt`, `.tar`,
-            …, also compressed), a pattern such as `shards/*.jsonl.gz`, or a Hub id, optionally `org/name@revision`.
+            …, also compressed; `.npy` or `.npz`, arrays whose first axis is that of the examples), a pattern such as
+            `shards/*.jsonl.gz`, or a Hub id, optionally `org/name@revision`.
             A list holds several of them, each a path or a mapping of a [`SourcePart`]; the columns that all have are
             kept.
         name (`str`, *optional*): Configuration of a data set that has several.
         split (`str`, defaults to `"train"`): Split, with slices as in `"train[:10%]"` for map-style data.
         rename_columns (`dict[str, str]`, *optional*):
             New names of columns, so that training, evaluation and the parts of a list agree: `{png: image}`.
+        rows (`str`, defaults to `"examples"`):
+            What a row of a file is: an example; or one of the `"positions"` of a sequence. Then each CSV, TSV,
+            parquet or NumPy file is one example whose columns are lists, named by the folder that it lies in (column
+            `label`) or by the folder's `metadata.csv` (`file_name` and what is known of each), and of a single long
+            file `split: train[:80%]` is its first part.
         streaming (`bool`, defaults to `False`): Read as a stream instead of indexing.
         shuffle_buffer (`int`, defaults to 0):
             Examples held to shuffle a stream. 0 shuffles only the order of the shards and resumes at once; a buffer
@@ -54,6 +60,7 @@ class DataSource:
     name: str | None = None
     split: str = "train"
     rename_columns: dict | None = None
+    rows: str = "examples"
     streaming: bool = False
     shuffle_buffer: int = 0
 
@@ -62,7 +69,7 @@ class DataSource:
         """The entries of a list of sources; none of a single one."""
         if not isinstance(self.path, list):
             return []
-        shared = {"split": self.split, "rename_columns": self.rename_columns, "streaming": self.streaming}
+        shared = {name: getattr(self, name) for name in ("split", "rename_columns", "rows", "streaming")}
         return [
             build(SourcePart, {**shared, **(part if isinstance(part, dict) else {"path": part})}, f"path[{place}]")
             for place, part in enumerate(self.path)
@@ -74,6 +81,12 @@ class DataSource:
         for part in self.parts:
             if part.shuffle_buffer or part.streaming != self.streaming:
                 raise ValueError("streaming and shuffle_buffer are set once, beside the list of sources.")
+
+    def validate_rows(self) -> None:
+        if self.rows not in ("examples", "positions"):
+            raise ValueError(f"rows is {self.rows!r}; allowed: 'examples', 'positions'.")
+        if self.rows == "positions" and self.streaming:
+            raise ValueError("rows: positions reads whole files: leave streaming out.")
 
     def validate_shuffle_buffer(self) -> None:
         if self.shuffle_buffer < 0 or (self.shuffle_buffer and not self.streaming):

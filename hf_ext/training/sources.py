@@ -10,6 +10,7 @@ from datasets.data_files import get_data_patterns
 from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
 
 from .arguments import DataSource, SourcePart
+from .sequence_files import ARRAYS, open_arrays, open_sequences
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".aiff"}
@@ -93,6 +94,10 @@ def _load(source: DataSource, section: str) -> AnyDataset:
             name, source.name, split=source.split, streaming=source.streaming, revision=revision or None
         )
     first = Path(found[0])
+    if source.rows == "positions":
+        return open_sequences(found, source.split)
+    if len(found) == 1 and first.suffix.lower() in ARRAYS:
+        return open_arrays(first, source.split)
     if (first / "lq").is_dir() and (first / "hq").is_dir():
         return _paired_folder(first, source)
     # A folder's own files, or those that were named; `data_files` names the split, so that any split is found.

@@ -476,10 +476,11 @@ class DisentangledDiTPipeline(DiffusionPipeline, CogVideoXLoraLoaderMixin):
     @classmethod
     def _check_family(cls, scheduler: Any) -> str:
         """What a scheduler of the DDPM family reads the network's output as; others are refused."""
-        step, options = (inspect.signature(part).parameters for part in (scheduler.step, type(scheduler).__init__))
+        options = inspect.signature(type(scheduler).__init__).parameters
+        # IPNDM takes betas, and has a schedule of its own all the same; ScoreSde has two kinds of steps
+        known = "trained_betas" in options and all(hasattr(scheduler, name) for name in ("alphas_cumprod", "step"))
+        step: Any = inspect.signature(scheduler.step).parameters if known else {}
         needed = {name for name, option in step.items() if option.default is option.empty}
-        # IPNDM takes betas, and has a schedule of its own all the same
-        known = "trained_betas" in options and hasattr(scheduler, "alphas_cumprod")
         times, get = getattr(scheduler, "timesteps", None), scheduler.config.get
         prediction, flow = str(get("prediction_type", "epsilon")), bool(get("use_flow_sigmas"))
         problems = {

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.loaders import PeftAdapterMixin
+from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
 from diffusers.models.attention import AttentionMixin, AttentionModuleMixin, FeedForward
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.cache_utils import CacheMixin
@@ -33,6 +34,20 @@ class DisentangledDiTRMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class DisentangledDiTLinear(nn.Linear):
+    """A linear layer that reads its weight at the speed of memory where a CPU has few rows for it."""
+
+    # Of one guided picture the adaLN numbers and the class stream have two rows, and reading the weight is all that a
+    # layer costs. MKL takes 1.5 ms for x W^T of 4608 x 384, 0.4 for W x^T: the same sums, no gain from 8 rows on.
+    FEW = 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or not 1 < len(rows) <= self.FEW:
+            return super().forward(x)
+        return torch.addmm(self.bias[:, None], self.weight, rows.T).T.contiguous().view(*x.shape[:-1], -1)
 
 
 class DisentangledDiTAttnProcessor:
@@ -75,8 +90,7 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
 
     def __init__(self, dim: int, heads: int, context_pre_only: bool):
         super().__init__()
-        self.heads = heads
-        head_dim = dim // heads
+        self.head_dim = head_dim = dim // heads
         self.to_q, self.to_k, self.to_v = (nn.Linear(dim, dim) for _ in range(3))
         # The context of the last block is only attended to: it asks nothing.
         self.add_q_proj = None if context_pre_only else nn.Linear(dim, dim)
@@ -88,8 +102,8 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
         self.set_processor(self._default_processor_cls())
 
     def project(self, hidden_states: Tensor, *layers: nn.Module) -> list[Tensor]:
-        """What each layer makes of the tokens, in heads: [B, tokens, H, D / H]."""
-        return [layer(hidden_states).unflatten(-1, (self.heads, -1)) for layer in layers]
+        """What each layer makes of the tokens, in heads: [B, tokens, H, D / H]; in tensor parallelism in its share."""
+        return [layer(hidden_states).unflatten(-1, (-1, self.head_dim)) for layer in layers]
 
     def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         return self.processor(self, hidden_states, encoder_hidden_states)
@@ -98,9 +112,13 @@ class DisentangledDiTAttention(nn.Module, AttentionModuleMixin):
 class DisentangledDiTFeedForward(FeedForward):
     """MLP with the GELU in its tanh form, which overwrites the hidden values where no gradient needs them."""
 
+    _linear_class = DisentangledDiTLinear
+
     # On a CPU, a large tensor in memory that is new to the process costs as much as the function.
     def __init__(self, dim: int, inner_dim: int):
         super().__init__(dim, activation_fn="gelu-approximate", inner_dim=inner_dim)
+        activation: Any = self.net[0]
+        activation.proj = self._linear_class(dim, inner_dim)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         # The GELU with its projection, a dropout of 0, the second layer; mypy does not know what a list holds.
@@ -176,8 +194,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     Diffusion transformer whose class or text acts through attention, and whose controls fade in with the timestep
     (arXiv 2411.03177).
 
-    `enable_cache` takes diffusers' caches that leave out blocks or attention, all of them approximations; for
-    `PyramidAttentionBroadcastConfig` the pipeline has a `current_timestep`.
+    Of diffusers' caches, all of them approximations, FirstBlock, Mag, TaylorSeer and PyramidAttentionBroadcast were
+    tried; the last asks for the pipeline's `current_timestep`. `enable_parallelism` splits layers (tensor
+    parallelism), or the tokens of pictures and of text (context parallelism: both counts, of a class model
+    `num_class_tokens`, are then multiples of the number of processes).
 
     Args:
         sample_size (`int` or `list[int]`, defaults to 32): Height and width of the latents (or pixels) that the
@@ -190,10 +210,10 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         mlp_ratio (`float`, defaults to 4.0): Hidden width of the MLPs over D.
         num_classes (`int`, *optional*, defaults to 1000): Number of classes; the label `num_classes` is the null
             class. Exactly one of this and `joint_attention_dim`.
-        num_class_tokens (`int`, defaults to 1): Tokens that a class becomes.
+        num_class_tokens (`int`, defaults to 1): Tokens that a class becomes, each learned by itself.
         joint_attention_dim (`int`, *optional*): Width of the text encoder's tokens, for a text model.
         conditioning (`str`, defaults to `"attention"`): `"attention"`, the paper's, or `"adaln"`, the baseline that
-            adds the class to the adaLN vector and attends to the null class's token; sizes and costs are equal.
+            adds the class's tokens to the adaLN vector and attends to the null class's; sizes and costs are equal.
         control_alpha (`dict[str, float]`, *optional*): The controls that the model has, of `CONTROL_SIZES`, and the
             exponent alpha of each one's weight ((1 + cos(pi t/T)) / 2)^alpha; 0 is a constant weight. Not given: all
             five, 8 for the two sizes of images and 0 for the others. `{}`: none.
@@ -217,7 +237,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         "L": {"num_layers": 24, "num_attention_heads": 16, "attention_head_dim": 64, "patch_size": 2},
         "XL": {"num_layers": 28, "num_attention_heads": 16, "attention_head_dim": 72, "patch_size": 2},
     }
-    CACHES = ("FirstBlockCache", "MagCache", "TaylorSeerCache", "PyramidAttentionBroadcast")
     # Features of a scalar.
     SINUSOIDS = 256
 
@@ -229,6 +248,26 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
     _repeated_blocks = ["DisentangledDiTBlock"]
     _supports_gradient_checkpointing = True
     _block_class = DisentangledDiTBlock
+    _linear_class = DisentangledDiTLinear
+    _cp_plan: Any = {
+        "transformer_blocks.0": dict.fromkeys(
+            ("hidden_states", "encoder_hidden_states"), ContextParallelInput(split_dim=1, expected_dims=3)
+        ),
+        "proj_out": ContextParallelOutput(gather_dim=1, expected_dims=3),
+    }
+    _tp_plan: Any = {
+        **{
+            f"transformer_blocks.*.attn.{name}": "colwise"
+            for name in ("to_q", "to_k", "to_v", "add_k_proj", "add_v_proj")
+        },
+        "transformer_blocks.*.attn.to_out.0": "rowwise",
+        "transformer_blocks.*.ff.net.0.proj": "colwise",
+        "transformer_blocks.*.ff.net.2": "rowwise",
+        "context_blocks.*.attn.add_q_proj": "colwise",
+        "context_blocks.*.attn.to_add_out": "rowwise",
+        "context_blocks.*.ff_context.net.0.proj": "colwise",
+        "context_blocks.*.ff_context.net.2": "rowwise",
+    }
     # The pipeline saves it beside the weights. Read now: a later version of this file would take its place.
     _CODE = Path(__file__).read_text(encoding="utf-8")
 
@@ -284,9 +323,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if config.num_classes is None:
             self.context_embedder = nn.Linear(config.joint_attention_dim, dim)
             return
-        self.class_embedder = nn.Embedding(config.num_classes + 1, dim)
-        if config.num_class_tokens > 1:
-            self.class_offsets = nn.Parameter(0.02 * torch.randn(config.num_class_tokens, dim))
+        self.class_embedder = nn.Embedding(config.num_classes + 1, config.num_class_tokens * dim)
 
     def _make_blocks(self, dim: int) -> None:
         """The blocks, the final layer, and the layers that make their modulation."""
@@ -297,7 +334,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         )
         # Beside the blocks, not in them: all of a sampling run's numbers are computed at once.
         sizes = [12] * last + [8, 2]
-        self.modulations = nn.ModuleList(nn.Linear(dim, size * dim) for size in sizes)
+        self.modulations = nn.ModuleList(self._linear_class(dim, size * dim) for size in sizes)
         self.modulation_sizes = [size * dim for size in sizes]
         # Scales are 1 + what the layer computes: numbers 1, 4, 7, 10 of a block, 1 of the final layer.
         offset = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
@@ -307,6 +344,11 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             self.mask_token = nn.Parameter(0.02 * torch.randn(dim))
             self.side_interpolator = self._block_class(dim, heads, ratio, context_pre_only=True)
             self.side_modulation = nn.Linear(dim, 8 * dim)
+
+    @property
+    def context_blocks(self) -> nn.ModuleList:
+        """The blocks that have the context's layers: all but the last. For `_tp_plan`, whose `*` needs a list."""
+        return self.transformer_blocks[:-1]
 
     @staticmethod
     def _pair(size: int | list[int] | tuple[int, int]) -> list[int]:
@@ -365,12 +407,6 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         for layer in zero:
             nn.init.zeros_(layer.weight)
 
-    def enable_cache(self, config: Any) -> None:
-        """As diffusers' models, with `CACHES` alone: others are for videos, or for text that attends to nothing."""
-        if (name := type(config).__name__).removesuffix("Config") not in self.CACHES:
-            raise ValueError(f"{name} does not fit this model; of {', '.join(self.CACHES)} is allowed.")
-        super().enable_cache(config)
-
     def control_weight(self, timestep: Tensor, alpha: float) -> Tensor:
         """
         gamma(t) = ((1 + cos(pi t/T)) / 2)^alpha of timesteps [N]: the weight of a control, at least float32. It is 1
@@ -420,8 +456,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             )
         if self.config.conditioning == "adaln":
             class_labels = torch.full_like(class_labels, self.config.num_classes)
-        tokens = self.class_embedder(class_labels)[:, None]
-        return tokens if self.config.num_class_tokens == 1 else tokens + self.class_offsets
+        return self.class_embedder(class_labels).unflatten(1, (-1, self.inner_dim))
 
     def _embed(
         self,
@@ -438,7 +473,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         if self.config.conditioning == "adaln":
             if class_labels is None:
                 raise ValueError("With conditioning='adaln' the modulation needs `class_labels`.")
-            embedding = embedding + self.class_embedder(class_labels)
+            embedding = embedding + self.class_embedder(class_labels).unflatten(1, (-1, self.inner_dim)).sum(1)
         return F.silu(embedding)
 
     def position_embedding(self, rows: int, columns: int) -> Tensor:
@@ -467,7 +502,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         modulation: Tensor | None = None,
         context: Tensor | None = None,
         keep_indices: Tensor | None = None,
-        controlnet_block_samples: list[Tensor] | None = None,
+        block_controlnet_hidden_states: list[Tensor] | None = None,
         return_conditioning: bool = False,
         attention_kwargs: dict[str, Any] | None = None,
         return_dict: bool = True,
@@ -493,8 +528,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 timestep and controls, and of labels or text.
             keep_indices (`torch.Tensor` of shape `(batch_size, kept)`, *optional*): For masked-latent training: the
                 numbers of the image tokens that the first blocks see, no number twice in a row.
-            controlnet_block_samples (`list[torch.Tensor]` of shape `(batch_size, tokens, width)`, *optional*): A
-                ControlNet's residuals, added to the image tokens after the blocks; each serves equally many.
+            block_controlnet_hidden_states (`list[torch.Tensor]` of shape `(batch_size, tokens, width)`, *optional*):
+                A ControlNet's residuals, added to the image tokens after all blocks but the last; as in
+                `SD3Transformer2DModel`, each serves equally many.
             return_conditioning (`bool`, defaults to `False`): Return `(context, modulation)` and compute no image;
                 what has no input is None.
             attention_kwargs (`dict`, *optional*): `scale`, of the LoRA adapters.
@@ -524,7 +560,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
             )
         self._check_inputs(hidden_states, modulation, context, keep_indices, embedding)
         sample = self._denoise(
-            hidden_states, context, modulation, keep_indices, embedding, controlnet_block_samples or []
+            hidden_states, context, modulation, keep_indices, embedding, block_controlnet_hidden_states or []
         )
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
@@ -595,9 +631,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 context, tokens = self._gradient_checkpointing_func(block, tokens, context, numbers)
             else:
                 context, tokens = block(hidden_states=tokens, encoder_hidden_states=context, modulation=numbers)
-            if residuals:
+            if residuals and index + 1 < len(blocks):
                 # Of 12 blocks and 4 residuals the first is of blocks 0 to 2.
-                tokens = tokens + residuals[index // math.ceil(len(blocks) / len(residuals))]
+                tokens = tokens + residuals[index * len(residuals) // len(blocks)]
         shift, scale = last.unflatten(1, (2, 1, -1)).unbind(1)
         output = self.proj_out(self._block_class.normalize(tokens, shift, scale))
         # [B, rows, columns, C, patch, patch] -> [B, C, rows * patch, columns * patch]

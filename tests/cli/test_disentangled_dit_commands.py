@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
-from hf_ext.plots.grids import draw_grid
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.plots.grids import draw_grid, sample_rows
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.tasks.diffusion_testing import CLASSES, write_pictures
@@ -62,6 +64,66 @@ def test_classes_are_drawn_into_one_grid(tmp_path):
     run(*words, "--class-labels", "1", "--out", tmp_path / "sized.png", *sizes)
     with Image.open(tmp_path / "sized.png") as picture:
         assert picture.height == 64 + 2
+
+
+# diffusers' solvers make NumPy's arrays of tensors.
+SOLVER = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+
+@SOLVER
+def test_conditions_negative_scheduler_and_picture_reach_the_pipeline(tmp_path):
+    make_pipeline().save_pretrained(tmp_path / "model")
+    pipeline = DisentangledDiTPipeline.from_pretrained(tmp_path / "model")
+    pipeline.set_progress_bar_config(disable=True)
+    Image.new("RGB", (20, 12), "red").save(tmp_path / "red.png")
+    words = ["sample", tmp_path / "model", "--steps", 4, "--count", 1, "--class-labels", "goldfish", "--device", "cpu"]
+    controls = ["--crop", "2,1", "--target-size", "12,20", "--flip", "--control-guidance-scale", 1.5]
+    others = ["--negative", "hen", "--scheduler", "DPMSolverMultistepScheduler"]
+    run(*words, *controls, *others, "--image", tmp_path / "red.png", "--strength", 0.5, "--out", tmp_path / "grid.png")
+    pipeline.scheduler = DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config)
+    with Image.open(tmp_path / "red.png") as red:
+        options = {"image": red.convert("RGB"), "strength": 0.5, "num_inference_steps": 4, "guidance_scale": 4.0}
+        options |= {"crop": (2, 1), "target_size": (12, 20), "flip": True, "control_guidance_scale": 1.5}
+        rows = sample_rows(pipeline, [1], 1, 0, negative_class_labels=2, **options)
+    expected = draw_grid(rows, ["goldfish"])
+    with Image.open(tmp_path / "grid.png") as found:
+        np.testing.assert_allclose(np.asarray(found, int), np.asarray(expected, int), atol=1)
+    without = sample_rows(pipeline, [1], 1, 0, **options)
+    assert np.abs(np.asarray(draw_grid(without, ["goldfish"]), int) - np.asarray(expected, int)).max() > 1
+    for wrong, message in (
+        (["--scheduler", "DDIM"], "diffusers has no scheduler 'DDIM'; for instance DDIMScheduler"),
+        (["--scheduler", "IPNDMScheduler"], "IPNDMScheduler"),
+        (["--negative", "hens"], "There is no class 'hens'"),
+        (["--image", tmp_path / "model" / "model_index.json"], "is no picture that can be read"),
+        (["--strength", 0], None),
+    ):
+        given = ["--image", tmp_path / "red.png", *wrong] if message is None else wrong
+        result = run(*words, *given, "--out", tmp_path / "no.png", code=2)
+        assert (message or "strength is 0.0") in result.stderr
+    assert not (tmp_path / "no.png").exists()
+
+
+@SOLVER
+def test_a_flow_model_takes_solvers_that_were_made_for_diffusion(tmp_path):
+    make_pipeline(FlowMatchEulerDiscreteScheduler(shift=2.0)).save_pretrained(tmp_path / "model")
+    words = ["--scheduler", "UniPCMultistepScheduler", "--steps", 2, "--count", 1, "--class-labels", "1"]
+    run("sample", tmp_path / "model", *words, "--device", "cpu", "--out", tmp_path / "grid.png")
+    assert (tmp_path / "grid.png").exists()
+
+
+def test_texts_and_posterior_are_written_as_asked(tmp_path):
+    data = write_pictures(tmp_path / "pictures", 3)
+    make_vae().save_pretrained(tmp_path / "vae")
+    made = make_text_pipeline()
+    made.text_encoder.save_pretrained(tmp_path / "encoder")
+    made.tokenizer.save_pretrained(tmp_path / "encoder")
+    words = ["precompute", data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--posterior"]
+    words += ["--device", "cpu", "--no-progress", "--text-encoder", tmp_path / "encoder", "--max-text-length", 8]
+    run(*words, "--text-column", "text")
+    rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
+    assert {"latent_spread", "text_states", "states_shape", "null_states"} < {*rows.column_names}
+    refused = run(*words[:2], tmp_path / "no", *words[3:], "--text-column", "long", code=2)
+    assert "no column(s) ['long']" in refused.stderr and not (tmp_path / "no.partial").exists()
 
 
 def test_a_picture_too_large_for_memory_is_said_in_words(tmp_path):

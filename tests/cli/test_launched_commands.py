@@ -16,7 +16,7 @@ from pyarrow.parquet import read_table
 from hf_ext.ranks import Ranks
 from hf_ext.restoration.files import read_image
 from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
-from hf_ext.tasks.diffusion_latents import read_row
+from hf_ext.tasks.diffusion_latents import SPREAD
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_vae
 from tests.tasks.diffusion_testing import write_pictures
@@ -64,7 +64,7 @@ def restore_words(root: Path, out: str, *more: str) -> list[str]:
 
 
 def precompute_words(root: Path, out: str, *more: str) -> list[str]:
-    sizes = ["--size", "16", "--shard-size", "2", "--batch-size", "2", "--no-progress"]
+    sizes = ["--size", "16", "--shard-size", "2", "--batch-size", "2", "--no-progress", "--views", "2", "--posterior"]
     return ["dit", "precompute", str(root / "pictures"), str(root / out), "--vae", str(root / "vae"), *sizes, *more]
 
 
@@ -89,7 +89,7 @@ def launched(tmp_path_factory) -> Path:
     write_inputs(root)
     names = "\n".join(str(root / "photos" / name) for name in ("a.png", "c.png", "d.png"))
     restored = {"words": restore_words(root, "killed"), "kill_at": "f.png"}
-    encoded = {"words": precompute_words(root, "latents-killed"), "kill_at": "train-00003-of-00006.parquet"}
+    encoded = {"words": precompute_words(root, "latents-killed"), "kill_at": "train-00003-of-00012.parquet"}
     jobs = {
         "restore-goes-on": {"words": restore_words(root, "killed"), "copy": folders(root, "killed", "killed-copy")},
         "restore": {"words": restore_words(root, "two", "--compare")},
@@ -142,8 +142,11 @@ def check_latents(found: Path, expected: Path) -> None:
     for path in expected.glob("*.parquet"):
         pairs = zip(read_table(found / path.name).to_pylist(), read_table(path).to_pylist(), strict=True)
         for row, wanted in pairs:
-            assert_same_answers(read_row(row)[0].half(), read_row(wanted)[0].half())
-            assert {**row, "latent": None} == {**wanted, "latent": None}
+            for column in ("latent", SPREAD):
+                assert_same_answers(
+                    *(torch.frombuffer(bytearray(found[column]), dtype=torch.float16) for found in (row, wanted))
+                )
+            assert {**row, "latent": None, SPREAD: None} == {**wanted, "latent": None, SPREAD: None}
 
 
 def without_speed(text: str) -> str:
@@ -205,9 +208,9 @@ def test_latents_of_two_processes_are_those_of_one_also_after_a_kill(launched):
     check_latents(launched / "latents-two", launched / "latents-one")
     killed = json.loads((launched / "precompute-killed-0.json").read_text())
     assert killed["code"] == 1 and "another process of this launch has ended" in killed["stderr"]
-    # Of six files the first process wrote three, the second one.
-    left = [path.name for path in (launched / "latents-copy.partial").glob("*.parquet")]
-    assert sorted(name[6:11] for name in left) == ["00000", "00001", "00002", "00004"]
+    # Of six files of each view the first process wrote three, the second one.
+    left = sorted(path.name[6:11] for path in (launched / "latents-copy.partial").glob("*.parquet"))
+    assert left == ["00000", "00001", "00002", "00004", "00006", "00007", "00008", "00010"]
     run(precompute_words(launched, "latents-copy"))
     for name in ("latents-killed", "latents-copy"):
         check_latents(launched / name, launched / "latents-one")

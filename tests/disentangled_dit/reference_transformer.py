@@ -65,7 +65,7 @@ def adaln_vector(
         weight = gamma(config, float(timestep), config["control_alpha"][name])
         e = e + weight * two_layers(weights, f"control_embedders.{name}", features)
     if config["conditioning"] == "adaln":
-        e = e + weights["class_embedder.weight"][label]
+        e = e + weights["class_embedder.weight"][label].view(config["num_class_tokens"], -1).sum(dim=0)
     return e
 
 
@@ -86,10 +86,7 @@ def sinusoid(value: Tensor, channels: int = 256) -> Tensor:
 def class_tokens(weights: Weights, config: Mapping[str, Any], label: int | None) -> Tensor:
     """Tokens [L, D] of a class; those of the null class in the baseline."""
     row = config["num_classes"] if config["conditioning"] == "adaln" else label
-    token = weights["class_embedder.weight"][row]
-    if config["num_class_tokens"] == 1:
-        return token[None]
-    return torch.stack([token + offset for offset in weights["class_offsets"]])
+    return weights["class_embedder.weight"][row].view(config["num_class_tokens"], -1)
 
 
 def positions(rows: int, columns: int, base: tuple[int, int], dim: int) -> Tensor:

@@ -19,6 +19,7 @@ from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
 )
 from tests.disentangled_dit.dit_testing import make_inputs, make_transformer
 from tests.testing import assert_same_answers
+from tests.training.launching import fork_two
 
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
 
@@ -210,7 +211,7 @@ def test_whole_model_is_exported_for_any_batch():
 @pytest.mark.parametrize("kind", ["block_level", "leaf_level"])
 def test_group_offloading_to_disk(kind, tmp_path):
     """The processor stands for the accelerator: between calls the weights lie in files only."""
-    model = make_transformer(num_class_tokens=2)
+    model = make_transformer(num_decoder_layers=1)
     inputs = make_inputs(model)
     expected = predict(model)
     blocks = {"num_blocks_per_group": 1} if kind == "block_level" else {}
@@ -226,11 +227,19 @@ def test_group_offloading_to_disk(kind, tmp_path):
 
 def test_sequential_offloading():
     """As `enable_sequential_cpu_offload`, which itself refuses to run without an accelerator."""
-    model = make_transformer(num_class_tokens=2)
-    expected = predict(model)
+    model = make_transformer(num_decoder_layers=1)
+    inputs = {**make_inputs(model), "keep_indices": torch.arange(0, 15, 2).expand(2, -1)}
+    expected = predict(model, **inputs)
     accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-    assert model.class_offsets.device.type == "meta"
-    assert_same_answers(predict(model), expected)
+    # a parameter of the model itself, not of one of its layers
+    assert model.mask_token.device.type == "meta"
+    assert_same_answers(predict(model, **inputs), expected)
+
+
+@pytest.mark.slow
+def test_two_processes_share_tokens_or_layers():
+    """Context and tensor parallelism by the model's own plans, over gloo; NCCL was not tried."""
+    fork_two("tests.disentangled_dit.splitting")
 
 
 def test_forward_uses_no_name_of_its_module():
@@ -243,7 +252,7 @@ def test_forward_uses_no_name_of_its_module():
     model = module.DisentangledDiTTransformer2DModel(**make_transformer(num_decoder_layers=1).config)
     model.load_state_dict(make_transformer(num_decoder_layers=1).state_dict())
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    assert len(own) == 6
+    assert len(own) == 7
     for name in own:
         delattr(module, name)
     expected = make_transformer(num_decoder_layers=1)

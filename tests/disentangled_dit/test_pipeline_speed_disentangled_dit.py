@@ -8,13 +8,10 @@ import pytest
 import torch
 from accelerate.hooks import CpuOffload
 from diffusers import (
-    FasterCacheConfig,
     MagCacheConfig,
     PyramidAttentionBroadcastConfig,
-    SeaCacheConfig,
     TaylorSeerCacheConfig,
 )
-from diffusers.hooks import TextKVCacheConfig
 from huggingface_hub import HfApi, close_session
 
 from hf_ext.pipelines import DisentangledDiTPipeline
@@ -110,14 +107,6 @@ def test_a_cache_forgets_where_other_branches_are_computed():
     # steps from the fifth on have a second branch
     assert asked == [1] * 5 + [2] * 7
     assert attended == [(step, asked[step]) for step in [*range(0, 5, 2), *range(5, 12, 2)]]
-
-
-@pytest.mark.parametrize("config", [FasterCacheConfig(), SeaCacheConfig(), TextKVCacheConfig()])
-def test_caches_of_other_models_are_refused(config):
-    model = make_transformer()
-    with pytest.raises(ValueError, match=f"{type(config).__name__} does not fit this model; of FirstBlockCache, Mag"):
-        model.enable_cache(config)
-    assert not model.is_cache_enabled
 
 
 def test_whole_models_move_to_the_accelerator_in_the_order_of_their_use(monkeypatch):

@@ -40,6 +40,27 @@ def data(tmp_path) -> Path:
     return folder
 
 
+def test_timesteps_are_compared_by_one_evaluation(load, data, tmp_path, monkeypatch):
+    study = load("timesteps")
+    for choice in study.CHOICES:
+        assert study.make_task("v_prediction", choice).places.loss_weight == choice.split(", ")[1]
+    plain, again, other = (
+        study.train_one(data / "cifar10", "flow", choice, 0, 2)["loss"]
+        for choice in (study.PLAIN, study.PLAIN, "uniform, min_snr")
+    )
+    assert plain == again != other
+    monkeypatch.setattr(
+        study, "train_one", lambda cifar10, objective, choice, seed, steps: {"loss": len(choice) + seed}
+    )
+    monkeypatch.setenv("DIT_BUDGET_SCALE", "0.01")
+    study.main(data / "cifar10", tmp_path)
+    found = json.loads((tmp_path / "report" / "timesteps.json").read_text())
+    assert found["loss"]["flow | uniform, equal"] == [14, 15, 16] and len(found["loss"]) == 9
+    assert study.make_table(found).splitlines()[3] == (
+        "| v_prediction, logit_normal, equal | 20.0000 ± 1.0000 | +5000.0 ± 0.0 |"
+    )
+
+
 def test_sets_are_mixed_and_say_their_original_sizes(load, data, tmp_path):
     sets, captions = load("sets"), load("captions")
     folders = sets.prepare(data, tmp_path / "work", None)

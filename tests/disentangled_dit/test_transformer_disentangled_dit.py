@@ -119,6 +119,37 @@ def test_table_of_timesteps_holds_the_rows_of_each():
             torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
 
 
+def test_each_class_has_tokens_of_its_own():
+    """They are as different within a class as from class to class, not one token and offsets that all share."""
+    torch.manual_seed(0)
+    sizes = {"num_layers": 1, "num_attention_heads": 4, "attention_head_dim": 64}
+    model = DisentangledDiTTransformer2DModel(sample_size=8, num_classes=9, num_class_tokens=4, **sizes)
+    context, _ = model(class_labels=torch.arange(10), return_conditioning=True)
+    assert context.shape == (10, 4, 256)
+    alike = torch.corrcoef(context.flatten(0, 1)) - torch.eye(40)
+    assert alike.abs().max() < 0.4
+
+
+def test_a_checkpoint_with_one_class_token_keeps_its_names_and_shapes():
+    weights = {name: value.shape for name, value in make_transformer().state_dict().items()}
+    assert weights["class_embedder.weight"] == (6, 16) and "class_offsets" not in weights
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (2, 7), (4, 7), (2, 2, 7), (5, 7)])
+def test_a_layer_with_few_rows_equals_a_plain_one(shape):
+    torch.manual_seed(0)
+    layer = DisentangledDiTTransformer2DModel._linear_class(7, 9).double()
+    x = torch.randn(shape, dtype=torch.float64, generator=generator(), requires_grad=True)
+    found, expected = layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    assert found.is_contiguous()
+    leaves = (x, layer.weight, layer.bias)
+    for one, other in zip(
+        *(torch.autograd.grad(output.sin().sum(), leaves) for output in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
 def test_number_as_timestep_and_one_context_serve_the_batch():
     model = make_transformer()
     inputs = make_inputs(model)
@@ -291,18 +322,18 @@ def test_hidden_tokens_reach_nothing_before_the_decoder():
 
 
 def test_residuals_of_a_controlnet_are_added_after_the_blocks():
-    model = make_transformer()
+    model = make_transformer(num_layers=4)
     inputs = make_inputs(model)
     first, second = (torch.randn(2, 15, 16, generator=generator(seed)) for seed in (8, 9))
-    # Of three blocks the first two share a residual.
-    added = iter([first, first, second])
+    # Of four blocks the first two share a residual, and the last has none, as in diffusers' SD3.
+    added = iter([first, first, second, 0])
 
     def add(block, arguments, output):
         context, tokens = output
         return context, tokens + next(added)
 
     with torch.no_grad():
-        found = model(**inputs, controlnet_block_samples=[first, second]).sample
+        found = model(**inputs, block_controlnet_hidden_states=[first, second]).sample
         hooks = [block.register_forward_hook(add) for block in model.transformer_blocks]
         assert_same_answers(found, model(**inputs).sample)
         for hook in hooks:

@@ -17,15 +17,16 @@ from hf_ext.mrconv import (
     MRConvNextForImageClassification,
     MRConvNextImageProcessor,
 )
+from hf_ext.tasks.series import ForecastTask, PositionsTask, SeriesRegressionTask
 from hf_ext.tasks.signals import AudioTask, PixelTask
-from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, RetrievalTask
+from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, RetrievalTask
 from tests.hub.test_cards import assert_finished
 
 TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
 
 
-def from_task(task):
-    return lambda: (task.build_model(TINY, None), task.processor())
+def from_task(task, **fields):
+    return lambda: (task.build_model({**TINY, **fields}, None), task.processor())
 
 
 MODELS = {
@@ -35,6 +36,10 @@ MODELS = {
     "language": from_task(LanguageModelTask(max_length=32)),
     "pixels": from_task(PixelTask(image_size=8)),
     "values": lambda: (MRConvForSequenceClassification(MRConvConfig(**TINY, input_size=2)), None),
+    "masked language": from_task(MaskedLanguageModelTask(max_length=32), bidirectional=True),
+    "positions": from_task(PositionsTask(max_length=32, num_labels=3, num_channels=2)),
+    "regression": from_task(SeriesRegressionTask(max_length=32, target_columns=["rate", "depth"])),
+    "forecast": from_task(ForecastTask(context_length=8, prediction_length=4)),
     "backbone": lambda: (MRConvModel(MRConvConfig(**TINY, max_position_embeddings=32)), None),
     "images": lambda: (
         MRConvNextForImageClassification(MRConvNextConfig(image_size=16, hidden_sizes=[4], depths=[1])),

@@ -7,11 +7,20 @@ import torch
 from hf_ext.mrconv import MRConvConfig, MRConvForSequenceClassification, MRConvLayer
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
 from hf_ext.mrconv.kernels_mrconv import MRConvFourierKernel
+from tests.testing import ModelTesterMixin
 
 # The shortest kernel does not divide the longest, and no length is a power of two.
 SIZES = {"hidden_size": 4, "num_hidden_layers": 2, "kernel_size": 5, "max_position_embeddings": 37, "num_labels": 3}
 TOKENS = {**SIZES, "vocab_size": 11}
 EVERY_KERNEL = list(itertools.product(KERNEL_TYPES, (False, True)))
+
+
+class MRConvTester(ModelTesterMixin):
+    bfloat16_tolerance = 0.05
+    fields: dict
+
+    def make_config(self):
+        return MRConvConfig(**self.fields)
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -94,7 +94,7 @@ def batch_norm_branches(case: dict, spans: list[tuple[int, int]]) -> Tensor:
 @contextmanager
 def operators_in(form: str) -> Iterator[None]:
     """`fast`: as the package runs them; `plain`: as a checkpoint's copy of the code does without the package."""
-    assert ops.FAST.keys() == {"long_conv", "batch_norm_conv", "kept_kernel"}
+    assert ops.FAST.keys() == {"long_conv", "batch_norm_conv", "branch_sums", "kept_kernel"}
     with mock.patch.object(ops, "FAST", ops.FAST if form == "fast" else {}):
         yield
 

@@ -125,6 +125,7 @@ def batch_norm_conv(
     start: Tensor | None = None,
     stop: Tensor | None = None,
     group: torch.distributed.ProcessGroup | None = None,
+    history: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Form, normalize and add N branches, with two passes for the variance. See [`ops_mrconv.batch_norm_conv`]."""
     starts = [0] * len(u) if start is None else start.tolist()
@@ -144,6 +145,31 @@ def batch_norm_conv(
     return y, torch.stack(means), torch.stack(variances), count
 
 
+def grouped_batch_norm_conv(
+    inputs: list[Tensor],
+    spans: list[tuple[Tensor | None, Tensor | None]],
+    kernels: list[Tensor],
+    alpha: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    backward_kernels: list[Tensor] | None,
+    group: torch.distributed.ProcessGroup | None,
+) -> tuple[Tensor, ...]:
+    """One batch of all samples, padded to the longest. See [`ops_mrconv.grouped_batch_norm_conv`]."""
+    longest = max(u.shape[2] for u in inputs)
+    joined = torch.cat([torch.nn.functional.pad(u, (0, longest - u.shape[2])) for u in inputs])
+    pairs = list(zip(inputs, spans, strict=True))
+    start = torch.cat([torch.zeros(len(u), dtype=torch.long) if first is None else first for u, (first, _) in pairs])
+    stop = torch.cat([torch.full((len(u),), u.shape[2]) if last is None else last for u, (_, last) in pairs])
+    y, mean, var, count = batch_norm_conv(
+        joined, kernels, alpha, weight, bias, eps,
+        backward_kernels=backward_kernels, start=start, stop=stop, group=group,
+    )  # fmt: skip
+    parts = zip(y.split([len(u) for u in inputs]), inputs, strict=True)
+    return mean, var, count, *(part[..., : u.shape[2]] for part, u in parts)
+
+
 def _total(values: Tensor, group: torch.distributed.ProcessGroup | None) -> Tensor:
     return values if group is None else torch.distributed.nn.functional.all_reduce(values, group=group)
 
@@ -154,6 +180,7 @@ __all__ = [
     "dilated_kernel",
     "fft_size",
     "fourier_kernel",
+    "grouped_batch_norm_conv",
     "kernel_spectrum",
     "long_conv",
     "merge_kernels",

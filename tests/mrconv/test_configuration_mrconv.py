@@ -38,6 +38,12 @@ class TestMRConvConfig(ConfigTesterMixin):
         "eos_token_id": 2,
         "tie_word_embeddings": False,
         "initializer_range": 0.1,
+        "input_mean": [1.0, 2.0, 3.0],
+        "input_std": [1.0, 0.5, 0.1],
+        "target_mean": [1.0, -1.0],
+        "target_std": [2.0, 3.0],
+        "context_length": 32,
+        "prediction_length": 8,
     }
     bad_configs = [
         ({"hidden_size": "256"}, "expected int"),
@@ -61,6 +67,10 @@ class TestMRConvConfig(ConfigTesterMixin):
         ({"num_modes": 10}, "a kernel of 16 samples has 1 to 9 modes"),
         ({"num_modes": 0}, "1 to 9 modes"),
         ({"reparameterized": True, "branch_norm": "layer"}, "cannot be merged"),
+        ({"input_mean": [0.0]}, "`input_mean` is [0.0] and `input_std` None; give both, 1 numbers each"),
+        ({"input_size": 2, "input_mean": [0.0], "input_std": [1.0]}, "give both, 2 numbers each"),
+        ({"target_mean": [0.0, 0.0], "target_std": [1.0, 0.0]}, "spreads over 0"),
+        ({"prediction_length": 0}, "`prediction_length` is 0"),
     ]
 
     def test_the_longest_input_follows_the_rate(self):

@@ -10,11 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_ext.fast import mrconv_branch_sums
 from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM, MRConvForSequenceClassification
 from hf_ext.mrconv.modeling_layers_mrconv import MRConvBatchNorm
 from hf_ext.mrconv.modeling_mrconv import require_all
-from tests.mrconv.operator_cases import layer, layer_case, leaves
 
 SIZES = {
     "vocab_size": 20,
@@ -110,24 +108,6 @@ def test_the_list_of_operations_sees_what_waits():
         _ = values[values > 1], bool(values.sum() > 0), values.cumsum(0)
     assert {"aten::nonzero", "aten::_local_scalar_dense"} <= seen.names & WAITING
     assert seen.names & REFUSED == {"aten::cumsum"}
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 64, 1000])
-def test_sums_of_deterministic_mode_are_cumulative_sums(length):
-    values = torch.randn(3, length, dtype=torch.float64)
-    torch.testing.assert_close(mrconv_branch_sums.doubled_sums(values), values.cumsum(1), atol=1e-12, rtol=0)
-
-
-def test_layer_of_deterministic_mode_is_the_layer(monkeypatch):
-    case = layer_case(3, 50, 4, 4, 4, [(0, 50), (7, 50), (0, 31)])
-    expected = [layer(case)[0], *torch.autograd.grad(layer(case)[0].sin().sum(), leaves(case))]
-    called = []
-    monkeypatch.setattr(
-        mrconv_branch_sums, "running_sums", lambda values: called.append(1) or mrconv_branch_sums.doubled_sums(values)
-    )
-    found = [layer(case)[0], *torch.autograd.grad(layer(case)[0].sin().sum(), leaves(case))]
-    assert called
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
 def test_a_gpu_checks_masks_by_itself():

@@ -410,7 +410,7 @@ def test_bad_input_is_refused_with_the_reason(model):
     with pytest.raises(ValueError, match="cache_params.*past_key_values"):
         model(tokens, cache_params=cache)
     with pytest.raises(ValueError, match="position_ids"):
-        model(tokens, position_ids=torch.arange(10)[None])
+        model(tokens, position_ids=torch.arange(10)[None], past_key_values=cache)
     with pytest.raises(TypeError, match=r"DynamicCache.*MRConvCache\(model.config\)"):
         model(tokens, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="cache_implementation.*'static'"):

@@ -76,8 +76,8 @@ def test_under_autocast_ffts_and_statistics_stay_in_float32(function):
     torch.testing.assert_close(automatic, results, atol=0, rtol=0)
 
 
-def test_layer_saves_its_input_and_kernels_only():
-    """An eighth of what one saves by forming the branches."""
+def test_layer_saves_its_input_and_kernels_only(monkeypatch):
+    """An eighth of what one saves by forming the branches; of a small input also spectra."""
 
     def saved(function, case):
         storages = {}
@@ -91,10 +91,28 @@ def test_layer_saves_its_input_and_kernels_only():
         return sum(storages.values())
 
     case = layer_case(16, 512, 8, 7)
+    small = saved(layer, case)
+    monkeypatch.setattr(mrconv_gradients, "KEPT_POINTS", 0)
     found, branches = saved(layer, case), saved(lambda given: batch_norm_branches(given, [(0, 512)] * 16), case)
     parameters = sum(x.nbytes for x in leaves(case))
     assert found <= parameters + 2 * 7 * 3 * 8 + 8
     assert found < branches / 8
+    assert found < small < branches / 2
+
+
+@pytest.mark.parametrize("backward", [None, 5])
+def test_what_is_kept_changes_nothing(backward, monkeypatch):
+    """Formed in the backward pass again, kept, and kept for two backward passes."""
+    case = layer_case(3, 200, 4, 7, backward, [(0, 200), (7, 200), (0, 150)])
+    found, kept = [], mrconv_gradients.KEPT_POINTS
+    for points in (0, kept, kept):
+        monkeypatch.setattr(mrconv_gradients, "KEPT_POINTS", points)
+        y = layer(case)[0].sin().sum()
+        if len(found) == 2:
+            torch.autograd.grad(y, leaves(case), retain_graph=True)
+        found.append(torch.autograd.grad(y, leaves(case)))
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0], atol=1e-13, rtol=1e-13)
 
 
 def test_statistics_have_no_gradient_and_nothing_is_saved_without_one():

@@ -1,16 +1,9 @@
 """MRConv models: inputs, losses, saving, training, adapters, change of rate, loading anywhere."""
 
-import json
-import sys
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModel,
     AutoModelForAudioClassification,
-    AutoModelForNextSentencePrediction,
-    AutoModelForSequenceClassification,
 )
 
 from hf_ext.mrconv import (
@@ -21,23 +14,13 @@ from hf_ext.mrconv import (
     MRConvModel,
 )
 from hf_ext.mrconv.configuration_mrconv import KERNEL_TYPES
-from tests import warm_python
-from tests.mrconv.mrconv_testing import SIZES, TOKENS, make_model, make_signal, make_tokens
+from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
 from tests.testing import (
     LoraTesterMixin,
-    ModelTesterMixin,
     TrainerTesterMixin,
     assert_same_answers,
     assert_same_weights,
 )
-
-
-class MRConvTester(ModelTesterMixin):
-    bfloat16_tolerance = 0.05
-    fields: dict
-
-    def make_config(self):
-        return MRConvConfig(**self.fields)
 
 
 class TestTokens(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
@@ -241,11 +224,14 @@ NOTHING = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1]])
         ({"input_ids": make_tokens(4)}, r"shape \(4,\)"),
         ({"input_values": torch.rand(2, 4, 1)}, "`vocab_size` is 11"),
         ({"inputs_embeds": torch.rand(2, 4, 5)}, "expected .batch_size, length, 4."),
-        ({"input_ids": make_tokens(2, 4), "attention_mask": HOLES}, "Packed sequences are not supported"),
+        ({"input_ids": make_tokens(2, 4), "attention_mask": HOLES}, "say where they begin by `position_ids`"),
         ({"input_ids": make_tokens(2, 4), "attention_mask": NOTHING}, "at least one position"),
         ({"input_ids": make_tokens(2, 4), "attention_mask": HOLES[:, :3]}, r"expected \(2, 4\)"),
-        ({"input_ids": make_tokens(2, 4), "position_ids": torch.arange(4)[None]}, "`position_ids` is not an input"),
-        ({"input_ids": make_tokens(2, 4), "cu_seq_lens_q": torch.arange(4)}, "`cu_seq_lens_q` is not an input"),
+        (
+            {"input_ids": make_tokens(2, 4), "position_ids": torch.arange(4)[None]},
+            "`position_ids` is not an input here",
+        ),
+        ({"input_ids": make_tokens(2, 4), "cu_seq_lens_q": torch.arange(4)}, "`cu_seq_lens_q` is not an input here"),
     ],
 )
 def test_wrong_inputs_are_refused_with_the_reason(inputs, words):
@@ -268,57 +254,6 @@ def test_wrong_signals_and_documents_are_refused_with_the_reason():
         pair(make_tokens(2, 4))
     with pytest.raises(ValueError, match="An attention mask has shape"):
         pair(make_tokens(2, 4), torch.ones(2, 3), input_ids_2=make_tokens(2, 4))
-
-
-AUTO_CLASSES = {
-    "base": (AutoModel, MRConvModel),
-    "classifier": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
-    "retrieval": (AutoModelForNextSentencePrediction, MRConvForRetrieval),
-}
-
-# Runs where hf_ext cannot be imported. Arguments: folders by kind as JSON, the tokens, where to write.
-LOAD_ABSENT = """
-import json, sys
-folders, tokens, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-sys.modules["hf_ext"] = None
-import torch, transformers
-from safetensors.torch import load_file, save_file
-tokens = load_file(tokens)["tokens"]
-results = {}
-for kind, (folder, auto_class) in folders.items():
-    model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True)
-    assert type(model).__module__.startswith("transformers_modules."), type(model)
-    second = {"input_ids_2": tokens} if kind == "retrieval" else {}
-    with torch.no_grad():
-        results[kind] = model(tokens, **second)[0]
-save_file(results, out)
-"""
-
-
-def test_folders_load_through_auto_classes_with_and_without_hf_ext(tmp_path):
-    torch.set_num_threads(1)
-    tokens = make_tokens(2, 20)
-    save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
-    folders, expected = {}, {}
-    for kind, (auto_class, model_class) in AUTO_CLASSES.items():
-        model = make_model(model_class, **TOKENS, kernel_type="sparse")
-        if kind == "retrieval":
-            model.reparameterize()
-        model.save_pretrained(tmp_path / kind)
-        loaded = auto_class.from_pretrained(tmp_path / kind)
-        assert type(loaded) is model_class
-        second = {"input_ids_2": tokens} if kind == "retrieval" else {}
-        with torch.no_grad():
-            expected[kind] = loaded(tokens, **second)[0]
-        folders[kind] = (str(tmp_path / kind), auto_class.__name__)
-    arguments = (json.dumps(folders), str(tmp_path / "tokens.safetensors"), str(tmp_path / "out.safetensors"))
-    command = [sys.executable, "-c", LOAD_ABSENT, *arguments]
-    environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": ""}
-    done = warm_python.run(command, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    results = load_file(tmp_path / "out.safetensors")
-    for kind, value in expected.items():
-        torch.testing.assert_close(results[kind], value, atol=1e-6, rtol=1e-6)
 
 
 def test_the_audio_auto_class(tmp_path):

@@ -98,6 +98,16 @@ def layer_cases():
     yield layer_case(0, 9, 2, 3)
 
 
+def grouped_cases():
+    for backward in (None, 3):
+        case = {"backward_kernels": None, "group": None, **layer_case(1, 30, 2, 4, backward)}
+        del case["u"]
+        lengths = (30, 13, 2)
+        inputs = [random(batch, 3, length, seed=length) for batch, length in zip((2, 1, 3), lengths, strict=True)]
+        spans = [(None, None), (None, torch.tensor([13])), (torch.zeros(3, dtype=torch.long), None)]
+        yield {"inputs": inputs, "spans": spans, **case}
+
+
 CASES = {
     "fft_size": size_cases,
     "convolution_size": convolution_size_cases,
@@ -108,6 +118,7 @@ CASES = {
     "kernel_spectrum": spectrum_cases,
     "long_conv": convolution_cases,
     "batch_norm_conv": layer_cases,
+    "grouped_batch_norm_conv": grouped_cases,
 }
 
 
@@ -122,7 +133,8 @@ def test_every_operator_has_cases():
 
 
 both_forms = pytest.mark.parametrize("form", ["fast", "plain"])
-WITH_FORMS = [(name, form) for name in CASES for form in (("fast", "plain") if name in ops.FAST else ("plain",))]
+FORMS = {*ops.FAST, "grouped_batch_norm_conv"}
+WITH_FORMS = [(name, form) for name in CASES for form in (("fast", "plain") if name in FORMS else ("plain",))]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

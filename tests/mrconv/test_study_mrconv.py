@@ -1,4 +1,4 @@
-"""The study's parts: peers of equal size, splits of the data, tables that fit the README, scripts."""
+"""The study: who trains and who tests, equal sizes, rounds, marks and tables; and the scripts beside it."""
 
 import json
 import subprocess
@@ -12,143 +12,168 @@ import torch
 from PIL import Image
 
 import hf_ext
-from hf_ext.settings import build
-from hf_ext.tasks.signals import AudioTask, PixelTask
-from hf_ext.tasks.texts import ListOpsTask
-from hf_ext.training import TrainingArguments, build_task
-from tests.study_testing import EXAMPLES, FACTS, fill_readme, made_up_run, module_loader
+from hf_ext.files import read_json, write_json
+from hf_ext.tasks.signals import AudioTask
+from hf_ext.training import main
+from tests.study_testing import EXAMPLES, fill_readme, module_loader
 
 STUDY = EXAMPLES / "mrconv"
 load = module_loader(STUDY)
-# transformers says once that Mamba 2 runs without its CUDA kernels, by its logger.
-TASKS = {
-    "pixels": (lambda: PixelTask(image_size=8), True),
-    "tokens": (lambda: ListOpsTask(max_length=32), False),
-    "audio": (lambda: AudioTask(sampling_rate=8000, max_length=64), True),
-}
+# Nothing is read where models are only built.
+NOWHERE = dict.fromkeys(("digits", "scifar", "images"), "nowhere")
 
 
-@pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("peer", ["transformer", "mamba2"])
-def test_a_peer_has_as_many_parameters_and_ignores_padding(load, name, peer):
-    peers = load("peers")
-    make, continuous = TASKS[name]
-    task = make()
-    parameters = peers.trained_parameters(task.build_model({"hidden_size": 48, "num_hidden_layers": 2}, None))
-    peers.use_peer(task, peer)
-    model = task.build_model(peers.equal_sizes(task, peer, parameters, 2), None)
-    assert 0.9 < peers.trained_parameters(model) / parameters < 1.1
-    torch.manual_seed(0)
-    inputs = torch.randn(2, 20, 1) if continuous else torch.randint(3, 18, (2, 20))
-    key = "input_values" if continuous else "input_ids"
-    mask = torch.ones(2, 20, dtype=torch.int64)
-    mask[1, 12:] = 0
-    outputs = model.train()(**{key: inputs}, attention_mask=mask, labels=torch.tensor([1, 2]))
-    outputs.loss.backward()
-    trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
-    # One token of the vocabulary may be missing from the batch, but no tensor.
-    assert not [name for name, value in trained if value.grad is None or not value.grad.any()]
-    with torch.no_grad():
-        padded = model.eval()(**{key: inputs}, attention_mask=mask).logits[1:]
-        alone = model(**{key: inputs[1:, :12]}, attention_mask=mask[1:, :12]).logits
-    torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-4)
-    groups = task.parameter_groups(model, 0.1)
-    assert sum(len(group["params"]) for group in groups) == len(trained)
+def test_models_of_a_comparison_have_equal_parameters(load):
+    runs = load("runs")
+    for name, comparison in runs.COMPARISONS.items():
+        first, *others = [
+            runs.count_parameters(runs.candidates(name, model)[0], NOWHERE) for model in comparison.models
+        ]
+        assert all(0.9 < count / first < 1.1 for count in others), name
+    counts = [runs.count_parameters(run, NOWHERE) for _, run in list(runs.ablations(0.004))[: len(runs.ABLATIONS)]]
+    assert all(0.9 < count / counts[0] < 1.1 for count in counts)
 
 
-def test_kernels_of_equal_size(load):
-    peers = load("peers")
-    task = PixelTask(image_size=8)
-    section = {"hidden_size": 16, "num_hidden_layers": 2, "kernel_size": 16}
-    parameters = peers.trained_parameters(task.build_model({**section, "kernel_type": "fourier"}, None))
-    for kernel in ("dilated", "sparse", "fourier_sparse"):
-        size = peers.equal_kernel_size(task, {**section, "kernel_type": kernel}, parameters)
-        model = task.build_model({**section, "kernel_type": kernel, "kernel_size": size}, None)
-        assert 0.9 <= peers.trained_parameters(model) / parameters <= 1.1
-    with pytest.raises(ValueError, match="no kernel size gives 10 parameters"):
-        peers.equal_kernel_size(task, section, 10)
+def write_recordings(folder, samples=900):
+    """Two digits of two speakers, low and high, as many as make all three parts."""
+    folder.mkdir(parents=True)
+    time = np.arange(samples) / 8000
+    for digit, pitch in ((0, 300), (1, 900)):
+        for speaker, level in (("ann", 8000), ("bob", 16000)):
+            for number in (0, 4, 5, 6, 15, 16):
+                sound = level * np.sin(2 * np.pi * (pitch + number) * time)
+                with wave.open(str(folder / f"{digit}_{speaker}_{number}.wav"), "wb") as file:
+                    file.setparams((1, 2, 8000, 0, "NONE", ""))
+                    file.writeframes(sound.astype("<i2").tobytes())
 
 
-def test_digits_are_split_by_recording_and_by_speaker(load, tmp_path):
-    fsdd = tmp_path / "fsdd"
-    fsdd.mkdir()
-    for speaker, level in (("george", 100), ("theo", 200)):
-        for digit, number in ((3, 0), (4, 4), (5, 5), (6, 17)):
-            with wave.open(str(fsdd / f"{digit}_{speaker}_{number}.wav"), "wb") as file:
-                file.setparams((1, 2, 8000, 0, "NONE", ""))
-                file.writeframes(np.full(9, level + number, dtype="<i2").tobytes())
-    load("runs").write_digits(fsdd, tmp_path / "out")
+def test_official_recordings_test_and_others_choose(load, tmp_path):
+    write_recordings(tmp_path / "fsdd")
+    runs = load("runs")
+    parts = runs.split_digits(list((tmp_path / "fsdd").iterdir()))
+    numbers = {part: {file.stem.rpartition("_")[2] for file in files} for part, files in parts.items()}
+    assert numbers == {"train": {"6", "16"}, "validation": {"5", "15"}, "test": {"0", "4"}}
+    runs.prepare(tmp_path / "fsdd", tmp_path / "data/digits")
+    data = datasets.Dataset.from_parquet(str(tmp_path / "data/digits/test.parquet"), cache_dir=str(tmp_path / "cache"))
+    assert sorted(data["label"]) == [0, 0, 0, 0, 1, 1, 1, 1]
+    row = next(row for row in data if row["label"] == 1)
+    # Half the samples, of the same pitch.
+    spectrum = np.abs(np.fft.rfft(np.array(row["audio"], float) * np.hanning(450), 4000))
+    assert len(row["audio"]) == 450 and abs(int(spectrum.argmax()) - 900) <= 6
+    with pytest.raises(ValueError, match="holds no .wav files"):
+        runs.prepare(tmp_path / "data", tmp_path / "other")
 
-    def rows(name):
-        data = datasets.Dataset.from_parquet(str(tmp_path / "out" / name), cache_dir=str(tmp_path / "cache"))
-        return sorted((row["label"], row["audio"][0], len(row["audio"])) for row in data)
 
-    assert rows("official/test.parquet") == [(3, 100, 9), (3, 200, 9), (4, 104, 9), (4, 204, 9)]
-    assert rows("official/train.parquet") == [(5, 105, 9), (5, 205, 9), (6, 117, 9), (6, 217, 9)]
-    assert rows("unseen/test.parquet") == [(3, 200, 9), (4, 204, 9), (5, 205, 9), (6, 217, 9)]
-    assert rows("unseen/train.parquet") == [(3, 100, 9), (4, 104, 9), (5, 105, 9), (6, 117, 9)]
+def test_no_picture_trains_and_chooses(load):
+    runs = load("runs")
+    labels = np.repeat(np.arange(10), 5000)
+    data = datasets.Dataset.from_dict({"label": labels, "index": np.arange(50000)})
+    found = {}
+    for part in ("train", "validation"):
+        pieces = [piece.removeprefix("train[").removesuffix("]").split(":") for piece in runs.IMAGES[part].split("+")]
+        found[part] = np.concatenate([data["index"][int(start) : int(stop)] for start, stop in pieces])
+        assert set(np.bincount(labels[found[part]])) == {{"train": 4900, "validation": 100}[part]}
+    assert not set(found["train"]) & set(found["validation"])
+
+
+@pytest.fixture
+def study(load, tmp_path):
+    """A folder of the study with tiny models on made recordings, and its modules."""
+    write_recordings(tmp_path / "fsdd")
+    runs = load("runs")
+    runs.prepare(tmp_path / "fsdd", tmp_path / "study" / "data" / "digits")
+    tiny = {"hidden_size": 8, "num_hidden_layers": 1}
+    digits = runs.COMPARISONS["digits"]
+    models = {
+        "mrconv": runs.Model((0.001, 0.01), None, {"model": {**tiny, "kernel_size": 16, "num_branches": 2}}),
+        "s4d": runs.peer("s4d", (0.001, 0.01), **tiny, state_size=4),
+    }
+    runs.COMPARISONS.clear()
+    runs.COMPARISONS["digits"] = digits._replace(models=models)
+    kept = dict(runs.ABLATIONS)
+    runs.ABLATIONS.clear()
+    runs.ABLATIONS["Fourier"] = models["mrconv"].values
+    yield tmp_path / "study", {"digits": str(tmp_path / "study" / "data" / "digits")}
+    runs.ABLATIONS |= kept
+    del sys.modules["runs"]
+
+
+def train_on(words, monkeypatch, folder, steps):
+    """What the background does with the words of a job: they train, from where the run was left."""
+    monkeypatch.chdir(folder)
+    peers = sys.modules["peers"]
+    path, *rest = words
+    more = [f"--max_steps={steps}", "--save_steps=1"]
+    if path.endswith("train.py"):
+        assert main([*rest, *more]) == 0
+    else:
+        assert main([*rest[1:], *more], lambda arguments: peers.make_task(arguments, rest[0])) == 0
+
+
+def test_rounds_of_the_study_and_its_tables(load, study, monkeypatch, tmp_path):
+    folder, data = study
+    module, tables, runs = load("study"), load("tables"), load("runs")
+    monkeypatch.setattr(module, "ROUNDS", [("digits", 3), ("digits", 8), ("ablations", 0), ("digits", 15)])
+    monkeypatch.setattr(runs, "ABLATION_STEPS", 2)
+    monkeypatch.setattr(runs, "SEEDS", (0, 1))
+    seconds, order = {}, []
+    # Every job gets its core time at once, and two more steps.
+    while jobs := module.find_jobs(folder, data, seconds):
+        assert len(order) < 10
+        job = jobs[0]
+        order.append((job.name, job.core_seconds / 60))
+        train_on(job.find_words(), monkeypatch, folder, 2 if "ablation" in job.name else 2 * len(order))
+        seconds[job.name] = job.core_seconds if np.isfinite(job.core_seconds) else 100.0
+    assert [name for name, minutes in order[:4]] == [
+        "digits-mrconv-0.001", "digits-mrconv-0.01", "digits-s4d-0.001", "digits-s4d-0.01",
+    ]  # fmt: skip
+    chosen = [load("measuring").choose_rate(folder, data, "digits", name).name for name in ("mrconv", "s4d")]
+    assert order[4:] == [
+        (chosen[0], 8.0), (chosen[1], 8.0), ("ablation-0-0", float("inf")), ("ablation-0-1", float("inf")),
+        (chosen[0], 15.0), (chosen[1], 15.0),
+    ]  # fmt: skip
+    result = tables.collect(folder, data, {})
+    marks = result["comparisons"]["digits"]["mrconv"]["marks"]
+    assert list(marks) == ["3", "8", "15"] and marks["3"]["samples"] < marks["8"]["samples"] < marks["15"]["samples"]
+    assert set(result["ablation"]["Fourier"]["seeds"]) == {"0", "1"}
+    # On another machine, where nothing is reached yet, nothing of the table is lost.
+    write_json(tmp_path / "before.json", result)
+    assert tables.collect(tmp_path / "empty", data, read_json(tmp_path / "before.json")) == result
+    text = tables.comparison_table(result["comparisons"]["digits"])
+    assert "| accuracy, % after | parameters | rate | 3 min | 8 min | 15 min | samples in 15 min |" in text
+    tables.draw_curves(result, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def made_up_result(load):
-    """A result with all parts that the study writes."""
-    study, tables = load("study"), load("tables")
-    run = made_up_run(scores={"accuracy": 0.625, "loss": 1.5, "bits_per_byte": 2.25})
-    merged = {
-        "difference": 1e-7,
-        "seconds_per_recording": {"branches": 0.02, "merged": 0.01},
-        "scores": {"accuracy": 0.5},
-    }
-    first = {**run, "decimated": {"accuracy": 0.375}, "merged": merged}
-    row = {"parameters": 777, "time": run, "samples": run}
-    made = {
-        "texts": ["The text\nthat was made"],
-        "equal": {"streaming": True},
-        "seconds_per_token": {"streaming": 0.003},
-        "difference": {"streaming": 1e-6, "merged": 2e-6},
-    }
-    assert set(study.COMPARISONS) == set(tables.TITLES) and set(study.MODELS) == set(tables.NAMES)
+    """A result with all parts that the tables show."""
+    runs = load("runs")
+    mark = {"core_minutes": 3.1, "samples": 4000, "accuracy": 0.625, "loss": 1.5}
+    model = {"parameters": 777, "rate": 0.001, "rates": {"0.001": 1.0}, "marks": {"3": mark, "8": mark}}
+    seeds = {"0": {**mark, "accuracy": 0.5}, "1": {**mark, "accuracy": 0.75}}
     return {
-        **FACTS,
-        "headline": dict.fromkeys(tables.SPLITS, first),
-        "comparisons": {
-            name: {
-                model: {**row, "decimated": {"accuracy": 0.875}} if name == "digits" and model == "fourier" else row
-                for model in study.MODELS
-            }
-            for name in study.COMPARISONS
-        },
-        "ablation": dict.fromkeys(study.ABLATIONS, run),
-        "language_model": {**run, "generation": made},
+        "device": "CPU",
+        "versions": {"torch": "2"},
+        "comparisons": {name: dict.fromkeys(entry.models, model) for name, entry in runs.COMPARISONS.items()},
+        "ablation": {label: {"parameters": 777, "seeds": seeds} for label in runs.ABLATIONS},
     }
 
 
-def test_tables_and_curves_of_a_result(load, tmp_path):
+def test_tables_of_a_result(load, tmp_path):
     tables, result = load("tables"), made_up_result(load)
     text = fill_readme(tables, result, tmp_path)
-    assert "| official (recordings 0-4) | 62.5 | 37.5 | 50.0 | 20.0 | 10.0 | 1.0e-07 | 4,000 | 0.2 |" in text
-    assert "| MRConv, Fourier | 777 | 62.5 | 87.5 | 4,000 | 12 | 62.5 | 4,000 | 12 |" in text
-    assert "> that was made" in text and "2.250 bits per byte" in text
-    assert len(tables.all_runs(result)) == 2 + 2 * 4 * 7 + len(result["ablation"]) + 1
-    tables.draw_curves(result, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert "| MRConv, Fourier | 777 | 0.001 | 62.5 | 62.5 | 4,000 |" in text
+    assert "| Fourier + sparse | 777 | 62.5 ± 17.7 | 2 | 3.1 |" in text
+    # A budget that one of them has not reached yet is not compared.
+    del result["comparisons"]["digits"]["s4d"]
+    result["comparisons"]["digits"]["s4d"] = {**result["comparisons"]["digits"]["mrconv"], "marks": {"3": {}}}
+    result["comparisons"]["digits"]["s4d"]["marks"]["3"] = result["comparisons"]["digits"]["mrconv"]["marks"]["3"]
+    assert "8 min" not in tables.comparison_table(result["comparisons"]["digits"])
 
 
 def test_readme_holds_the_committed_results(load, tmp_path):
     result = json.loads((STUDY / "results" / "study.json").read_text())
     assert fill_readme(load("tables"), result, tmp_path) == (STUDY / "README.md").read_text()
-
-
-def test_documented_parameters_are_those_of_the_models(load):
-    peers, result = load("peers"), json.loads((STUDY / "results" / "study.json").read_text())
-    rows = {**result["headline"], **result["ablation"], "language model": result["language_model"]}
-    counts = {name: (row["parameters"], row["arguments"]) for name, row in rows.items()}
-    for name, models in result["comparisons"].items():
-        ours = {model: row for model, row in models.items() if model not in peers.PEERS}
-        counts |= {f"{name}, {model}": (row["parameters"], row["time"]["arguments"]) for model, row in ours.items()}
-    assert len(counts) == 2 + 13 + 1 + 4 * 5
-    for name, (count, arguments) in counts.items():
-        task = build_task(build(TrainingArguments, {"output_dir": "unused", **arguments}))
-        assert peers.trained_parameters(task.build_model(arguments["model"], None)) == count, name
 
 
 def test_a_recording_is_classified(tmp_path):

@@ -42,7 +42,9 @@ def rows_of(folder):
     return datasets.load_dataset(str(folder), split="train")
 
 
-def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae):
+def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae, monkeypatch):
+    decoded, plain = [], module.read_example
+    monkeypatch.setattr(module, "read_example", lambda data, number: decoded.append(number) or plain(data, number))
     out = precompute(settings(pictures, vae, views=2), tmp_path / "out", progress=False)
     assert sorted(path.name for path in out.glob("*.parquet")) == [
         f"train-{shard:05d}-of-00004.parquet" for shard in range(4)
@@ -59,6 +61,8 @@ def test_rows_are_the_encoded_parts_with_their_controls(tmp_path, pictures, vae)
         assert all(np.array_equal(controls[name], value) for name, value in view.controls.items())
         assert (rows[number]["label"], rows[number]["text"]) == (example["label"], example["text"])
     assert 0 < sum(rows["flip"]) < 14
+    # Both views of a picture come from one decoding.
+    assert len(decoded) == 7
 
 
 def test_buckets_follow_the_pictures_and_batches_do_not_mix_them(tmp_path, pictures, vae):
@@ -95,9 +99,6 @@ def test_pictures_of_all_shapes_are_cut_to_one_where_nothing_was_precomputed(tmp
     samples = [task.training_sample(row, np.random.default_rng(0)) for row in rows]
     assert {tuple(sample["pixels"].shape) for sample in samples} == {(3, 12, 8)}
     assert len({tuple(sample["controls"]["original_size"].tolist()) for sample in samples}) == len(SIZES)
-    # buckets are no option of a training
-    with pytest.raises(ValueError, match="unknown key 'max_ratio' in section 'task'"):
-        run(make_arguments(tmp_path / "other", pictures, task={"image_size": 16, "max_ratio": 2.0}))
 
 
 class Killed(BaseException):

@@ -8,13 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import pytest
+import torch
 from diffusers import DiffusionPipeline
+from safetensors.torch import load_file
 
 import hf_ext.pipelines  # noqa: F401  registers the pipeline with diffusers
 from hf_ext.settings import build
 from hf_ext.tasks.precompute import Precompute, precompute
-from hf_ext.training import TrainingArguments, build_task, train
+from hf_ext.training import TrainingArguments, build_task, loop, train
 from hf_ext.training.arguments import apply_overrides, read_yaml
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 
@@ -22,6 +25,7 @@ from .diffusion_testing import CLASSES, make_arguments, run, write_pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "examples" / "disentangled_dit"
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 # Recipe, and what of the command line makes it tiny.
 SLICES = {
     "cifar10": ["--task.image_size=8", "--model.preset=tiny", "--model.num_layers=2", "--model.num_classes=3"],
@@ -32,7 +36,26 @@ SLICES = {
     "quickstart": ["--model.num_classes=3", "--model.num_layers=2"],
     "imagenet_256": ["--model.preset=tiny", "--model.sample_size=8", "--model.num_classes=3"],
     "imagenet_512": ["--model={sample_size: 8, in_channels: 4, num_classes: 3}"],
+    "imagenet22k_256": ["--model.preset=tiny", "--model.sample_size=8", "--model.num_classes=3"],
     "text_to_image": ["--task.image_size=8", "--model.num_layers=2", "--model.joint_attention_dim=8"],
+    "class_to_text": ["--task.image_size=8"],
+    "cc12m_256": ["--model.preset=tiny", "--model.sample_size=8"],
+    "cc12m_512": ["--model={sample_size: 8, in_channels: 4}"],
+    "photos_buckets": ["--model.preset=tiny", "--task.image_size=16", "--task.buckets.step=4"],
+}
+# Those of latents, with what is precomputed beside them, and their columns of pictures, classes and captions.
+LATENTS = {
+    "imagenet_256": ("image", "label", "text"),
+    "imagenet_512": ("image", "label", "text"),
+    "imagenet22k_256": ("jpg", "cls", "text"),
+    "cc12m_256": ("jpg", "label", "txt"),
+    "cc12m_512": ("jpg", "label", "txt"),
+}
+# Those that begin at half the size, and what they begin with.
+LARGER = {
+    "transfer_16_to_32": {"objective": "v_prediction"},
+    "imagenet_512": {"objective": "epsilon"},
+    "cc12m_512": {"objective": "flow"},
 }
 
 
@@ -64,24 +87,58 @@ def base_run(folder: Path, data: Path, **task) -> str:
     return str(folder / "snapshot")
 
 
+def write_encoder(folder: Path) -> Path:
+    """A text encoder and its tokenizer."""
+    made = make_text_pipeline()
+    made.text_encoder.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def rename_columns(data: Path, out: Path, columns: tuple[str, str, str]) -> Path:
+    """The pictures under the names that a set of the Hub gives its columns; `short` and `long` are captions too."""
+    rows = datasets.load_dataset(str(data), split="train")
+    rows = rows.add_column("short", ["a hen"] * len(rows)).add_column("long", ["a red hen on grass"] * len(rows))
+    names = dict(zip(("image", "label", "text"), columns, strict=True))
+    rows = rows.rename_columns({name: new for name, new in names.items() if name != new})
+    out.mkdir()
+    rows.to_parquet(str(out / "train.parquet"))
+    return out
+
+
+def prepare(name: str, folder: Path) -> tuple[Path, list[str]]:
+    """What a recipe reads, as its first lines say, of tiny parts; and the words that name them."""
+    pictures = write_pictures(folder / "pictures", 4, side_column=[(12, 10), (16, 8), (8, 16), (12, 12)])
+    data = rename_columns(pictures, folder / "data", LATENTS.get(name, ("image", "label", "text")))
+    more, texts, vae = [], {}, {}
+    task = read_yaml(RECIPES / f"{name}.yaml")["task"]
+    if "text_encoder" in task:
+        texts = {"text_encoder": str(write_encoder(folder / "encoder")), "max_text_length": 8}
+        more += [f"--task.{option}={value}" for option, value in texts.items()]
+    if name in LATENTS:
+        make_vae().save_pretrained(folder / "vae")
+        vae, (image, _, text) = {"vae": str(folder / "vae")}, LATENTS[name]
+        values = {"data": {"path": str(data)}, **vae, **texts, "text_column": text}
+        values |= {"image_size": 16, "image_column": image, "posterior": task.get("posterior", False)}
+        # The buckets of the recipe's own command.
+        command = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+        values |= {"max_ratio": 2.0, "bucket_step": 4} if "--max-ratio 2" in command else {}
+        data = precompute(build(Precompute, values), folder / "latents", progress=False)
+        more.append(f"--task.vae={vae['vae']}")
+    if name in LARGER:
+        half = {"image_size": 8, **LARGER[name], **vae, **texts}
+        more.append(f"--init_from={base_run(folder / 'base', pictures, **half)}")
+    if name == "class_to_text":
+        changes = {"image_size": 8, "objective": "v_prediction"}
+        more.append(f"--init_from={base_run(folder / 'base', pictures, **changes)}")
+    return data, more
+
+
 @pytest.mark.parametrize("name", SLICES)
-def test_a_recipe_trains_from_end_to_end(name, tmp_path):
-    data, more = write_pictures(tmp_path / "pictures", 4), []
-    if name == "transfer_16_to_32":
-        more = [f"--init_from={base_run(tmp_path / 'base', data, image_size=8, objective='v_prediction')}"]
-    elif name.startswith("imagenet"):
-        make_vae().save_pretrained(tmp_path / "vae")
-        values = {"data": {"path": str(data)}, "vae": str(tmp_path / "vae"), "image_size": 16}
-        data = precompute(build(Precompute, values), tmp_path / "latents", progress=False)
-        more = [f"--task.vae={tmp_path / 'vae'}"]
-        if name == "imagenet_512":
-            base = base_run(tmp_path / "base", tmp_path / "pictures", image_size=8, vae=str(tmp_path / "vae"))
-            more.append(f"--init_from={base}")
-    elif name == "text_to_image":
-        made = make_text_pipeline()
-        made.text_encoder.save_pretrained(tmp_path / "encoder")
-        made.tokenizer.save_pretrained(tmp_path / "encoder")
-        more = [f"--task.text_encoder={tmp_path / 'encoder'}", "--task.max_text_length=8"]
+def test_a_recipe_trains_from_end_to_end(name, tmp_path, monkeypatch):
+    # To draw them would take longer than all else.
+    monkeypatch.setattr(loop, "plot_curves", lambda run: None)
+    data, more = prepare(name, tmp_path)
     arguments = arguments_of(name, tmp_path / "run", data, *more)
     task = build_task(arguments)
     metrics = train(task, arguments)
@@ -89,10 +146,26 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
     snapshot = tmp_path / "run" / "snapshot"
     results = json.loads((snapshot / "eval.json").read_text())["results"]
     assert {result["metric"]: result["value"] for result in results} == metrics
-    config = DiffusionPipeline.from_pretrained(snapshot).transformer.config
-    if name in ("transfer_16_to_32", "imagenet_512"):
-        # Patches of 2: the grid of the pre-training, for twice its size.
+    pipeline = DiffusionPipeline.from_pretrained(snapshot)
+    config = pipeline.transformer.config
+    if name in LARGER:
+        # Patches of 2: the grid of the pre-training, for twice its size; the noise has four times the power.
         assert config.sample_size == [2 * 2 * side for side in config.pos_embed_base_size]
+        before = DiffusionPipeline.from_pretrained(tmp_path / "base" / "snapshot")
+        if LARGER[name]["objective"] == "flow":
+            assert pipeline.scheduler.config.shift == 2 * before.scheduler.config.shift
+        else:
+            old, new = (made.scheduler.alphas_cumprod.double() for made in (before, pipeline))
+            torch.testing.assert_close((1 - new) / new, 4 * (1 - old) / old, rtol=1e-3, atol=1e-6)
+        assert task.cut.local_prob == 0
+    if name == "class_to_text":
+        before, after = (load_file(folder / WEIGHTS) for folder in (tmp_path / "base" / "snapshot", snapshot))
+        same = [layer for layer in after if layer in before and after[layer].shape == before[layer].shape]
+        # All but the table of classes goes on; two steps change little.
+        assert {layer.split(".")[0] for layer in after.keys() - {*same}} == {"context_embedder"}
+        far = max(float((after[layer] - before[layer]).abs().max()) for layer in same)
+        assert far < 2 * arguments.learning_rate and config.num_classes is None
+    assert (pipeline.text_encoder is not None) == (arguments.task.get("text_encoder") is not None)
     assert (config.num_decoder_layers > 0) == (name == "cifar10_masked")
     assert (tmp_path / "run" / "samples" / "step-2.png").stat().st_size > 0
 

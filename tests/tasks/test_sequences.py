@@ -15,8 +15,11 @@ from transformers import (
     AutoModelForAudioClassification,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
+    AutoModelForTimeSeriesPrediction,
+    AutoModelForTokenClassification,
     AutoTokenizer,
 )
 
@@ -43,6 +46,15 @@ def pictures(side: int, mode: str = "RGB") -> list[Image.Image]:
 def recordings() -> list[list[int]]:
     generator = np.random.default_rng(0)
     return [generator.integers(-9000, 9000, length).tolist() for length in (30, 64, 21, 90)]
+
+
+# Of sequences of numbers.
+LENGTHS = (20, 32, 21, 40)
+
+
+def measurements(channels: int) -> list[list[list[float]]]:
+    generator = np.random.default_rng(0)
+    return [[generator.normal(10, 2, length).tolist() for length in LENGTHS] for _ in range(channels)]
 
 
 def listops() -> dict[str, list]:
@@ -88,10 +100,20 @@ SLICES = {
         ["--task.max_length=64"],
         AutoModelForAudioClassification,
     ),
-    "fsdd": (
+    "study-digits": (
         lambda: {"audio": recordings(), "label": [0, 9, 2, 1]},
         ["--task.max_length=64"],
         AutoModelForAudioClassification,
+    ),
+    "study-scifar": (
+        lambda: {"image": pictures(6), "label": [0, 1, 2, 9]},
+        ["--task.image_size=6"],
+        AutoModelForSequenceClassification,
+    ),
+    "study-images": (
+        lambda: {"image": pictures(20), "label": [0, 1, 2, 9]},
+        ["--task.image_size=16", "--model={hidden_sizes: [4, 4], depths: [1, 1], kernel_size: 4}"],
+        AutoModelForImageClassification,
     ),
     "imagenet": (
         lambda: {"image": pictures(20), "label": [0, 1, 2, 999]},
@@ -99,6 +121,25 @@ SLICES = {
         AutoModelForImageClassification,
     ),
     "lm": (lambda: {"text": TEXTS}, ["--task.max_length=16"], AutoModelForCausalLM),
+    "masked_lm": (lambda: {"text": TEXTS}, ["--task.max_length=16"], AutoModelForMaskedLM),
+    "sensors": (
+        lambda: {**dict(zip("xyz", measurements(3), strict=True)), "label": ["worn", "loose", "sound", "sound"]},
+        ["--task.max_length=32"],
+        AutoModelForSequenceClassification,
+    ),
+    "positions": (
+        lambda: {
+            **dict(zip(("lead1", "lead2"), measurements(2), strict=True)),
+            "label": [[["none", "P", "T"][place % 3] for place in range(length)] for length in LENGTHS],
+        },
+        ["--task.max_length=32"],
+        AutoModelForTokenClassification,
+    ),
+    "forecast": (
+        lambda: dict(zip(("load", "temperature"), measurements(2), strict=True)),
+        ["--task={columns: [load, temperature], context_length: 8, prediction_length: 4, season: 3}"],
+        AutoModelForTimeSeriesPrediction,
+    ),
 }
 
 
@@ -115,7 +156,7 @@ def run_recipe(tmp_path: Path, name: str, *overrides: str, folder: str = "run") 
     """Two steps of a recipe on its slice."""
     forget_accelerate()
     data = write_slice(tmp_path / "data", name)
-    tiny = [] if name == "imagenet" else [f"--model.{key}={value}" for key, value in TINY.items()]
+    tiny = [] if name in ("imagenet", "study-images") else [f"--model.{key}={value}" for key, value in TINY.items()]
     words = [
         f"--output_dir={tmp_path / folder}",
         f"--data={{train: {{path: {data}}}, eval: {{path: {data}}}}}",
@@ -154,7 +195,7 @@ def test_a_recipe_trains_from_end_to_end(name, tmp_path):
         again = task.summarize(task.evaluate_batch(model.eval(), examples, list(range(4))))
     assert again == pytest.approx(metrics, rel=1e-5)
     pictures = list((tmp_path / "run" / "samples").glob("*.png"))
-    assert bool(pictures) == (name != "lm")
+    assert bool(pictures) == (name not in ("lm", "masked_lm", "forecast"))
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -176,8 +217,8 @@ def test_each_recipe_takes_the_kernels_of_the_papers_tables(name):
 
 
 def test_processors_are_saved_with_the_models(tmp_path):
-    run_recipe(tmp_path, "fsdd", folder="audio")
-    assert AutoFeatureExtractor.from_pretrained(tmp_path / "audio" / "snapshot").sampling_rate == 8000
+    run_recipe(tmp_path, "study-digits", folder="audio")
+    assert AutoFeatureExtractor.from_pretrained(tmp_path / "audio" / "snapshot").sampling_rate == 4000
     run_recipe(tmp_path, "listops", folder="listops")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "listops" / "snapshot")
     task = ListOpsTask()
@@ -277,7 +318,7 @@ def test_kernels_have_a_rate_of_their_own_and_only_matrices_decay():
 
 
 def test_half_the_rate_is_every_second_sample_and_kernels_that_fit(tmp_path):
-    run_recipe(tmp_path, "fsdd", "--model.bidirectional=true")
+    run_recipe(tmp_path, "study-digits", "--model.bidirectional=true", "--task.sampling_rate=8000")
     snapshot = str(tmp_path / "run" / "snapshot")
     task = AudioTask(sampling_rate=8000, max_length=64, decimation=2)
     model = task.build_model({}, snapshot)

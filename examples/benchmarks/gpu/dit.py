@@ -35,7 +35,7 @@ def make_pixart(sizes: dict[str, int], side: int) -> PixArtTransformer2DModel:
 def settings(dtype: str, compiled: bool, words: Any) -> Namespace:
     """What disentangled_dit_sampling.py takes."""
     preset, steps = ("tiny", 2) if words.tiny else ("S", STEPS)
-    return Namespace(device=words.device, dtype=dtype, compile=compiled, preset=preset, steps=steps)
+    return Namespace(device=words.device, dtype=dtype, compile=compiled, preset=preset, steps=steps, network=False)
 
 
 def make_network(name: str, given: Namespace, side: int) -> ModelMixin:

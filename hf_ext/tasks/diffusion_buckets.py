@@ -1,0 +1,85 @@
+"""Pictures of many shapes in a training that reads them as they are: sorted by shape, so that a batch has one.
+
+Sizes are read from the heads of the files before the training begins, and kept in the cache of `datasets`, where the
+next start finds them. The order of the examples is then a function of the sizes and the seed (`hf_ext.training.data`).
+"""
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+from accelerate import PartialState
+from datasets.utils.file_utils import xopen
+from huggingface_hub.dataclasses import strict
+from PIL import ExifTags, Image
+
+from hf_ext.ranks import Ranks
+from hf_ext.training.bad_examples import UNREADABLE
+
+from .diffusion_data import Size, bucket_sizes, nearest_bucket
+
+
+@strict
+@dataclass
+class Buckets:
+    """
+    Shapes of about one area that pictures are sorted into, and cut to.
+
+    Args:
+        max_ratio (`float`, defaults to 2.0): Largest ratio of the sides.
+        step (`int`, defaults to 64): Sides are multiples of it, in pixels.
+    """
+
+    max_ratio: float = 2.0
+    step: int = 64
+
+    def validate_numbers(self) -> None:
+        if not 1 < self.max_ratio < float("inf") or self.step < 1:
+            raise ValueError(
+                f"buckets need a max_ratio above 1 and a step of at least 1 pixel; got {self.max_ratio} and "
+                f"{self.step}."
+            )
+
+    def sizes(self, side: int | list[int]) -> list[Size]:
+        """The shapes of about the area of a square."""
+        if not isinstance(side, int):
+            raise ValueError(f"buckets have the area of a square: give task.image_size as one side, not {side}.")
+        return bucket_sizes(side, self.step, self.max_ratio)
+
+
+def group_pictures(data: datasets.Dataset, column: str, buckets: list[Size]) -> np.ndarray:
+    """The number of the bucket of each picture of a column."""
+    if column not in data.column_names:
+        raise ValueError(
+            f"the data has no column {column!r}; it has {sorted(data.column_names)}. Set task.image_column."
+        )
+    files = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    # The first process reads the files, the others what it left in the cache.
+    with Ranks(PartialState()).first_before_others():
+        sizes = files.map(_read_sizes, batched=True, input_columns=[column], remove_columns=[column], desc="sizes")
+    pairs = np.stack([sizes.with_format("numpy")[:][name] for name in ("height", "width")], axis=1)
+    known, places = np.unique(pairs, axis=0, return_inverse=True)
+    numbers = [buckets.index(nearest_bucket((int(height), int(width)), buckets)) for height, width in known]
+    return np.array(numbers)[places.reshape(-1)]
+
+
+def _read_sizes(files: list[dict[str, Any] | None]) -> dict[str, list[int]]:
+    """Heights and widths of picture files, as they are shown."""
+    sizes = [_read_size(file) for file in files]
+    return {"height": [height for height, _ in sizes], "width": [width for _, width in sizes]}
+
+
+def _read_size(file: dict[str, Any] | None) -> Size:
+    try:
+        content = (file or {})["bytes"]
+        # Paths into archives and of the Hub too.
+        opened = xopen((file or {})["path"], "rb") if content is None else io.BytesIO(content)
+        with opened, Image.open(opened) as image:
+            # As `datasets` turns them.
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+            return (image.width, image.height) if turned else (image.height, image.width)
+    except (*UNREADABLE, KeyError):
+        # The training counts it among its bad examples when it comes to it.
+        return 1, 1

@@ -1,0 +1,472 @@
+"""MRConv on sequences of numbers, such as sensors: their classes and values, classes of positions, forecasts."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, ClassVar
+
+import datasets
+import numpy as np
+import torch
+import torch.nn.functional as F
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_ext.mrconv.modeling_mrconv import (
+    MRConvForSequenceClassification,
+    MRConvForTimeSeriesPrediction,
+    MRConvForTokenClassification,
+)
+from hf_ext.training.bad_examples import UNUSABLE
+from hf_ext.training.sequence_files import is_number
+
+from .sequences import Batch, ClassificationTask, MRConvTask, column
+
+# Examples that means and spreads are measured on, evenly spread over the data; of a stream the first.
+_MEASURED = 10_000
+# The class of a position that has none.
+_NO_CLASS = -100
+
+
+@strict
+@dataclass
+class SeriesTask(MRConvTask):
+    """
+    What tasks on sequences of numbers share. The model gets the numbers as they are: it keeps the mean and spread that
+    each channel has in the training data.
+
+    Args:
+        columns (`list[str]`, defaults to `["values"]`):
+            Columns of the channels: each a list of numbers, one for each position, or of lists of the same size.
+        num_channels (`int`, *optional*): Channels in all, where a column holds several; one a column otherwise.
+    """
+
+    columns: list[str] = field(default_factory=lambda: ["values"])
+    num_channels: int | None = None
+
+    def validate_columns(self) -> None:
+        if not self.columns or len(set(self.columns)) < len(self.columns):
+            raise ValueError(f"columns must be different names, at least one; got {self.columns}.")
+        if self.num_channels is not None and self.num_channels < len(self.columns):
+            raise ValueError(f"num_channels is {self.num_channels}, fewer than the {len(self.columns)} columns.")
+
+    @property
+    def channels(self) -> int:
+        """Channels of the model's input."""
+        return len(self.columns) if self.num_channels is None else self.num_channels
+
+    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> None:
+        """Measures mean and spread of each channel."""
+        self.learned = measure("input", self.read_values, data)
+
+    def read_values(self, example: dict[str, Any]) -> np.ndarray:
+        """The numbers of an example, float64 `[length, channels]`; all finite."""
+        parts = [read_numbers(example, name, "columns") for name in self.columns]
+        lengths = {name: len(part) for name, part in zip(self.columns, parts, strict=True)}
+        if len(set(lengths.values())) > 1 or not len(parts[0]):
+            raise ValueError(f"{_place(example)}columns must have one length, at least 1; got {lengths}.")
+        values = np.concatenate(parts, axis=1)
+        if values.shape[1] != self.channels:
+            raise ValueError(
+                f"{_place(example)}columns {', '.join(self.columns)} hold {values.shape[1]} channels, the model takes "
+                f"{self.channels}: set task.columns or task.num_channels."
+            )
+        return values
+
+    def processor(self) -> None:
+        """None: the model takes numbers as they are."""
+
+
+@strict
+@dataclass
+class WholeSeriesTask(SeriesTask):
+    """
+    What tasks on sequences of limited length share.
+
+    Args:
+        max_length (`int`, defaults to 1024): Positions of a sequence, the rest is cut; also the longest kernel.
+    """
+
+    max_length: int = 1024
+
+    def validate_max_length(self) -> None:
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {self.max_length}.")
+
+    def model_fields(self) -> dict[str, Any]:
+        """Channels and length of the input."""
+        return {"input_size": self.channels, "max_position_embeddings": self.max_length}
+
+    def encode(self, example: dict[str, Any]) -> Batch:
+        """The numbers with their mask, and what is to be found."""
+        values = torch.from_numpy(self.read_values(example)[: self.max_length]).float()
+        missing = self.max_length - len(values)
+        mask = F.pad(torch.ones(len(values), dtype=torch.int64), (0, missing))
+        labels = self.read_labels(example, len(mask))
+        return {"input_values": F.pad(values, (0, 0, 0, missing)), "attention_mask": mask, "labels": labels}
+
+    def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
+        """What is to be found in an example that is padded to a length."""
+        raise NotImplementedError
+
+
+@strict
+@dataclass
+class SeriesClassificationTask(WholeSeriesTask, ClassificationTask):
+    """Classification of sequences of numbers with [`MRConvForSequenceClassification`]."""
+
+    pipeline_tag: ClassVar[str] = "time-series-classification"
+
+    def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
+        """The class."""
+        return self.label(example)
+
+
+@strict
+@dataclass
+class SeriesRegressionTask(WholeSeriesTask):
+    """
+    Values of sequences of numbers, such as a rate, with [`MRConvForSequenceClassification`]. The model answers in the
+    targets' units; errors are in units of the spread that each target has in the training data.
+
+    Args:
+        target_columns (`list[str]`, defaults to `["target"]`): Columns of the values, a number for each sequence.
+    """
+
+    target_columns: list[str] = field(default_factory=lambda: ["target"])
+
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForSequenceClassification
+    pipeline_tag: ClassVar[str] = "time-series-regression"
+    metric_names: ClassVar[dict[str, str]] = {
+        "mae": "mean absolute error, in spreads of each target",
+        "rmse": "root of the mean squared error, in spreads of each target",
+        "mae_of_mean": "mean absolute error of always saying the mean of the training data",
+    }
+    greater_is_better: ClassVar[bool] = False
+
+    def validate_targets(self) -> None:
+        if not self.target_columns or len(set(self.target_columns)) < len(self.target_columns):
+            raise ValueError(f"target_columns must be different names, at least one; got {self.target_columns}.")
+
+    def label_fields(self) -> dict[str, Any]:
+        """Number and names of the targets."""
+        names = dict(enumerate(self.target_columns))
+        return {
+            "problem_type": "regression",
+            "id2label": names,
+            "label2id": {name: index for index, name in names.items()},
+        }
+
+    def read_data(self, data: datasets.Dataset | datasets.IterableDataset) -> None:
+        """Measures mean and spread of each channel and target."""
+        super().read_data(data)
+        self.learned |= measure("target", self.read_targets, data)
+
+    def read_targets(self, example: dict[str, Any]) -> np.ndarray:
+        """The values that are to be found, `[1, targets]`."""
+        parts = [np.atleast_1d(column(example, name, "target_columns")) for name in self.target_columns]
+        for name, part in zip(self.target_columns, parts, strict=True):
+            if part.shape != (1,) or not is_number(part[0]) or not np.isfinite(float(part[0])):
+                raise ValueError(
+                    f"{_place(example)}column {name!r} holds {part.tolist()!r:.80}; a target is one number. Set "
+                    "task.target_columns."
+                )
+        return np.array([[float(part[0]) for part in parts]])
+
+    def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
+        """The targets."""
+        return torch.from_numpy(self.read_targets(example)[0]).float()
+
+    def evaluate_batch(
+        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
+    ) -> list[dict[str, float]]:
+        """Errors of the model, and of the mean of the training data, averaged over the targets of each example."""
+        inputs = self.batch(model, examples)
+        labels = inputs.pop("labels").double()
+        mean, std = _units(model, "target", labels)
+        error = (model(**inputs).logits.double() - labels) / std
+        naive = (mean - labels) / std
+        values = zip(
+            error.abs().mean(1).tolist(), error.square().mean(1).tolist(), naive.abs().mean(1).tolist(), strict=True
+        )
+        return [{"mae": mae, "mse": mse, "mae_of_mean": other} for mae, mse, other in values]
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        """Means over the examples."""
+        means = super().summarize(rows)
+        return {"mae": means["mae"], "rmse": float(np.sqrt(means["mse"])), "mae_of_mean": means["mae_of_mean"]}
+
+
+@strict
+@dataclass
+class PositionsTask(WholeSeriesTask, ClassificationTask):
+    """
+    Classes at every position of sequences of numbers, with [`MRConvForTokenClassification`].
+
+    Args:
+        label_column (`str`, defaults to `"label"`):
+            Column of the classes: numbers or names, one for each position. Where it is empty or -100, a position has
+            none.
+    """
+
+    label_column: str = "label"
+
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForTokenClassification
+    pipeline_tag: ClassVar[str] = "token-classification"
+    metric_names: ClassVar[dict[str, str]] = {
+        "macro_f1": "mean F1 of the classes over all positions",
+        "accuracy": "share of the positions",
+        "accuracy_of_largest": "that of always saying the class that is most frequent in this data",
+        "loss": "cross entropy of a position (nats)",
+    }
+
+    def read_labels(self, example: dict[str, Any], length: int) -> torch.Tensor:
+        """The class of each position, -100 at those without and at padding."""
+        given = np.asarray(column(example, self.label_column, "label_column"))
+        count = len(self.read_values(example))
+        if given.shape != (count,):
+            raise ValueError(
+                f"{_place(example)}column {self.label_column!r} has the shape {given.shape}; expected a class for "
+                f"each of the {count} positions."
+            )
+        labels = torch.full((length,), _NO_CLASS)
+        # A sequence has many positions and few classes.
+        for value in set(given.tolist()):
+            if value in ("", None, _NO_CLASS) or value != value:
+                continue
+            try:
+                number = self.read_class(value)
+            except ValueError as error:
+                raise ValueError(f"{_place(example, int((given == value).argmax()))}{error}") from error
+            labels[: len(given)][torch.from_numpy(given == value)[:length]] = number
+        return labels
+
+    def count_targets(self, batch: dict[str, Any]) -> torch.Tensor:
+        """The positions that have a class."""
+        return (batch["labels"] != _NO_CLASS).sum()
+
+    def evaluate_batch(
+        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
+    ) -> list[dict[str, float]]:
+        """For each example how often each class was taken for each, and the summed cross entropy."""
+        inputs = self.batch(model, examples)
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits.float()
+        losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=_NO_CLASS).sum(1)
+        rows = []
+        for truth, found, loss in zip(labels, logits.argmax(-1), losses.tolist(), strict=True):
+            kept = truth != _NO_CLASS
+            pairs = torch.bincount(truth[kept] * self.num_labels + found[kept], minlength=self.num_labels**2)
+            rows.append({"nats": loss, **{str(pair): float(count) for pair, count in enumerate(pairs.tolist())}})
+        return rows
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        """F1 and accuracy over all positions; the confusions are kept for the picture."""
+        pairs = [sum(row[str(pair)] for row in rows) for pair in range(self.num_labels**2)]
+        table = np.array(pairs, dtype=np.int64).reshape(self.num_labels, self.num_labels)
+        self.confusion = table
+        hits, count = np.diag(table), max(1, table.sum())
+        # A class that neither occurs nor is said has no F1.
+        used = table.sum(0) + table.sum(1)
+        scores = 2 * hits[used > 0] / used[used > 0]
+        return {
+            "macro_f1": float(scores.mean()) if len(scores) else 0.0,
+            "accuracy": float(hits.sum() / count),
+            "accuracy_of_largest": float(table.sum(1).max() / count),
+            "loss": float(sum(row["nats"] for row in rows) / count),
+        }
+
+
+@strict
+@dataclass
+class ForecastTask(SeriesTask):
+    """
+    Forecasts of all channels of long series with [`MRConvForTimeSeriesPrediction`]. Errors are in units of the spread
+    that each channel has in the training data, next to those of naive forecasts.
+
+    A training sample is a random window of a series. In an evaluation every `prediction_length` positions of a series,
+    after the first context, are predicted from those before them.
+
+    Args:
+        context_length (`int`, defaults to 192): Past positions that a forecast is made from.
+        prediction_length (`int`, defaults to 48): Positions that are predicted.
+        season (`int`, *optional*):
+            Positions after which the series repeats, such as 24 of hours: also score saying the last season again.
+    """
+
+    context_length: int = 192
+    prediction_length: int = 48
+    season: int | None = None
+
+    model_class: ClassVar[Callable[..., PreTrainedModel]] = MRConvForTimeSeriesPrediction
+    pipeline_tag: ClassVar[str] = "time-series-forecasting"
+    metric_names: ClassVar[dict[str, str]] = {
+        "mae": "mean absolute error, in spreads of each channel",
+        "rmse": "root of the mean squared error, in spreads of each channel",
+        "mae_of_last": "mean absolute error of saying the last value again",
+        "mae_of_season": "mean absolute error of saying the last season again",
+    }
+    greater_is_better: ClassVar[bool] = False
+    eval_batch_size: ClassVar[int] = 1
+
+    def validate_lengths(self) -> None:
+        if min(self.context_length, self.prediction_length) < 1:
+            raise ValueError(
+                f"context_length and prediction_length must be at least 1, got {self.context_length} and "
+                f"{self.prediction_length}."
+            )
+        if self.season is not None and not 1 <= self.season <= self.context_length:
+            raise ValueError(f"season is {self.season}; give 1 to context_length, {self.context_length} positions.")
+
+    def model_fields(self) -> dict[str, Any]:
+        """Channels and lengths; in training the input is longer than the context by what is predicted."""
+        return {
+            "input_size": self.channels,
+            "max_position_embeddings": self.context_length + self.prediction_length,
+            "context_length": self.context_length,
+            "prediction_length": self.prediction_length,
+        }
+
+    def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
+        """A window that begins anywhere."""
+        values, horizon = self.read_values(example), self.prediction_length
+        past = self.context_length + horizon
+        if len(values) < past + horizon:
+            raise ValueError(
+                f"{_place(example)}a series has {len(values)} positions; to train it needs {past + horizon}, "
+                "context_length and twice prediction_length: set smaller ones."
+            )
+        start = int(generator.integers(len(values) - past - horizon + 1))
+        window = torch.from_numpy(values[start : start + past + horizon]).float()
+        return {"past_values": window[:past], "future_values": window[past:]}
+
+    def evaluate_batch(
+        self, model: nn.Module, examples: list[dict[str, Any]], indices: list[int]
+    ) -> list[dict[str, float]]:
+        """Errors of the model and of naive forecasts, averaged over the windows of each series."""
+        return [self._score(model, example) for example in examples]
+
+    def _score(self, model: nn.Module, example: dict[str, Any]) -> dict[str, float]:
+        values, context, horizon = self.read_values(example), self.context_length, self.prediction_length
+        windows = range(context, len(values) - horizon + 1, horizon)
+        if not windows:
+            raise ValueError(
+                f"{_place(example)}a series has {len(values)} positions; a forecast is scored on {context + horizon}, "
+                "context_length and prediction_length: give a longer one."
+            )
+        series = torch.from_numpy(values).float().to(next(model.parameters()).device)
+        std = _units(model, "input", series)[1]
+        totals = {"mae": 0.0, "mse": 0.0, "mae_of_last": 0.0, "mae_of_season": 0.0}
+        for batch in _split(windows, 64):
+            past, future = (
+                torch.stack([series[place + first : place + stop] for place in batch])
+                for first, stop in ((-context, 0), (0, horizon))
+            )
+            error = (model(past_values=past).prediction_outputs - future).double() / std
+            totals["mae"] += float(error.abs().mean((1, 2)).sum())
+            totals["mse"] += float(error.square().mean((1, 2)).sum())
+            for name, naive in self._naive(past).items():
+                totals[name] += float(((naive - future) / std).abs().mean((1, 2)).sum())
+        kept = {name: total / len(windows) for name, total in totals.items()}
+        return {**kept, "windows": float(len(windows))}
+
+    def _naive(self, past: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Forecasts without a model: the last value, and the last season, again and again."""
+        again = {"mae_of_last": past[:, -1:].expand(-1, self.prediction_length, -1)}
+        if self.season is not None:
+            place = torch.arange(self.prediction_length, device=past.device) % self.season
+            again["mae_of_season"] = past[:, -self.season :][:, place]
+        return again
+
+    def summarize(self, rows: list[dict[str, float]]) -> dict[str, float]:
+        """Means over all windows."""
+        weights = [row["windows"] for row in rows]
+        means = {name: float(np.average([row[name] for row in rows], weights=weights)) for name in rows[0]}
+        season = {} if self.season is None else {"mae_of_season": means["mae_of_season"]}
+        return {
+            "mae": means["mae"],
+            "rmse": float(np.sqrt(means["mse"])),
+            "mae_of_last": means["mae_of_last"],
+            **season,
+        }
+
+
+def read_numbers(example: dict[str, Any], name: str, option: str) -> np.ndarray:
+    """A column of numbers as finite float64 `[length, channels]`; what is no number is said with its place."""
+    given = column(example, name, option)
+    try:
+        # Of lists of lists in arrow comes an array of arrays.
+        plain = isinstance(given, np.ndarray) and given.dtype != object
+        values = np.array(given if plain else list(given), dtype=np.float64)
+    except (TypeError, ValueError):
+        values = np.array(0.0)
+    if values.ndim not in (1, 2):
+        cells = list(given) if isinstance(given, list | np.ndarray) else []
+        bad = next((place for place, cell in enumerate(cells) if np.ndim(cell) == 0 and not is_number(cell)), None)
+        raise ValueError(
+            f"{_place(example, bad)}column {name!r} holds {(given if bad is None else cells[bad])!r:.60}; expected a "
+            f"number for each position, or a list of the same size for each. Mend the data, or set task.{option}."
+        )
+    values = values[:, None] if values.ndim == 1 else values
+    if not np.isfinite(values).all():
+        bad = int((~np.isfinite(values)).any(1).argmax())
+        raise ValueError(
+            f"{_place(example, bad)}column {name!r} has no finite number: fill the gap, for instance with the value "
+            "before it, or leave the sequence out."
+        )
+    return values
+
+
+def measure(
+    name: str, read: Callable[[dict[str, Any]], np.ndarray], data: datasets.Dataset | datasets.IterableDataset
+) -> dict[str, Any]:
+    """Mean and spread of what is read of each example, `[length, channels]`, as fields of a configuration."""
+    count, mean, squares = 0, np.zeros(1), np.zeros(1)
+    for example in _choose(data):
+        try:
+            values = read(example)
+        except UNUSABLE:
+            # The training, which may leave some out, says which and why.
+            continue
+        # Sums of squares around the mean so far: exact where the mean is large.
+        between = values.mean(0) - mean
+        squares = squares + values.var(0) * len(values) + between**2 * count * len(values) / (count + len(values))
+        mean, count = mean + between * len(values) / (count + len(values)), count + len(values)
+    if not count:
+        return {}
+    std = np.sqrt(squares / count)
+    # What never changes has no spread.
+    std = np.where(std > 1e-6 * np.abs(mean), std, 1.0)
+    return {f"{name}_mean": mean.tolist(), f"{name}_std": std.tolist()}
+
+
+def _choose(data: datasets.Dataset | datasets.IterableDataset) -> Iterator[dict[str, Any]]:
+    if isinstance(data, datasets.IterableDataset):
+        return islice(iter(data), _MEASURED)
+    chosen = np.unique(np.linspace(0, max(0, len(data) - 1), min(_MEASURED, len(data))).astype(int))
+    return (data[int(index)] for index in chosen)
+
+
+def _place(example: dict[str, Any], position: int | None = None) -> str:
+    """Where an example, or a position of it, lies: file and line where it is of a table."""
+    file = example.get("file")
+    path = file["path"] if isinstance(file, dict) else None
+    if position is None:
+        return "" if path is None else f"{path}: "
+    row = position + int(example.get("first_row", 0))
+    if path is None or not str(path).endswith((".csv", ".tsv")):
+        return f"{'' if path is None else f'{path}, '}position {row}: "
+    # After the line of names.
+    return f"{path}, line {row + 2}: "
+
+
+def _units(model: Any, name: str, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean and spread that a model's configuration has of its input or target; 0 and 1 where it has none."""
+    config = model.config
+    mean, std = getattr(config, f"{name}_mean") or [0.0], getattr(config, f"{name}_std") or [1.0]
+    return like.new_tensor(mean, dtype=torch.float64), like.new_tensor(std, dtype=torch.float64)
+
+
+def _split(places: range, size: int) -> Iterator[range]:
+    return (places[start : start + size] for start in range(0, len(places), size))

@@ -1,0 +1,284 @@
+"""MRConv's heads: masked tokens, classes of positions, regression, forecasts; each loads through its Auto class."""
+
+import json
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForNextSentencePrediction,
+    AutoModelForSequenceClassification,
+    AutoModelForTimeSeriesPrediction,
+    AutoModelForTokenClassification,
+)
+
+from hf_ext.mrconv import (
+    MRConvCache,
+    MRConvConfig,
+    MRConvForMaskedLM,
+    MRConvForRetrieval,
+    MRConvForSequenceClassification,
+    MRConvForTimeSeriesPrediction,
+    MRConvForTokenClassification,
+    MRConvModel,
+)
+from tests import warm_python
+from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
+from tests.testing import LoraTesterMixin, TrainerTesterMixin, assert_same_answers
+
+
+class TestMaskedLM(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
+    model_class = MRConvForMaskedLM
+    fields = {**TOKENS, "hidden_size": 8, "bidirectional": True, "norm": "layer"}
+    lora_targets = ["pointwise"]
+
+    def make_inputs(self):
+        inputs = {"input_ids": make_tokens(4, 20)}
+        labels = torch.full((4, 20), -100)
+        labels[:, 5:9] = inputs["input_ids"][:, 5:9]
+        inputs["input_ids"][:, 5:9] = 0
+        mask = torch.ones(4, 20, dtype=torch.int64)
+        mask[1, 13:] = 0
+        mask[2, :4] = 0
+        return {**inputs, "attention_mask": mask, "labels": labels}
+
+
+# What is measured is far from zero mean and unit spread.
+CHANNELS = {**SIZES, "hidden_size": 8, "input_size": 2, "input_mean": [300.0, -2.0], "input_std": [20.0, 0.1]}
+
+
+def make_measurements(*shape: int) -> torch.Tensor:
+    signal = make_signal(*shape, 2, dtype=torch.float32)
+    return signal * torch.tensor(CHANNELS["input_std"]) + torch.tensor(CHANNELS["input_mean"])
+
+
+class TestPositions(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
+    model_class = MRConvForTokenClassification
+    fields = CHANNELS
+    lora_targets = ["pointwise", "classifier"]
+
+    def make_inputs(self):
+        values = make_measurements(4, 20)
+        labels = (values[..., 0] > 300).long()
+        labels[1, 13:] = -100
+        mask = torch.ones(4, 20, dtype=torch.int64)
+        mask[1, 13:] = 0
+        return {"input_values": values, "attention_mask": mask, "labels": labels}
+
+
+class TestRegression(MRConvTester, TrainerTesterMixin):
+    """Of two targets, far from zero mean and unit spread."""
+
+    model_class = MRConvForSequenceClassification
+    fields = {
+        **CHANNELS,
+        "problem_type": "regression",
+        "num_labels": 2,
+        "target_mean": [70.0, 0.0],
+        "target_std": [3.0, 0.01],
+    }
+    # Of answers of about 70.
+    bfloat16_tolerance = 0.5
+
+    def make_inputs(self):
+        values = make_measurements(4, 20)
+        return {"input_values": values, "labels": torch.stack([70 + values[:, 3, 1], 0.01 * values[:, 5, 1]], 1)}
+
+
+class TestForecast(MRConvTester, TrainerTesterMixin, LoraTesterMixin):
+    model_class = MRConvForTimeSeriesPrediction
+    fields = {**CHANNELS, "context_length": 16, "prediction_length": 5}
+    lora_targets = ["pointwise", "head"]
+    # Of values of about 300.
+    bfloat16_tolerance = 3.0
+
+    def make_inputs(self):
+        series = make_measurements(4, 26).cumsum(1) / torch.arange(1, 27)[:, None]
+        return {"past_values": series[:, :21], "future_values": series[:, 21:]}
+
+
+HEADS = {
+    "regression": (TestRegression, {}),
+    "positions": (TestPositions, {}),
+    "positions, both ways": (TestPositions, {"bidirectional": True}),
+    "masked": (TestMaskedLM, {}),
+    "forecast": (TestForecast, {}),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_neither_padding_nor_merging_changes_an_answer(case):
+    tester, changes = HEADS[case]
+    model = make_model(tester.model_class, **{**tester.fields, **changes}).double()
+    name, values = next(iter(tester().make_inputs().items()))
+    values = values.double() if values.is_floating_point() else values
+    expected, length = model(**{name: values})[0], values.shape[1]
+    for left, right in ((0, 4), (3, 2)):
+        shape = (len(values), left + length + right, *values.shape[2:])
+        padded = torch.full(shape, 7, dtype=values.dtype)
+        padded[:, left : left + length] = values
+        mask = torch.zeros(shape[:2], dtype=torch.int64)
+        mask[:, left : left + length] = 1
+        found = model(**{name: padded}, attention_mask=mask)[0]
+        if case in ("positions", "positions, both ways", "masked"):
+            found = found[:, left : left + length]
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+    merged = model.reparameterize()(**{name: values})[0]
+    torch.testing.assert_close(merged, expected, atol=1e-9, rtol=1e-9)
+
+
+def test_measurements_are_normalised_by_the_configuration():
+    # `make_model` would move the units too.
+    model = TestPositions().make_model()
+    plain = make_model(MRConvForTokenClassification, **{**CHANNELS, "input_mean": None, "input_std": None})
+    plain.load_state_dict(model.state_dict())
+    values = make_measurements(2, 20)
+    normal = (values - torch.tensor(CHANNELS["input_mean"])) / torch.tensor(CHANNELS["input_std"])
+    assert_same_answers(model(input_values=values).logits, plain(input_values=normal).logits)
+    # Nor does bfloat16 round what was measured.
+    assert model.bfloat16().model.units.mean.dtype == torch.float32
+
+
+def test_a_regression_answers_in_the_units_of_its_targets():
+    tester = TestRegression()
+    model, inputs = tester.make_model(), tester.make_inputs()
+    outputs = model(**inputs)
+    mean, std = (torch.tensor(tester.fields[name]) for name in ("target_mean", "target_std"))
+    expected = ((outputs.logits - inputs["labels"]) / std).square().mean()
+    torch.testing.assert_close(outputs.loss, expected)
+    fields = {**tester.fields, "target_mean": None, "target_std": None}
+    plain = MRConvForSequenceClassification(MRConvConfig(**fields)).eval()
+    plain.load_state_dict(model.state_dict())
+    assert_same_answers(outputs.logits, plain(**inputs).logits * std + mean)
+
+
+def test_a_forecast_streams_as_the_full_forward():
+    model = make_model(MRConvForTimeSeriesPrediction, **TestForecast.fields).double()
+    series = make_measurements(2, 30).double()
+    first = model(series[:, :16], use_cache=True)
+    rest = {"loc": first.loc, "scale": first.scale, "past_key_values": first.past_key_values}
+    torch.testing.assert_close(first.prediction_outputs, model(series[:, :16]).prediction_outputs)
+    with torch.no_grad():
+        for begin, stop in ((16, 17), (17, 22), (22, 23), (23, 30)):
+            found = model(series[:, begin:stop], **rest).prediction_outputs
+            torch.testing.assert_close(found, model(series[:, :stop]).prediction_outputs, atol=1e-9, rtol=1e-9)
+    with pytest.raises(ValueError, match="`past_key_values` without `loc` and `scale`"):
+        model(series[:, :1], past_key_values=first.past_key_values)
+
+
+def test_a_forecast_learns_from_every_position_after_its_context():
+    model = TestForecast().make_model().double()
+    series, std = make_measurements(2, 26).double(), torch.tensor(CHANNELS["input_std"])
+    loss = model(series[:, :21], future_values=series[:, 21:]).loss
+    errors = [
+        (model(series[:, :stop]).prediction_outputs - series[:, stop : stop + 5]) / std for stop in range(16, 22)
+    ]
+    torch.testing.assert_close(loss, torch.stack(errors).square().mean())
+    # What is scaled by its context moves and grows with it.
+    moved = model(3 * series[:, :21] + 5).prediction_outputs
+    torch.testing.assert_close(moved, 3 * model(series[:, :21]).prediction_outputs + 5, atol=0.05, rtol=0)
+    # With padding only what comes after the last position counts.
+    mask = torch.ones(2, 21, dtype=torch.int64)
+    mask[0, :3] = 0
+    found = model(series[:, :21], attention_mask=mask, future_values=series[:, 21:])
+    expected = ((found.prediction_outputs - series[:, 21:]) / std).square().mean()
+    torch.testing.assert_close(found.loss, expected)
+
+
+def test_positions_stream_as_the_full_forward():
+    model = make_model(MRConvForTokenClassification, **CHANNELS).double()
+    values = make_measurements(2, 30).double()
+    expected, cache, found = model(input_values=values).logits, MRConvCache(model.config), []
+    with torch.no_grad():
+        for begin, stop in ((0, 9), (9, 10), (10, 30)):
+            found.append(model(input_values=values[:, begin:stop], past_key_values=cache).logits)
+    torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "fields", "words"),
+    [
+        (MRConvForMaskedLM, TOKENS, "`bidirectional` is False"),
+        (MRConvForMaskedLM, {**SIZES, "bidirectional": True}, "`vocab_size` is None"),
+        (MRConvForTimeSeriesPrediction, CHANNELS, "`context_length` is None and `prediction_length` None"),
+        (MRConvForTimeSeriesPrediction, {**TestForecast.fields, "context_length": 38}, "at most `max_position"),
+        (MRConvForTimeSeriesPrediction, {**TestForecast.fields, "bidirectional": True}, "`bidirectional` is True"),
+    ],
+)
+def test_heads_refuse_configurations_that_they_cannot_be(model_class, fields, words):
+    with pytest.raises(ValueError, match=words):
+        make_model(model_class, **fields)
+
+
+def test_a_forecast_refuses_wrong_values():
+    model = make_model(MRConvForTimeSeriesPrediction, **TestForecast.fields)
+    with pytest.raises(ValueError, match=r"`past_values` has shape \(2, 20, 3\); expected \(batch_size, length, 2\)"):
+        model(torch.zeros(2, 20, 3))
+    with pytest.raises(ValueError, match=r"`future_values` has shape \(2, 4, 2\); expected \(batch_size, 5, 2\)"):
+        model(torch.zeros(2, 20, 2), future_values=torch.zeros(2, 4, 2))
+    with pytest.raises(TypeError, match="`past_values` is torch.int64"):
+        model(torch.zeros(2, 20, 2, dtype=torch.int64))
+
+
+AUTO_CLASSES = {
+    "base": (AutoModel, MRConvModel),
+    "classifier": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
+    "retrieval": (AutoModelForNextSentencePrediction, MRConvForRetrieval),
+    "masked": (AutoModelForMaskedLM, MRConvForMaskedLM),
+    "positions": (AutoModelForTokenClassification, MRConvForTokenClassification),
+    "regression": (AutoModelForSequenceClassification, MRConvForSequenceClassification),
+    "forecast": (AutoModelForTimeSeriesPrediction, MRConvForTimeSeriesPrediction),
+}
+# Of those whose input is measured.
+MEASURED = {"positions": TestPositions, "regression": TestRegression, "forecast": TestForecast}
+
+# Runs where hf_ext cannot be imported. Arguments: folders by kind as JSON, tokens and values, where to write, and
+# which of them is which input.
+LOAD_ABSENT = """
+import json, sys
+folders, tokens, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+sys.modules["hf_ext"] = None
+import torch, transformers
+from safetensors.torch import load_file, save_file
+inputs = load_file(tokens)
+results = {}
+for kind, (folder, auto_class) in folders.items():
+    model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    given = {name: inputs[of] for name, of in json.loads(sys.argv[4])[kind].items()}
+    with torch.no_grad():
+        results[kind] = model(**given)[0]
+save_file(results, out)
+"""
+
+
+def test_folders_load_through_auto_classes_with_and_without_hf_ext(tmp_path):
+    torch.set_num_threads(1)
+    inputs = {"tokens": make_tokens(2, 20), "values": make_measurements(2, 20)}
+    save_file(inputs, tmp_path / "tokens.safetensors")
+    folders, expected, names = {}, {}, {}
+    for kind, (auto_class, model_class) in AUTO_CLASSES.items():
+        fields = MEASURED[kind].fields if kind in MEASURED else {**TOKENS, "bidirectional": kind == "masked"}
+        model = make_model(model_class, **fields, kernel_type="sparse")
+        if kind == "retrieval":
+            model.reparameterize()
+        model.save_pretrained(tmp_path / kind)
+        loaded = auto_class.from_pretrained(tmp_path / kind)
+        assert type(loaded) is model_class
+        names[kind] = {"input_ids": "tokens"} | ({"input_ids_2": "tokens"} if kind == "retrieval" else {})
+        if kind in MEASURED:
+            names[kind] = {"past_values" if kind == "forecast" else "input_values": "values"}
+        with torch.no_grad():
+            expected[kind] = loaded(**{name: inputs[of] for name, of in names[kind].items()})[0]
+        folders[kind] = (str(tmp_path / kind), auto_class.__name__)
+    arguments = (json.dumps(folders), str(tmp_path / "tokens.safetensors"), str(tmp_path / "out.safetensors"))
+    command = [sys.executable, "-c", LOAD_ABSENT, *arguments, json.dumps(names)]
+    environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": ""}
+    done = warm_python.run(command, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    results = load_file(tmp_path / "out.safetensors")
+    for kind, value in expected.items():
+        torch.testing.assert_close(results[kind], value, atol=1e-6, rtol=1e-6)

@@ -1,0 +1,239 @@
+"""Packed sequences: results, losses, gradients and statistics are those of a row for each sequence."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import DataCollatorWithFlattening
+
+from hf_ext.mrconv import (
+    MRConvCache,
+    MRConvForCausalLM,
+    MRConvForRetrieval,
+    MRConvForSequenceClassification,
+    MRConvModel,
+)
+from hf_ext.mrconv import ops_mrconv as ops
+from hf_ext.mrconv.packing_mrconv import group_lengths, read_packing
+from tests.mrconv.mrconv_testing import TOKENS, make_model, make_signal, make_tokens
+
+FIELDS = {name: value for name, value in TOKENS.items() if name != "num_labels"}
+# Groups of one and of several, of one position, and as long as the longest kernel.
+LENGTHS = [37, 5, 1, 20, 9, 30, 2]
+SEQUENCES = [make_tokens(length, seed=seed) for seed, length in enumerate(LENGTHS)]
+POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+NORMS = list(itertools.product(("batch", "layer", "kernel", "none"), ("batch", "layer"), (False, True)))
+
+
+def pad(sequences):
+    """Sequences as rows of their own, and their mask."""
+    mask = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
+    rows = torch.zeros_like(mask)
+    for index, sequence in enumerate(sequences):
+        rows[index, : len(sequence)], mask[index, : len(sequence)] = sequence, 1
+    return rows, mask
+
+
+def assert_packed_is_padded(**fields):
+    packed, padded = (make_model(MRConvModel, **{**FIELDS, **fields}).double().train() for _ in range(2))
+    rows, mask = pad(SEQUENCES)
+    found = packed(torch.cat(SEQUENCES)[None], position_ids=POSITIONS).last_hidden_state[0]
+    wanted = padded(rows, mask).last_hidden_state[mask.bool()]
+    torch.testing.assert_close(found, wanted, atol=1e-11, rtol=1e-11)
+    weights = make_signal(*found.shape)
+    (found * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    for (name, mine), other in zip(packed.named_parameters(), padded.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, atol=1e-9, rtol=1e-9, msg=name)
+    # Running means and variances.
+    for mine, other in zip(packed.buffers(), padded.buffers(), strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("branch_norm", "norm", "bidirectional"), NORMS)
+def test_training_is_that_of_a_row_for_each_sequence(branch_norm, norm, bidirectional):
+    assert_packed_is_padded(branch_norm=branch_norm, norm=norm, bidirectional=bidirectional)
+
+
+@pytest.mark.parametrize("kernel_type", ["dilated", "sparse", "fourier_sparse", "implicit"])
+def test_with_every_kernel(kernel_type):
+    assert_packed_is_padded(kernel_type=kernel_type, bidirectional=True)
+    assert_packed_is_padded(kernel_type=kernel_type, prenorm=False)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_without_the_installed_package_it_is_the_same(bidirectional, monkeypatch):
+    for name in list(ops.FAST):
+        monkeypatch.delitem(ops.FAST, name)
+    assert_packed_is_padded(bidirectional=bidirectional)
+
+
+def test_in_float32_with_a_large_mean_it_is_near_float64():
+    # The sums of several groups are joined; their variance is the small difference of large numbers.
+    inputs = [make_signal(2, 3, 37) + 1000, make_signal(1, 3, 9) + 1000]
+    kernels = [make_signal(3, size) for size in (5, 10, 20)]
+    coefficients = [make_signal(3, 3).abs() + 0.5 for _ in range(3)]
+    spans = [(None, torch.tensor([37, 30])), (None, torch.tensor([9]))]
+    inputs[0][1, :, 30:] = 0
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        cast = [[value.to(dtype) for value in values] for values in (inputs, kernels, coefficients)]
+        results.append(ops.grouped_batch_norm_conv(cast[0], spans, cast[1], *cast[2], 1e-5, None, None))
+    for found, wanted in zip(results[0][3:], results[1][3:], strict=True):
+        torch.testing.assert_close(found[:1].double(), wanted[:1], atol=5e-3, rtol=0)
+    torch.testing.assert_close(results[0][1].double(), results[1][1], atol=0, rtol=1e-4)
+
+
+def test_the_collator_of_transformers_trains_a_language_model():
+    torch.manual_seed(0)
+    packed, padded = (make_model(MRConvForCausalLM, **FIELDS).double().train() for _ in range(2))
+    samples = [{"input_ids": sequence.tolist()} for sequence in SEQUENCES]
+    rows, mask = pad(SEQUENCES)
+    wanted = padded(rows, mask, labels=torch.where(mask == 1, rows, -100)).loss
+    wanted.backward()
+    options = {"return_flash_attn_kwargs": True, "return_seq_idx": True}
+    batch = DataCollatorWithFlattening(**options)(samples)
+    assert {"position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "seq_idx"} <= set(batch)
+    loss = packed(**batch).loss
+    loss.backward()
+    # The loss of transformers is in float32.
+    torch.testing.assert_close(loss, wanted, atol=1e-6, rtol=1e-6)
+    for mine, other in zip(packed.parameters(), padded.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, atol=1e-6, rtol=1e-5)
+    packed.eval()
+    expected = packed(**batch).logits
+    # Each argument says it by itself; labels without separators are none at the first tokens either.
+    for name in ("position_ids", "cu_seq_lens_q", "seq_idx"):
+        again = packed(batch["input_ids"], labels=batch["input_ids"], **{name: batch[name]})
+        torch.testing.assert_close(again.logits, expected)
+        torch.testing.assert_close(again.loss, packed(**batch).loss)
+
+
+def test_merged_models_and_several_rows_with_padding_between():
+    model = make_model(MRConvForCausalLM, **FIELDS).double()
+    first, second, third = SEQUENCES[1], SEQUENCES[3], SEQUENCES[4]
+    tokens, mask = torch.zeros(2, 30, dtype=torch.long), torch.zeros(2, 30, dtype=torch.long)
+    positions = torch.zeros(2, 30, dtype=torch.long)
+    for row, start, sequence in ((0, 0, first), (0, 7, second), (1, 12, third)):
+        where = slice(start, start + len(sequence))
+        tokens[row, where], mask[row, where], positions[row, where] = sequence, 1, torch.arange(len(sequence))
+    for merge in (False, True):
+        if merge:
+            model.reparameterize()
+        logits = model(tokens, attention_mask=mask, position_ids=positions).logits
+        for row, start, sequence in ((0, 0, first), (0, 7, second), (1, 12, third)):
+            wanted = model(sequence[None]).logits[0]
+            torch.testing.assert_close(logits[row, start : start + len(sequence)], wanted, atol=1e-11, rtol=1e-11)
+
+
+def test_channels_are_dropped_of_whole_sequences():
+    packing = read_packing(torch.zeros(1, sum(LENGTHS), 4), None, position_ids=POSITIONS)
+    torch.manual_seed(0)
+    dropped = packing.drop_channels(torch.ones(1, 400, sum(LENGTHS)), 0.25, True)[0]
+    for part in dropped.split(LENGTHS, dim=1):
+        assert bool((part == part[:, :1]).all())
+        assert 0.15 < (part[:, 0] == 0).float().mean() < 0.35
+        torch.testing.assert_close(part.max(), torch.tensor(4 / 3))
+    assert len({tuple(part[:, 0].tolist()) for part in dropped.split(LENGTHS, dim=1)}) == len(LENGTHS)
+    ones = torch.ones(1, 4, sum(LENGTHS))
+    assert packing.drop_channels(ones, 0.25, False) is ones
+
+
+def test_padding_is_less_than_half_however_unequal_the_lengths():
+    lengths = [4096, *[3] * 900, 2049, 2048, 17, 31, 1]
+    groups = group_lengths(lengths)
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    assert sum(len(group) * lengths[group[0]] for group in groups) < 2 * sum(lengths)
+    assert len(groups) <= 13
+
+
+def test_rows_that_are_one_sequence_are_what_they_were():
+    model = make_model(MRConvModel, **FIELDS).double().train()
+    tokens = make_tokens(2, 20)
+    wanted = model(tokens).last_hidden_state
+    for packed in ({"position_ids": torch.arange(20)[None]}, {"cu_seq_lens_q": torch.tensor([0, 20, 40])}):
+        torch.testing.assert_close(model(tokens, **packed).last_hidden_state, wanted, atol=1e-11, rtol=1e-11)
+
+
+WRONG = [
+    ({"position_ids": torch.tensor([[0, 1, 3, 4]])}, r"has 3 after 1, at \[0, 2\].*from 0 again"),
+    ({"position_ids": torch.tensor([[2, 3, 0, 1]])}, r"has 2 where the row begins, at \[0, 0\]"),
+    ({"position_ids": torch.arange(3)[None]}, r"shape \(1, 3\); expected \(2, 4\)"),
+    ({"cu_seq_lens_q": torch.tensor([0, 3, 2, 8])}, r"is \[0, 3, 2, 8\]; expected the ascending bounds"),
+    ({"cu_seq_lens_q": torch.tensor([0, 3, 7])}, r"0, ..., 8"),
+    ({"cu_seq_lens_q": torch.tensor([0, 3, 8])}, "the beginning of each row"),
+    ({"seq_idx": torch.zeros(2, 5)}, r"shape \(2, 5\)"),
+    ({"seq_idx": torch.tensor([[0, 0, 1, 1]]), "position_ids": torch.tensor([[0, 1, 2, 0]])}, "differ on where"),
+    (
+        {"position_ids": torch.tensor([[0, 1, 0, 1]]), "attention_mask": torch.tensor([[1, 1, 0, 1]] * 2)},
+        "padding inside of a sequence of `position_ids`",
+    ),
+    ({"position_ids": torch.tensor([[0, 1, 0, 1]]), "attention_mask": torch.ones(2, 3)}, r"expected \(2, 4\)"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "words"), WRONG)
+def test_wrong_bounds_are_refused_with_the_reason(inputs, words):
+    with pytest.raises(ValueError, match=words):
+        make_model(MRConvModel, **FIELDS)(make_tokens(2, 4), **inputs)
+
+
+def test_what_needs_one_sequence_in_a_row_refuses_packed_ones():
+    packed = {"position_ids": torch.tensor([[0, 1, 0, 1]])}
+    with pytest.raises(ValueError, match="`position_ids` is not an input here: this head makes one answer"):
+        make_model(MRConvForSequenceClassification)(make_tokens(2, 4), **packed)
+    with pytest.raises(ValueError, match="one answer of each row"):
+        make_model(MRConvForRetrieval)(make_tokens(2, 4), input_ids_2=make_tokens(2, 4), **packed)
+    model = make_model(MRConvForCausalLM, **FIELDS)
+    with pytest.raises(ValueError, match="the cache of a row is that of one sequence"):
+        model(make_tokens(2, 4), past_key_values=MRConvCache(model.config), **packed)
+    with pytest.raises(ValueError, match="has 38 positions"):
+        model(make_tokens(1, 40), position_ids=torch.tensor([[*range(38), 0, 1]]))
+
+
+# One of two processes. Arguments: its rank; the meeting point; the state of the model; where to write.
+SYNCHRONIZED = """
+import sys, torch
+import torch.distributed as distributed
+from hf_ext.mrconv import MRConvConfig, MRConvModel
+rank, meeting, given, out = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+distributed.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)
+given = torch.load(given)
+model = MRConvModel(MRConvConfig(**given["fields"])).double().train()
+model.load_state_dict(given["state"])
+batch = given["batches"][rank]
+(model(batch["tokens"], position_ids=batch["positions"]).last_hidden_state * batch["weights"]).sum().backward()
+gradients = {name: value.grad for name, value in model.named_parameters()}
+for gradient in gradients.values():
+    distributed.all_reduce(gradient)
+torch.save({"gradients": gradients, "buffers": dict(model.named_buffers())}, out)
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_with_other_groups_are_one_on_all_sequences(tmp_path):
+    model = make_model(MRConvModel, **FIELDS).double().train()
+    batches, weights = [], make_signal(1, 63, 4)
+    # One group in the first process, three in the second.
+    for chosen, own in ((slice(3, 4), weights[:, :20]), (slice(0, 3), weights[:, 20:])):
+        positions = torch.cat([torch.arange(length) for length in LENGTHS[chosen]])[None]
+        batches.append({"tokens": torch.cat(SEQUENCES[chosen])[None], "positions": positions, "weights": own})
+    given = {"fields": FIELDS, "state": model.state_dict(), "batches": batches}
+    torch.save(given, tmp_path / "given.pt")
+    arguments = (str(tmp_path / "meeting"), str(tmp_path / "given.pt"))
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SYNCHRONIZED, str(rank), *arguments, str(tmp_path / f"{rank}.pt")])
+        for rank in range(2)
+    ]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    joined = [torch.cat([batch[name] for batch in batches], dim=1) for name in ("tokens", "positions")]
+    (model(joined[0], position_ids=joined[1]).last_hidden_state * weights).sum().backward()
+    for rank in range(2):
+        result = torch.load(tmp_path / f"{rank}.pt")
+        for name, value in model.named_parameters():
+            torch.testing.assert_close(result["gradients"][name], value.grad, atol=1e-10, rtol=1e-10, msg=name)
+        for name, value in model.named_buffers():
+            torch.testing.assert_close(result["buffers"][name], value, atol=1e-10, rtol=0, msg=name)

@@ -1,0 +1,296 @@
+"""What a training reads: latents drawn from their posterior, stored texts, captions of several lengths, buckets."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.settings import build
+from hf_ext.tasks.diffusion import DisentangledDiTTask
+from hf_ext.tasks.diffusion_buckets import group_pictures
+from hf_ext.tasks.diffusion_latents import SPREAD, encode_posterior, load_autoencoder, read_row
+from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
+from hf_ext.tasks.precompute import Precompute, precompute
+from hf_ext.training import loop
+from hf_ext.training.data import TrainingLoader
+from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
+
+from .diffusion_testing import MODEL, contents, losses, make_arguments, run, write_pictures
+
+# Tall, square and wide, several of each.
+SIZES = [(24, 12), (16, 16), (12, 24), (30, 15), (20, 20), (16, 32), (18, 18), (24, 13), (17, 16)]
+LENGTH = 8
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    return write_pictures(tmp_path / "pictures", side_column=SIZES)
+
+
+@pytest.fixture
+def vae(tmp_path):
+    make_vae().save_pretrained(tmp_path / "vae")
+    return tmp_path / "vae"
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    made = make_text_pipeline()
+    made.text_encoder.save_pretrained(tmp_path / "encoder")
+    made.tokenizer.save_pretrained(tmp_path / "encoder")
+    return tmp_path / "encoder"
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    """To draw them would take longer than all else."""
+    monkeypatch.setattr(loop, "plot_curves", lambda run: None)
+
+
+def encode(pictures, vae, out, **changes):
+    values = {"data": {"path": str(pictures)}, "vae": str(vae), "image_size": 16, "shard_size": 4, "batch_size": 2}
+    return precompute(build(Precompute, {**values, **changes}, "precompute"), out, progress=False)
+
+
+def rows_of(folder):
+    return datasets.load_dataset(str(folder), split="train")
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process in the middle of a step."""
+
+
+class InterruptedTask(DisentangledDiTTask):
+    """Fails in its fourth step."""
+
+    def loss(self, model, batch, step):
+        if step == 3:
+            raise Interrupted
+        return super().loss(model, batch, step)
+
+
+def check_resuming(tmp_path, data, **changes):
+    """Interrupted and continued, a run leaves what the whole one does, bit for bit."""
+    options = {"max_steps": 4, "save_steps": 2, "eval_steps": 4, "per_device_train_batch_size": 2, **changes}
+    whole = run(make_arguments(tmp_path / "whole", data, **options))
+    with pytest.raises(Interrupted):
+        run(make_arguments(tmp_path / "pieces", data, **options), InterruptedTask)
+    run(make_arguments(tmp_path / "pieces", data, **options))
+    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
+    return whole
+
+
+def test_a_posterior_is_kept_and_drawn_from(tmp_path, pictures, vae):
+    out = encode(pictures, vae, tmp_path / "latents", posterior=True)
+    rows, autoencoder = rows_of(out), load_autoencoder(str(vae))
+    plain = rows_of(encode(pictures, vae, tmp_path / "modes"))
+    assert SPREAD not in plain.column_names and [row["latent"] for row in rows] == [row["latent"] for row in plain]
+    # The same numbers that the autoencoder's own distribution draws, shifted and scaled as the network takes them.
+    pixels = torch.rand(2, 3, 16, 16) * 2 - 1
+    mean, spread = encode_posterior(autoencoder, pixels)
+    torch.testing.assert_close(mean, DisentangledDiTPipeline.encode_image(autoencoder, pixels))
+    drawn = autoencoder.encode(pixels).latent_dist.sample(torch.Generator().manual_seed(0))
+    noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(mean + spread * noise, (drawn - 0.3) * 0.7, atol=1e-5, rtol=1e-5)
+
+    task = build(DisentangledDiTTask, {"image_size": 16, "vae": str(vae), "posterior": True}, "task")
+    task.read_data(rows)
+    task.build_model(MODEL, None)
+    samples = torch.stack(
+        [task.training_sample(rows[0], np.random.default_rng(seed))["latents"] for seed in range(300)]
+    )
+    mode, kept = read_row(rows[0])[0], np.frombuffer(rows[0][SPREAD], dtype=np.float16)
+    spread = torch.tensor(kept.astype(np.float32)).view(mode.shape)
+    assert spread.min() > 0
+    torch.testing.assert_close(samples.mean(0), mode, atol=float(spread.max()) * 0.3, rtol=0)
+    torch.testing.assert_close(samples.std(0) / spread, torch.ones_like(spread), atol=0.25, rtol=0)
+    # An evaluation takes the mode.
+    assert torch.equal(task.training_sample(rows[0], None)["latents"], mode)
+    with pytest.raises(
+        ValueError, match=r"without the column\(s\) \['latent_spread'\].*--posterior, or set task.post"
+    ):
+        run(make_arguments(tmp_path / "never", tmp_path / "modes", task={**task_of(vae), "posterior": True}))
+
+
+def task_of(vae):
+    return {"image_size": 16, "vae": str(vae)}
+
+
+def test_pictures_are_drawn_from_their_posterior_too(tmp_path, pictures, vae):
+    tasks = [build(DisentangledDiTTask, {**task_of(vae), "posterior": draws}, "task") for draws in (True, False)]
+    batch = {"pixels": torch.rand(2, 3, 16, 16) * 2 - 1}
+    for task, differs in zip(tasks, (True, False), strict=True):
+        first, second = (task._clean(batch, task.posterior) for _ in range(2))
+        assert torch.equal(first, second) != differs
+    with pytest.raises(ValueError, match="posterior draws latents of an autoencoder: set task.vae"):
+        build(DisentangledDiTTask, {"posterior": True}, "task")
+
+
+def test_an_autoencoder_without_a_distribution_has_no_posterior():
+    class Plain(torch.nn.Module):
+        dtype, config = torch.float32, {}
+
+        def encode(self, pixels, return_dict):
+            return (pixels,)
+
+    with pytest.raises(ValueError, match="Plain gives one latent for a picture, no distribution"):
+        encode_posterior(Plain(), torch.zeros(1, 3, 8, 8))
+
+
+def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder, monkeypatch):
+    texts = {"text_encoder": str(encoder), "max_text_length": LENGTH}
+    out = encode(pictures, vae, tmp_path / "latents", views=2, **texts)
+    rows = rows_of(out)
+    assert len(rows) == 18 and rows["text"][:9] == rows["text"][9:]
+    # Of no text in the first row of each of the six files.
+    assert [number for number, row in enumerate(rows) if row[NULL] is not None] == [0, 4, 8, 9, 13, 17]
+    task = {**task_of(vae), **texts, "text_padding_noise": 0.1}
+    model = {**MODEL, "condition_dropout": 0.5}
+    calls = []
+    plain = TextEncoder.states
+    monkeypatch.setattr(TextEncoder, "states", lambda self, tokens: calls.append(1) or plain(self, tokens))
+    made, metrics = run(make_arguments(tmp_path / "run", out, task=task, model=model))
+    assert not calls and np.isfinite(metrics["loss"])
+    # What is attended to is what the encoder says in the step, but for the precision that is kept.
+    samples = [made.captions.sample(row, None) for row in (rows[0], rows[1], rows[4])]
+    stored = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+    tokens = [made.captions.tokens(rows[index]["text"]) for index in (0, 1, 4)]
+    fresh = {name: torch.stack([found[name] for found in tokens]) for name in tokens[0]}
+    dropped = torch.tensor([False, True, False])
+    both = [
+        made.captions.encode(
+            made.captions.drop(batch, dropped), [torch.Generator().manual_seed(seed) for seed in range(3)]
+        )
+        for batch in (stored, fresh)
+    ]
+    torch.testing.assert_close(*both, atol=5e-3, rtol=5e-3)
+    assert not torch.equal(both[0][1], made.captions.encode(stored)[1])
+    # Fresh noise in the padding at every step, and the real tokens as they were.
+    again = [made.captions.encode(stored) for _ in range(2)]
+    real = int(stored["length"][0])
+    assert 0 < real < LENGTH
+    assert torch.equal(again[0][0, :real], again[1][0, :real]) and not torch.equal(again[0], again[1])
+    # The pipeline samples with the encoder.
+    pipeline = DisentangledDiTPipeline.from_pretrained(tmp_path / "run" / "snapshot")
+    pipeline.set_progress_bar_config(disable=True)
+    assert pipeline(prompt="a red hen", num_inference_steps=1).images[0].size == (16, 16)
+    with pytest.raises(ValueError, match="encoded with 8 tokens at most, task.max_text_length is 5: set it to 8"):
+        run(make_arguments(tmp_path / "short", out, task={**task, "max_text_length": 5}))
+    with pytest.raises(ValueError, match="joint_attention_dim is 16, but the data's texts have 8: leave it out"):
+        run(make_arguments(tmp_path / "wide", out, task=task, model={**MODEL, "joint_attention_dim": 16}))
+    with pytest.raises(ValueError, match=r"of the columns \['text', 'label'\] the data has .* for \['text'\] alone"):
+        Captions(str(encoder), LENGTH, "zeros", 0.0, {"text": 1, "label": 1}).read_data(rows)
+    with pytest.raises(ValueError, match="no row of the training data has null_states"):
+        Captions(str(encoder), LENGTH, "zeros", 0.0, "text").read_data(rows.select([1, 2]))
+
+
+def captioned(folder, **columns):
+    """A few pictures with these columns."""
+    folder.mkdir()
+    count = len(next(iter(columns.values())))
+    pixels = np.random.default_rng(0).integers(256, size=(count, 16, 16, 3), dtype=np.uint8)
+    kinds = {
+        name: datasets.List(datasets.Value("string")) if isinstance(value[0], list) else datasets.Value("string")
+        for name, value in columns.items()
+    }
+    features = datasets.Features({"image": datasets.Image(), **kinds})
+    rows = {"image": [Image.fromarray(picture) for picture in pixels], **columns}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(folder / "train.parquet"))
+    return folder
+
+
+def test_captions_of_several_lengths_are_drawn_by_their_weights(tmp_path, vae, encoder):
+    short, long = ["a hen", "fish"] * 2, [["a red hen on grass", "a red hen"], ["green fish"]] * 2
+    data = captioned(tmp_path / "captioned", short=short, long=long)
+    texts = {"text_encoder": str(encoder), "max_text_length": LENGTH}
+    task = build(DisentangledDiTTask, {"image_size": 16, **texts, "text_column": {"short": 1, "long": 3}}, "task")
+    row = rows_of(data)[0]
+    drawn = [task.captions.draw(row, np.random.default_rng(seed)) for seed in range(800)]
+    shares = {text: sum(found[0] == text for found in drawn) / 800 for text in ("a hen", *long[0])}
+    assert shares == pytest.approx({"a hen": 1 / 4, "a red hen on grass": 3 / 8, "a red hen": 3 / 8}, abs=0.06)
+    assert task.captions.draw(row, None) == ("a hen", "short", 0)
+    # Stored, the same draw gives the states of the same caption.
+    out = encode(data, vae, tmp_path / "latents", text_column=["short", "long"], posterior=True, **texts)
+    stored = rows_of(out)[0]
+    for seed in range(6):
+        found = task.captions.sample(stored, np.random.default_rng(seed))
+        expected, lengths = task.captions.states(
+            {name: value[None] for name, value in task.captions.tokens(drawn[seed][0]).items()}
+        )
+        assert int(found["length"]) == int(lengths)
+        torch.testing.assert_close(
+            found["states"][: int(lengths)].float(), expected[0, : int(lengths)], atol=5e-3, rtol=5e-3
+        )
+    # Drawn captions, and latents drawn from their posterior.
+    texts |= {"text_column": {"short": 1, "long": 3}, "posterior": True}
+    check_resuming(tmp_path, out, task={**task_of(vae), **texts})
+
+
+def test_captions_that_are_none_are_refused(tmp_path, vae, encoder):
+    captions = Captions(str(encoder), LENGTH, "zeros", 0.0, {"short": 1, "long": 1})
+    for value in ("", "  ", None, [], ["a hen", ""], 3):
+        with pytest.raises(ValueError, match="column 'short' holds .*; a caption, or a list of captions, is needed"):
+            captions.draw({"short": value, "long": value}, None)
+    with pytest.raises(ValueError, match="no column 'long'; it has \\['short'\\]. Set task.text_column"):
+        [captions.draw({"short": "a hen"}, np.random.default_rng(seed)) for seed in range(9)]
+    for columns in ({}, {"short": 0}, {"short": -1}):
+        with pytest.raises(ValueError, match="columns with weights above 0"):
+            build(DisentangledDiTTask, {"text_column": columns}, "task")
+    data = captioned(tmp_path / "captioned", text=["a hen", ""])
+    with pytest.raises(ValueError, match="column 'text' holds ''"):
+        encode(data, vae, tmp_path / "a", text_encoder=str(encoder))
+    with pytest.raises(ValueError, match=r"no column\(s\) \['long'\]; it has \['text'\]. Set text_column"):
+        encode(data, vae, tmp_path / "b", text_encoder=str(encoder), text_column="long")
+
+
+BUCKETS = {"image_size": 16, "buckets": {"max_ratio": 2.0, "step": 4}}
+
+
+def test_pictures_go_into_buckets_as_they_are_read(tmp_path, pictures):
+    task, metrics = check_resuming(tmp_path, pictures, task=BUCKETS)
+    assert np.isfinite(metrics["loss"]) and len(losses(tmp_path / "whole")) == 4
+    rows = rows_of(pictures)
+    groups = task.read_data(rows)
+    assert {task.sizes[group] for group in groups} == {(20, 12), (16, 16), (12, 20)}
+    for row, group, (height, width) in zip(rows, groups, SIZES, strict=True):
+        sample = task.training_sample(row, np.random.default_rng(0))
+        assert tuple(sample["pixels"].shape[1:]) == task.sizes[group]
+        assert sample["controls"]["original_size"].tolist() == [height, width]
+    source = make_arguments(tmp_path / "run", pictures).data_arguments.train_source
+    loader = iter(TrainingLoader(rows, source, task.training_sample, 0, 2, 0, 0, 1, groups=groups))
+    assert len({tuple(next(loader)["pixels"].shape) for _ in range(12)}) == 3
+
+
+def test_buckets_know_turned_and_broken_pictures(tmp_path):
+    kinds = datasets.Features({"image": datasets.Image(decode=False)})
+    picture, turned = Image.new("RGB", (40, 20)), Image.Exif()
+    turned[274] = 6
+    picture.save(tmp_path / "wide.png")
+    picture.save(tmp_path / "turned.jpg", exif=turned)
+    files = [{"bytes": None, "path": str(tmp_path / "wide.png")}]
+    files += [{"bytes": (tmp_path / "turned.jpg").read_bytes(), "path": None}, {"bytes": b"none", "path": None}, None]
+    data = datasets.Dataset.from_dict({"image": files}, features=kinds)
+    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0, 1, 1]
+    assert data.cast_column("image", datasets.Image())[1]["image"].size == (20, 40)
+    with pytest.raises(ValueError, match="no column 'photo'; it has \\['image'\\]. Set task.image_column"):
+        group_pictures(data, "photo", [(16, 16)])
+
+
+def test_buckets_are_refused_where_they_cannot_be(tmp_path, pictures, vae):
+    with pytest.raises(ValueError, match="the data is a stream, whose sizes cannot be kept apart"):
+        run(make_arguments(tmp_path / "a", pictures, True, task=BUCKETS))
+    out = encode(pictures, vae, tmp_path / "latents")
+    with pytest.raises(ValueError, match="the data is latents, which have their sizes: leave it out"):
+        run(make_arguments(tmp_path / "b", out, task={**task_of(vae), "buckets": {"step": 4}}))
+    with pytest.raises(ValueError, match="task.buckets.step is 4; it must be a multiple of 8"):
+        run(make_arguments(tmp_path / "c", pictures, task=BUCKETS, model={**MODEL, "patch_size": 8}))
+    for task, words in (
+        ({"image_size": [16, 8], "buckets": {}}, "give task.image_size as one side"),
+        ({"image_size": 16, "buckets": {"max_ratio": 1.0}}, "a max_ratio above 1"),
+        ({"image_size": 100, "buckets": {}}, "multiple of 64"),
+        ({"image_size": 64, "buckets": {"ratio": 2}}, "unknown key 'ratio' in section 'task.buckets'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            build(DisentangledDiTTask, task, "task")

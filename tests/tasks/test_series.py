@@ -1,0 +1,327 @@
+"""Sequences of numbers in the training loop: samples, units, scores beside naive ones, resuming, what is refused."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTimeSeriesPrediction,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    pipeline,
+)
+
+from hf_ext.tasks.series import ForecastTask, PositionsTask, SeriesClassificationTask, SeriesRegressionTask, measure
+from hf_ext.tasks.texts import MaskedLanguageModelTask
+from hf_ext.training import DataSource, TrainingArguments, build_task, train
+from hf_ext.training.arguments import apply_overrides, build, read_yaml
+from hf_ext.training.evaluation import evaluate
+from hf_ext.training.sources import open_source
+from tests.process_state import forget_accelerate
+from tests.testing import assert_same_answers, assert_same_weights
+
+RECIPES = Path(__file__).resolve().parents[2] / "examples" / "mrconv"
+TINY = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
+
+
+def knocks(count: int = 24) -> datasets.Dataset:
+    """Vibrations of two channels far from zero mean; the label says which is stronger, the targets how strong."""
+    generator = np.random.default_rng(0)
+    rows = []
+    for index in range(count):
+        strength, length = generator.uniform(1, 3), int(generator.integers(20, 33))
+        wave = (
+            np.sin(np.arange(length) * 0.9)[:, None] * [strength, 1.0]
+            if index % 2
+            else (np.sin(np.arange(length) * 0.9)[:, None] * [1.0, strength])
+        )
+        values = 500 + 20 * wave
+        rows.append({
+            "x": values[:, 0].tolist(), "y": values[:, 1].tolist(), "label": ("right", "left")[index % 2],
+            "strength": 70 + strength, "length": float(length),
+        })  # fmt: skip
+    return datasets.Dataset.from_list(rows)
+
+
+KNOCKS = {"columns": ["x", "y"], "max_length": 32}
+
+
+def run(task, data, folder, steps=30, **options):
+    forget_accelerate()
+    values = {"model": TINY, "max_steps": steps, "learning_rate": 0.02, "per_device_train_batch_size": 8}
+    arguments = TrainingArguments("series", str(folder), {}, **{**values, "report_to": "none", **options})
+    return train(task, arguments, data, data)
+
+
+def test_a_regression_learns_in_the_units_of_its_targets(tmp_path):
+    data = knocks()
+    task = SeriesRegressionTask(**KNOCKS, target_columns=["strength", "length"])
+    scores = run(task, data, tmp_path / "run", steps=60)
+    assert scores["mae"] < 0.7 * scores["mae_of_mean"] and scores["rmse"] > scores["mae"]
+    # The folder alone gives what was scored, from numbers as they were measured; no processor lies in it.
+    snapshot = tmp_path / "run" / "snapshot"
+    assert not (snapshot / "preprocessor_config.json").exists()
+    model = AutoModelForSequenceClassification.from_pretrained(snapshot).eval()
+    assert model.config.id2label == {0: "strength", 1: "length"} and model.config.problem_type == "regression"
+    errors, naive = [], []
+    spread = np.array([np.std(data["strength"]), np.std(data["length"])])
+    for row in data:
+        with torch.no_grad():
+            found = model(input_values=torch.tensor([row["x"], row["y"]]).T[None]).logits[0].numpy()
+        truth = np.array([row["strength"], row["length"]])
+        errors.append(abs(found - truth) / spread)
+        naive.append(abs(np.array([np.mean(data["strength"]), np.mean(data["length"])]) - truth) / spread)
+    assert scores["mae"] == pytest.approx(np.mean(errors), rel=1e-4)
+    assert scores["mae_of_mean"] == pytest.approx(np.mean(naive), rel=1e-4)
+
+
+def test_a_checkpoint_keeps_the_units_that_it_was_trained_in(tmp_path):
+    run(SeriesClassificationTask(**KNOCKS, num_labels=2, label_names=["left", "right"]), knocks(), tmp_path / "run", 2)
+    snapshot = str(tmp_path / "run" / "snapshot")
+    other = knocks().map(lambda row: {"x": [value * 9 for value in row["x"]]})
+    task = SeriesClassificationTask(**KNOCKS, num_labels=2, label_names=["left", "right"])
+    task.read_data(other)
+    kept = AutoModelForSequenceClassification.from_pretrained(snapshot)
+    model = task.build_model({}, snapshot)
+    assert model.config.input_mean == kept.config.input_mean and model.config.input_mean[0] < 600
+    assert_same_weights(model, kept)
+    assert evaluate(task, model, knocks())["accuracy"] >= 0
+    with pytest.raises(ValueError, match=r"made for other data: it has \{'input_size': 2"):
+        SeriesClassificationTask(columns=["x"], max_length=32, num_labels=2).build_model({}, snapshot)
+
+
+def test_means_and_spreads_are_those_of_all_positions():
+    rows = knocks()
+    task = SeriesClassificationTask(**KNOCKS)
+    task.read_data(rows)
+    stacked = np.concatenate([np.array([row["x"], row["y"]]).T for row in rows])
+    np.testing.assert_allclose(task.learned["input_mean"], stacked.mean(0))
+    np.testing.assert_allclose(task.learned["input_std"], stacked.std(0))
+    streamed = SeriesClassificationTask(**KNOCKS)
+    streamed.read_data(rows.to_iterable_dataset())
+    assert streamed.learned == task.learned
+    # What stands still has no spread; what cannot be read has no part.
+    still = datasets.Dataset.from_list([{"values": [5.0, 5.0]}, {"values": [5.0, None]}])
+    found = measure("input", SeriesClassificationTask().read_values, still)
+    assert found == {"input_mean": [5.0], "input_std": [1.0]}
+
+
+def test_channels_come_in_columns_of_their_own_or_together():
+    apart = SeriesClassificationTask(columns=["x", "y"], max_length=6)
+    together = SeriesClassificationTask(num_channels=2, max_length=6)
+    rows = {"x": [1, 2, 3], "y": [4, 5, 6], "label": 1}
+    first = apart.encode(rows)
+    for values in (np.array([[1, 4], [2, 5], [3, 6]]), [[1, 4], [2, 5], [3, 6]]):
+        second = together.encode({"values": values, "label": np.int64(1)})
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    assert first["input_values"].shape == (6, 2) and first["attention_mask"].tolist() == [1, 1, 1, 0, 0, 0]
+    # What is longer is cut.
+    long = apart.encode({"x": list(range(9)), "y": list(range(9)), "label": 0})
+    assert long["attention_mask"].tolist() == [1] * 6 and long["input_values"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+POSITIONS = {"columns": ["x"], "max_length": 5, "num_labels": 3, "label_names": ["a", "b", "c"]}
+
+
+def test_positions_without_a_class_are_neither_trained_nor_scored():
+    task = PositionsTask(**POSITIONS)
+    labels = task.encode({"x": [1.0, 2, 3, 4], "label": ["a", "", "c", "b"]})["labels"]
+    assert labels.tolist() == [0, -100, 2, 1, -100]
+    assert int(task.count_targets({"labels": labels})) == 3
+    numbers = {"x": [1.0, 2, 3, 4, 5, 6, 7], "label": [0.0, float("nan"), 2, 1, -100, 0, 0]}
+    assert task.encode(numbers)["labels"].tolist() == [0, -100, 2, 1, -100]
+
+
+def test_scores_of_positions_are_those_of_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    task = PositionsTask(**{**POSITIONS, "num_labels": 4, "label_names": ["a", "b", "c", "never"]})
+    model = task.build_model({**TINY, "bidirectional": True}, None).eval()
+    generator = np.random.default_rng(0)
+    rows = [
+        {"x": generator.normal(size=length).tolist(), "label": generator.choice(["a", "a", "b", "c"], length).tolist()}
+        for length in (5, 3, 4, 5)
+    ]
+    with torch.no_grad():
+        found = task.summarize(task.evaluate_batch(model, rows, list(range(4))))
+        guesses = [model(input_values=torch.tensor([row["x"]])).logits[0].argmax(-1) for row in rows]
+    truth = ["abc".index(name) for row in rows for name in row["label"]]
+    guess = torch.cat(guesses).tolist()
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(truth, guess))
+    assert found["macro_f1"] == pytest.approx(metrics.f1_score(truth, guess, average="macro"))
+    assert found["accuracy_of_largest"] == pytest.approx(max(map(truth.count, range(3))) / len(truth))
+
+
+def days(length: int = 400) -> datasets.Dataset:
+    """Two channels of other sizes that repeat after 8 positions."""
+    place = np.arange(length)
+    wave = np.sin(2 * np.pi * place / 8)
+    return datasets.Dataset.from_list([{"a": (1000 + 100 * wave).tolist(), "b": (0.01 * np.roll(wave, 3)).tolist()}])
+
+
+FORECAST = {"columns": ["a", "b"], "context_length": 16, "prediction_length": 4, "season": 8}
+
+
+def test_a_forecast_learns_and_goes_on_bit_for_bit(tmp_path):
+    scores = run(ForecastTask(**FORECAST), days(), tmp_path / "whole", steps=40)
+    assert scores["mae"] < 0.6 * scores["mae_of_last"] and scores["mae_of_season"] < 1e-5
+    options = {"save_steps": 5, "lr_scheduler_type": "constant"}
+    for name, steps in (("cut", 5), ("cut", 10), ("uncut", 10)):
+        run(ForecastTask(**FORECAST), days(), tmp_path / name, steps=steps, **options)
+    cut, uncut = (
+        AutoModelForTimeSeriesPrediction.from_pretrained(tmp_path / name / "snapshot") for name in ("cut", "uncut")
+    )
+    assert_same_weights(cut, uncut)
+    # Of the whole series, window by window.
+    model = AutoModelForTimeSeriesPrediction.from_pretrained(tmp_path / "whole" / "snapshot").eval()
+    series = torch.tensor([days()[0]["a"], days()[0]["b"]]).T
+    errors = []
+    for place in range(16, 397, 4):
+        with torch.no_grad():
+            found = model(series[None, place - 16 : place]).prediction_outputs[0]
+        errors.append(((found - series[place : place + 4]).abs() / torch.tensor(model.config.input_std)).mean())
+    assert scores["mae"] == pytest.approx(float(torch.stack(errors).mean()), rel=1e-4)
+
+
+def test_windows_of_a_forecast_begin_anywhere():
+    task = ForecastTask(columns=["a"], context_length=3, prediction_length=2)
+    starts = set()
+    for seed in range(40):
+        sample = task.training_sample({"a": list(range(9))}, np.random.default_rng(seed))
+        series = torch.cat([sample["past_values"], sample["future_values"]])[:, 0]
+        assert torch.equal(series, series[0] + torch.arange(7)) and len(sample["future_values"]) == 2
+        starts.add(int(series[0]))
+    assert starts == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("task", "example", "words"),
+    [
+        (SeriesClassificationTask(), {"x": [1.0]}, r"no column 'values'; it has \['x'\]. Set task.columns"),
+        (SeriesClassificationTask(), {"values": [1.0, "two", 3]}, "position 1: column 'values' holds 'two'"),
+        (SeriesClassificationTask(), {"values": [1.0, None]}, "position 1: column 'values' has no finite number"),
+        (SeriesClassificationTask(), {"values": [[1.0], [1.0, 2.0]]}, "a list of the same size for each"),
+        (SeriesClassificationTask(), {"values": 3.0}, "expected a number for each position"),
+        (SeriesClassificationTask(), {"values": []}, "one length, at least 1"),
+        (SeriesClassificationTask(), {"values": [[1.0, 2.0]]}, "hold 2 channels, the model takes 1"),
+        (SeriesClassificationTask(**KNOCKS), {"x": [1.0], "y": [1.0, 2.0]}, r"got \{'x': 1, 'y': 2\}"),
+        (SeriesClassificationTask(), {"values": [1.0]}, "no column 'label'"),
+        (SeriesClassificationTask(), {"values": [1.0], "label": "walk"}, "Set task.num_labels and task.label_names"),
+        (
+            SeriesRegressionTask(),
+            {"values": [1.0], "target": "much"},
+            "column 'target' holds .'much'.; a target is one",
+        ),
+        (SeriesRegressionTask(), {"values": [1.0], "target": [1.0, 2.0]}, "a target is one number"),
+        (PositionsTask(**POSITIONS), {"x": [1.0, 2.0], "label": ["a"]}, r"shape \(1,\); expected a class for each of"),
+        (PositionsTask(**POSITIONS), {"x": [1.0, 2.0], "label": ["a", "z"]}, "position 1: column 'label' holds 'z'"),
+    ],
+)
+def test_data_that_do_not_fit_are_named_with_their_place(task, example, words):
+    with pytest.raises(ValueError, match=words):
+        task.encode(example)
+
+
+def test_series_that_are_too_short_are_refused():
+    task = ForecastTask(columns=["a"], context_length=6, prediction_length=2)
+    with pytest.raises(ValueError, match="a series has 9 positions; to train it needs 10"):
+        task.training_sample({"a": list(range(9))}, np.random.default_rng(0))
+    model = task.build_model(TINY, None)
+    with pytest.raises(ValueError, match="a series has 7 positions; a forecast is scored on 8"):
+        task.evaluate_batch(model, [{"a": list(range(7))}], [0])
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "words"),
+    [
+        (SeriesClassificationTask, {"columns": []}, "columns must be different names, at least one"),
+        (SeriesClassificationTask, {"columns": ["x", "x"]}, "columns must be different names"),
+        (SeriesClassificationTask, {"columns": ["x", "y"], "num_channels": 1}, "fewer than the 2 columns"),
+        (SeriesClassificationTask, {"max_length": 0}, "max_length must be at least 1"),
+        (SeriesRegressionTask, {"target_columns": []}, "target_columns must be different names"),
+        (ForecastTask, {"prediction_length": 0}, "context_length and prediction_length must be at least 1"),
+        (ForecastTask, {"season": 500}, "season is 500; give 1 to context_length"),
+        (MaskedLanguageModelTask, {"mask_share": 1.0}, "mask_share must be more than 0 and less than 1"),
+    ],
+)
+def test_wrong_options_are_refused(task, options, words):
+    with pytest.raises(StrictDataclassError) as error:
+        task(**options)
+    assert words in str(error.value.__cause__ or error.value)
+
+
+TEXT = "the quick brown fox jumps over the lazy dog, again and again and again. " * 4
+
+
+def test_bytes_are_masked_as_transformers_does():
+    task = MaskedLanguageModelTask(max_length=64)
+    sample = task.training_sample({"text": TEXT}, np.random.default_rng(0))
+    again = task.training_sample({"text": TEXT}, np.random.default_rng(0))
+    assert all(torch.equal(sample[name], again[name]) for name in sample)
+    chosen = counted = masked = 0
+    for seed in range(60):
+        sample = task.training_sample({"text": TEXT}, np.random.default_rng(seed))
+        hidden = sample["labels"] != -100
+        chosen, counted = chosen + int(hidden.sum()), counted + 64
+        masked += int((sample["input_ids"][hidden] == task.tokenizer.mask_token_id).sum())
+        assert not (sample["input_ids"] == task.tokenizer.mask_token_id)[~hidden].any()
+    assert chosen / counted == pytest.approx(0.15, abs=0.02) and masked / chosen == pytest.approx(0.8, abs=0.05)
+    # However short a text is, something is to be found.
+    assert all((task.mask(task.read_window({"text": "a"}, 0), np.random.default_rng(seed))["labels"] != -100).any()
+               for seed in range(9))  # fmt: skip
+
+
+def test_a_masked_language_model_fills_masks_from_its_folder(tmp_path):
+    data = datasets.Dataset.from_list([{"text": TEXT}] * 8)
+    task = MaskedLanguageModelTask(max_length=64)
+    model = {**TINY, "hidden_size": 16, "bidirectional": True}
+    scores = run(task, data, tmp_path / "run", steps=40, model=model)
+    assert scores["accuracy"] > scores["accuracy_of_largest"] and scores["perplexity"] > 1
+    folder = tmp_path / "run" / "snapshot"
+    fill = pipeline("fill-mask", model=str(folder), device="cpu")
+    (best, *_) = fill("the quick brown fox jum<mask>s over the lazy dog")
+    assert 0 < best["score"] <= 1 and len(best["token_str"]) == 1
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)
+    batch = DataCollatorForLanguageModeling(tokenizer, seed=0)([tokenizer(TEXT[:60]), tokenizer("short text")])
+    assert model.eval()(**batch).loss.isfinite()
+    assert json.loads((folder / "config.json").read_text())["bidirectional"] is True
+
+
+def test_a_table_of_rows_is_scored_on_its_last_part(tmp_path):
+    lines = ["time,load"] + [f"2024-01-01T{hour % 24:02}:00:00,{hour % 5}" for hour in range(60)]
+    (tmp_path / "load.csv").write_text("\n".join(lines))
+    part = open_source(DataSource(str(tmp_path / "load.csv"), split="train[80%:]", rows="positions"))
+    task = ForecastTask(columns=["load"], context_length=5, prediction_length=5, season=5)
+    model = task.build_model(TINY, None)
+    scores = evaluate(task, model, part)
+    assert scores["mae_of_season"] == 0 and scores["mae_of_last"] > 0
+    with torch.no_grad():
+        found = model.eval()(torch.arange(5.0)[None] % 5).prediction_outputs
+    assert_same_answers(found, model(past_values=torch.arange(5.0)[None, :, None]).prediction_outputs)
+
+
+def test_what_the_maker_writes_is_what_the_recipes_read(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("make_series", RECIPES / "make_series.py")
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    monkeypatch.setattr(maker, "COUNTS", {"train": 9, "test": 3})
+    monkeypatch.chdir(tmp_path)
+    maker.write_all(tmp_path / "data" / "series")
+    values = ["--method=mrconv-regression", "--task={columns: [x, y, z], target_columns: [frequency, decay]}"]
+    for name, words in (("sensors", []), ("sensors", values), ("positions", []), ("forecast", []), ("masked_lm", [])):
+        arguments = build(TrainingArguments, apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words))
+        task, sources = build_task(arguments), arguments.data_arguments
+        data = open_source(sources.require_train_source())
+        task.read_data(data)
+        sample = task.training_sample(data[0], np.random.default_rng(0))
+        assert all(torch.isfinite(value).all() for value in sample.values())
+        (test,) = sources.eval_sources.values()
+        assert task.training_sample(open_source(test)[0], np.random.default_rng(0)).keys() == sample.keys()
+    with pytest.raises(SystemExit, match="exists: name another folder"):
+        maker.write_all(tmp_path / "data" / "series")

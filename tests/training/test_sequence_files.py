@@ -1,0 +1,160 @@
+"""Sequences in files: what is read of folders, tables and arrays, and what is said of those that cannot be."""
+
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hf_ext.settings import SettingsError
+from hf_ext.tasks.series import PositionsTask, SeriesClassificationTask
+from hf_ext.training import DataSource, TrainingArguments
+from hf_ext.training.arguments import build
+from hf_ext.training.data_check import check_data
+from hf_ext.training.sources import open_source
+
+
+def write(path, text: str):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def read(place, split: str = "train", **options):
+    return open_source(DataSource(str(place), split=split, rows="positions", **options), "data.train")
+
+
+@pytest.fixture
+def walks(tmp_path):
+    """Four files of two channels in folders of two classes, of two splits."""
+    for split, count in (("train", 2), ("test", 1)):
+        for kind, start in (("walk", 0), ("run", 10)):
+            for index in range(count):
+                lines = [f"{start + place},{place / 2}" for place in range(3 + index)]
+                write(tmp_path / "walks" / split / kind / f"{index}.csv", "x,y\n" + "\n".join(lines) + "\n")
+    return tmp_path / "walks"
+
+
+def test_each_file_of_a_folder_is_an_example_named_by_its_folder(walks):
+    data = read(walks)
+    assert list(data["label"]) == ["run", "run", "walk", "walk"] and data.split == "train"
+    assert [row["x"].tolist() for row in data][1:3] == [[10, 11, 12, 13], [0, 1, 2]]
+    assert data[1]["file"]["path"].endswith("1.csv")
+    assert list(read(walks, "test")["label"]) == ["run", "walk"]
+    assert list(read(walks, "train[:50%]")["label"]) == ["run", "run"]
+    # No other names of classes than those of the task, in whatever order the folders are.
+    task = SeriesClassificationTask(columns=["x", "y"], max_length=8, num_labels=2, label_names=["walk", "run"])
+    assert [int(task.encode(row)["labels"]) for row in data] == [1, 1, 0, 0]
+
+
+def test_a_table_says_what_is_known_of_each_file(tmp_path):
+    for name in ("b/2.tsv", "a.tsv"):
+        write(tmp_path / "data" / name, "x\ty\n1\t2\n3\t4\n")
+    write(tmp_path / "data" / "metadata.csv", "file_name,rate,kind\na.tsv,61.5,one\nb/2.tsv,70,two\n")
+    data = read(tmp_path / "data")
+    assert list(data["rate"]) == [61.5, 70.0] and list(data["kind"]) == ["one", "two"]
+    assert "label" not in data.column_names
+
+
+def test_columns_of_a_file_may_be_classes_and_times(tmp_path):
+    write(tmp_path / "data" / "one" / "1.csv", "time,x,label\n2024-01-01 10:00,1,\n2024-01-01 10:01,2,beat\n")
+    data = read(tmp_path / "data")
+    row = data[0]
+    # The folder is no class then.
+    assert list(row["label"]) == ["", "beat"]
+    assert np.diff(row["time"]).tolist() == pytest.approx([60], abs=128)
+    task = PositionsTask(columns=["x"], max_length=3, num_labels=2, label_names=["rest", "beat"])
+    assert task.encode(row)["labels"].tolist() == [-100, 1, -100]
+
+
+def test_a_part_of_a_long_table_keeps_its_lines(tmp_path):
+    table = write(tmp_path / "long.csv", "x\n" + "\n".join(["1"] * 8 + ["", "1"]) + "\n")
+    frame = pd.DataFrame({"x": np.arange(10.0)})
+    frame.to_parquet(tmp_path / "long.parquet")
+    assert read(tmp_path / "long.parquet", "train[:80%]")[0]["x"].tolist() == list(range(8))
+    assert read(tmp_path / "long.parquet", "train[80%:]")[0]["x"].tolist() == [8, 9]
+    # pandas leaves out lines without anything.
+    write(table, "x,y\n" + "1,2\n" * 8 + ",2\n1,2\n")
+    with pytest.raises(ValueError, match=r"long\.csv, line 10: column 'x' has no finite number: fill the gap"):
+        SeriesClassificationTask(columns=["x"]).encode(read(table, "train[50%:]")[0] | {"label": 0})
+
+
+def test_arrays_are_examples_or_sequences(tmp_path):
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=(6, 5, 2)).astype(np.float32)
+    np.savez(tmp_path / "all.npz", values=values, label=np.arange(6) % 2, kind=np.array(["a", "b"] * 3))
+    data = open_source(DataSource(str(tmp_path / "all.npz"), split="train[2:]"))
+    assert len(data) == 4 and data["label"][0] == 0 and data["kind"][0] == "a"
+    task = SeriesClassificationTask(num_channels=2, max_length=5, num_labels=2)
+    np.testing.assert_array_equal(task.encode(data[1])["input_values"], values[3])
+    np.save(tmp_path / "all.npy", values)
+    assert len(open_source(DataSource(str(tmp_path / "all.npy")))) == 6
+    for index in range(2):
+        (tmp_path / "each" / "ab"[index]).mkdir(parents=True)
+        np.save(tmp_path / "each" / "ab"[index] / "x.npy", values[index, : 3 + index])
+    each = read(tmp_path / "each")
+    np.testing.assert_array_equal(task.encode(each[1] | {"label": 1})["input_values"][:4], values[1, :4])
+    assert list(each["label"]) == ["a", "b"]
+
+
+def test_lists_in_parquet_need_no_word(tmp_path):
+    pd.DataFrame({"x": [[1.0, 2.0], [3.0]], "label": [0, 1]}).to_parquet(tmp_path / "lists.parquet")
+    data = open_source(DataSource(str(tmp_path / "lists.parquet")))
+    sample = SeriesClassificationTask(columns=["x"], max_length=2, num_labels=2).encode(data[1])
+    assert sample["input_values"].tolist() == [[3.0], [0.0]] and sample["attention_mask"].tolist() == [1, 0]
+
+
+def test_a_changed_file_is_read_again(walks):
+    before = read(walks)[0]["x"].tolist()
+    file = write(walks / "train" / "run" / "0.csv", "x,y\n7,1\n")
+    os.utime(file, ns=(1, 1))
+    assert before != [7.0] and read(walks)[0]["x"].tolist() == [7.0]
+
+
+ALL_ONE = "run/0.csv,1\nrun/1.csv,1\nwalk/0.csv,1\nwalk/1.csv,1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("train/run/1.csv", "x,y\n1,2\n3,oops\n", r"1\.csv, line 3: column 'y' holds 'oops', which is no number"),
+        ("train/run/1.csv", "x,z\n1,2\n", r"1\.csv has the columns x, z; .*0\.csv has x, y"),
+        ("train/run/1.csv", "x,y\n1,2\n1,2,3\n", r"1\.csv cannot be read: .*Expected 2 fields in line 3, saw 3"),
+        ("train/run/1.csv", "", r"1\.csv cannot be read: No columns"),
+        ("train/run/1.csv", "x,y\n", r"1\.csv must hold rows, as many in each column; got \{'x': 0"),
+        ("train/run/1.npy", "no array", r"1\.npy cannot be read: "),
+        ("train/metadata.csv", "name,label\n0.csv,1\n", r"metadata\.csv has the columns name, label: one must be"),
+        ("train/metadata.csv", "file_name,label\nrun/0.csv,1\nno.csv,2\n", r"1 rows have no file, .* \['no.csv'\]"),
+        ("train/metadata.csv", f"file_name,x\n{ALL_ONE}", "a column 'x', which says something of the whole file"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named_with_their_line(walks, name, text, words):
+    write(walks / name, text)
+    with pytest.raises(ValueError, match=words):
+        read(walks)
+
+
+def test_places_without_sequences_are_named(tmp_path, walks):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty holds no file of \.csv, .*: each file is one sequence"):
+        read(tmp_path / "empty")
+    with pytest.raises(ValueError, match="has no folder 'validation': make one, or name another split"):
+        read(walks, "validation")
+    with pytest.raises(ValueError, match="the split 'train\\[:0\\]' of .* is empty"):
+        read(walks, "train[:0]")
+    with pytest.raises(ValueError, match="is no sequence: allowed are .csv"):
+        read(write(tmp_path / "words.txt", "a"))
+    with pytest.raises(SettingsError, match="rows is 'lines'; allowed: 'examples', 'positions'"):
+        build(DataSource, {"path": "x", "rows": "lines"})
+    with pytest.raises(SettingsError, match="rows: positions reads whole files: leave streaming out"):
+        build(DataSource, {"path": "x", "rows": "positions", "streaming": True})
+
+
+def test_all_of_a_folder_can_be_checked_before_a_training(walks):
+    write(walks / "train" / "run" / "1.csv", "x,y\n1,2\n3,\n")
+    source = {"path": str(walks), "rows": "positions"}
+    task = SeriesClassificationTask(columns=["x", "y"], max_length=8, num_labels=2, label_names=["walk", "run"])
+    model = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
+    (found,) = check_data(task, TrainingArguments("mrconv-series", "run", {"train": source}, model=model), False)
+    assert found["examples"] == 4 and len(found["bad"]) == 1
+    assert found["bad"][0]["file"].endswith("1.csv") and "line 3: column 'y'" in found["bad"][0]["reason"]
