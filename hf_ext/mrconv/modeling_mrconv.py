@@ -138,7 +138,7 @@ class MRConvModel(MRConvPreTrainedModel):
                 Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1. As it
                 was measured where the configuration has `input_mean` and `input_std`.
             past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of a sequence that this input continues. The mask may cover that part. To
+                State after the earlier part of a sequence that this input continues. The mask covers that part. To
                 train on chunk after chunk, an [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
             position_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 0, 1, 2, ..., from 0 again where the next sequence of a row begins: packed sequences, as
