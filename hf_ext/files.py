@@ -59,17 +59,25 @@ def whole_file(path: str | os.PathLike[str], mode: str = "wb", **options: Any) -
 
 
 @contextlib.contextmanager
-def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Gives a new folder to fill, which takes its place when the block ends without an error."""
+def whole_folder(path: str | os.PathLike[str], replace: bool = True) -> Iterator[Path]:
+    """
+    Gives a new folder to fill, which takes its place when the block ends without an error. Where it may not replace
+    another one, it is a `ValueError` that the path exists, at the beginning or meanwhile.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     recover_folder(path)
+    if not replace:
+        require_new(path)
     temporary = neighbour(path)
     temporary.mkdir()
     try:
         yield temporary
         sync(temporary)
-        replace_folder(temporary, path)
+        if replace:
+            replace_folder(temporary, path)
+        else:
+            place_folder(temporary, path)
     finally:
         # Gone after the rename; after an error the part that was written.
         shutil.rmtree(temporary, ignore_errors=True)
@@ -138,6 +146,23 @@ def replace_folder(new: Path, out: Path) -> None:
             os.replace(aside, out)
             raise
         shutil.rmtree(aside)
+
+
+def require_new(path: Path) -> None:
+    """Check that nothing has the name of a path, be it a link to nowhere."""
+    if os.path.lexists(path):
+        raise ValueError(f"{path} exists: name another folder, or remove it first.")
+
+
+def place_folder(new: Path, out: Path) -> None:
+    """Puts a finished folder in a place that is free; what has appeared there meanwhile stays."""
+    require_new(out)
+    try:
+        # What appears between the check and this is safe too: no system renames onto a file or a folder with content.
+        os.rename(new, out)
+    except OSError:
+        require_new(out)
+        raise
 
 
 def recover_folder(out: Path) -> None:

@@ -154,6 +154,30 @@ def test_a_folder_that_cannot_be_synced_leaves_the_earlier_one(tmp_path, either,
     assert contents(tmp_path) == {"folder/file": b"old"}
 
 
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_a_folder_that_may_not_replace_one_leaves_what_is_there(tmp_path, early, kind):
+    path = tmp_path / "folder"
+
+    def appear():
+        if kind == "link":
+            path.symlink_to(tmp_path / "nowhere")
+        else:
+            path.write_text("own") if kind == "file" else path.mkdir()
+
+    if early:
+        appear()
+    with (
+        pytest.raises(ValueError, match="folder exists: name another folder"),
+        whole_folder(path, replace=False) as new,
+    ):
+        assert not early
+        (new / "file").write_text("new")
+        appear()
+    assert [found.name for found in tmp_path.iterdir()] == ["folder"]
+    assert not (path / "file").exists()
+
+
 def test_two_writers_of_a_file_do_not_meet(tmp_path):
     path = tmp_path / ("n" * 255)
     with whole_file(path) as first, whole_file(path) as second:

@@ -10,6 +10,7 @@ not look through what was loaded before.
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -27,9 +28,11 @@ from mrconv_generation import LAYERS, VOCABULARY, WIDTH, make_mrconv
 from tqdm import tqdm
 from versions import installed_versions
 
+import hf_ext
 from hf_ext.mrconv import MRConvCache, MRConvForCausalLM
 
 HERE = Path(__file__).resolve().parent
+PACKAGE = Path(hf_ext.__file__).resolve().parent
 TURN = 64
 QUANTILES = {"p50": 50, "p99": 99, "p99.9": 99.9}
 
@@ -68,7 +71,7 @@ def serve(model: MRConvForCausalLM, context: int) -> None:
     model(prompt, past_key_values=MRConvCache(model.config), logits_to_keep=1)
     begin = time.thread_time()
     model(prompt, past_key_values=cache, logits_to_keep=1)
-    print(json.dumps({"prompt_seconds": time.thread_time() - begin}), flush=True)
+    print(json.dumps({"prompt_seconds": time.thread_time() - begin, "package": str(PACKAGE)}), flush=True)
     token = torch.ones(1, 1, dtype=torch.long)
     gc.collect()
     gc.freeze()
@@ -101,16 +104,36 @@ def start(context: int, tree: Path | None) -> subprocess.Popen[str]:
 
 
 def ask(worker: subprocess.Popen[str], line: str) -> Any:
-    assert worker.stdin is not None and worker.stdout is not None
-    worker.stdin.write(line + "\n")
-    worker.stdin.flush()
-    return json.loads(worker.stdout.readline())
+    assert worker.stdin is not None
+    # Where it has ended, there is no answer either.
+    with contextlib.suppress(BrokenPipeError):
+        worker.stdin.write(line + "\n")
+        worker.stdin.flush()
+    return read_answer(worker)
+
+
+def read_answer(worker: subprocess.Popen[str]) -> Any:
+    assert worker.stdout is not None
+    answer = worker.stdout.readline()
+    if not answer:
+        sys.exit(f"A process that measures ended with status {worker.wait()}; what it said last stands above.")
+    return json.loads(answer)
+
+
+def begin_rows(workers: dict[str, subprocess.Popen[str]], trees: dict[str, Path | None]) -> dict[str, Any]:
+    """What each process says first; an error where it has not loaded the version that it stands for."""
+    rows = {name: read_answer(worker) for name, worker in workers.items()}
+    for name, tree in trees.items():
+        loaded, wanted = Path(rows[name].pop("package")), PACKAGE if tree is None else (tree / "hf_ext").resolve()
+        if loaded != wanted:
+            sys.exit(f"The process of {name!r} loaded {loaded}, not {wanted}: nothing was measured.")
+    return rows
 
 
 def measure(context: int, tokens: int, trees: dict[str, Path | None]) -> dict[str, Any]:
     """What each version holds and takes: milliseconds by token, in order."""
     workers = {name: start(context, tree) for name, tree in trees.items()}
-    rows: dict[str, Any] = {name: json.loads(worker.stdout.readline()) for name, worker in workers.items()}
+    rows = begin_rows(workers, trees)
     times: dict[str, list[float]] = {name: [] for name in workers}
     for _ in tqdm(range(tokens // TURN), f"context {context}"):
         for name, worker in workers.items():
@@ -173,6 +196,11 @@ def main() -> None:
     words = parser.parse_args()
     if words.serve is not None:
         return serve(make_model(words.serve), words.serve)
+    if words.before is not None and not (words.before / "hf_ext" / "__init__.py").is_file():
+        parser.error(f"--before {words.before}: there is no hf_ext in it; give the root of a checkout")
+    if min([*words.contexts, words.tokens or TURN]) < TURN:
+        parser.error(f"--contexts and --tokens: give {TURN} or more, versions take turns of so many tokens")
+    words.output.parent.mkdir(parents=True, exist_ok=True)
     trees: dict[str, Path | None] = {"before": words.before} if words.before is not None else {}
     rows = {}
     for context in words.contexts:
@@ -197,7 +225,6 @@ def write(rows: dict[int, dict[str, Any]], output: Path) -> None:
         "load_average": os.getloadavg(),
         "versions": installed_versions("torch", "transformers", "hf-ext"),
     }
-    output.parent.mkdir(exist_ok=True)
     output.write_text(json.dumps(content, indent=2) + "\n")
     output.with_suffix(".md").write_text(table(rows))
     plot(rows, output.with_suffix(".png"))

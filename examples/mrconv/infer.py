@@ -15,12 +15,15 @@ import hf_ext  # noqa: F401  registers MRConv with the Auto classes
 
 def read_wave(path: str) -> tuple[np.ndarray, int]:
     """The samples of a 16-bit mono WAV file, and their rate."""
-    with wave.open(path) as file:
-        if file.getsampwidth() != 2 or file.getnchannels() != 1:
-            sys.exit(
-                f"{path} must be 16-bit mono, it has {file.getnchannels()} channels of {file.getsampwidth()} bytes"
-            )
-        return np.frombuffer(file.readframes(file.getnframes()), dtype="<i2"), file.getframerate()
+    try:
+        with wave.open(path) as file:
+            if file.getsampwidth() != 2 or file.getnchannels() != 1:
+                sys.exit(
+                    f"{path} must be 16-bit mono, it has {file.getnchannels()} channels of {file.getsampwidth()} bytes"
+                )
+            return np.frombuffer(file.readframes(file.getnframes()), dtype="<i2"), file.getframerate()
+    except (OSError, EOFError, wave.Error) as error:
+        sys.exit(f"{path} cannot be read as a WAV file ({error or 'it ends too early'}): give a 16-bit mono one.")
 
 
 def classify(model_id: str, path: str, merge: bool) -> str:

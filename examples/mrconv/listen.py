@@ -11,6 +11,8 @@ import gc
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +26,22 @@ from hf_ext.mrconv import MRConvCache
 STEP = 0.01
 # A word is louder than this share of the loudest step, and ends with so many seconds that are not.
 QUIET, PAUSE = 0.05, 0.2
+# Nothing below this share of full scale is a word, such as hiss; and in so many seconds the loudest step counts half,
+# so that soft words are heard again after a click.
+FLOOR, HALVED = 0.005, 1.0
 
 
 class Listener:
     """Hears a stream: a word begins and ends by its loudness, and is classified as far as it has come."""
 
     def __init__(self, model_id: str):
-        self.model = AutoModelForAudioClassification.from_pretrained(model_id).eval().reparameterize()
+        try:
+            self.model = AutoModelForAudioClassification.from_pretrained(model_id).eval().reparameterize()
+        except (OSError, ValueError) as error:
+            sys.exit(f"--model {model_id}: {error}")
         self.rate = self.model.config.sampling_rate
+        if not self.rate:
+            sys.exit(f"--model {model_id}: its configuration has no `sampling_rate`; give a model of sounds.")
         self.cache = MRConvCache(self.model.config)
         # What a first call prepares is prepared before the first sound, as if it had been a word.
         self.power, self.samples, self.loudest = 1e-4, 1, 0.0
@@ -46,8 +56,8 @@ class Listener:
     def hear(self, sound: np.ndarray) -> int | None:
         """The digit of a word that has ended with these samples, or None."""
         loudness = float(np.sqrt(np.mean(sound**2)))
-        self.loudest = max(self.loudest, loudness)
-        loud = loudness > QUIET * self.loudest
+        self.loudest = max(self.loudest * 0.5 ** (len(sound) / self.rate / HALVED), loudness)
+        loud = loudness > max(QUIET * self.loudest, FLOOR)
         if not loud and not self.positions:
             return None
         digit = self.classify(sound)
@@ -73,25 +83,34 @@ class Listener:
         return int(self.model.classifier(self.total / self.positions).argmax())
 
 
-def read_file(path: str, rate: int) -> Iterator[np.ndarray]:
+def cut(samples: np.ndarray, rate: int) -> Iterator[np.ndarray]:
     """Steps of a recording, and then of silence, which ends its last word."""
-    samples, found = read_wave(path)
-    if found != rate:
-        sys.exit(f"{path} has {found} samples a second; the model hears {rate}. Convert it to that rate.")
     sound = np.concatenate([samples / 32768, np.zeros(int(1.5 * PAUSE * rate))])
     size = int(STEP * rate)
     yield from (sound[place : place + size] for place in range(0, len(sound), size))
 
 
-def read_microphone(seconds: float, rate: int) -> Iterator[np.ndarray]:
+def import_sounddevice() -> Any:
     try:
         import sounddevice
     except ImportError:
         sys.exit("--microphone needs the package sounddevice: `pip install sounddevice`, or give a recording.")
+    except OSError as error:
+        sys.exit(f"--microphone: sounddevice finds no PortAudio ({error}): install that library, or give a recording.")
+    return sounddevice
+
+
+def read_microphone(sounddevice: Any, seconds: float, rate: int) -> Iterator[np.ndarray]:
     size = int(STEP * rate)
-    with sounddevice.InputStream(samplerate=rate, channels=1, blocksize=size) as stream:
-        for _ in range(int(seconds / STEP)):
-            yield stream.read(size)[0][:, 0].astype(np.float64)
+    try:
+        with sounddevice.InputStream(samplerate=rate, channels=1, blocksize=size) as stream:
+            for _ in range(int(seconds / STEP)):
+                sound, lost = stream.read(size)
+                if lost:
+                    print("samples were lost: this machine was too slow", file=sys.stderr)
+                yield sound[:, 0].astype(np.float64)
+    except sounddevice.PortAudioError as error:
+        sys.exit(f"--microphone: {error}")
 
 
 def draw(sound: np.ndarray, rate: int, words: list[tuple[float, int]], times: list[float], path: str) -> None:
@@ -108,6 +127,14 @@ def draw(sound: np.ndarray, rate: int, words: list[tuple[float, int]], times: li
     figure.savefig(path, dpi=110)
 
 
+def check_output(parser: argparse.ArgumentParser, path: Path) -> None:
+    if not path.parent.is_dir():
+        parser.error(f"--output {path}: there is no folder {path.parent}; make it first")
+    formats = sorted(Figure().canvas.get_supported_filetypes())
+    if path.suffix[1:].lower() not in formats:
+        parser.error(f"--output {path}: no format of pictures; give a name that ends with one of {', '.join(formats)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recording", nargs="?")
@@ -117,10 +144,18 @@ def main() -> None:
     words = parser.parse_args()
     if (words.recording is None) == (words.microphone is None):
         parser.error("give a recording or --microphone SECONDS")
+    if words.microphone is not None and not STEP <= words.microphone < float("inf"):
+        parser.error(f"--microphone {words.microphone}: give the seconds to listen, {STEP} or more")
+    check_output(parser, Path(words.output))
+    # All that can be wrong is looked at before the model is loaded and anybody speaks.
+    microphone = import_sounddevice() if words.recording is None else None
+    samples, found = (np.zeros(0), 0) if words.recording is None else read_wave(words.recording)
     torch.set_num_threads(1)
     listener = Listener(words.model or hf_ext.released("spoken-digits"))
     rate = listener.rate
-    steps = read_microphone(words.microphone, rate) if words.recording is None else read_file(words.recording, rate)
+    if words.recording is not None and found != rate:
+        sys.exit(f"{words.recording} has {found} samples a second; the model hears {rate}. Convert it to that rate.")
+    steps = cut(samples, rate) if microphone is None else read_microphone(microphone, words.microphone, rate)
     # What has been loaded stays: the garbage collector need not look through it in the middle of a word.
     gc.freeze()
     sound, heard, times = [], [], []

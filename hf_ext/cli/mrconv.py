@@ -18,7 +18,13 @@ def mrconv() -> None:
 @click.option("--train", type=click.IntRange(min=1), default=96000, show_default=True, help="Training examples.")
 @click.option("--validation", type=click.IntRange(min=1), default=2000, show_default=True, help="Validation examples.")
 @click.option("--test", type=click.IntRange(min=1), default=2000, show_default=True, help="Test examples.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other examples.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Another seed, other examples.",
+)
 @click.option("--min-length", type=int, default=500, show_default=True, help="Expressions have more tokens.")
 @click.option("--max-length", type=int, default=2000, show_default=True, help="Expressions have fewer tokens.")
 @click.option("--max-depth", type=int, default=10, show_default=True, help="Levels of an expression.")
@@ -74,7 +80,13 @@ def make_listops(
     "--validation", type=click.IntRange(min=1), default=20000, show_default=True, help="Validation examples."
 )
 @click.option("--test", type=click.IntRange(min=1), default=20000, show_default=True, help="Test examples.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other examples.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Another seed, other examples.",
+)
 @click.option(
     "--num-workers",
     type=click.IntRange(min=1),

@@ -30,6 +30,7 @@ from .kernels_mrconv import (
     MRConvFourierSparseKernel,
     MRConvKernel,
     StreamingKernel,
+    keeps_state,
     precise,
     register_conversion,
     whole_parameters,
@@ -293,7 +294,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         if isinstance(cache, MRConvTrainingCache):
             return self._go_on(u, start, stop, cache)
         if cache is not None:
-            streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel)
+            streamed: Tensor = cache.convolve(self.layer_index, u, self.streaming_kernel, self.parameters)
             return streamed
         if packing is not None:
             spans: list[Span] = [(None, group.lengths) for group in packing.groups]
@@ -450,7 +451,7 @@ class MRConvLayer(MRConvPreciseBuffers):
         for name, value in values.items():
             self.register_buffer(name, None if value is None else precise(value))
 
-    @torch.no_grad()
+    @keeps_state
     def reparameterize(self) -> None:
         """Replace the branches by their merged kernel and bias, as buffers. Does nothing the second time."""
         # No parameters: a dense kernel of D x L free values is another model than N branches of D x l_0, and training

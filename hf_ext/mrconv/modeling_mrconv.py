@@ -130,14 +130,15 @@ class MRConvModel(MRConvPreTrainedModel):
                 Tokens, for a model with a vocabulary.
             attention_mask (`torch.Tensor` of shape `(batch_size, length)`, *optional*):
                 1 at valid positions, which are one run in each row; 0 at padding on the left or right. Padding
-                changes no result at a valid position.
+                changes no result at a valid position. With a cache the mask covers the cached positions too, and
+                padding is on the left.
             inputs_embeds (`torch.Tensor` of shape `(batch_size, length, hidden_size)`, *optional*):
                 What the embedding would return, instead of `input_ids` or `input_values`.
             input_values (`torch.Tensor` of shape `(batch_size, length, input_size)`, *optional*):
                 Continuous input, for a model without vocabulary; `(batch_size, length)` if `input_size` is 1. As it
                 was measured where the configuration has `input_mean` and `input_std`.
             past_key_values ([`~hf_ext.mrconv.streaming_mrconv.MRConvCache`], *optional*):
-                State after the earlier part of a sequence that this input continues. The mask may cover that part. To
+                State after the earlier part of a sequence that this input continues. The mask covers that part. To
                 train on chunk after chunk, an [`~hf_ext.mrconv.streaming_mrconv.MRConvTrainingCache`].
             position_ids (`torch.LongTensor` of shape `(batch_size, length)`, *optional*):
                 0, 1, 2, ..., from 0 again where the next sequence of a row begins: packed sequences, as
@@ -152,6 +153,9 @@ class MRConvModel(MRConvPreTrainedModel):
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch_size, length,
             hidden_size)`; with `output_hidden_states=True` the embedded input and the output of each block.
         """
+        if past_key_values is not None:
+            values = next((given for given in (input_ids, inputs_embeds, input_values) if given is not None), None)
+            check_continuation(past_key_values, self.config.num_hidden_layers, attention_mask, values)
         for name, reason in _REFUSED.items():
             if kwargs.get(name) is not None:
                 raise ValueError(f"`{name}` is not an input of MRConv: {reason}.")
@@ -425,6 +429,18 @@ class MRConvForRetrieval(MRConvPreTrainedModel):
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
+def check_continuation(cache: Any, blocks: int, attention_mask: Tensor | None, inputs: Tensor | None) -> None:
+    """Check that all blocks of a cache have seen as much, and that a mask covers that and the new inputs."""
+    seen = {layer.get_seq_length() for layer in cache.layers[:blocks]}
+    if len(seen) > 1:
+        raise ValueError(
+            f"The blocks of this cache have seen {min(seen)} to {max(seen)} positions: an earlier call was "
+            "interrupted between them. Start a new cache, or `reset()` this one."
+        )
+    if attention_mask is not None and inputs is not None and inputs.ndim > 1:
+        check_left_padding(attention_mask, cache.get_seq_length() + inputs.shape[1])
+
+
 def check_left_padding(attention_mask: Tensor, positions: int) -> None:
     """Check that a mask covers the cached `positions` and the new ones, and that no padding follows a valid one."""
     if attention_mask.ndim != 2 or attention_mask.shape[1] != positions:
@@ -518,9 +534,6 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
                 f"`past_key_values` is a {type(cache).__name__}; MRConv has no keys and values to cache, it needs an "
                 "`MRConvCache(model.config)`."
             )
-        inputs = input_ids if inputs_embeds is None else inputs_embeds
-        if cache is not None and attention_mask is not None and inputs is not None:
-            check_left_padding(attention_mask, cache.get_seq_length() + inputs.shape[1])
         outputs = self.model(input_ids, attention_mask, inputs_embeds, past_key_values=cache, **kwargs)
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
@@ -540,7 +553,8 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
         As [`~transformers.GenerationMixin.generate`]. `assistant_early_exit=n` drafts tokens with the first n blocks.
 
         transformers makes the model n blocks deep for as long as it drafts, by `config.num_hidden_layers`, and leaves
-        it so where drafting ends with an error or is interrupted. Here the depth is always given back.
+        it so where drafting ends with an error or is interrupted. Here the depth is always given back. Nor does a
+        cache that recorded, so that rejected tokens could be taken back, go on recording afterwards.
         """
         depth = self.config.num_hidden_layers
         given = kwargs.get("generation_config") or self.generation_config
@@ -549,10 +563,17 @@ class MRConvForCausalLM(MRConvPreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"`assistant_early_exit` is {early_exit}; the model has {depth} blocks, give 1 to {depth}."
             )
+        past, outputs = kwargs.get("past_key_values"), None
+        # Who drafts is called again and again, and its cache is cropped in between.
+        recorded = given.is_assistant or (isinstance(past, MRConvCache) and past.is_recording)
         try:
-            return super().generate(*args, **kwargs)  # type: ignore[misc]
+            outputs = super().generate(*args, **kwargs)  # type: ignore[misc]
+            return outputs
         finally:
             self.config.num_hidden_layers = depth
+            cache = getattr(outputs, "past_key_values", past)
+            if isinstance(cache, MRConvCache) and not recorded:
+                cache.stop_recording()
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,

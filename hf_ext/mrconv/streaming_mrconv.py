@@ -27,7 +27,8 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 # time. The work is shared out by groups of channels, so that no FFT is interrupted. Which group is due when depends on
 # position, level and layer only: in one tile of `_SHARES` a level does that many tiles' share; levels take different
 # tiles and places in a tile, layers different places. So a token has one group or none as long as layers and levels
-# are no more than T, and the worst position grows with the logarithm of the kernel's length, as the mean.
+# are no more than T, and the worst position grows with the logarithm of the kernel's length, as the mean. What they do
+# not share out is the end of a tile: its last position has a short FFT, of 4 T points, in every layer.
 #
 # All streams share the spectra K_p: 2 numbers a tap and channel. A stream keeps the X_m, as many, and of each level
 # five blocks. Both grow with the stream, block by block, up to 3 numbers a tap and channel, however long it is.
@@ -39,6 +40,7 @@ Shapes: u [batch, channels, length], kernel [channels, taps], spectra [channels,
 # a sliding DFT: measured nowhere faster, it drifts, and it serves one type of kernel only.
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -76,14 +78,14 @@ class Level:
         self.block = points - 1
         self.tiles = self.block // TILE
         self.stride = min(_SHARES, self.tiles)
-        # Inputs of the block that is being filled and of the two before it.
-        self.current = kernel.bias.new_empty(batch, self.channels, self.block)
-        self.last = self.previous = kernel.bias.new_zeros(()).expand_as(self.current)
-        # Spectra of pairs of adjacent blocks, newest first. [batch, channels, block + 1]
+        # Inputs of block m, which is being filled, and of the two before it.
+        self.input_m = kernel.bias.new_empty(batch, self.channels, self.block)
+        self.input_m_minus_1 = self.input_m_minus_2 = kernel.bias.new_zeros(()).expand_as(self.input_m)
+        # X_{m-1}, X_{m-2} and so on, the first of which is being filled. [batch, channels, block + 1]
         self.spectra: tuple[Tensor, ...] = ()
-        # What is added to the outputs of the current block and of the next; None where that is nothing.
-        self.now: Tensor | None = None
-        self.next: Tensor | None = None
+        # What is added to the outputs of block m and, being filled, of block m + 1; None where that is nothing.
+        self.added_m: Tensor | None = None
+        self.added_m_plus_1: Tensor | None = None
 
     def advance(self, u: Tensor, begin: int) -> Tensor:
         """What is added to the outputs at whole tiles from position `begin` on, whose inputs are `u`."""
@@ -91,27 +93,27 @@ class Level:
         # Blocks, from the one that has begun.
         for block in range(-(begin % self.block), u.shape[-1], self.block):
             first, stop = max(block, 0), min(block + self.block, u.shape[-1])
-            if self.now is not None:
-                added[..., first:stop] = self.now[..., first - block : stop - block]
+            if self.added_m is not None:
+                added[..., first:stop] = self.added_m[..., first - block : stop - block]
             self.work(begin + first, begin + stop)
             self.store(u[..., first:stop], begin + first)
         return added
 
     def work(self, begin: int, stop: int) -> None:
         """Do what is due in the tiles from position `begin` to `stop`, all of one block."""
-        if self.next is None:
+        if self.added_m_plus_1 is None:
             return
-        first, end = self._due(begin % self.block), self._due((stop - 1) % self.block + 1)
+        first, end = self._channels_done(begin % self.block), self._channels_done((stop - 1) % self.block + 1)
         if first == end:
             return
-        pair = torch.cat([self.previous[:, first:end], self.last[:, first:end]], dim=-1)
+        pair = torch.cat([self.input_m_minus_2[:, first:end], self.input_m_minus_1[:, first:end]], dim=-1)
         self.spectra[0][:, first:end] = torch.fft.rfft(pair)
         total = torch.zeros_like(self.spectra[0][:, first:end])
         for spectrum, taps in zip(self.spectra, self.kernel.levels[self.index], strict=False):
             total.addcmul_(spectrum[:, first:end], taps[first:end])
-        self.next[:, first:end] = torch.fft.irfft(total, n=2 * self.block)[..., self.block :]
+        self.added_m_plus_1[:, first:end] = torch.fft.irfft(total, n=2 * self.block)[..., self.block :]
 
-    def _due(self, place: int) -> int:
+    def _channels_done(self, place: int) -> int:
         """How many channels have to be done before a tile that begins at `place`."""
         done = (place // TILE + self.index % self.stride) // self.stride
         shares = self.tiles // self.stride
@@ -122,21 +124,25 @@ class Level:
         """Keep inputs, all of one block; the last ones of a block begin the next."""
         place = begin % self.block
         stop = place + u.shape[-1]
-        self.current[..., place:stop] = u
+        self.input_m[..., place:stop] = u
         if stop < self.block:
             return
-        self.previous, self.last, self.current = self.last, self.current, torch.empty_like(self.current)
+        self.input_m_minus_2, self.input_m_minus_1, self.input_m = (
+            self.input_m_minus_1,
+            self.input_m,
+            torch.empty_like(self.input_m),
+        )
         parts = self.kernel.levels[self.index]
-        newest = parts.new_empty(len(self.last), *parts.shape[1:])
+        newest = parts.new_empty(len(self.input_m_minus_1), *parts.shape[1:])
         self.spectra = (newest, *self.spectra[: len(parts) - 1])
-        self.now, self.next = self.next, torch.empty_like(self.current)
+        self.added_m, self.added_m_plus_1 = self.added_m_plus_1, torch.empty_like(self.input_m)
 
-    def select(self, indices: Tensor) -> None:
-        """Keep these samples of the batch."""
+    def replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace each tensor by what `change` makes of it."""
         for name, value in list(vars(self).items()):
             if isinstance(value, Tensor):
-                setattr(self, name, value.index_select(0, indices))
-        self.spectra = tuple(spectrum.index_select(0, indices) for spectrum in self.spectra)
+                setattr(self, name, change(value))
+        self.spectra = tuple(change(spectrum) for spectrum in self.spectra)
 
 
 class _Undo(NamedTuple):
@@ -171,7 +177,9 @@ class StreamingConvolution(CacheLayerMixin):
     def reset(self) -> None:
         for name in ("kernel", "tile"):
             vars(self).pop(name, None)
-        self.is_initialized, self.seen = False, 0
+        self.is_initialized, self.interrupted, self.seen = False, False, 0
+        # The layer whose kernel this is; unknown to a copy.
+        self.owner: weakref.ref[Any] | None = None
         self.levels: list[Level] = []
         # What a long first chunk adds to the next outputs, tile by tile.
         self.tail: list[Tensor] = []
@@ -186,7 +194,7 @@ class StreamingConvolution(CacheLayerMixin):
         self.tile = kernel.bias.new_zeros(batch, 3 * TILE, channels)
         self.levels = [Level(kernel, index, batch) for index in range(len(kernel.levels))]
         # Where in a tile each level works.
-        self.due = [int(TILE * (index + self.phase) / len(self.levels)) for index in range(len(self.levels))]
+        self.work_places = [int(TILE * (index + self.phase) / len(self.levels)) for index in range(len(self.levels))]
         self.is_initialized = True
 
     @keeps_state
@@ -194,19 +202,56 @@ class StreamingConvolution(CacheLayerMixin):
         """
         The outputs at the next positions, [batch, channels, length], in the dtype of `u`, which is zero where padded.
         """
+        if not u.numel():
+            raise ValueError(f"A chunk needs a sample and a position at least; got inputs of shape {list(u.shape)}.")
         if not self.is_initialized:
             self.lazy_initialization(u, kernel())
+        self._check_owner(getattr(kernel, "__self__", None))
         expected = (self.tile.shape[0], self.tile.shape[2])
         if tuple(u.shape[:2]) != expected or u.device != self.tile.device:
             raise ValueError(
                 f"This cache holds [batch, channels] = {list(expected)} on {self.tile.device}; got inputs of shape "
                 f"{list(u.shape)} on {u.device}. Start a new cache, or select its samples with `batch_select_indices`."
             )
+        if self.interrupted:
+            raise ValueError(
+                "An earlier call was interrupted in the middle of its work, so that this cache is of no use any more: "
+                "start a new one, or `reset()` it."
+            )
+        self._leave_inference_mode()
         inputs = u.to(self.tile.dtype)
         if self.record_past:
             levels = [copy.copy(level) for level in self.levels]
             self._past.append(_Undo(inputs, self.seen, self.tile.clone(), self.tail, levels))
-        return self._advance(inputs).to(u.dtype)
+        self.interrupted = True
+        outputs = self._advance(inputs).to(u.dtype)
+        self.interrupted = False
+        return outputs
+
+    def _check_owner(self, owner: Any | None) -> None:
+        if owner is None:
+            return
+        if self.owner is None:
+            self.owner = weakref.ref(owner)
+        if self.owner() is not owner:
+            raise ValueError(
+                "This cache was begun with another model, whose kernels it would go on with: start a new one, or "
+                "`reset()` it. Where both models are equal, a `copy.deepcopy` of it goes on."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "owner": None}
+
+    def _leave_inference_mode(self) -> None:
+        """What a copy made in inference mode holds, or a cache read from a file in it, may not be written: copy it."""
+        if self.tile.is_inference():
+            self._replace(torch.clone)
+
+    def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.tile = change(self.tile)
+        self.tail = [change(tile) for tile in self.tail]
+        for level in self.levels:
+            level.replace(change)
 
     def _advance(self, u: Tensor) -> Tensor:
         length = u.shape[-1]
@@ -228,7 +273,7 @@ class StreamingConvolution(CacheLayerMixin):
         self.seen = whole = u.shape[-1] // TILE * TILE
         longer = [level for level in self.levels if GROWTH * level.block > whole]
         for level in self.levels[: len(self.levels) - len(longer)]:
-            level.current = torch.zeros_like(level.current)
+            level.input_m = torch.zeros_like(level.input_m)
         taps = self.kernel.kernel[:, : 2 * longer[0].block if longer else None]
         reach = whole - -taps.shape[-1] // TILE * TILE
         size, responses = fft_size(reach), []
@@ -249,8 +294,8 @@ class StreamingConvolution(CacheLayerMixin):
         stop, tile = place + u.shape[-1], self.seen - place
         by_position = u.transpose(1, 2)
         if place == 0:
-            places = [(level.now, tile % level.block) for level in self.levels]
-            known = [now[..., first : first + TILE] for now, first in places if now is not None] + self.tail[:1]
+            places = [(level.added_m, tile % level.block) for level in self.levels]
+            known = [sums[..., first : first + TILE] for sums, first in places if sums is not None] + self.tail[:1]
             self.tail = self.tail[1:]
             if known:
                 self.tile[:, :TILE] += sum(known[1:], known[0]).transpose(1, 2)
@@ -260,8 +305,8 @@ class StreamingConvolution(CacheLayerMixin):
             self.tile[:, place:TILE] += self.kernel.respond(u)[..., : TILE - place].transpose(1, 2)
         outputs = self.tile[:, place:stop] + self.kernel.bias
         self.tile[:, place:stop] = by_position
-        for due, level in zip(self.due, self.levels, strict=True):
-            if place <= due < stop:
+        for work_place, level in zip(self.work_places, self.levels, strict=True):
+            if place <= work_place < stop:
                 level.work(tile, tile + TILE)
         self.seen += u.shape[-1]
         if stop == TILE:
@@ -294,13 +339,15 @@ class StreamingConvolution(CacheLayerMixin):
         """
         remove, recorded = -tokens_to_remove, sum(past.inputs.shape[-1] for past in self._past)
         if not 0 <= remove <= recorded:
+            allowed = f"the last {recorded} positions can be taken back: allowed are -{recorded} to 0"
             raise ValueError(
-                f"`crop({tokens_to_remove})`: the last {recorded} positions can be taken back: "
-                f"allowed are -{recorded} to 0. Call `activate_past_recording()` before what may have to go."
+                f"`crop({tokens_to_remove})`: {allowed if recorded else 'no position was recorded'}. Call "
+                "`activate_past_recording()` before what may have to go."
             )
         while remove > 0:
             past = self._past.pop()
             self.seen, self.tile, self.tail, self.levels = past.seen, past.tile, past.tail, past.levels
+            self._leave_inference_mode()
             length = past.inputs.shape[-1]
             if length > remove:
                 self._advance(past.inputs[..., : length - remove])
@@ -312,11 +359,11 @@ class StreamingConvolution(CacheLayerMixin):
         """Keep the samples `indices` of the batch, in their order and as often as they occur."""
         if self.is_initialized:
             indices = indices.to(self.tile.device)
-            self.tile = self.tile.index_select(0, indices)
-            self.tail = [tile.index_select(0, indices) for tile in self.tail]
-            for level in self.levels:
-                level.select(indices)
-            self._past.clear()
+            before = torch.arange(self.batch_size, device=indices.device)
+            # Beams often keep their order; else each token copies the whole state.
+            if not torch.equal(before.index_select(0, indices), before):
+                self._replace(lambda tensor: tensor.index_select(0, indices))
+                self._past.clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -332,6 +379,11 @@ class StreamingConvolution(CacheLayerMixin):
 
     def activate_past_recording(self) -> None:
         self.record_past = True
+
+    def stop_recording(self) -> None:
+        """What was recorded is freed; `crop` can take back no more."""
+        self.record_past = False
+        self._past.clear()
 
     def get_seq_length(self) -> int:
         """Positions that the layer has seen, padding included."""
@@ -349,7 +401,7 @@ class _WithoutBackward(torch.autograd.Function):
     """Passes the result on; says why there is no gradient, where one is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, result: Tensor, u: Tensor) -> Tensor:
+    def forward(ctx: Any, result: Tensor, trained: Tensor) -> Tensor:
         return result.view_as(result)
 
     @staticmethod
@@ -367,7 +419,8 @@ class MRConvCache(Cache):
     The state is float32, or float64 for float64 weights, of about three numbers a tap and channel for each sample when
     the stream is as long as the kernel. A stream may become longer than `max_position_embeddings`: a position depends
     on that many positions before it. No position costs much more than the mean; the first call of a model's first
-    cache prepares the kernels.
+    cache prepares the kernels. Beam search is the exception: a token that changes the order of the beams copies the
+    whole state, in every layer.
 
     Args:
         config ([`MRConvConfig`]): Configuration of the model, for the number of its layers.
@@ -385,13 +438,26 @@ class MRConvCache(Cache):
         depth = config.num_hidden_layers
         super().__init__(layers=[StreamingConvolution(index / depth) for index in range(depth)])
 
-    def convolve(self, layer_index: int, u: Tensor, kernel: Callable[[], StreamingKernel]) -> Tensor:
+    @property
+    def is_recording(self) -> bool:
+        """Whether the layers keep what `crop` needs."""
+        return any(layer.record_past for layer in self.layers if isinstance(layer, StreamingConvolution))
+
+    def stop_recording(self) -> None:
+        """End what `activate_past_recording` began: memory no longer grows, and `crop` can take back no more."""
+        for layer in self.layers:
+            if isinstance(layer, StreamingConvolution):
+                layer.stop_recording()
+
+    def convolve(
+        self, layer_index: int, u: Tensor, kernel: Callable[[], StreamingKernel], parameters: Callable[[], Any] = tuple
+    ) -> Tensor:
         """
         Convolve the next chunk of a layer with its merged kernel and add its bias.
 
         `kernel` gives the layer's [`~kernels_mrconv.StreamingKernel`] and is called at the first chunk only; `u`,
-        [batch, channels, length], is zero where a sample is padded. The backward pass of the result raises a
-        `RuntimeError`.
+        [batch, channels, length], is zero where a sample is padded. Where it or one of the `parameters` that make the
+        kernel asks for a gradient, the backward pass of the result raises a `RuntimeError`.
         """
         if layer_index >= len(self.layers):
             raise ValueError(
@@ -400,8 +466,9 @@ class MRConvCache(Cache):
             )
         layer: Any = self.layers[layer_index]
         result: Tensor = layer.update(u, kernel)
-        if torch.is_grad_enabled() and u.requires_grad:
-            result = _WithoutBackward.apply(result, u)
+        trained = [value for value in (u, *parameters()) if value.requires_grad] if torch.is_grad_enabled() else []
+        if trained:
+            result = _WithoutBackward.apply(result, trained[0])
         return result
 
 

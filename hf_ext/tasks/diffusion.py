@@ -349,7 +349,9 @@ class DisentangledDiTTask(Task):
         generators: list[torch.Generator] | None = None,
     ) -> dict[str, Any]:
         """The network's other inputs; the two masks of shape [batch] say which samples lack what."""
-        conditions = {"controls": batch["controls"], "control_mask": ~without_controls}
+        known = self.config.get("control_alpha", batch["controls"])
+        controls = {name: values for name, values in batch["controls"].items() if name in known}
+        conditions = {"controls": controls, "control_mask": ~without_controls}
         if self.text_encoder is None:
             null = self.config["num_classes"]
             return {**conditions, "class_labels": batch["label"].masked_fill(without_both, null)}

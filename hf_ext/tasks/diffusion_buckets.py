@@ -10,12 +10,10 @@ from typing import Any
 
 import datasets
 import numpy as np
-from accelerate import PartialState
 from datasets.utils.file_utils import xopen
 from huggingface_hub.dataclasses import strict
 from PIL import ExifTags, Image
 
-from hf_ext.ranks import Ranks
 from hf_ext.training.bad_examples import UNREADABLE
 
 from .diffusion_data import Size, bucket_sizes, nearest_bucket
@@ -56,9 +54,8 @@ def group_pictures(data: datasets.Dataset, column: str, buckets: list[Size]) -> 
             f"the data has no column {column!r}; it has {sorted(data.column_names)}. Set task.image_column."
         )
     files = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    # The first process reads the files, the others what it left in the cache.
-    with Ranks(PartialState()).first_before_others():
-        sizes = files.map(_read_sizes, batched=True, input_columns=[column], remove_columns=[column], desc="sizes")
+    # Each process of a launch reads them where the cache has none, which `datasets` fills with whole files.
+    sizes = files.map(_read_sizes, batched=True, input_columns=[column], remove_columns=[column], desc="sizes")
     pairs = np.stack([sizes.with_format("numpy")[:][name] for name in ("height", "width")], axis=1)
     known, places = np.unique(pairs, axis=0, return_inverse=True)
     numbers = [buckets.index(nearest_bucket((int(height), int(width)), buckets)) for height, width in known]

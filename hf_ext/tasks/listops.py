@@ -58,8 +58,9 @@ class ListOps:
     max_arguments: int = 10
 
     def validate_ranges(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {self.seed}.")
+        # A larger one is two words of the generator's seed, and would be another seed with another split.
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be 0 or more and less than 2**32, got {self.seed}.")
         if self.max_depth < 2 or self.max_arguments < 2:
             raise ValueError(
                 f"max_depth and max_arguments must be at least 2, got {self.max_depth} and {self.max_arguments}."

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 from tqdm import tqdm
 
-from hf_ext.files import whole_folder
+from hf_ext.files import require_new, whole_folder
 
 SPLITS = ("train", "validation", "test")
 _ROWS_AT_ONCE = 1000
@@ -25,19 +25,23 @@ def write_made_data(
 ) -> Path:
     """Writes the first examples of each split, tuples in the order of the schema, and a README; all or nothing."""
     out = Path(out)
-    if out.exists():
-        raise ValueError(f"{out} exists: name another folder, or remove it first.")
-    if not counts or any(split not in SPLITS or count < 1 for split, count in counts.items()):
-        raise ValueError(
-            f"every split of {', '.join(SPLITS)} needs at least 1 example where it is given, got {counts}."
-        )
+    check_made_data(out, counts)
     sizes = ", ".join(f"{count:,} {split}" for split, count in counts.items())
-    with whole_folder(out) as folder:
+    with whole_folder(out, replace=False) as folder:
         with tqdm(total=sum(counts.values()), unit=" examples", disable=not progress) as bar:
             for split, count in counts.items():
                 _write_split(folder / f"{split}.parquet", examples(split), count, schema, bar)
         (folder / "README.md").write_text(readme.format(sizes=sizes), encoding="utf-8")
     return out
+
+
+def check_made_data(out: Path, counts: dict[str, int]) -> None:
+    """Check what is to be written before anything is begun."""
+    require_new(out)
+    if not counts or any(split not in SPLITS or count < 1 for split, count in counts.items()):
+        raise ValueError(
+            f"every split of {', '.join(SPLITS)} needs at least 1 example where it is given, got {counts}."
+        )
 
 
 def _write_split(

@@ -77,6 +77,8 @@ def test_the_table_of_adaln_numbers_is_made_in_blocks(pipeline):
     options = {"class_labels": [1, 2], "latents": noise, "control_guidance_scale": 2.0, "output_type": "latent"}
     options |= {"num_inference_steps": 10, **CONTROLS}
     whole = make_pipeline()
+    # the order of sums depends on the number of rows, and ten steps make more of it
+    whole.transformer.double()
     seen = record(whole)
     images = whole(**options).images
     # two kinds of controls, and none

@@ -249,6 +249,62 @@ def test_generation_goes_on_from_a_returned_cache(model):
         assert torch.equal(second.sequences, expected)
 
 
+def test_drafting_leaves_no_cache_that_goes_on_recording(model):
+    tokens = make_tokens(1, 12)
+    options = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True, "max_new_tokens": 8}
+    given = MRConvCache(model.config)
+    found = [
+        model.generate(tokens, prompt_lookup_num_tokens=3, past_key_values=past, **options).past_key_values
+        for past in (None, given)
+    ]
+    assert found[1] is given
+    for cache in found:
+        assert not cache.is_recording
+        assert not any(layer._past for layer in cache.layers)
+    wanted = MRConvCache(model.config)
+    wanted.activate_past_recording()
+    model.generate(tokens, past_key_values=wanted, **options)
+    assert wanted.is_recording
+    wanted.crop(-3)
+    assert wanted.get_seq_length() == 12 + 8 - 1 - 3
+
+
+def test_a_cache_whose_blocks_were_interrupted_is_refused_until_it_is_reset(model):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    tokens, cache = make_tokens(2, 30), MRConvCache(model.config)
+    with torch.no_grad():
+        model(tokens[:, :20], past_key_values=cache)
+        hook = model.model.layers[1].register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(tokens[:, 20:], past_key_values=cache)
+        hook.remove()
+        with pytest.raises(ValueError, match=r"have seen 20 to 30 positions.*interrupted.*`reset\(\)`"):
+            model(tokens[:, 20:], past_key_values=cache)
+        cache.reset()
+        again = model(tokens, past_key_values=cache).logits
+    torch.testing.assert_close(again, full(model, tokens), atol=1e-10, rtol=0)
+
+
+def test_the_backbone_refuses_masks_of_the_cache_as_the_language_model_does(model):
+    tokens, cache = make_tokens(2, 30), MRConvCache(model.config)
+    right = torch.ones(2, 10, dtype=torch.long)
+    right[0, 7:] = 0
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="padding after a valid position"):
+            model.model(tokens[:, :10], right, past_key_values=cache)
+        first = model.model(tokens[:, :10], right.flip(1), past_key_values=cache).last_hidden_state
+        for length in (10, 999):
+            with pytest.raises(ValueError, match=rf"shape \(2, {length}\).*\(batch_size, 30\)"):
+                model.model(tokens[:, 10:], torch.ones(2, length), past_key_values=cache)
+        mask = torch.cat([right.flip(1), torch.ones(2, 20)], dim=1)
+        second = model.model(tokens[:, 10:], mask, past_key_values=cache).last_hidden_state
+        expected = model.model(tokens, mask).last_hidden_state
+    valid = mask.bool()
+    torch.testing.assert_close(torch.cat([first, second], dim=1)[valid], expected[valid], atol=1e-10, rtol=0)
+
+
 def test_embeddings_instead_of_tokens(model):
     tokens = make_tokens(2, 30)
     embedded = model.get_input_embeddings()(tokens).detach()

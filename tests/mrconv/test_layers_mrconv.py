@@ -24,6 +24,14 @@ def branches_of(layer: MRConvLayer, u: torch.Tensor) -> list[torch.Tensor]:
     return [long_conv(u, kernel, None if ahead is None else ahead[index]) for index, kernel in enumerate(kernels)]
 
 
+def test_a_layer_merged_in_inference_mode_passes_gradients():
+    layer, u = make_layer(), make_signal(2, 4, 37, dtype=torch.float32).requires_grad_()
+    with torch.inference_mode():
+        layer.reparameterize()
+    layer(u).square().sum().backward()
+    assert u.grad.any()
+
+
 @pytest.mark.parametrize(("kernel_type", "bidirectional"), EVERY_KERNEL)
 def test_evaluation_is_the_sum_of_normalised_branches_and_merging_keeps_it(kernel_type, bidirectional):
     layer = make_layer(kernel_type=kernel_type, bidirectional=bidirectional).double()

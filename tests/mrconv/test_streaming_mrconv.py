@@ -164,7 +164,8 @@ def count_numbers(convolution: StreamingConvolution) -> int:
     """Real numbers that a stream holds for a channel of a sample; the kernel is its layer's."""
     tensors = [convolution.tile, *convolution.tail]
     for level in convolution.levels:
-        tensors += [level.previous, level.last, level.current, level.now, level.next, *level.spectra]
+        tensors += [level.input_m_minus_2, level.input_m_minus_1, level.input_m, level.added_m, level.added_m_plus_1]
+        tensors += level.spectra
     different = {id(tensor): tensor for tensor in tensors if tensor is not None}.values()
     numbers = sum(tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in different)
     return numbers // (convolution.tile.shape[0] * convolution.tile.shape[2])
@@ -320,6 +321,8 @@ def test_cropping_more_than_was_recorded_is_refused_and_changes_nothing():
     kernel, bias, u = make(50, 100)
     convolution = begin(kernel, bias)
     convolution(u[..., :20])
+    with pytest.raises(ValueError, match=r"`crop\(-1\)`: no position was recorded. Call"):
+        convolution.crop(-1)
     convolution.record_past = True
     convolution(u[..., 20:25])
     for tokens in (-6, 3):
@@ -426,3 +429,11 @@ class TestCache:
             result.sum().backward()
         with torch.no_grad():
             assert not cache.convolve(0, u, self.kernel).requires_grad
+
+    def test_a_gradient_to_the_kernel_is_refused_where_the_inputs_ask_for_none(self):
+        layer = make_layer()
+        inputs = torch.ones(1, 4, 5)
+        with pytest.raises(RuntimeError, match="use_cache=False"):
+            layer(inputs, cache=MRConvCache(self.config)).sum().backward()
+        layer.requires_grad_(False)
+        assert not layer(inputs, cache=MRConvCache(self.config)).requires_grad

@@ -231,3 +231,70 @@ def test_a_word_that_is_streamed_is_classified_as_it_would_be_whole(tmp_path, lo
         whole = listener.model(input_values=torch.cat(given, dim=1)).logits
         streamed = listener.model.classifier(listener.total / listener.positions)
     torch.testing.assert_close(streamed, whole, atol=1e-4, rtol=1e-4)
+
+
+def speak(listener, sound) -> list[float]:
+    """Seconds at which words that a listener has heard ended."""
+    ends = [place + 80 for place in range(0, len(sound), 80) if listener.hear(sound[place : place + 80]) is not None]
+    return [end / 8000 for end in ends]
+
+
+def test_hiss_is_no_word_and_a_click_makes_nobody_deaf(load):
+    listen = load("listen")
+    make = lambda: listen.Listener(hf_ext.released("spoken-digits"))  # noqa: E731
+    hiss = np.random.default_rng(0).normal(0, 0.002, 8000)
+    assert speak(make(), np.concatenate([hiss, np.zeros(4000)])) == []
+    time = np.arange(3200) / 8000
+    soft = 0.04 * np.sin(2 * np.pi * 440 * time)
+    sound = np.concatenate([np.full(80, 0.99), np.zeros(16000), soft, np.zeros(4000)])
+    click, word = speak(make(), sound)
+    assert (click, word) == (pytest.approx(0.21, abs=0.02), pytest.approx(2.61, abs=0.02))
+
+
+def listen_to(load, monkeypatch, *words) -> str:
+    """What listen.py says before it ends with an error, and before it loads a model."""
+    listen = load("listen")
+    monkeypatch.setattr(listen, "Listener", lambda _: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(sys, "argv", ["listen.py", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        listen.main()
+    return str(ended.value)
+
+
+def test_wrong_words_are_refused_before_the_model_is_loaded(load, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_words(tmp_path / "a.wav")
+    (tmp_path / "empty.wav").write_bytes(b"")
+    (tmp_path / "text.wav").write_text("no sound at all, but words")
+    for name in ("empty.wav", "text.wav", "missing.wav"):
+        assert f"{name} cannot be read as a WAV file" in listen_to(load, monkeypatch, name)
+    for words, message in (
+        (["a.wav", "--output", "nowhere/o.png"], "there is no folder nowhere; make it first"),
+        (["a.wav", "--output", "o.sound"], "no format of pictures; give a name that ends with one of"),
+        (["--microphone", "0"], "--microphone 0.0: give the seconds to listen, 0.01 or more"),
+        (["--microphone", "nan"], "--microphone nan: give the seconds"),
+        (["a.wav", "--microphone", "1"], "give a recording or --microphone SECONDS"),
+    ):
+        listen_to(load, monkeypatch, *words)
+        assert message in capsys.readouterr().err
+    finder = type("Broken", (), {"find_spec": staticmethod(lambda name, *_: break_sounddevice(name))})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert "PortAudio library not found" in listen_to(load, monkeypatch, "--microphone", "1")
+
+
+def break_sounddevice(name):
+    """As that package does where the library that it is for is missing."""
+    if name == "sounddevice":
+        raise OSError("PortAudio library not found")
+
+
+def test_a_model_that_is_none_of_sounds_is_named(load, tmp_path):
+    task = AudioTask(sampling_rate=8000, max_length=64, num_labels=2)
+    model = task.build_model({"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}, None)
+    model.config.sampling_rate = None
+    model.save_pretrained(tmp_path / "model")
+    listen = load("listen")
+    with pytest.raises(SystemExit, match="has no `sampling_rate`"):
+        listen.Listener(str(tmp_path / "model"))
+    with pytest.raises(SystemExit, match="--model .*nowhere"):
+        listen.Listener(str(tmp_path / "nowhere"))

@@ -123,7 +123,7 @@ def test_both_are_dropped_or_the_controls_alone():
     assert not (nothing & controlled).any()
     assert abs(nothing.float().mean() - 0.2) < 0.02
     assert abs((~nothing & ~controlled).float().mean() - 0.8 * 0.3) < 0.02
-    assert set(conditions["class_labels"].tolist()) == {1, 3} and conditions["controls"] is controls
+    assert set(conditions["class_labels"].tolist()) == {1, 3} and conditions["controls"] == controls
     # Uniform over the schedule.
     assert timesteps.min() < 5 and timesteps.max() > 994 and abs(timesteps.float().mean() - 499.5) < 15
 
@@ -249,6 +249,12 @@ def test_pictures_are_encoded_in_the_step_where_latents_are_not_there(tmp_path, 
     assert task.config["in_channels"] == vae.config.latent_channels
     pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run" / "snapshot")
     assert pipeline(class_labels=1, num_inference_steps=1).images[0].size == (8, 8)
+
+
+@pytest.mark.parametrize("alpha", [{}, {"crop": 2.0}])
+def test_a_network_with_few_controls_trains_with_those(tmp_path, pictures, alpha):
+    task, _ = run(make_arguments(tmp_path / "run", pictures, task=SMALL, model={**MODEL, "control_alpha": alpha}))
+    assert task.config["control_alpha"] == alpha and losses(tmp_path / "run")
 
 
 def test_bf16_and_checkpointing_train_near_the_plain_run(tmp_path, pictures):

@@ -191,6 +191,7 @@ def test_nothing_is_overwritten_or_left_half_written(tmp_path):
         ({"max_arguments": 1}, "at least 2, got 10 and 1"),
         ({"min_length": 1997}, "at least 4 below max_length"),
         ({"seed": -1}, "seed must be 0 or more"),
+        ({"seed": 2**32}, "less than 2**32, got 4294967296"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused(values, words):

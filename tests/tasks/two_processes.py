@@ -1,7 +1,6 @@
 """A run in one or two processes whose noise depends on the pictures alone: `python -m … DATA OUT BATCH`."""
 
 import hashlib
-import json
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from accelerate import PartialState
 
 from hf_ext.tasks import diffusion
 from hf_ext.training import loop
-from hf_ext.training.sources import open_source
 
 from .diffusion_testing import MODEL, make_arguments, run
 
@@ -50,23 +48,13 @@ def train_on(data: Path, out: Path, batch: int) -> str:
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
 
-def train_in_buckets(data: Path, out: Path) -> list[int]:
-    """Trains on pictures of many shapes; the bucket of each."""
-    buckets = {"image_size": 16, "buckets": {"max_ratio": 2.0, "step": 4}}
-    arguments = make_arguments(out, data, task=buckets, per_device_train_batch_size=2)
-    task, _ = run(arguments)
-    return [int(group) for group in task.read_data(open_source(arguments.data_arguments.train_source))]
-
-
 def main() -> None:
     data, out, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     # To draw would take longer than all else.
     loop.plot_curves = lambda run: None
     digest = train_on(data, out, batch)
-    groups = train_in_buckets(data.with_name("shapes"), out.with_name("buckets"))
     state = PartialState()
-    said = json.dumps([digest, groups])
-    out.with_name(f"{out.name}-{state.process_index}-of-{state.num_processes}").write_text(said)
+    out.with_name(f"{out.name}-{state.process_index}-of-{state.num_processes}").write_text(digest)
 
 
 if __name__ == "__main__":
