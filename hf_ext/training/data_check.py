@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from .arguments import TrainingArguments
 from .bad_examples import UNUSABLE, describe_bad, find_row_file, name_bad
-from .models import build_model
+from .models import build_model, pin_revision
 from .sources import open_source
 from .task import Task
 
@@ -32,7 +32,7 @@ def check_data(task: Task, arguments: TrainingArguments, progress: bool = True) 
     opened = {section: open_source(source, section) for section, source in sources.items()}
     # A task learns sizes and names from the data and the model.
     task.read_data(opened["data.train"])
-    build_model(task, arguments.model, arguments.init_from)
+    build_model(task, arguments.model, arguments.init_from and pin_revision(arguments.init_from))
     found = []
     for section, rows in opened.items():
         count, bad = 0, []

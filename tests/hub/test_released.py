@@ -95,6 +95,15 @@ def test_a_released_model_loads_in_full_precision_by_path(tiny):
 
 
 @pytest.mark.usefixtures("tiny")
+def test_data_are_checked_for_a_run_that_begins_with_a_released_model(tiny, tmp_path):
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "photos" / "a.png")
+    fields = {"method": "semanir", "init_from": "denoise-tiny", "data": {"train": {"path": "photos"}}}
+    (tmp_path / "run.yaml").write_text(json.dumps(fields | {"task": {"patch_size": 8}}))
+    result = CliRunner().invoke(main, ["data", "check", "--no-progress", "run.yaml"])
+    assert result.exit_code == 0 and "1 example" in result.stdout, result.output
+
+
 def test_commands_take_the_name_of_a_released_model(tmp_path):
     Image.new("RGB", (8, 8), "red").save(tmp_path / "photo.png")
     result = CliRunner().invoke(main, ["restore", "denoise-tiny", "photo.png", "--out", "out"])
