@@ -241,7 +241,8 @@ def measure(name: str, folder: Path, release: Release) -> tuple[list[dict[str, A
     for title, overrides in release.tests.items():
         words = flags(overrides)
         for row in evaluate_checkpoint(str(folder), RECIPES / f"{name}.yaml", words)["results"]:
-            results.append({**row, "dataset": title})
+            # `datasets` calls the only split of a folder train.
+            results.append({**row, "dataset": title, "split": "test"})
         arguments = build(
             TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words)}
         )
@@ -412,13 +413,14 @@ def make_merge(work: Path) -> Path:
             of_tuned, of_input = measure(name, place / "fine-tunes" / task, one)
             words = flags(overrides)
             of_merge = evaluate_checkpoint(str(folder), RECIPES / f"{name}.yaml", words, merged_task=task)["results"]
-            results += [{**row, "dataset": f"20 photographs, {task}"} for row in of_merge]
+            told = {"dataset": f"20 photographs of BSDS500's test set, {task}", "split": "test"}
+            results += [{**row, **told} for row in of_merge]
             inputs += of_input
-            told = [
+            values = [
                 next(row["value"] for row in rows if row["metric"] == "psnr")
                 for rows in (of_merge, of_tuned, of_input)
             ]
-            scores.append("{} {:.2f} (fine-tune {:.2f}, input {:.2f})".format(task, *told))
+            scores.append("{} {:.2f} (fine-tune {:.2f}, input {:.2f})".format(task, *values))
             with task_checkpoint(str(folder), task) as checkpoint:
                 pictures.append(draw(name, Path(checkpoint), one))
         runs = [f"{name}-{task}" for task in RESTORE_TASKS]
