@@ -95,7 +95,7 @@ def test_a_released_model_loads_in_full_precision_by_path(tiny):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_data_are_checked_for_a_run_that_begins_with_a_released_model(tiny, tmp_path):
+def test_data_are_checked_for_a_run_that_begins_with_a_released_model(tmp_path):
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "photos" / "a.png")
     fields = {"method": "semanir", "init_from": "denoise-tiny", "data": {"train": {"path": "photos"}}}
@@ -104,6 +104,7 @@ def test_data_are_checked_for_a_run_that_begins_with_a_released_model(tiny, tmp_
     assert result.exit_code == 0 and "1 example" in result.stdout, result.output
 
 
+@pytest.mark.usefixtures("tiny")
 def test_commands_take_the_name_of_a_released_model(tmp_path):
     Image.new("RGB", (8, 8), "red").save(tmp_path / "photo.png")
     result = CliRunner().invoke(main, ["restore", "denoise-tiny", "photo.png", "--out", "out"])
