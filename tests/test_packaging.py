@@ -87,8 +87,7 @@ def test_public_names_are_sorted_and_importable(package):
 def test_the_public_names_of_the_package_are_few():
     import hf_ext
 
-    # Configuration, heads (seven of MRConv, for as many Auto classes), processors of every method, and what merges, stages
-    # and pushes.
+    # Configuration, heads (seven of MRConv), and processors of every method, and what merges, stages and pushes.
     assert 1 <= len(hf_ext.__all__) <= 27
     assert hf_ext.__version__ == PROJECT["project"]["version"]
 
