@@ -82,6 +82,8 @@ def load_copy(load, tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for path in SCRIPTS:
         shutil.copy(path, folder)
+    # What all background trainings share lies above it.
+    shutil.copy(EXAMPLES / "background.py", tmp_path / "examples")
     monkeypatch.syspath_prepend(folder)
     (tmp_path / "model_cards").mkdir()
     return load
