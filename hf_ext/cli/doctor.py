@@ -25,8 +25,9 @@ def doctor(as_json: bool, offline: bool) -> None:
     """Print versions, devices, extras, cache and Hub: what an issue should say. No token is printed.
 
     \b
-    Example:
+    Examples:
       hf-ext doctor
+      hf-ext doctor --offline --json
     """
     found = {
         "hf-ext": version("hf-ext"),

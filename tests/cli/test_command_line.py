@@ -66,7 +66,19 @@ def test_the_commands_are_those_that_are_promised():
     semanir = {"restore", "semanir", "semanir explain"}
     dit = {"dit", "dit precompute", "dit sample"}
     groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
-    expected = {"train", "evaluate", "data", "data check", "merge", *groups, "push", "card", "info", "models"}
+    expected = {"train", "evaluate", "data", "data check", "merge", *groups, "push", "card", "info", "models"} | {"doctor"}
+        "train",
+        "evaluate",
+        "data",
+        "data check",
+        "merge",
+        *groups,
+        "push",
+        "card",
+        "info",
+        "models",
+        "doctor",
+    }
     assert set(all_commands()) == expected
     listing = run("--help").output
     assert all(re.search(rf"^  {name} ", listing, re.MULTILINE) for name in COMMANDS)
@@ -89,7 +101,7 @@ def test_each_example_in_the_help_is_a_valid_command(name, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/denoise/snapshot", "hub", "photos", "merged"):
         (tmp_path / folder).mkdir(parents=True)
-    for file in ("merged.tar.zst", "photo.png", "write.txt", "read.txt", "a.yaml", "individual.json"):
+    for file in ("merged.tar.zst", "photo.png", "dog.png", "write.txt", "read.txt", "a.yaml", "individual.json"):
         (tmp_path / file).touch()
     text = all_commands()[name].help or ""
     examples = re.findall(r"^ *(?:\w+=\S+ )*hf-ext (.+)$", text.partition("Examples:")[2], re.MULTILINE)

@@ -251,4 +251,4 @@ def test_every_file_of_the_folder_is_found_and_has_a_method():
 
 def test_the_page_of_methods_is_that_of_the_functions():
     # Written again by: python -m hf_ext.merging.reference > docs/merge_methods.md
-    assert (ROOT / "docs" / "methods.md").read_text(encoding="utf-8") == write_reference()
+    assert (ROOT / "docs" / "merge_methods.md").read_text(encoding="utf-8") == write_reference()
