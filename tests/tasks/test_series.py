@@ -97,6 +97,40 @@ def test_a_checkpoint_keeps_the_units_that_it_was_trained_in(tmp_path):
         SeriesClassificationTask(columns=["x"], max_length=32, num_labels=2).build_model({}, snapshot)
 
 
+def test_a_checkpoint_of_another_answer_gets_its_units_and_loss(tmp_path):
+    labels = {"num_labels": 2, "label_names": ["left", "right"]}
+    targets = {"target_columns": ["strength", "length"]}
+    models = {}
+    for name, task in (
+        ("classes", SeriesClassificationTask(**KNOCKS, **labels)),
+        ("values", SeriesRegressionTask(**KNOCKS, **targets)),
+    ):
+        task.read_data(knocks())
+        models[name] = task.build_model(TINY, None)
+        models[name].save_pretrained(tmp_path / name)
+    task = SeriesRegressionTask(**KNOCKS, **targets)
+    task.read_data(knocks().map(lambda row: {"strength": row["strength"] * 9}))
+    # Other units where the answer is another; those of the checkpoint where it is the same.
+    model = task.build_model({}, str(tmp_path / "classes"))
+    assert model.config.target_mean == task.learned["target_mean"] and model.config.problem_type == "regression"
+    assert task.loss(model, task.batch(model, list(knocks())), 0) < 10_000
+    assert task.build_model({}, str(tmp_path / "values")).config.target_mean == models["values"].config.target_mean
+    swapped = SeriesRegressionTask(**KNOCKS, target_columns=["length", "strength"])
+    swapped.read_data(knocks())
+    model = swapped.build_model({}, str(tmp_path / "values"))
+    assert model.config.target_mean == models["values"].config.target_mean[::-1]
+    task = SeriesClassificationTask(**KNOCKS, **labels)
+    model = task.build_model({}, str(tmp_path / "values"))
+    assert model.config.problem_type is None and model.config.target_mean is None
+    batch = task.batch(model, list(knocks()))
+    expected = torch.nn.functional.cross_entropy(model(**batch).logits, batch["labels"])
+    torch.testing.assert_close(task.loss(model, batch, 0), expected)
+    model.save_pretrained(tmp_path / "again")
+    # Of three targets those of two would not even be allowed.
+    three = SeriesClassificationTask(**KNOCKS, num_labels=2)
+    assert three.build_model({}, str(tmp_path / "values")).config.target_std is None
+
+
 def test_means_and_spreads_are_those_of_all_positions():
     rows = knocks()
     task = SeriesClassificationTask(**KNOCKS)
