@@ -138,7 +138,8 @@ def predict(source: str, file: Path, columns: str | None, out: Path | None) -> N
     from hf_ext.tasks.predicting import predict_file
 
     model = loads(load_model)(source)
-    text = predict_file(model, file, columns.split(",") if columns else None).to_csv(index=False, lineterminator="\n")
+    names = [name.strip() for name in columns.split(",")] if columns else None
+    text = predict_file(model, file, names).to_csv(index=False, lineterminator="\n")
     if out is None:
         click.echo(text, nl=False)
         return

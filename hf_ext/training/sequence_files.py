@@ -136,8 +136,9 @@ def _read_table(path: Path) -> pd.DataFrame:
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    found = np.load(path, allow_pickle=False)
-    arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
+    with path.open("rb") as file:
+        found = np.load(file, allow_pickle=False)
+        arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
     if scalars := [name for name, array in arrays.items() if array.ndim == 0]:
         raise ValueError(f"{', '.join(scalars)} has no axis")
     return arrays

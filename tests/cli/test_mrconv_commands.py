@@ -178,6 +178,16 @@ def test_a_file_of_any_length_is_predicted_as_a_stream(tmp_path, monkeypatch):
     assert table.iloc[:32, 1:].to_numpy() == pytest.approx(full, abs=1e-5)
 
 
+def test_names_of_channels_may_have_spaces_between_them(tmp_path):
+    save_series_model(tmp_path / "classes", MRConvForSequenceClassification)
+    write_table(tmp_path / "short.csv", 20)
+    answers = {
+        run("predict", tmp_path / "classes", tmp_path / "short.csv", "--columns", names).stdout
+        for names in ("a,b", "a, b ")
+    }
+    assert len(answers) == 1
+
+
 def test_files_that_cannot_be_predicted_are_refused(tmp_path):
     save_series_model(tmp_path / "classes", MRConvForSequenceClassification)
     write_table(tmp_path / "long.csv", 40)
