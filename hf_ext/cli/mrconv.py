@@ -117,7 +117,9 @@ def make_pathfinder(
 @mrconv.command()
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--columns", help="The channels, as the model was trained on: a,b. Default: all columns of numbers.")
+@click.option(
+    "--columns", help="The channels, as the model was trained on: a,b. Default: the columns of the training."
+)
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="A CSV file for the answer; else it is printed."
 )

@@ -18,12 +18,14 @@ from transformers import (
 from hf_ext.mrconv import (
     MRConvCache,
     MRConvConfig,
+    MRConvForCausalLM,
     MRConvForMaskedLM,
     MRConvForRetrieval,
     MRConvForSequenceClassification,
     MRConvForTimeSeriesPrediction,
     MRConvForTokenClassification,
     MRConvModel,
+    MRConvTrainingCache,
 )
 from tests import warm_python
 from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
@@ -213,6 +215,13 @@ def test_a_batch_without_any_class_has_no_loss():
     labels[0, 3] = 1
     outputs = model(input_values=values, labels=labels)
     torch.testing.assert_close(outputs.loss, torch.nn.functional.cross_entropy(outputs.logits[0, 3], labels[0, 3]))
+
+
+def test_beams_are_searched_with_the_cache_of_a_training_too():
+    model = make_model(MRConvForCausalLM, **TOKENS)
+    options = {"num_beams": 3, "max_new_tokens": 6, "do_sample": False}
+    found = model.generate(make_tokens(2, 7), past_key_values=MRConvTrainingCache(model.config), **options)
+    assert torch.equal(found, model.generate(make_tokens(2, 7), use_cache=False, **options))
 
 
 def test_positions_stream_as_the_full_forward():

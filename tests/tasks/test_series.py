@@ -147,6 +147,16 @@ def test_means_and_spreads_are_those_of_all_positions():
     assert found == {"input_mean": [5.0], "input_std": [1.0]}
 
 
+def test_a_model_keeps_the_names_of_its_columns():
+    for task in (
+        SeriesClassificationTask(**KNOCKS, num_labels=2, label_names=["left", "right"]),
+        SeriesRegressionTask(**KNOCKS),
+        PositionsTask(**KNOCKS),
+        ForecastTask(columns=["x", "y"], context_length=8, prediction_length=2),
+    ):
+        assert task.build_model(TINY, None).config.input_columns == ["x", "y"]
+
+
 def test_channels_come_in_columns_of_their_own_or_together():
     apart = SeriesClassificationTask(columns=["x", "y"], max_length=6)
     together = SeriesClassificationTask(num_channels=2, max_length=6)
