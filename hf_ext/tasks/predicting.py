@@ -56,9 +56,7 @@ def predict_file(model: PreTrainedModel, path: Path, columns: list[str] | None =
         return pd.DataFrame(found[0].numpy(), columns=names)
     streams = isinstance(model, MRConvForTokenClassification) and not config.bidirectional
     if series.shape[1] > config.longest_input and not streams:
-        logger.warning(
-            f"{path} has {series.shape[1]} positions: the first {config.longest_input} count, as in training."
-        )
+        logger.warning(f"{path} has {series.shape[1]} positions: the first {config.longest_input} count.")
         series = series[:, : config.longest_input]
     if isinstance(model, MRConvForTokenClassification):
         shares = torch.cat(list(_stream(model, series)), 1)[0].softmax(-1)
@@ -79,8 +77,8 @@ def read_channels(path: Path, columns: list[str] | None, channels: int) -> tuple
     chosen = columns or [name for name, column in table.items() if column.dtype != object]
     if absent := [name for name in chosen if name not in table]:
         raise ValueError(
-            f"{path} has no column {', '.join(absent)}; it has {', '.join(table)}: name those that are the channels of "
-            f"the training, {', '.join(chosen)}, in their order: --columns a,b."
+            f"{path} has no column {', '.join(absent)}; it has {', '.join(table)}: name those that are the channels "
+            f"of the training, {', '.join(chosen)}, in their order: --columns a,b."
         )
     example = {**table, "file": {"path": str(path), "bytes": None}}
     parts = [read_numbers(example, name, "columns") for name in chosen]
