@@ -117,7 +117,9 @@ def make_pathfinder(
 @mrconv.command()
 @click.argument("source", metavar="MODEL", type=Model())
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--columns", help="The channels, as the model was trained on: a,b. Default: all columns of numbers.")
+@click.option(
+    "--columns", help="The channels, as the model was trained on: a,b. Default: the columns of the training."
+)
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="A CSV file for the answer; else it is printed."
 )
@@ -138,7 +140,8 @@ def predict(source: str, file: Path, columns: str | None, out: Path | None) -> N
     from hf_ext.tasks.predicting import predict_file
 
     model = loads(load_model)(source)
-    text = predict_file(model, file, columns.split(",") if columns else None).to_csv(index=False, lineterminator="\n")
+    names = [name.strip() for name in columns.split(",")] if columns else None
+    text = predict_file(model, file, names).to_csv(index=False, lineterminator="\n")
     if out is None:
         click.echo(text, nl=False)
         return

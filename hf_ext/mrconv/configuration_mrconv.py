@@ -111,6 +111,7 @@ class MRConvConfig(PreTrainedConfig):
             training data. Inputs are then given as they were measured.
         target_mean, target_std (`list[float]`, *optional*):
             Of each target of a regression: the model answers in the targets' own units.
+        input_columns (`list[str]`, *optional*): Columns of a file that hold the channels, in their order.
         context_length, prediction_length (`int`, *optional*):
             Of a forecast: how many past positions it is scaled by, and how many positions it predicts.
     """
@@ -148,6 +149,7 @@ class MRConvConfig(PreTrainedConfig):
     input_std: list[float] | None = None
     target_mean: list[float] | None = None
     target_std: list[float] | None = None
+    input_columns: list[str] | None = None
     context_length: int | None = None
     prediction_length: int | None = None
 

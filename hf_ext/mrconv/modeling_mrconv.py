@@ -692,6 +692,8 @@ class MRConvForTokenClassification(MRConvPreTrainedModel):
         loss = None
         if labels is not None:
             labels = labels.contiguous()  # type: ignore[assignment]
+            # A batch in which no position has a class has the loss 0.
+            count = torch.as_tensor((labels != -100).sum() if count is None else count).clamp_min(1)
             loss = self.loss_function(logits.float(), labels, self.config, num_items_in_batch=count)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
@@ -783,8 +785,12 @@ class MRConvForTimeSeriesPrediction(MRConvPreTrainedModel):
         values = self._check_values(past_values, "past_values")
         if past_key_values is not None and (loc is None or scale is None):
             raise ValueError("`past_key_values` without `loc` and `scale`: give those that came with it first.")
+        if (loc is None) != (scale is None):
+            raise ValueError("`loc` and `scale` belong together: give both or neither.")
         start, stop, valid = valid_range(attention_mask, values, past_key_values is not None)
         if loc is None or scale is None:
+            if use_cache:
+                self._check_context(values.shape[1] if valid is None else int(valid.sum(1).min()))
             loc, scale = self._measure_context(values, start, valid)
         cache = MRConvCache(self.config) if past_key_values is None and use_cache else past_key_values
         embedded = self.model.embedding(((values - loc) / scale).to(self.dtype))
@@ -816,6 +822,14 @@ class MRConvForTimeSeriesPrediction(MRConvPreTrainedModel):
         if not values.is_floating_point():
             raise TypeError(f"`{name}` is {values.dtype}; give floating-point numbers.")
         return values.to(torch.promote_types(values.dtype, torch.float32))
+
+    def _check_context(self, length: int) -> None:
+        """Refuses a stream that begins before its scale is known."""
+        if length < (self.config.context_length or 0):
+            raise ValueError(
+                f"a stream begins with {length} positions, and is scaled by its first {self.config.context_length}, "
+                "`context_length`: collect as many for the first call, or give `loc` and `scale`."
+            )
 
     def _measure_context(self, values: Tensor, start: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Mean and spread of each channel over the first `context_length` valid positions: two of [B, 1, C]."""

@@ -502,6 +502,10 @@ class InputHistory(CacheLayerMixin):
         self.seen += u.shape[-1]
         return whole
 
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.past is not None:
+            self.past = self.past.index_select(0, beam_idx.to(self.past.device))
+
     def get_seq_length(self) -> int:
         return self.seen
 

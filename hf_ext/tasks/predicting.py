@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from hf_ext.mrconv.modeling_mrconv import (
     MRConvForSequenceClassification,
@@ -18,6 +19,8 @@ from hf_ext.mrconv.streaming_mrconv import MRConvCache
 from hf_ext.training.sequence_files import SUFFIXES, read_file
 
 from .series import read_numbers
+
+logger = logging.get_logger(__name__)
 
 # Rows of a long file that a causal model takes at once.
 _ROWS = 4096
@@ -32,7 +35,8 @@ def predict_file(model: PreTrainedModel, path: Path, columns: list[str] | None =
         model (`PreTrainedModel`): A model of classes, values, positions or forecasts of numbers.
         path (`Path`): A CSV, TSV, parquet or NumPy file; each row a position.
         columns (`list[str]`, *optional*):
-            The channels in the order of the training; when not given, all columns of numbers.
+            The channels in the order of the training; when not given, those of the training by name, or all columns
+            of numbers where the model has no names.
 
     Returns:
         `pandas.DataFrame`: One row for a whole sequence, one for each position, or one for each that comes next.
@@ -43,13 +47,17 @@ def predict_file(model: PreTrainedModel, path: Path, columns: list[str] | None =
     config: Any = model.config
     if getattr(config, "vocab_size", 0) is not None:
         raise ValueError("the model reads no numbers: predict is for models of series.")
-    values, names = read_channels(path, columns, config.input_size)
+    values, names = read_channels(path, columns or config.input_columns, config.input_size)
     model = model.eval()
     series = torch.from_numpy(values).float()[None]
     if isinstance(model, MRConvForTimeSeriesPrediction):
         # As it is evaluated.
         found = model(past_values=series[:, -config.context_length :]).prediction_outputs
         return pd.DataFrame(found[0].numpy(), columns=names)
+    streams = isinstance(model, MRConvForTokenClassification) and not config.bidirectional
+    if series.shape[1] > config.longest_input and not streams:
+        logger.warning(f"{path} has {series.shape[1]} positions: the first {config.longest_input} count.")
+        series = series[:, : config.longest_input]
     if isinstance(model, MRConvForTokenClassification):
         shares = torch.cat(list(_stream(model, series)), 1)[0].softmax(-1)
         return _name_classes(model, shares.numpy())
@@ -67,6 +75,11 @@ def read_channels(path: Path, columns: list[str] | None, channels: int) -> tuple
         raise ValueError(f"{path} is no file of a sequence: allowed are {', '.join(SUFFIXES)}.")
     table = read_file(path)
     chosen = columns or [name for name, column in table.items() if column.dtype != object]
+    if absent := [name for name in chosen if name not in table]:
+        raise ValueError(
+            f"{path} has no column {', '.join(absent)}; it has {', '.join(table)}: name those that are the channels "
+            f"of the training, {', '.join(chosen)}, in their order: --columns a,b."
+        )
     example = {**table, "file": {"path": str(path), "bytes": None}}
     parts = [read_numbers(example, name, "columns") for name in chosen]
     names = [name if part.shape[1] == 1 else f"{name}{index}" for name, part in zip(chosen, parts, strict=True)

@@ -79,7 +79,11 @@ class MRConvTask(Task):
         if init_from is None:
             return self.model_class(self.config_class(**decided, **self.label_fields(), **self.learned, **changes))
         name, revision = split_revision(init_from)
-        settings = self.config_class.from_pretrained(name, revision=revision, **{**self.label_fields(), **changes})
+        stored = self.config_class.from_pretrained(name, revision=revision)
+        answer = {"problem_type": None, **self.label_fields()}
+        settings = self.config_class.from_pretrained(name, revision=revision, **{**answer, **changes})
+        other = (stored.problem_type, stored.id2label) != (settings.problem_type, settings.id2label)
+        self._fit_units(settings, other)
         different = {key: getattr(settings, key) for key, value in decided.items() if getattr(settings, key) != value}
         if different:
             raise ValueError(
@@ -89,6 +93,18 @@ class MRConvTask(Task):
         model = self.model_class(settings)
         _initialize(model, init_from)
         return model
+
+    def _fit_units(self, settings: PreTrainedConfig, other_answer: bool) -> None:
+        """Means and spreads that a checkpoint lacks, or has of another answer, become those of the data."""
+        for name in ("input_mean", "input_std", "target_mean", "target_std"):
+            if getattr(settings, name, None) is None:
+                replaced = name in self.learned
+            else:
+                replaced = other_answer and name.startswith("target")
+            if replaced:
+                setattr(settings, name, self.learned.get(name))
+        # What was set after the making is checked here, not first where the model is saved.
+        settings.validate()
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Matrices decay; kernels have a learning rate of their own; alpha, norms and biases do not decay."""

@@ -51,6 +51,10 @@ class SeriesTask(MRConvTask):
         if self.num_channels is not None and self.num_channels < len(self.columns):
             raise ValueError(f"num_channels is {self.num_channels}, fewer than the {len(self.columns)} columns.")
 
+    def label_fields(self) -> dict[str, Any]:
+        """The columns, which `hf-ext mrconv predict` looks for."""
+        return {**super().label_fields(), "input_columns": self.columns}
+
     @property
     def channels(self) -> int:
         """Channels of the model's input."""
@@ -153,6 +157,7 @@ class SeriesRegressionTask(WholeSeriesTask):
         """Number and names of the targets."""
         names = dict(enumerate(self.target_columns))
         return {
+            **super().label_fields(),
             "problem_type": "regression",
             "id2label": names,
             "label2id": {name: index for index, name in names.items()},

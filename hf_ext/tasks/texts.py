@@ -88,9 +88,7 @@ class TokenTask(MRConvTask):
 
     def read_tokens(self, example: dict[str, Any], name: str, option: str) -> Batch:
         """The text in a column as tokens, cut and padded to the tokenizer's length."""
-        text = column(example, name, option)
-        if not isinstance(text, str):
-            raise ValueError(f"expected a text, got {type(text).__name__}: set task.{option} to a column of strings.")
+        text = read_text(example, name, option)
         tokens = self.tokenizer(text, truncation=True, padding="max_length", return_tensors="pt")
         return {name: tokens[name][0] for name in ("input_ids", "attention_mask")}
 
@@ -194,8 +192,12 @@ class LanguageModelTask(TokenTask):
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
         """A window that begins anywhere."""
-        length = len(column(example, self.text_column, "text_column").encode())
-        return self._window(example, int(generator.integers(max(1, length - self.max_length + 1))))
+        return self._window(example, self.choose_start(example, generator))
+
+    def choose_start(self, example: dict[str, Any], generator: np.random.Generator) -> int:
+        """Where a window begins: the last one holds the `<eos>` after the text."""
+        count = len(read_text(example, self.text_column, "text_column").encode()) + 1
+        return int(generator.integers(max(1, count - self.max_length + 1)))
 
     def _window(self, example: dict[str, Any], start: int) -> Batch:
         tokens = self.read_window(example, start)
@@ -204,11 +206,10 @@ class LanguageModelTask(TokenTask):
 
     def read_window(self, example: dict[str, Any], start: int) -> Any:
         """Tokens of a text from a byte on, padded to one length, with their mask."""
-        text = column(example, self.text_column, "text_column")
-        # The end of a text is predicted too.
-        ids = [*self.tokenizer(text, verbose=False)["input_ids"], self.tokenizer.eos_token_id][
-            start : start + self.max_length
-        ]
+        text = read_text(example, self.text_column, "text_column")
+        # Each byte is a token, also of a text that spells `<mask>`. The end of a text is predicted too.
+        tokens = self.tokenizer(text, verbose=False, split_special_tokens=True)["input_ids"]
+        ids = [*tokens, self.tokenizer.eos_token_id][start : start + self.max_length]
         if len(ids) < 2:
             raise ValueError(f"column {self.text_column!r} holds an empty text; remove it from the data.")
         return self.tokenizer.pad(
@@ -273,9 +274,7 @@ class MaskedLanguageModelTask(LanguageModelTask):
 
     def training_sample(self, example: dict[str, Any], generator: np.random.Generator) -> Batch:
         """A window that begins anywhere, masked."""
-        length = len(column(example, self.text_column, "text_column").encode())
-        start = int(generator.integers(max(1, length - self.max_length + 1)))
-        return self.mask(self.read_window(example, start), generator)
+        return self.mask(self.read_window(example, self.choose_start(example, generator)), generator)
 
     def mask(self, tokens: Any, generator: np.random.Generator) -> Batch:
         """Tokens of which some are to be predicted, at least one."""
@@ -331,3 +330,11 @@ class MaskedLanguageModelTask(LanguageModelTask):
             "perplexity": float(np.exp(nats / total)),
             "accuracy_of_largest": float(max(counts) / total),
         }
+
+
+def read_text(example: dict[str, Any], name: str, option: str) -> str:
+    """A column of texts; what is none is refused."""
+    text = column(example, name, option)
+    if not isinstance(text, str):
+        raise ValueError(f"expected a text, got {type(text).__name__}: set task.{option} to a column of strings.")
+    return text

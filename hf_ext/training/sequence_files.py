@@ -2,6 +2,8 @@
 
 import contextlib
 import re
+import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
+from datasets.data_files import SPLIT_KEYWORDS
 
 from hf_ext import __version__
 
@@ -17,6 +20,10 @@ ARRAYS = (".npy", ".npz")
 METADATA = "metadata.csv"
 # The column of the array in a `.npy` file.
 ARRAY_COLUMN = "values"
+# What programs write for a number that is missing. In a column of texts, such as names of classes, they are words.
+_MISSING = {"nan", "-nan", "na", "n/a", "<na>", "#n/a", "null", "none"}
+# Of tables of text: a cell is missing where it is empty, and no column is an index.
+_TABLE: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "index_col": False}
 _TIME, _EPOCH = re.compile(r"\d{4}-\d\d-\d\d"), pd.Timestamp(0, tz="UTC")
 # As pictures and recordings have it: what names a bad example, and hashes its file, looks for both.
 _FILE = {"path": "string", "bytes": "binary"}
@@ -42,7 +49,7 @@ def open_sequences(found: list[str], split: str) -> datasets.Dataset:
     """
     folder, files = _list_files(found, split)
     about = {} if folder is None else _read_metadata(folder, files)
-    first = read_file(files[0])
+    first = _find_kinds(files)
     # Of labels at every position, a column of the files, folders are something else: patients, machines.
     if not about and "label" not in first and folder is not None and all(file.parent != folder for file in files):
         about = {"label": [file.parent.name for file in files]}
@@ -72,7 +79,14 @@ def open_sequences(found: list[str], split: str) -> datasets.Dataset:
         for index in kept
     )
     columns = {name: _feature(values) for name, values in first.items()}
-    options = {"records": records, "stop": part[1], "stamps": tuple(_stamp(files[index]) for index in kept)}
+    kinds = {name: "text" if _is_text(values) else "number" for name, values in first.items()}
+    options = {
+        "records": records,
+        "stop": part[1],
+        "first": str(files[0]),
+        "kinds": kinds,
+        "stamps": tuple(_stamp(files[index]) for index in kept),
+    }
     return _make(_generate_files, options, {**known, **columns}, split)
 
 
@@ -100,10 +114,8 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
         if path.suffix.lower() in ARRAYS:
             columns = _read_arrays(path)
         else:
-            kind = {".csv": (pd.read_csv, {}), ".tsv": (pd.read_csv, {"sep": "\t"}), ".parquet": (pd.read_parquet, {})}
-            read, options = kind[path.suffix.lower()]
-            columns = {str(name): _plain_column(values) for name, values in read(path, **options).items()}
-    except (OSError, ValueError, TypeError) as error:
+            columns = {str(name): _plain_column(values) for name, values in _read_table(path).items()}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, pd.errors.ParserWarning) as error:
         raise ValueError(f"{path} cannot be read: {str(error).strip().rstrip('.')}.") from error
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1 or not min(lengths.values()):
@@ -111,9 +123,22 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
     return columns
 
 
+def _read_table(path: Path) -> pd.DataFrame:
+    if path.suffix.lower() == ".parquet":
+        return pd.read_parquet(path)
+    with warnings.catch_warnings():
+        # It says that fields without a name are dropped.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        table = pd.read_csv(path, sep="\t" if path.suffix.lower() == ".tsv" else ",", **_TABLE)
+    if len(table.columns) and all(is_number(name) for name in table.columns):
+        raise ValueError(f"its first line, {', '.join(table.columns)!s:.60}, must hold the names of the columns")
+    return table
+
+
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    found = np.load(path, allow_pickle=False)
-    arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
+    with path.open("rb") as file:
+        found = np.load(file, allow_pickle=False)
+        arrays = {ARRAY_COLUMN: found} if isinstance(found, np.ndarray) else dict(found)
     if scalars := [name for name, array in arrays.items() if array.ndim == 0]:
         raise ValueError(f"{', '.join(scalars)} has no axis")
     return arrays
@@ -125,6 +150,12 @@ def _plain_column(values: "pd.Series[Any]") -> np.ndarray:
         # A long table with a time in each row: as texts they would take longer to read than all else.
         with contextlib.suppress(ValueError, TypeError):
             values = (pd.to_datetime(values, format="ISO8601", utc=True) - _EPOCH).dt.total_seconds()
+    if not pd.api.types.is_numeric_dtype(values):
+        # Numbers among which some are missing, written as a word.
+        given = values[values.notna() & ~values.astype(str).str.strip().str.lower().isin(_MISSING)]
+        if len(given):
+            with contextlib.suppress(ValueError, TypeError):
+                values = pd.to_numeric(given).reindex(values.index)
     if pd.api.types.is_numeric_dtype(values):
         return values.to_numpy(dtype=np.float64, na_value=np.nan)
     return values.astype(object).where(values.notna(), "").astype(str).to_numpy(dtype=object)
@@ -133,6 +164,10 @@ def _plain_column(values: "pd.Series[Any]") -> np.ndarray:
 def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     """The folder of a split and its files, in order; no folder where files were named."""
     place, name = Path(found[0]), split.partition("[")[0]
+    if len(found) > 1 and (folders := [file for file in found if Path(file).is_dir()]):
+        raise ValueError(
+            f"the pattern matches the folder {folders[0]}: name one folder, or match files, as in {folders[0]}/*.csv."
+        )
     if not place.is_dir():
         files = [Path(file).resolve() for file in found]
         if strange := [file for file in files if file.suffix.lower() not in SUFFIXES]:
@@ -141,6 +176,12 @@ def _list_files(found: list[str], split: str) -> tuple[Path | None, list[Path]]:
     folder = (place / name if (place / name).is_dir() else place).resolve()
     if folder == place.resolve() and name != "train":
         raise ValueError(f"{place} has no folder {name!r}: make one, or name another split.")
+    splits = {word for words in SPLIT_KEYWORDS.values() for word in words}
+    if folder == place.resolve() and (other := sorted(item.name for item in folder.iterdir() if item.name in splits)):
+        raise ValueError(
+            f"{place} has the folder {other[0]!r}, another split, and none of the name 'train': move the files of "
+            "the training there."
+        )
     files = sorted(
         file
         for file in folder.rglob("*")
@@ -159,7 +200,13 @@ def _read_metadata(folder: Path, files: list[Path]) -> dict[str, list[Any]]:
     columns = {name: values.tolist() for name, values in read_file(table).items()}
     if "file_name" not in columns:
         raise ValueError(f"{table} has the columns {', '.join(columns)}: one must be file_name.")
-    rows = {name: row for row, name in enumerate(columns.pop("file_name"))}
+    if reserved := sorted(columns.keys() & {"file", "first_row"}):
+        raise ValueError(f"{table} has a column {reserved[0]!r}, a name that is taken: rename it.")
+    named = columns.pop("file_name")
+    rows = {name: row for row, name in enumerate(named)}
+    if len(rows) < len(named):
+        twice = next(name for row, name in enumerate(named) if rows[name] != row)
+        raise ValueError(f"{table} has two rows of {twice}: give each file one row.")
     names = [file.relative_to(folder).as_posix() for file in files]
     absent, unknown = sorted(rows.keys() - {*names}), sorted({*names} - rows.keys())
     if absent or unknown or len(rows) < len(names):
@@ -178,28 +225,56 @@ def _feature(values: np.ndarray) -> Any:
     return kind
 
 
-def _generate_files(records: tuple[dict[str, Any], ...], stop: int | None, **_: Any) -> Iterator[dict[str, Any]]:
-    first_path = Path(records[0]["file"]["path"])
-    first = read_file(first_path)
+def _generate_files(
+    records: tuple[dict[str, Any], ...], stop: int | None, first: str, kinds: dict[str, str], **_: Any
+) -> Iterator[dict[str, Any]]:
     for record in records:
         path = Path(record["file"]["path"])
-        columns = read_file(path)
-        _compare_columns(path, columns, first_path, first)
+        columns = _fit_columns(path, read_file(path), first, kinds)
         yield {**record, **{name: values[record["first_row"] : stop] for name, values in columns.items()}}
 
 
-def _compare_columns(
-    path: Path, columns: dict[str, np.ndarray], first_path: Path, first: dict[str, np.ndarray]
-) -> None:
-    """Refuses a file whose columns are not those of the first."""
-    if columns.keys() != first.keys():
-        raise ValueError(f"{path} has the columns {', '.join(columns)}; {first_path} has {', '.join(first)}.")
+def _find_kinds(files: list[Path]) -> dict[str, np.ndarray]:
+    """The columns of the first file; where one is all empty, as labels may be, those of the first that says more."""
+    found = read_file(files[0])
+    for file in files[1:]:
+        empty = [name for name, values in found.items() if _is_empty(values)]
+        if not empty:
+            break
+        other = read_file(file)
+        found |= {name: other[name] for name in empty if name in other}
+    return found
+
+
+def _fit_columns(
+    path: Path, columns: dict[str, np.ndarray], first: str, kinds: dict[str, str]
+) -> dict[str, np.ndarray]:
+    """The columns of a file as those of the first; refuses what cannot be."""
+    if columns.keys() != kinds.keys():
+        raise ValueError(f"{path} has the columns {', '.join(columns)}; {first} has {', '.join(kinds)}.")
+    fitted = {}
     for name, values in columns.items():
-        if values.dtype == object and first[name].dtype != object:
-            row = next(row for row, value in enumerate(values) if not is_number(value))
+        if _is_text(values) and kinds[name] == "number":
+            row = next((row for row, value in enumerate(values) if not is_number(value)), 0)
             raise ValueError(f"{path}, line {row + 2}: column {name!r} holds {values[row]!r}, which is no number.")
-        if values.dtype != object and first[name].dtype == object:
-            columns[name] = values.astype(str).astype(object)
+        plain = _is_text(values) or kinds[name] == "number"
+        fitted[name] = values if plain else np.array([_write_number(value) for value in values], dtype=object)
+    return fitted
+
+
+def _is_text(values: np.ndarray) -> bool:
+    return values.dtype.kind in "OU"
+
+
+def _is_empty(values: np.ndarray) -> bool:
+    return values.dtype.kind == "f" and bool(np.isnan(values).all())
+
+
+def _write_number(value: Any) -> str:
+    """A number as a name of a class would be written: nothing where it is missing, without `.0` where it is whole."""
+    if value != value:
+        return ""
+    return f"{value:.0f}" if float(value).is_integer() else str(value)
 
 
 def is_number(value: Any) -> bool:
@@ -227,7 +302,12 @@ def _make(generate: Any, options: dict[str, Any], features: dict[str, Any], spli
     name = datasets.NamedSplit(split.partition("[")[0])
     try:
         data = datasets.Dataset.from_generator(
-            generate, features=datasets.Features(features), gen_kwargs={**options, "version": __version__}, split=name
+            generate,
+            features=datasets.Features(features),
+            gen_kwargs={**options, "version": __version__},
+            split=name,
+            # Examples that are in memory at once: each may be a long file.
+            writer_batch_size=16,
         )
     except datasets.exceptions.DatasetGenerationError as error:
         # It says nothing but that there was an error.

@@ -63,7 +63,7 @@ def test_pathfinder_is_made_as_its_recipe_reads_it(tmp_path, monkeypatch):
     )
 
 
-def test_more_examples_than_there_are_are_refused(tmp_path):
+def test_more_examples_than_there_are_are_refused(tmp_path, caplog):
     limits = ["--min-length", 0, "--max-length", 5, "--no-progress"]
     result = run("make-listops", tmp_path / "new", "--train", 1000, *limits, code=2)
     assert "too few different expressions of more than 0 and fewer than 5 tokens" in result.stderr
@@ -178,7 +178,25 @@ def test_a_file_of_any_length_is_predicted_as_a_stream(tmp_path, monkeypatch):
     assert table.iloc[:32, 1:].to_numpy() == pytest.approx(full, abs=1e-5)
 
 
-def test_files_that_cannot_be_predicted_are_refused(tmp_path):
+def test_channels_are_those_of_the_training_in_whatever_order(tmp_path):
+    save_series_model(tmp_path / "classes", MRConvForSequenceClassification, input_columns=["a", "b"])
+    write_table(tmp_path / "plain.csv", 20)
+    pd.read_csv(tmp_path / "plain.csv")[["b", "note", "a"]].to_csv(tmp_path / "swapped.csv", index=False)
+    answers = {run("predict", tmp_path / "classes", tmp_path / f"{name}.csv").stdout for name in ("plain", "swapped")}
+    assert len(answers) == 1
+
+
+def test_names_of_channels_may_have_spaces_between_them(tmp_path):
+    save_series_model(tmp_path / "classes", MRConvForSequenceClassification)
+    write_table(tmp_path / "short.csv", 20)
+    answers = {
+        run("predict", tmp_path / "classes", tmp_path / "short.csv", "--columns", names).stdout
+        for names in ("a,b", "a, b ")
+    }
+    assert len(answers) == 1
+
+
+def test_files_that_cannot_be_predicted_are_refused(tmp_path, caplog):
     save_series_model(tmp_path / "classes", MRConvForSequenceClassification)
     write_table(tmp_path / "long.csv", 40)
     file = tmp_path / "long.csv"
@@ -186,8 +204,10 @@ def test_files_that_cannot_be_predicted_are_refused(tmp_path):
     assert "has the channels time, a, b, the model takes 2: name those" in said
     said = run("predict", tmp_path / "classes", file, "--columns", "a,note", code=2).stderr
     assert "line 2: column 'note' holds 'yes'" in said
-    said = run("predict", tmp_path / "classes", file, "--columns", "a,b", code=2).stderr
-    assert "has 40 positions; the model takes at most 32" in said
+    run("predict", tmp_path / "classes", file, "--columns", "a,b")
+    assert "has 40 positions: the first 32 count" in caplog.text
+    said = run("predict", tmp_path / "classes", file, "--columns", "a,c", code=2).stderr
+    assert "has no column c; it has time, a, b, note: name those" in said
     assert "absent.csv cannot be read" in run("predict", tmp_path / "classes", tmp_path / "absent.csv", code=2).stderr
     (tmp_path / "words.txt").write_text("a")
     assert "is no file of a sequence" in run("predict", tmp_path / "classes", tmp_path / "words.txt", code=2).stderr

@@ -42,6 +42,7 @@ class TestMRConvConfig(ConfigTesterMixin):
         "input_std": [1.0, 0.5, 0.1],
         "target_mean": [1.0, -1.0],
         "target_std": [2.0, 3.0],
+        "input_columns": ["x", "y", "z"],
         "context_length": 32,
         "prediction_length": 8,
     }

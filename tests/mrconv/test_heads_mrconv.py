@@ -18,12 +18,14 @@ from transformers import (
 from hf_ext.mrconv import (
     MRConvCache,
     MRConvConfig,
+    MRConvForCausalLM,
     MRConvForMaskedLM,
     MRConvForRetrieval,
     MRConvForSequenceClassification,
     MRConvForTimeSeriesPrediction,
     MRConvForTokenClassification,
     MRConvModel,
+    MRConvTrainingCache,
 )
 from tests import warm_python
 from tests.mrconv.mrconv_testing import SIZES, TOKENS, MRConvTester, make_model, make_signal, make_tokens
@@ -186,6 +188,40 @@ def test_a_forecast_learns_from_every_position_after_its_context():
     found = model(series[:, :21], attention_mask=mask, future_values=series[:, 21:])
     expected = ((found.prediction_outputs - series[:, 21:]) / std).square().mean()
     torch.testing.assert_close(found.loss, expected)
+
+
+def test_a_stream_of_forecasts_begins_with_its_whole_context():
+    model = make_model(MRConvForTimeSeriesPrediction, **TestForecast.fields)
+    series = make_measurements(2, 20)
+    with pytest.raises(ValueError, match="a stream begins with 15 positions, and is scaled by its first 16"):
+        model(series[:, :15], use_cache=True)
+    mask = torch.ones(2, 20, dtype=torch.int64)
+    mask[1, :6] = 0
+    with pytest.raises(ValueError, match="a stream begins with 14 positions"):
+        model(series, attention_mask=mask, use_cache=True)
+    known = model(series)
+    assert model(series[:, :3], use_cache=True, loc=known.loc, scale=known.scale).past_key_values is not None
+    with pytest.raises(ValueError, match="`loc` and `scale` belong together"):
+        model(series, loc=known.loc)
+
+
+def test_a_batch_without_any_class_has_no_loss():
+    model = make_model(MRConvForTokenClassification, **CHANNELS)
+    labels, values = torch.full((2, 9), -100), make_measurements(2, 9)
+    for options in ({}, {"num_items_in_batch": torch.tensor(0)}):
+        loss = model(input_values=values, labels=labels, **options).loss
+        loss.backward()
+        assert loss == 0
+    labels[0, 3] = 1
+    outputs = model(input_values=values, labels=labels)
+    torch.testing.assert_close(outputs.loss, torch.nn.functional.cross_entropy(outputs.logits[0, 3], labels[0, 3]))
+
+
+def test_beams_are_searched_with_the_cache_of_a_training_too():
+    model = make_model(MRConvForCausalLM, **TOKENS)
+    options = {"num_beams": 3, "max_new_tokens": 6, "do_sample": False}
+    found = model.generate(make_tokens(2, 7), past_key_values=MRConvTrainingCache(model.config), **options)
+    assert torch.equal(found, model.generate(make_tokens(2, 7), use_cache=False, **options))
 
 
 def test_positions_stream_as_the_full_forward():

@@ -97,6 +97,40 @@ def test_a_checkpoint_keeps_the_units_that_it_was_trained_in(tmp_path):
         SeriesClassificationTask(columns=["x"], max_length=32, num_labels=2).build_model({}, snapshot)
 
 
+def test_a_checkpoint_of_another_answer_gets_its_units_and_loss(tmp_path):
+    labels = {"num_labels": 2, "label_names": ["left", "right"]}
+    targets = {"target_columns": ["strength", "length"]}
+    models = {}
+    for name, task in (
+        ("classes", SeriesClassificationTask(**KNOCKS, **labels)),
+        ("values", SeriesRegressionTask(**KNOCKS, **targets)),
+    ):
+        task.read_data(knocks())
+        models[name] = task.build_model(TINY, None)
+        models[name].save_pretrained(tmp_path / name)
+    task = SeriesRegressionTask(**KNOCKS, **targets)
+    task.read_data(knocks().map(lambda row: {"strength": row["strength"] * 9}))
+    # Other units where the answer is another; those of the checkpoint where it is the same.
+    model = task.build_model({}, str(tmp_path / "classes"))
+    assert model.config.target_mean == task.learned["target_mean"] and model.config.problem_type == "regression"
+    assert task.loss(model, task.batch(model, list(knocks())), 0) < 10_000
+    assert task.build_model({}, str(tmp_path / "values")).config.target_mean == models["values"].config.target_mean
+    swapped = SeriesRegressionTask(**KNOCKS, target_columns=["length", "strength"])
+    swapped.read_data(knocks())
+    model = swapped.build_model({}, str(tmp_path / "values"))
+    assert model.config.target_mean == models["values"].config.target_mean[::-1]
+    task = SeriesClassificationTask(**KNOCKS, **labels)
+    model = task.build_model({}, str(tmp_path / "values"))
+    assert model.config.problem_type is None and model.config.target_mean is None
+    batch = task.batch(model, list(knocks()))
+    expected = torch.nn.functional.cross_entropy(model(**batch).logits, batch["labels"])
+    torch.testing.assert_close(task.loss(model, batch, 0), expected)
+    model.save_pretrained(tmp_path / "again")
+    # Of three targets those of two would not even be allowed.
+    three = SeriesClassificationTask(**KNOCKS, num_labels=2)
+    assert three.build_model({}, str(tmp_path / "values")).config.target_std is None
+
+
 def test_means_and_spreads_are_those_of_all_positions():
     rows = knocks()
     task = SeriesClassificationTask(**KNOCKS)
@@ -111,6 +145,16 @@ def test_means_and_spreads_are_those_of_all_positions():
     still = datasets.Dataset.from_list([{"values": [5.0, 5.0]}, {"values": [5.0, None]}])
     found = measure("input", SeriesClassificationTask().read_values, still)
     assert found == {"input_mean": [5.0], "input_std": [1.0]}
+
+
+def test_a_model_keeps_the_names_of_its_columns():
+    for task in (
+        SeriesClassificationTask(**KNOCKS, num_labels=2, label_names=["left", "right"]),
+        SeriesRegressionTask(**KNOCKS),
+        PositionsTask(**KNOCKS),
+        ForecastTask(columns=["x", "y"], context_length=8, prediction_length=2),
+    ):
+        assert task.build_model(TINY, None).config.input_columns == ["x", "y"]
 
 
 def test_channels_come_in_columns_of_their_own_or_together():
@@ -275,6 +319,19 @@ def test_bytes_are_masked_as_transformers_does():
     # However short a text is, something is to be found.
     assert all((task.mask(task.read_window({"text": "a"}, 0), np.random.default_rng(seed))["labels"] != -100).any()
                for seed in range(9))  # fmt: skip
+
+
+def test_windows_of_a_text_are_its_bytes_to_its_end():
+    task = MaskedLanguageModelTask(max_length=4)
+    starts = {task.choose_start({"text": "abcd"}, np.random.default_rng(seed)) for seed in range(20)}
+    assert starts == {0, 1}
+    assert task.read_window({"text": "abcd"}, 1)["input_ids"][-1] == task.tokenizer.eos_token_id
+    # What a text spells is no special token.
+    found = task.read_window({"text": "<mask>" * 3}, 15)["input_ids"]
+    assert task.tokenizer.decode(found) == "sk><eos>"
+    for value in (3, None):
+        with pytest.raises(ValueError, match=r"expected a text, got .*: set task.text_column"):
+            task.training_sample({"text": value}, np.random.default_rng(0))
 
 
 def test_a_masked_language_model_fills_masks_from_its_folder(tmp_path):

@@ -67,6 +67,44 @@ def test_columns_of_a_file_may_be_classes_and_times(tmp_path):
     assert task.encode(row)["labels"].tolist() == [-100, 1, -100]
 
 
+def test_words_for_nothing_are_names_of_classes_too(tmp_path):
+    table = write(tmp_path / "data" / "a.csv", "x,y,label\n1,NA,None\n2,5,NA\n3,nan,\n4,6,beat\n")
+    row = read(tmp_path / "data")[0]
+    assert list(row["label"]) == ["None", "NA", "", "beat"]
+    # Among numbers they are missing ones.
+    np.testing.assert_array_equal(row["y"], [np.nan, 5, np.nan, 6])
+    with pytest.raises(ValueError, match=r"a\.csv, line 2: column 'y' has no finite number"):
+        SeriesClassificationTask(columns=["y"]).encode(row)
+    write(table, "x\n1\n2\n")
+    write(tmp_path / "data" / "metadata.csv", "file_name,label\na.csv,None\n")
+    assert list(read(tmp_path / "data")["label"]) == ["None"]
+
+
+def test_a_column_is_of_one_type_in_all_files(tmp_path):
+    for name, labels in (("0", ["", ""]), ("1", ["N", "A"]), ("2", ["", ""]), ("3", ["0", "1"]), ("4", ["0.5", ""])):
+        write(tmp_path / "data" / f"{name}.csv", "x,label\n" + "".join(f"1,{label}\n" for label in labels))
+    expected = [["", ""], ["N", "A"], ["", ""], ["0", "1"], ["0.5", ""]]
+    assert [list(row["label"]) for row in read(tmp_path / "data")] == expected
+    assert [list(row["label"]) for row in read(tmp_path / "data", "train[60%:]")] == expected[3:]
+
+
+def test_other_splits_and_folders_of_a_pattern_are_not_taken(tmp_path):
+    for name in (
+        "data/a.csv",
+        "data/test/b.csv",
+        "data/validation/c.csv",
+        "sets/patient1/a.csv",
+        "sets/patient2/b.csv",
+    ):
+        write(tmp_path / name, "x\n1\n2\n")
+    with pytest.raises(ValueError, match="has the folder 'test', another split, and none of the name 'train'"):
+        read(tmp_path / "data")
+    assert len(read(tmp_path / "data", "test")) == 1
+    with pytest.raises(ValueError, match=r"matches the folder .*patient1: name one folder, or match files"):
+        read(tmp_path / "sets" / "patient*")
+    assert len(read(tmp_path / "sets" / "patient*" / "*.csv")) == 2
+
+
 def test_a_part_of_a_long_table_keeps_its_lines(tmp_path):
     table = write(tmp_path / "long.csv", "x\n" + "\n".join(["1"] * 8 + ["", "1"]) + "\n")
     frame = pd.DataFrame({"x": np.arange(10.0)})
@@ -122,6 +160,12 @@ ALL_ONE = "run/0.csv,1\nrun/1.csv,1\nwalk/0.csv,1\nwalk/1.csv,1\n"
         ("train/run/1.csv", "x,y\n1,2\n1,2,3\n", r"1\.csv cannot be read: .*Expected 2 fields in line 3, saw 3"),
         ("train/run/1.csv", "", r"1\.csv cannot be read: No columns"),
         ("train/run/1.csv", "x,y\n", r"1\.csv must hold rows, as many in each column; got \{'x': 0"),
+        ("train/run/1.csv", "x,y\n1,2,3\n4,5,6\n", r"1\.csv cannot be read: Length of header"),
+        ("train/run/1.csv", "1,2\n3,4\n", r"1\.csv cannot be read: its first line, 1, 2, must hold the names"),
+        ("train/run/1.npy", "", r"1\.npy cannot be read: "),
+        ("train/run/1.npz", "PK\3\4 no archive", r"1\.npz cannot be read: "),
+        ("train/metadata.csv", f"file_name,file\n{ALL_ONE}", "has a column 'file', a name that is taken: rename it"),
+        ("train/metadata.csv", f"file_name,label\n{ALL_ONE}walk/0.csv,2\n", "has two rows of walk/0.csv: give each"),
         ("train/run/1.npy", "no array", r"1\.npy cannot be read: "),
         ("train/metadata.csv", "name,label\n0.csv,1\n", r"metadata\.csv has the columns name, label: one must be"),
         ("train/metadata.csv", "file_name,label\nrun/0.csv,1\nno.csv,2\n", r"1 rows have no file, .* \['no.csv'\]"),
