@@ -48,7 +48,7 @@ class Buckets:
 
 
 def group_pictures(data: datasets.Dataset, column: str, buckets: list[Size]) -> np.ndarray:
-    """The number of the bucket of each picture of a column."""
+    """The number of the bucket of each picture of a column; of those that cannot be read, the largest one's."""
     if column not in data.column_names:
         raise ValueError(
             f"the data has no column {column!r}; it has {sorted(data.column_names)}. Set task.image_column."
@@ -57,9 +57,16 @@ def group_pictures(data: datasets.Dataset, column: str, buckets: list[Size]) -> 
     # Each process of a launch reads them where the cache has none, which `datasets` fills with whole files.
     sizes = files.map(_read_sizes, batched=True, input_columns=[column], remove_columns=[column], desc="sizes")
     pairs = np.stack([sizes.with_format("numpy")[:][name] for name in ("height", "width")], axis=1)
+    # The cache keeps failures too, but a file may have come back since.
+    for index in np.flatnonzero(pairs[:, 0] == 0):
+        pairs[index] = _read_size(files[int(index)][column])
     known, places = np.unique(pairs, axis=0, return_inverse=True)
-    numbers = [buckets.index(nearest_bucket((int(height), int(width)), buckets)) for height, width in known]
-    return np.array(numbers)[places.reshape(-1)]
+    shapes = [(max(int(height), 1), max(int(width), 1)) for height, width in known]
+    found = np.array([buckets.index(nearest_bucket(shape, buckets)) for shape in shapes])[places.reshape(-1)]
+    # There neighbours of many batches can stand in.
+    is_read = pairs[:, 0] > 0
+    found[~is_read] = np.bincount(found[is_read], minlength=1).argmax()
+    return found
 
 
 def _read_sizes(files: list[dict[str, Any] | None]) -> dict[str, list[int]]:
@@ -78,5 +85,5 @@ def _read_size(file: dict[str, Any] | None) -> Size:
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
             return (image.width, image.height) if turned else (image.height, image.width)
     except (*UNREADABLE, KeyError):
-        # The training counts it among its bad examples when it comes to it.
-        return 1, 1
+        # No size. The training counts it among its bad examples when it comes to it.
+        return 0, 0

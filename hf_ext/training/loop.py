@@ -164,9 +164,6 @@ class _Training:
             self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
         if self.arguments.early_stopping_patience and not self.eval_data:
             raise ValueError("early_stopping_patience needs an evaluation: set data.eval, or leave it out.")
-        if self.arguments.num_train_epochs is not None:
-            steps = count_steps(self.arguments, self.train_data, self._batch_size)
-            self.arguments = replace(self.arguments, max_steps=steps)
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
@@ -194,12 +191,22 @@ class _Training:
                 f"rate rises to {peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run set "
                 "warmup_steps too."
             )
+        counts = np.unique([] if self.groups is None else self.groups, return_counts=True)[1]
+        size = arguments.per_device_train_batch_size
+        if (small := counts[counts < size]).size:
+            self._say(
+                f"warning: {len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer "
+                f"than a batch of {size}: their {small.sum()} examples are repeated to fill one in every epoch."
+            )
 
     def _build(self) -> None:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
-        arguments = self.arguments
-        set_seed(arguments.seed)
+        set_seed(self.arguments.seed)
         self.groups = self.task.read_data(self.train_data)
+        if self.arguments.num_train_epochs is not None:
+            steps = count_steps(self.arguments, self.train_data, self._batch_size, self.groups)
+            self.arguments = replace(self.arguments, max_steps=steps)
+        arguments = self.arguments
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from)
         if arguments.peft is not None and init_from is not None:
