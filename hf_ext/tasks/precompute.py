@@ -214,7 +214,8 @@ class _Work:
         pair, content = datasets.List(datasets.Value("int32")), datasets.Value("binary")
         latents = dict.fromkeys(COLUMNS, pair) | {"latent": content, "flip": datasets.Value("int8")}
         spread = {SPREAD: content} if self.settings.posterior else {}
-        states = {f"{name}{SUFFIX}": datasets.List(content) for name in self.columns}
+        # Lists of a file are one array, which the short offsets of `binary` end at 2 GiB.
+        states = {f"{name}{SUFFIX}": datasets.List(datasets.Value("large_binary")) for name in self.columns}
         about = {SHAPE: pair, NULL: content, ENCODER: datasets.Value("string")} if states else {}
         return {**latents, **spread, **states, **about}
 

@@ -4,7 +4,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import build
@@ -145,6 +145,8 @@ def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder
     out = encode(pictures, vae, tmp_path / "latents", views=2, **texts)
     rows = rows_of(out)
     assert len(rows) == 18 and rows["text"][:9] == rows["text"][9:]
+    # Of long offsets: a list of `binary` ends at 2 GiB a file.
+    assert rows.features["text_states"] == datasets.List(datasets.Value("large_binary"))
     # Of no text in the first row of each of the six files.
     assert [number for number, row in enumerate(rows) if row[NULL] is not None] == [0, 4, 8, 9, 13, 17]
     task = {**task_of(vae), **texts, "text_padding_noise": 0.1}
@@ -294,6 +296,27 @@ def test_buckets_know_turned_and_broken_pictures(tmp_path):
     assert data.cast_column("image", datasets.Image())[1]["image"].size == (20, 40)
     with pytest.raises(ValueError, match="no column 'photo'; it has \\['image'\\]. Set task.image_column"):
         group_pictures(data, "photo", [(16, 16)])
+
+
+def test_sizes_are_read_without_decoding(tmp_path, monkeypatch):
+    turned = Image.Exif()
+    turned[274] = 6
+    Image.new("RGB", (40, 20)).save(tmp_path / "head.png", exif=turned)
+    content = (tmp_path / "head.png").read_bytes()
+    # The chunk with its length before it and its sum behind it, moved behind the pixels.
+    start = content.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(content[start : start + 4], "big")
+    behind = content[:start] + content[end:-12] + content[start:end] + content[-12:]
+    Image.new("RGB", (40, 20)).save(tmp_path / "plain.png")
+    files = [{"bytes": found, "path": None} for found in (content, behind, (tmp_path / "plain.png").read_bytes())]
+    features = datasets.Features({"image": datasets.Image()})
+    data = datasets.Dataset.from_dict({"image": files}, features=features)
+    assert [row["image"].size for row in data] == [(20, 40), (20, 40), (40, 20)]
+    loaded, load = [], PngImagePlugin.PngImageFile.load
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda self: loaded.append(1) or load(self))
+    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [0, 0, 2]
+    # That with words behind its pixels alone.
+    assert len(loaded) == 1
 
 
 def test_a_picture_that_came_back_has_its_bucket(tmp_path):
