@@ -164,16 +164,9 @@ def sample(
 
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="--out")
-    for option, scale in (("--guidance-scale", guidance_scale), ("--control-guidance-scale", control_guidance_scale)):
-        if not math.isfinite(scale):
-            raise click.BadParameter(f"{scale} is no strength: give a number such as 4.", param_hint=option)
+    _check_guidance(guidance_scale, control_guidance_scale, negative)
     if strength is not None and image is None:
         raise click.UsageError("--strength says how much of --image is made anew: give --image too, or leave it out.")
-    if negative is not None and guidance_scale <= 1:
-        raise click.UsageError(
-            f"--negative is what guidance leads away from, and --guidance-scale {guidance_scale:g} turns that off: "
-            "give one above 1, or leave --negative out."
-        )
     pipeline = load_pipeline(source, device, dtype)
     pipeline.set_progress_bar_config(disable=not progress)
     if scheduler is not None:
@@ -219,6 +212,18 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
         return pipeline.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
         raise Unusable(f"device {device} cannot be used: {error}") from error
+
+
+def _check_guidance(guidance_scale: float, control_guidance_scale: float, negative: str | None) -> None:
+    """Refuses strengths that are none, and what they turn off."""
+    for option, scale in (("--guidance-scale", guidance_scale), ("--control-guidance-scale", control_guidance_scale)):
+        if not math.isfinite(scale):
+            raise click.BadParameter(f"{scale} is no strength: give a number such as 4.", param_hint=option)
+    if negative is not None and guidance_scale <= 1:
+        raise click.UsageError(
+            f"--negative is what guidance leads away from, and --guidance-scale {guidance_scale:g} turns that off: "
+            "give one above 1, or leave --negative out."
+        )
 
 
 def _conditions(pipeline: Any, class_labels: str | None, prompts: tuple[str, ...]) -> tuple[list[Any], list[str]]:

@@ -34,7 +34,7 @@ from .arguments import TrainingArguments
 from .bad_examples import BadExamples
 from .callbacks import Callback, PushBest
 from .changes import describe_run
-from .data import TrainingLoader
+from .data import TrainingLoader, describe_small_groups
 from .evaluation import evaluate_sets, write_results
 from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
@@ -191,22 +191,17 @@ class _Training:
                 f"rate rises to {peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run set "
                 "warmup_steps too."
             )
-        counts = np.unique([] if self.groups is None else self.groups, return_counts=True)[1]
-        size = arguments.per_device_train_batch_size
-        if (small := counts[counts < size]).size:
-            self._say(
-                f"warning: {len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer "
-                f"than a batch of {size}: their {small.sum()} examples are repeated to fill one in every epoch."
-            )
+        if text := describe_small_groups(self.groups, arguments.per_device_train_batch_size):
+            self._say(text)
 
     def _build(self) -> None:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
-        set_seed(self.arguments.seed)
+        arguments = self.arguments
+        set_seed(arguments.seed)
         self.groups = self.task.read_data(self.train_data)
         if self.arguments.num_train_epochs is not None:
             steps = count_steps(self.arguments, self.train_data, self._batch_size, self.groups)
-            self.arguments = replace(self.arguments, max_steps=steps)
-        arguments = self.arguments
+            arguments = self.arguments = replace(arguments, max_steps=steps)
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from)
         if arguments.peft is not None and init_from is not None:
