@@ -39,16 +39,15 @@ def count_positions(examples: int, groups: np.ndarray | None, batch_size: int) -
     return int((-(-counts // batch_size) * batch_size).sum())
 
 
-def describe_small_groups(groups: np.ndarray | None, batch_size: int) -> str:
-    """A warning of groups that fill no batch; no text where there are none."""
+def describe_small_groups(groups: np.ndarray | None, batch_size: int) -> list[str]:
+    """A warning of groups that fill no batch, where there are any."""
     counts = np.unique([] if groups is None else groups, return_counts=True)[1]
     small = counts[counts < batch_size]
-    if not small.size:
-        return ""
-    return (
-        f"warning: {len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer than a "
-        f"batch of {batch_size}: their {small.sum()} examples are repeated to fill one in every epoch."
+    text = (
+        f"{len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer than a batch of "
+        f"{batch_size}: their {small.sum()} examples are repeated to fill one in every epoch"
     )
+    return [text] if small.size else []
 
 
 class IndexedSamples(Dataset):

@@ -180,7 +180,8 @@ class _Training:
     def _warn(self) -> None:
         """Says what is otherwise than before, and what is probably not meant, but is right for a short trial."""
         arguments = self.arguments
-        for text in self.folder.warnings:
+        small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
+        for text in [*self.folder.warnings, *small]:
             self._say(f"warning: {text}.")
         for text in self.folder.changes.notes:
             self._say(f"changed since step {self.folder.start}: {text}.")
@@ -191,8 +192,6 @@ class _Training:
                 f"rate rises to {peak:.3g} and never reaches {arguments.learning_rate:.3g}. For a short run set "
                 "warmup_steps too."
             )
-        if text := describe_small_groups(self.groups, arguments.per_device_train_batch_size):
-            self._say(text)
 
     def _build(self) -> None:
         """Model, optimizer, schedule and average; equal on all processes, as the seed is."""
