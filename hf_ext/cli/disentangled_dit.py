@@ -1,6 +1,7 @@
 """hf-ext dit: latents before the training of a Disentangled DiT, and pictures after it."""
 
 import inspect
+import math
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,7 @@ def precompute(
     "--scheduler", help="A class of diffusers, such as DPMSolverMultistepScheduler; the model's own if not given."
 )
 @click.option("--image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A picture to start from.")
-@click.option(
-    "--strength", type=float, default=0.8, show_default=True, help="How much of --image is made anew, 0 to 1."
-)
+@click.option("--strength", type=float, help="How much of --image is made anew, 0 to 1.  [default: 0.8]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, other pictures.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Drawn at once; half a million pixels if not given.")
 @click.option(
@@ -142,7 +141,7 @@ def sample(
     negative: str | None,
     scheduler: str | None,
     image: Path | None,
-    strength: float,
+    strength: float | None,
     seed: int,
     batch_size: int | None,
     dtype: str,
@@ -165,6 +164,9 @@ def sample(
 
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="--out")
+    _check_guidance(guidance_scale, control_guidance_scale, negative)
+    if strength is not None and image is None:
+        raise click.UsageError("--strength says how much of --image is made anew: give --image too, or leave it out.")
     pipeline = load_pipeline(source, device, dtype)
     pipeline.set_progress_bar_config(disable=not progress)
     if scheduler is not None:
@@ -179,7 +181,7 @@ def sample(
     options |= {"flip": True} if flip else {}
     options |= _negative(pipeline, negative)
     if image is not None:
-        options |= {"image": _open_picture(image), "strength": strength}
+        options |= {"image": open_picture(image), "strength": 0.8 if strength is None else strength}
     try:
         rows = sample_rows(pipeline, conditions, count, seed, batch_size, **options)
     except RuntimeError as error:
@@ -210,6 +212,18 @@ def load_pipeline(source: str, device: str | None, dtype: str) -> Any:
         return pipeline.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
         raise Unusable(f"device {device} cannot be used: {error}") from error
+
+
+def _check_guidance(guidance_scale: float, control_guidance_scale: float, negative: str | None) -> None:
+    """Refuses strengths that are none, and what they turn off."""
+    for option, scale in (("--guidance-scale", guidance_scale), ("--control-guidance-scale", control_guidance_scale)):
+        if not math.isfinite(scale):
+            raise click.BadParameter(f"{scale} is no strength: give a number such as 4.", param_hint=option)
+    if negative is not None and guidance_scale <= 1:
+        raise click.UsageError(
+            f"--negative is what guidance leads away from, and --guidance-scale {guidance_scale:g} turns that off: "
+            "give one above 1, or leave --negative out."
+        )
 
 
 def _conditions(pipeline: Any, class_labels: str | None, prompts: tuple[str, ...]) -> tuple[list[Any], list[str]]:
@@ -248,6 +262,10 @@ def _other_scheduler(before: Any, name: str) -> Any:
             param_hint="--scheduler",
         )
     config, accepted = before.config, inspect.signature(kind).parameters
+    if asked := [option for option, about in accepted.items() if about.default is about.empty]:
+        raise click.BadParameter(
+            f"{name} needs {', '.join(asked)}, which no model's schedule has.", param_hint="--scheduler"
+        )
     if "shift" in config and "use_flow_sigmas" in accepted:
         # Solvers that were made for diffusion have other words for flow matching.
         flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": config["shift"]}
@@ -255,13 +273,17 @@ def _other_scheduler(before: Any, name: str) -> Any:
     return kind.from_config(config)
 
 
-def _open_picture(path: Path) -> Any:
-    from PIL import Image
+def open_picture(path: Path) -> Any:
+    """A picture of a file, in colours."""
+    from PIL import Image, ImageOps
+
+    from hf_ext.training.bad_examples import UNREADABLE
 
     try:
         with Image.open(path) as picture:
-            return picture.convert("RGB")
-    except (OSError, SyntaxError) as error:
+            # As a camera was held, as `datasets` turns the pictures of a training.
+            return ImageOps.exif_transpose(picture).convert("RGB")
+    except UNREADABLE as error:
         raise Unusable(f"{path} is no picture that can be read: {error}") from error
 
 

@@ -257,6 +257,14 @@ class DisentangledDiTTask(Task):
                 raise ValueError(
                     f"task.buckets.step is {self._buckets.step}; it must be a multiple of {step}, a patch."
                 )
+        if self.places.distribution == "shifted" and self.autoencoder is not None:
+            factor = DisentangledDiTPipeline.scale_factor_of(self.autoencoder)
+            pixels = [side * factor for side in self.config["sample_size"]]
+            if pixels != list(self.size):
+                raise ValueError(
+                    f"task.image_size is {self.image_size}, by which timesteps.distribution shifted goes, but the "
+                    f"model's latents are of {pixels[0]} x {pixels[1]} pixels: set task.image_size to {pixels}."
+                )
 
     @cached_property
     def autoencoder(self) -> ModelMixin | None:

@@ -6,7 +6,7 @@ next start finds them. The order of the examples is then a function of the sizes
 
 import io
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import datasets
 import numpy as np
@@ -17,6 +17,9 @@ from PIL import ExifTags, Image
 from hf_ext.training.bad_examples import UNREADABLE
 
 from .diffusion_data import Size, bucket_sizes, nearest_bucket
+
+# Bytes at the end of a PNG in which words behind its pixels are looked for.
+_TAIL = 2**18
 
 
 @strict
@@ -48,7 +51,7 @@ class Buckets:
 
 
 def group_pictures(data: datasets.Dataset, column: str, buckets: list[Size]) -> np.ndarray:
-    """The number of the bucket of each picture of a column."""
+    """The number of the bucket of each picture of a column; of those that cannot be read, the largest one's."""
     if column not in data.column_names:
         raise ValueError(
             f"the data has no column {column!r}; it has {sorted(data.column_names)}. Set task.image_column."
@@ -57,9 +60,16 @@ def group_pictures(data: datasets.Dataset, column: str, buckets: list[Size]) -> 
     # Each process of a launch reads them where the cache has none, which `datasets` fills with whole files.
     sizes = files.map(_read_sizes, batched=True, input_columns=[column], remove_columns=[column], desc="sizes")
     pairs = np.stack([sizes.with_format("numpy")[:][name] for name in ("height", "width")], axis=1)
+    # The cache keeps failures too, but a file may have come back since.
+    for index in np.flatnonzero(pairs[:, 0] == 0):
+        pairs[index] = _read_size(files[int(index)][column])
     known, places = np.unique(pairs, axis=0, return_inverse=True)
-    numbers = [buckets.index(nearest_bucket((int(height), int(width)), buckets)) for height, width in known]
-    return np.array(numbers)[places.reshape(-1)]
+    shapes = [(max(int(height), 1), max(int(width), 1)) for height, width in known]
+    found = np.array([buckets.index(nearest_bucket(shape, buckets)) for shape in shapes])[places.reshape(-1)]
+    # There neighbours of many batches can stand in.
+    is_read = pairs[:, 0] > 0
+    found[~is_read] = np.bincount(found[is_read], minlength=1).argmax()
+    return found
 
 
 def _read_sizes(files: list[dict[str, Any] | None]) -> dict[str, list[int]]:
@@ -75,8 +85,22 @@ def _read_size(file: dict[str, Any] | None) -> Size:
         opened = xopen((file or {})["path"], "rb") if content is None else io.BytesIO(content)
         with opened, Image.open(opened) as image:
             # As `datasets` turns them.
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+            turned = _read_exif(image, opened).get(ExifTags.Base.Orientation, 1) >= 5
             return (image.width, image.height) if turned else (image.height, image.width)
     except (*UNREADABLE, KeyError):
-        # The training counts it among its bad examples when it comes to it.
-        return 1, 1
+        # No size. The training counts it among its bad examples when it comes to it.
+        return 0, 0
+
+
+def _read_exif(image: Image.Image, opened: IO[bytes]) -> Image.Exif:
+    """What a picture says of itself, without decoding it."""
+    if image.format != "PNG" or "exif" in image.info:
+        return image.getexif()
+    # Of a PNG that has none in its head Pillow decodes the pixels to look behind them, 0.1 s for a photograph. Some
+    # programs write it there, so where the end of the file may hold any, it does.
+    place = opened.tell()
+    opened.seek(max(0, opened.seek(0, io.SEEK_END) - _TAIL))
+    tail = opened.read()
+    opened.seek(place)
+    may_have = any(mark in tail for mark in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"))
+    return image.getexif() if may_have else Image.Image.getexif(image)

@@ -34,7 +34,8 @@ class Timesteps:
     Args:
         distribution (`"uniform"`, `"logit_normal"` or `"shifted"`, defaults to `"uniform"`):
             `logit_normal`, arXiv 2403.03206: u = 1 / (1 + exp(-(mean + std n))), n ~ N(0, 1). `shifted`, the same
-            paper's for larger pictures: u = k v / (1 + (k - 1) v), v uniform, k = side / base_size.
+            paper's for larger pictures: u = k v / (1 + (k - 1) v), v uniform, k = side / base_size, the side that of
+            `task.image_size`; a shift of the flow's own schedule multiplies it.
         mean (`float`, defaults to 0.0): Of `logit_normal`; more than 0 is more noise.
         std (`float`, defaults to 1.0): Of `logit_normal`.
         base_size (`int`, defaults to 256):

@@ -2,13 +2,15 @@
 
 The encoder runs in every step, or once: `hf-ext dit precompute --text-encoder` writes beside each column of captions,
 such as `text`, what it says of them: `text_states`, the real tokens of each caption as float16 bytes. `states_shape`
-tells tokens and width that a text is padded to; `null_states`, in the first row of every file, are those of no text.
+tells tokens and width that a text is padded to; in the first row of every file `null_states` are those of no text, and
+`states_encoder` names the encoder.
 The padding, and its noise, is made in the step.
 """
 
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -21,20 +23,21 @@ from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.training.models import pipeline_index, split_revision
 
 # Columns of a row with states, and what the name of a column of captions gets for that of its own.
-SHAPE, NULL, SUFFIX = "states_shape", "null_states", "_states"
+SHAPE, NULL, ENCODER, SUFFIX = "states_shape", "null_states", "states_encoder", "_states"
 # Rows in which the states of no text are looked for: more than a file of `precompute` has.
 _ROWS_LOOKED_AT = 100_000
 
 
 def weigh_columns(columns: str | dict[str, float]) -> dict[str, float]:
     """The columns of captions with their weights."""
-    weights = {columns: 1.0} if isinstance(columns, str) else {name: float(share) for name, share in columns.items()}
-    if not weights or not all(0 < share < float("inf") for share in weights.values()):
+    weights = {columns: 1.0} if isinstance(columns, str) else columns
+    shares = weights.values()
+    if not weights or not all(type(share) in (int, float) and 0 < share < float("inf") for share in shares):
         raise ValueError(
             f"text_column must be a column, or columns with weights above 0 such as {{short: 1, long: 3}}; "
             f"got {columns!r}."
         )
-    return weights
+    return {name: float(share) for name, share in weights.items()}
 
 
 def read_captions(example: dict[str, Any], column: str) -> list[str]:
@@ -56,24 +59,24 @@ class TextEncoder:
         self.max_length = max_length
 
     @cached_property
-    def _parts(self) -> tuple[Any, PreTrainedTokenizerBase]:
-        name, revision = split_revision(self.source)
-        folders = ("text_encoder", "tokenizer") if pipeline_index(self.source) else ("", "")
-        # A PreTrainedModel; mypy does not see that its `to`, which transformers wraps, is a method.
-        encoder: Any = AutoModelForTextEncoding.from_pretrained(name, revision=revision, subfolder=folders[0])
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, subfolder=folders[1])
-        encoder.requires_grad_(False).eval()
-        return encoder, tokenizer
-
-    @property
     def encoder(self) -> Any:
         """The encoder, loaded when it is first needed."""
-        return self._parts[0]
+        # A PreTrainedModel; mypy does not see that its `to`, which transformers wraps, is a method.
+        encoder: Any = AutoModelForTextEncoding.from_pretrained(**self._place("text_encoder"))
+        encoder.requires_grad_(False).eval()
+        return encoder
 
-    @property
+    @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer, loaded with it."""
-        return self._parts[1]
+        """Its tokenizer, loaded alone: the processes that read data need nothing else."""
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**self._place("tokenizer"))
+        return found
+
+    def _place(self, folder: str) -> dict[str, Any]:
+        """Where a part lies: in a folder of a pipeline, or where the source says."""
+        name, revision = split_revision(self.source)
+        subfolder = folder if pipeline_index(self.source) else ""
+        return {"pretrained_model_name_or_path": name, "revision": revision, "subfolder": subfolder}
 
     def tokens(self, captions: str | list[str]) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask` [.., max_length], padded on the right, cut where a caption is longer."""
@@ -135,12 +138,20 @@ class Captions(TextEncoder):
                 f"of the columns {list(self.weights)} the data has the encoder's answers for {stored} alone: "
                 "precompute all of them, or leave the others out of task.text_column."
             )
-        rows: Iterable[dict[str, Any]] = islice(data.select_columns([SHAPE, NULL]), _ROWS_LOOKED_AT)
+        columns = [name for name in (SHAPE, NULL, ENCODER) if name in names]
+        rows: Iterable[dict[str, Any]] = islice(data.select_columns(columns), _ROWS_LOOKED_AT)
         found = next((row for row in rows if row[NULL] is not None), None)
         if found is None:
             raise ValueError(
                 f"no row of the training data has {NULL}, which `hf-ext dit precompute` writes into the first row of "
                 "every file: train on whole files."
+            )
+        encoder = found.get(ENCODER)
+        # By the last part of its name: folders move.
+        if encoder is not None and Path(encoder).name != Path(self.source).name:
+            raise ValueError(
+                f"the data's texts were encoded by {encoder}, task.text_encoder is {self.source}: set it to the same "
+                "encoder, or precompute again."
             )
         self.width = int(found[SHAPE][1])
         self.null = self._unpack(found[NULL], found[SHAPE])

@@ -31,7 +31,7 @@ from hf_ext.training.sources import open_source
 
 from .diffusion_data import Crops, Size, View, bucket_sizes, cut_view, nearest_bucket
 from .diffusion_latents import COLUMNS, SPREAD, encode_posterior, load_autoencoder, to_pixels, write_row
-from .diffusion_texts import NULL, SHAPE, SUFFIX, TextEncoder, read_captions
+from .diffusion_texts import ENCODER, NULL, SHAPE, SUFFIX, TextEncoder, read_captions
 
 SETTINGS = "precompute.json"
 
@@ -214,8 +214,10 @@ class _Work:
         pair, content = datasets.List(datasets.Value("int32")), datasets.Value("binary")
         latents = dict.fromkeys(COLUMNS, pair) | {"latent": content, "flip": datasets.Value("int8")}
         spread = {SPREAD: content} if self.settings.posterior else {}
-        states = {f"{name}{SUFFIX}": datasets.List(content) for name in self.columns}
-        return {**latents, **spread, **states, **({SHAPE: pair, NULL: content} if states else {})}
+        # Lists of a file are one array, which the short offsets of `binary` end at 2 GiB.
+        states = {f"{name}{SUFFIX}": datasets.List(datasets.Value("large_binary")) for name in self.columns}
+        about = {SHAPE: pair, NULL: content, ENCODER: datasets.Value("string")} if states else {}
+        return {**latents, **spread, **states, **about}
 
     def name(self, part: int, view: int) -> str:
         """As `datasets` names the files of a split."""
@@ -285,7 +287,8 @@ class _Work:
         ]
         shape = [self.settings.max_text_length, self.texts.encoder.config.hidden_size]
         for place, number in enumerate(others):
-            others[number] |= {SHAPE: shape, NULL: self.no_text if place == 0 else None}
+            first = {NULL: self.no_text, ENCODER: self.texts.source} if place == 0 else {NULL: None, ENCODER: None}
+            others[number] |= {SHAPE: shape, **first}
         contents = iter(packed)
         for (number, name), found in captions.items():
             others[number][f"{name}{SUFFIX}"] = [next(contents) for _ in found]

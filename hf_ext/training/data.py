@@ -31,6 +31,25 @@ Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 BadRows = list[dict[str, str]]
 
 
+def count_positions(examples: int, groups: np.ndarray | None, batch_size: int) -> int:
+    """The length of an epoch; the last batch of each group is a full one too."""
+    if groups is None:
+        return examples
+    counts = np.unique(groups, return_counts=True)[1]
+    return int((-(-counts // batch_size) * batch_size).sum())
+
+
+def describe_small_groups(groups: np.ndarray | None, batch_size: int) -> list[str]:
+    """A warning of groups that fill no batch, where there are any."""
+    counts = np.unique([] if groups is None else groups, return_counts=True)[1]
+    small = counts[counts < batch_size]
+    text = (
+        f"{len(small)} of {len(counts)} groups of examples, such as sizes of pictures, have fewer than a batch of "
+        f"{batch_size}: their {small.sum()} examples are repeated to fill one in every epoch"
+    )
+    return [text] if small.size else []
+
+
 class IndexedSamples(Dataset):
     """Training samples addressed by their position in the endless shuffled sequence, each with what it replaces."""
 
@@ -52,7 +71,7 @@ class IndexedSamples(Dataset):
         self.groups = np.zeros(len(source), dtype=np.int64) if groups is None else groups
         # Without groups, batches may go over the end of an epoch.
         self.batch_size = 1 if groups is None else batch_size
-        self.epoch_length = len(self._order(0))
+        self.epoch_length = count_positions(len(source), groups, batch_size)
         self._orders: dict[int, np.ndarray] = {}
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -73,25 +92,31 @@ class IndexedSamples(Dataset):
             # Neighbouring epochs meet in one batch, so two orders are kept.
             self._orders = {key: order for key, order in self._orders.items() if key == epoch - 1}
             self._orders[epoch] = self._order(epoch)
-        bad: BadRows = []
+        order, bad = self._orders[epoch], dict[int, dict[str, str]]()
+        index = int(order[offset])
         while True:
-            index = int(self._orders[epoch][offset])
             generator = np.random.default_rng((self.seed, 1, position))
             try:
-                return self.transform(read_example(self.source, index), generator), bad
+                return self.transform(read_example(self.source, index), generator), [*bad.values()]
             except UNUSABLE as error:
                 # One more than allowed: the training process, which knows all of them, ends the run.
                 if len(bad) > self.bad_allowed or not self.bad_allowed:
                     raise
-                bad.append(name_bad(str(index), find_example_file(self.source, index), error))
-                offset = self._next_offset(offset)
+                bad[index] = name_bad(str(index), find_example_file(self.source, index), error)
+                others = (int(other) for other in self._stand_ins(order, offset) if other not in bad)
+                if (found := next(others, None)) is None:
+                    raise
+                index = found
 
-    def _next_offset(self, offset: int) -> int:
-        """The neighbour that stands in for a bad example; where batches are of one group, in the same batch."""
-        if self.batch_size == 1:
-            return (offset + 1) % self.epoch_length
-        start = offset - offset % self.batch_size
-        return start + (offset + 1) % self.batch_size
+    def _stand_ins(self, order: np.ndarray, offset: int) -> np.ndarray:
+        """Examples that may stand in for the one at an offset, nearest first: its batch's, its group's, the others."""
+        batch, place = divmod(offset, self.batch_size)
+        batches = np.roll(order.reshape(-1, self.batch_size), (-batch, -place), (0, 1))
+        # Group after group: where none of a group can be used, all samples of the batch come to the same next one.
+        groups = self.groups[batches[:, 0]]
+        distances = (groups - groups[0]) % (self.groups.max() + 1)
+        stand_ins: np.ndarray = batches[np.argsort(distances, kind="stable")].reshape(-1)
+        return stand_ins
 
 
 def collate_samples(samples: list[tuple[dict[str, Any], BadRows]]) -> tuple[dict[str, Any], BadRows]:

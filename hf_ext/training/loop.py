@@ -34,7 +34,7 @@ from .arguments import TrainingArguments
 from .bad_examples import BadExamples
 from .callbacks import Callback, PushBest
 from .changes import describe_run
-from .data import TrainingLoader
+from .data import TrainingLoader, describe_small_groups
 from .evaluation import evaluate_sets, write_results
 from .fingerprint import fingerprint
 from .models import add_adapter, build_model, enable_activation_checkpointing, pin_revision
@@ -164,9 +164,6 @@ class _Training:
             self.eval_data = {name: open_source(source, "data.eval") for name, source in self.eval_sources.items()}
         if self.arguments.early_stopping_patience and not self.eval_data:
             raise ValueError("early_stopping_patience needs an evaluation: set data.eval, or leave it out.")
-        if self.arguments.num_train_epochs is not None:
-            steps = count_steps(self.arguments, self.train_data, self._batch_size)
-            self.arguments = replace(self.arguments, max_steps=steps)
         if accelerator.is_main_process:
             self.folder.check_data(fingerprint(self.train_data, self.arguments.data.get("train")))
 
@@ -183,7 +180,8 @@ class _Training:
     def _warn(self) -> None:
         """Says what is otherwise than before, and what is probably not meant, but is right for a short trial."""
         arguments = self.arguments
-        for text in self.folder.warnings:
+        small = describe_small_groups(self.groups, arguments.per_device_train_batch_size)
+        for text in [*self.folder.warnings, *small]:
             self._say(f"warning: {text}.")
         for text in self.folder.changes.notes:
             self._say(f"changed since step {self.folder.start}: {text}.")
@@ -200,6 +198,9 @@ class _Training:
         arguments = self.arguments
         set_seed(arguments.seed)
         self.groups = self.task.read_data(self.train_data)
+        if self.arguments.num_train_epochs is not None:
+            steps = count_steps(self.arguments, self.train_data, self._batch_size, self.groups)
+            arguments = self.arguments = replace(arguments, max_steps=steps)
         init_from = None if arguments.init_from is None else pin_revision(arguments.init_from)
         module = build_model(self.task, arguments.model, init_from)
         if arguments.peft is not None and init_from is not None:

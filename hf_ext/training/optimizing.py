@@ -8,6 +8,7 @@ from typing import Any
 
 import accelerate.optimizer
 import datasets
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
@@ -17,6 +18,7 @@ from transformers import get_scheduler
 
 from ..settings import refuse_unknown
 from .arguments import ParameterRule, TrainingArguments
+from .data import count_positions
 from .task import Task
 
 # They want a closure, or gradients of another kind.
@@ -105,14 +107,18 @@ def apply_rules(
 
 
 def count_steps(
-    arguments: TrainingArguments, data: datasets.Dataset | datasets.IterableDataset, examples_a_step: int
+    arguments: TrainingArguments,
+    data: datasets.Dataset | datasets.IterableDataset,
+    examples_a_step: int,
+    groups: np.ndarray | None = None,
 ) -> int:
     """The steps of `num_train_epochs`."""
     if arguments.num_train_epochs is None:
         return arguments.max_steps
     if isinstance(data, datasets.IterableDataset):
         raise ValueError("num_train_epochs needs the number of examples, which a stream does not tell: set max_steps.")
-    return math.ceil(arguments.num_train_epochs * len(data) / examples_a_step)
+    positions = count_positions(len(data), groups, arguments.per_device_train_batch_size)
+    return math.ceil(arguments.num_train_epochs * positions / examples_a_step)
 
 
 def build_schedule(optimizer: torch.optim.Optimizer, arguments: TrainingArguments) -> LRScheduler:

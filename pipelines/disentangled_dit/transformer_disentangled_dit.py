@@ -44,7 +44,7 @@ class DisentangledDiTLinear(nn.Linear):
     FEW = 4
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.flatten(0, -2)
+        rows = x.flatten(0, -2) if x.ndim > 1 else x[None]
         if x.device.type != "cpu" or torch.compiler.is_compiling() or not 1 < len(rows) <= self.FEW:
             return super().forward(x)
         return torch.addmm(self.bias[:, None], self.weight, rows.T).T.contiguous().view(*x.shape[:-1], -1)
@@ -558,10 +558,9 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                 "`forward` needs `hidden_states`; `timestep` or `modulation`; and `class_labels`, "
                 "`encoder_hidden_states` or `context`."
             )
-        self._check_inputs(hidden_states, modulation, context, keep_indices, embedding)
-        sample = self._denoise(
-            hidden_states, context, modulation, keep_indices, embedding, block_controlnet_hidden_states or []
-        )
+        residuals = block_controlnet_hidden_states or []
+        self._check_inputs(hidden_states, modulation, context, keep_indices, embedding, residuals)
+        sample = self._denoise(hidden_states, context, modulation, keep_indices, embedding, residuals)
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
     def _check_inputs(
@@ -571,6 +570,7 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
         context: Tensor,
         keep_indices: Tensor | None,
         embedding: Tensor | None,
+        residuals: list[Tensor],
     ) -> None:
         """Raise a ValueError for inputs that the blocks could not take; looks at shapes only."""
         patch, channels = self.config.patch_size, self.config.in_channels
@@ -589,9 +589,17 @@ class DisentangledDiTTransformer2DModel(ModelMixin, AttentionMixin, ConfigMixin,
                     f"{name}, or the inputs that it is made of, must have {shape[0]} rows, like `hidden_states`, or "
                     f"one, and {width} numbers; it has shape {tuple(value.shape)}."
                 )
+        tokens = shape[2] // patch * (shape[3] // patch)
+        for residual in residuals:
+            if tuple(residual.shape) not in ((1, tokens, self.inner_dim), (shape[0], tokens, self.inner_dim)):
+                raise ValueError(
+                    f"`block_controlnet_hidden_states` must each have shape ({shape[0]}, {tokens}, {self.inner_dim}), "
+                    f"got {tuple(residual.shape)}."
+                )
         if keep_indices is None:
             return
-        tokens = shape[2] // patch * (shape[3] // patch)
+        if residuals:
+            raise ValueError("`keep_indices` and `block_controlnet_hidden_states` do not go together: leave one out.")
         if self.config.num_decoder_layers == 0 or embedding is None:
             raise ValueError("`keep_indices` needs a model with num_decoder_layers > 0, and `timestep`.")
         rows, kept = keep_indices.shape if keep_indices.ndim == 2 else (0, 0)

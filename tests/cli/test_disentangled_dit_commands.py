@@ -10,6 +10,8 @@ from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.plots.grids import draw_grid, sample_rows
+from hf_ext_cli.disentangled_dit import open_picture
+from hf_ext_cli.errors import Unusable
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.tasks.diffusion_testing import CLASSES, write_pictures
@@ -151,6 +153,11 @@ def test_texts_are_drawn(tmp_path):
         (["--prompt", "a hen"], "the model takes --class-labels, and nothing else"),
         (["--size", "8x8"], "is no height and width such as 32,32"),
         (["--out", "grid.jpg"], "does not end with .png"),
+        (["--strength", 0.5], "--strength says how much of --image is made anew: give --image too"),
+        (["--negative", "goldfish", "--guidance-scale", 1], "--guidance-scale 1 turns that off"),
+        (["--guidance-scale", "nan"], "nan is no strength"),
+        (["--control-guidance-scale", "inf"], "inf is no strength"),
+        (["--scheduler", "VQDiffusionScheduler"], "VQDiffusionScheduler needs num_vec_classes"),
     ],
 )
 def test_wrong_words_are_named(words, message, tmp_path, monkeypatch):
@@ -159,6 +166,16 @@ def test_wrong_words_are_named(words, message, tmp_path, monkeypatch):
     out = [] if "--out" in words else ["--out", "grid.png"]
     assert message in run("sample", "model", *out, *words, code=2).stderr
     assert not list(tmp_path.glob("grid*"))
+
+
+def test_a_picture_is_turned_as_it_is_shown(tmp_path, monkeypatch):
+    turned = Image.Exif()
+    turned[274] = 6
+    Image.new("RGB", (40, 20)).save(tmp_path / "turned.jpg", exif=turned)
+    assert open_picture(tmp_path / "turned.jpg").size == (20, 40)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(Unusable, match="turned.jpg is no picture that can be read: .*decompression bomb"):
+        open_picture(tmp_path / "turned.jpg")
 
 
 def test_what_is_no_pipeline_is_refused(tmp_path):

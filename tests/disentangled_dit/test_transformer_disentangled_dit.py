@@ -5,7 +5,10 @@ import json
 import pytest
 import torch
 
-from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import DisentangledDiTTransformer2DModel
+from hf_ext.pipelines.disentangled_dit.transformer_disentangled_dit import (
+    DisentangledDiTLinear,
+    DisentangledDiTTransformer2DModel,
+)
 from tests.disentangled_dit import reference_transformer as reference
 from tests.disentangled_dit.dit_testing import generator, make_controls, make_inputs, make_transformer
 from tests.testing import assert_same_answers
@@ -396,6 +399,21 @@ def test_bad_inputs():
         ("the modulation needs `class_labels`", baseline, {"timestep": 5, "return_conditioning": True}),
         ("num_decoder_layers > 0", model, {"hidden_states": latents, **given, "keep_indices": keep}),
         (r"int64 of shape \(2, kept\)", masked, {"hidden_states": latents, **given, "keep_indices": keep[:1]}),
+        (
+            r"must each have shape \(2, 15, 16\), got \(2, 14, 16\)",
+            model,
+            {"hidden_states": latents, **given, "block_controlnet_hidden_states": [torch.zeros(2, 14, 16)]},
+        ),
+        (
+            "do not go together: leave one out",
+            masked,
+            {
+                "hidden_states": latents,
+                **given,
+                "keep_indices": keep,
+                "block_controlnet_hidden_states": [torch.zeros(2, 15, 16)],
+            },
+        ),
         ("1 to 15 kept tokens", masked, {"hidden_states": latents, **given, "keep_indices": keep[:, :0]}),
         ("got torch.bool", masked, {"hidden_states": latents, **given, "keep_indices": keep > 3}),
     ):
@@ -409,3 +427,8 @@ def test_a_narrow_network_starts_with_labels_and_timesteps_that_differ():
     model = DisentangledDiTTransformer2DModel(num_classes=10, **DisentangledDiTTransformer2DModel.PRESETS["tiny"])
     steps = model.timestep_embedder(model.time_proj(torch.linspace(0, 999, 50)))
     assert steps.std(0).mean() > 0.1 and 0.8 < model.class_embedder.weight.std() < 1.2
+
+
+def test_a_layer_takes_a_single_row_of_one_dimension():
+    layer, row = DisentangledDiTLinear(4, 3), torch.randn(4, generator=generator(3))
+    assert_same_answers(layer(row), layer(row[None])[0])

@@ -2,6 +2,7 @@
 
 import math
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -128,3 +129,25 @@ def test_batches_are_of_one_group_and_every_example_comes_once_an_epoch():
     # Read from the middle, the order is the same.
     again = IndexedSamples(Rows(range(12)), lambda row, generator: row, 3, groups, 3)
     assert [again[20 + offset][0] for offset in range(9)] == [samples[20 + offset][0] for offset in range(9)]
+
+
+def test_batches_stay_of_one_group_where_examples_are_bad():
+    groups = np.array([0] * 5 + [1] * 2 + [2] * 1)
+    data = datasets.Dataset.from_dict({"row": range(8)})
+    # All of group 1, the only one of group 2, and so much of group 0 that whole batches are bad.
+    broken = {1, 2, 3, 5, 6, 7}
+
+    def transform(example, generator):
+        if example["row"] in broken:
+            raise ValueError("broken")
+        return example["row"]
+
+    samples = IndexedSamples(data, transform, 3, groups, 2, bad_allowed=100)
+    for position in range(0, 40, 2):
+        batch = [samples[position], samples[position + 1]]
+        assert {row for row, _ in batch} <= {0, 4}
+        # An example is counted once, however often it fills its batch.
+        assert all(len({row["example"] for row in bad}) == len(bad) for _, bad in batch)
+    broken |= {0, 4}
+    with pytest.raises(ValueError, match="broken"):
+        samples[0]

@@ -4,17 +4,18 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.settings import build
+from hf_ext.tasks import diffusion_texts
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.tasks.diffusion_buckets import group_pictures
 from hf_ext.tasks.diffusion_latents import SPREAD, encode_posterior, load_autoencoder, read_row
 from hf_ext.tasks.diffusion_texts import NULL, Captions, TextEncoder
 from hf_ext.tasks.precompute import Precompute, precompute
 from hf_ext.training import loop
-from hf_ext.training.data import TrainingLoader
+from hf_ext.training.data import IndexedSamples, TrainingLoader
 from tests.disentangled_dit.pipeline_testing import make_text_pipeline, make_vae
 
 from .diffusion_testing import MODEL, contents, losses, make_arguments, run, write_pictures
@@ -144,6 +145,8 @@ def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder
     out = encode(pictures, vae, tmp_path / "latents", views=2, **texts)
     rows = rows_of(out)
     assert len(rows) == 18 and rows["text"][:9] == rows["text"][9:]
+    # Of long offsets: a list of `binary` ends at 2 GiB a file.
+    assert rows.features["text_states"] == datasets.List(datasets.Value("large_binary"))
     # Of no text in the first row of each of the six files.
     assert [number for number, row in enumerate(rows) if row[NULL] is not None] == [0, 4, 8, 9, 13, 17]
     task = {**task_of(vae), **texts, "text_padding_noise": 0.1}
@@ -184,6 +187,23 @@ def test_stored_texts_train_without_the_encoder(tmp_path, pictures, vae, encoder
         Captions(str(encoder), LENGTH, "zeros", 0.0, {"text": 1, "label": 1}).read_data(rows)
     with pytest.raises(ValueError, match="no row of the training data has null_states"):
         Captions(str(encoder), LENGTH, "zeros", 0.0, "text").read_data(rows.select([1, 2]))
+    with pytest.raises(ValueError, match="encoded by .*encoder, task.text_encoder is org/other: set it to the same"):
+        Captions("org/other", LENGTH, "zeros", 0.0, "text").read_data(rows)
+    Captions("moved/encoder", LENGTH, "zeros", 0.0, "text").read_data(rows)
+
+
+def test_captions_are_read_without_the_encoder(encoder, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("the encoder is loaded")
+
+    monkeypatch.setattr(diffusion_texts.AutoModelForTextEncoding, "from_pretrained", refuse)
+    assert TextEncoder(str(encoder), LENGTH).tokens("a red hen")["input_ids"].shape == (LENGTH,)
+
+
+def test_shifted_timesteps_know_the_size_of_the_pictures(vae):
+    task = build(DisentangledDiTTask, {"vae": str(vae), "timesteps": {"distribution": "shifted"}}, "task")
+    with pytest.raises(ValueError, match=r"task.image_size is 32, by which .* shifted goes.*set task.image_size to"):
+        task.build_model({**MODEL, "sample_size": 64, "in_channels": 4, "num_classes": 3}, None)
 
 
 def captioned(folder, **columns):
@@ -235,7 +255,7 @@ def test_captions_that_are_none_are_refused(tmp_path, vae, encoder):
             captions.draw({"short": value, "long": value}, None)
     with pytest.raises(ValueError, match="no column 'long'; it has \\['short'\\]. Set task.text_column"):
         [captions.draw({"short": "a hen"}, np.random.default_rng(seed)) for seed in range(9)]
-    for columns in ({}, {"short": 0}, {"short": -1}):
+    for columns in ({}, {"short": 0}, {"short": -1}, {"short": None}, {"short": "much"}):
         with pytest.raises(ValueError, match="columns with weights above 0"):
             build(DisentangledDiTTask, {"text_column": columns}, "task")
     data = captioned(tmp_path / "captioned", text=["a hen", ""])
@@ -272,10 +292,64 @@ def test_buckets_know_turned_and_broken_pictures(tmp_path):
     files = [{"bytes": None, "path": str(tmp_path / "wide.png")}]
     files += [{"bytes": (tmp_path / "turned.jpg").read_bytes(), "path": None}, {"bytes": b"none", "path": None}, None]
     data = datasets.Dataset.from_dict({"image": files}, features=kinds)
-    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0, 1, 1]
+    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0, 0, 0]
     assert data.cast_column("image", datasets.Image())[1]["image"].size == (20, 40)
     with pytest.raises(ValueError, match="no column 'photo'; it has \\['image'\\]. Set task.image_column"):
         group_pictures(data, "photo", [(16, 16)])
+
+
+def test_sizes_are_read_without_decoding(tmp_path, monkeypatch):
+    turned = Image.Exif()
+    turned[274] = 6
+    Image.new("RGB", (40, 20)).save(tmp_path / "head.png", exif=turned)
+    content = (tmp_path / "head.png").read_bytes()
+    # The chunk with its length before it and its sum behind it, moved behind the pixels.
+    start = content.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(content[start : start + 4], "big")
+    behind = content[:start] + content[end:-12] + content[start:end] + content[-12:]
+    Image.new("RGB", (40, 20)).save(tmp_path / "plain.png")
+    files = [{"bytes": found, "path": None} for found in (content, behind, (tmp_path / "plain.png").read_bytes())]
+    features = datasets.Features({"image": datasets.Image()})
+    data = datasets.Dataset.from_dict({"image": files}, features=features)
+    assert [row["image"].size for row in data] == [(20, 40), (20, 40), (40, 20)]
+    loaded, load = [], PngImagePlugin.PngImageFile.load
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda self: loaded.append(1) or load(self))
+    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [0, 0, 2]
+    # That with words behind its pixels alone.
+    assert len(loaded) == 1
+
+
+def test_a_picture_that_came_back_has_its_bucket(tmp_path):
+    picture, path = Image.new("RGB", (40, 20)), tmp_path / "late.png"
+    picture.save(tmp_path / "wide.png")
+    path.write_bytes(b"none")
+    files = [{"bytes": None, "path": str(tmp_path / name)} for name in ("wide.png", "late.png")]
+    data = datasets.Dataset.from_dict({"image": files}, features=datasets.Features({"image": datasets.Image()}))
+    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 2]
+    picture.rotate(90, expand=True).save(path)
+    assert group_pictures(data, "image", [(32, 16), (16, 16), (16, 32)]).tolist() == [2, 0]
+
+
+def test_a_broken_picture_among_buckets_is_left_out(tmp_path):
+    pictures = write_pictures(tmp_path / "pictures", side_column=[(16, 16)] * 3)
+    rows = rows_of(pictures).cast_column("image", datasets.Image(decode=False)).to_list()
+    rows[1]["image"] = {"bytes": b"none", "path": "broken.png"}
+    broken = datasets.Dataset.from_list(rows, features=rows_of(pictures).features)
+    task = build(DisentangledDiTTask, BUCKETS, "task")
+    groups = task.read_data(broken)
+    task.build_model(MODEL, None)
+    samples = IndexedSamples(broken, task.training_sample, 0, groups, 2, bad_allowed=1)
+    read = [samples[position] for position in range(2 * samples.epoch_length)]
+    assert {sample["pixels"].shape for sample, _ in read} == {(3, 16, 16)}
+    assert {row["example"] for _, bad in read for row in bad} == {"1"}
+
+
+def test_an_epoch_of_buckets_is_counted_whole(tmp_path, pictures, capsys):
+    # Of 3, 4 and 2 pictures: batches of 3 fill up 3, 6 and 3 places.
+    changes = {"num_train_epochs": 1, "per_device_train_batch_size": 3}
+    run(make_arguments(tmp_path / "run", pictures, task=BUCKETS, **changes))
+    assert len(losses(tmp_path / "run")) == 4
+    assert "1 of 3 groups of examples" in (said := "".join(capsys.readouterr())) and "their 2 examples" in said
 
 
 def test_buckets_are_refused_where_they_cannot_be(tmp_path, pictures, vae):
