@@ -110,16 +110,8 @@ def make_language_model(folder: Path) -> Path:
     return write_tokenizer(folder)
 
 
-def make_restorers(stage: Path, models: Path) -> None:
-    """A merge of restorers with the task `jpeg`, in the stage."""
-    tasks = {
-        name: tiny_semanir(models / name, seed, base=models / "name") for seed, name in enumerate(("jpeg", "blur"), 1)
-    }
-    merge(models / "name", tasks, stage / "restorers")
-
-
 def make_models(stage: Path, models: Path, push: Callable[[str, Path], Any]) -> None:
-    """`org/...` on the Hub, a snapshot of a run, a merge of restorers."""
+    """`org/...` on the Hub, a snapshot of a run."""
     base = tiny_bert(models / "base")
     berts = {name: tiny_bert(models / name, seed, base=base) for seed, name in enumerate("abc", 1)}
     emotions = {"emotion": berts["a"], "irony": berts["b"]}
@@ -132,7 +124,6 @@ def make_models(stage: Path, models: Path, push: Callable[[str, Path], Any]) -> 
         **berts,
         "merged": merge(base, emotions, models / "merged", include_base=True),
     }
-    make_restorers(stage, models)
     tiny_semanir(stage / "runs" / "mine" / "snapshot")
     for name, folder in made.items():
         push(f"org/{name}", folder)
