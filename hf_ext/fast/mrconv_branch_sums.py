@@ -239,7 +239,7 @@ class Branches:
             if lags is None:
                 part: Part = Formed(*islice(kept, 3)) if layout.formed else Group(*islice(kept, 6))
             else:
-                part = self._formed(layout.members[0]) if layout.formed else self._group(layout, lags)
+                part = self._form_branch(layout.members[0]) if layout.formed else self._group(layout, lags)
             if keep:
                 self.formed.extend(part)
             yield layout, part
@@ -264,7 +264,7 @@ class Branches:
             return _exact(self.signal.u.new_zeros(self.signal.u.shape[1], 0))
         return torch.fft.irfft(_exact(_power(spectrum).sum(0)), n=self.signal.n)[:, :span]
 
-    def _formed(self, index: int) -> Formed:
+    def _form_branch(self, index: int) -> Formed:
         """The output around its mean: then the variance suffers no cancellation."""
         u, spectrum, n = self.signal[:3]
         factors, valid = kernel_spectrum(self.kernels[index], self.wings[index], n), self.signal.valid

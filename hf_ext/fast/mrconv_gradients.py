@@ -126,7 +126,7 @@ class BatchNormLayer(NamedTuple):
         signal = Signal(samples, spectrum, self.n, self.start, self.stop)
         return Branches(signal, rows[:count], rows[count:] or [None] * count, kept[1:] if kept else None)
 
-    def measured(
+    def measure(
         self, u: Tensor, kernels: Sequence[Tensor], count: int, part: slice, keep: bool = False
     ) -> tuple[Branches, Tensor]:
         """
@@ -221,7 +221,7 @@ class BatchNormConv(torch.autograd.Function):
         keep = len(parts) == 1 and layer.n * u[:, :, 0].numel() <= KEPT_POINTS and any(ctx.needs_input_grad)
 
         def begin(part: slice) -> tuple[Branches, Tensor]:
-            branches, sums = layer.measured(u, kernels, count, part, keep)
+            branches, sums = layer.measure(u, kernels, count, part, keep)
             dtypes[part.start] = branches.dtype
             return branches, sums
 

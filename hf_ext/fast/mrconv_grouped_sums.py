@@ -24,7 +24,7 @@ class BranchSums(torch.autograd.Function):
     def forward(ctx: Any, u: Tensor, layer: BatchNormLayer, count: int, *kernels: Tensor) -> Tensor:
         found, ctx.dtypes = [], {}
         for part in channel_chunks(u, layer.n):
-            branches, sums = layer.measured(u, kernels, count, part)
+            branches, sums = layer.measure(u, kernels, count, part)
             ctx.dtypes[part.start] = branches.dtype
             found.append(sums)
         ctx.save_for_backward(u, *kernels)

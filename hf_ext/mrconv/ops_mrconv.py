@@ -230,7 +230,7 @@ def batch_norm_conv(
             u, kernels, alpha, weight, bias, eps, backward_kernels=wings, start=nothing, stop=nothing, group=group
         )
         return y[:0], mean, var, count
-    cropped, ahead, n = _cropped(u, kernels, wings)
+    cropped, ahead, n = _crop_kernels(u, kernels, wings)
     form = _batch_norm_branches if history else FAST.get("batch_norm_conv", _batch_norm_branches)
     y, mean, var, count = form(u, cropped, ahead, alpha, weight, bias, n, eps, start, stop, group)
     return y, mean, var, count
@@ -257,7 +257,7 @@ def grouped_batch_norm_conv(
     """
     _check_branches(kernels, alpha, weight, bias)
     wings, form = backward_kernels or [], FAST.get("branch_sums", _branch_sums)
-    found = [form(u, *_cropped(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
+    found = [form(u, *_crop_kernels(u, kernels, wings), *span) for u, span in zip(inputs, spans, strict=True)]
     sums = torch.stack(found).sum(0)
     sums = sums if group is None else SumOverProcesses.apply(sums, group)
     total, square, count = sums[0], sums[1], sums[2, 0, 0].detach()
@@ -300,7 +300,7 @@ def _valid_positions(u: Tensor, start: Tensor | None, stop: Tensor | None) -> Te
     return valid
 
 
-def _cropped(u: Tensor, kernels: list[Tensor], wings: list[Tensor]) -> tuple[list[Tensor], list[Tensor], int]:
+def _crop_kernels(u: Tensor, kernels: list[Tensor], wings: list[Tensor]) -> tuple[list[Tensor], list[Tensor], int]:
     """Kernels as far as they reach within the length of `u`, in float32 at least, and the FFT size that fits them."""
     length, dtype = u.shape[2], _working_dtype(u.dtype)
     cropped = [kernel[:, :length].to(dtype) for kernel in kernels]

@@ -279,7 +279,7 @@ def _own_pixels(size: int, margin: int, turn: int) -> tuple[np.ndarray, np.ndarr
     end = np.full(2, middle * UNIT + UNIT // 2)
     radius = round((drawing.thickness / 2 + margin - 0.5) * UNIT)
     ends = np.stack([end - drawing.dash * DIRECTIONS[turn], end])
-    rows, columns, own = _covered(ends, radius, size, 1)
+    rows, columns, own = _cover_pixels(ends, radius, size, 1)
     found = np.argwhere(own)
     return found[:, 0] + rows.start - middle, found[:, 1] + columns.start - middle
 
@@ -299,13 +299,13 @@ def draw_scene(scene: Scene, size: int) -> np.ndarray:
 
 def _draw(picture: np.ndarray, ends: np.ndarray, radius: int, brightness: int, most: int) -> None:
     """Brightens the pixels near a line, none above `most`: of each 16 places are asked whether it covers them."""
-    rows, columns, covered = _covered(ends, radius, len(picture), _SAMPLES)
+    rows, columns, covered = _cover_pixels(ends, radius, len(picture), _SAMPLES)
     part = picture[rows, columns]
     shares = covered.reshape(part.shape[0], _SAMPLES, part.shape[1], _SAMPLES).sum((1, 3))
     np.maximum(part, np.minimum(shares * brightness // _SAMPLES**2, most), out=part)
 
 
-def _covered(ends: np.ndarray, radius: int, size: int, samples: int) -> tuple[slice, slice, np.ndarray]:
+def _cover_pixels(ends: np.ndarray, radius: int, size: int, samples: int) -> tuple[slice, slice, np.ndarray]:
     """Rows and columns of pixels around a line, at most a few pixels long, and which of their places are near it."""
     low = np.maximum((ends.min(0) - radius) // UNIT, 0)
     high = np.minimum((ends.max(0) + radius) // UNIT + 1, size)

@@ -146,5 +146,5 @@ def test_other_devices_and_other_dtypes_are_not_looked_at():
         (single, "meta", torch.float32),
     ):
         u, kernels = case["u"].detach().to(device), [kernel.detach().to(device) for kernel in case["kernels"]]
-        chunk, sums = chosen.measured(u, kernels, len(kernels), slice(0, 2))
+        chunk, sums = chosen.measure(u, kernels, len(kernels), slice(0, 2))
         assert (chunk.dtype, sums.dtype) == (wanted, torch.float64)
