@@ -180,6 +180,8 @@ def test_the_fine_tunes_of_restore_tasks_become_one_merge_beside_its_base(load_c
     folder = release.make("restore-tasks", work)
     told = json.loads((folder / "training.json").read_text())["released"]
     assert told["core_hours"] == 1.9 and told["steps"] == 4 and told["scores"].count("fine-tune") == 4
+    # Another machine has the merge alone, which says that they are done.
+    assert all(stretches.is_done(work / "elsewhere", f"restore-tasks-{task}") for task in stretches.RESTORE_TASKS)
     assert {model.name for model in released.list_released()} == {"denoise-color", "restore-tasks"}
     # It finds its base beside it, wherever both lie.
     shutil.copytree(released_models, moved := work / "moved")
