@@ -14,7 +14,19 @@ from pathlib import Path
 
 from keeping import bring_back
 from measuring import choose_rate
-from runs import COMPARISONS, MARKS, PLACES, Run, ablations, candidates, find_mark, keep_mark, make_job, prepare, steps_taken
+from runs import (
+    COMPARISONS,
+    MARKS,
+    PLACES,
+    Run,
+    ablations,
+    candidates,
+    find_mark,
+    keep_mark,
+    make_job,
+    prepare,
+    steps_taken,
+)
 
 from hf_ext.files import whole_folder
 
