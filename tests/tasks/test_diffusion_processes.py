@@ -1,4 +1,4 @@
-"""Training in two processes is training in one, on batches of twice the size."""
+"""Training in two processes is training in one, on batches of twice the size or, as of buckets, in two passes."""
 
 import pytest
 import torch
@@ -12,12 +12,13 @@ from .two_processes import STEPS, train_on
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_on_the_joined_batches(tmp_path):
+@pytest.mark.parametrize(("task", "batch", "passes"), [("one shape", 6, 1), ("one shape", 3, 2), ("buckets", 3, 2)])
+def test_two_processes_train_as_one_on_the_joined_batches(tmp_path, task, batch, passes):
     data = write_pictures(tmp_path / "pictures", count=12)
-    launch_two("tests.tasks.two_processes", str(data), str(tmp_path / "two"), "3")
+    launch_two("tests.tasks.two_processes", str(data), str(tmp_path / "two"), "3", task)
     first, second = ((tmp_path / f"two-{rank}-of-2").read_text() for rank in (0, 1))
     assert first == second
-    train_on(data, tmp_path / "one", 6)
+    train_on(data, tmp_path / "one", batch, task, passes)
     forget_accelerate()
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     assert len(losses(tmp_path / "two")) == STEPS

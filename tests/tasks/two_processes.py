@@ -1,8 +1,9 @@
-"""A run in one or two processes whose noise depends on the pictures alone: `python -m … DATA OUT BATCH`."""
+"""A run in one or two processes whose noise depends on the pictures alone: `python -m … DATA OUT BATCH TASK`."""
 
 import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -13,6 +14,10 @@ from hf_ext.training import loop
 from .diffusion_testing import MODEL, make_arguments, run
 
 STEPS = 4
+TASKS: dict[str, dict[str, Any]] = {
+    "one shape": {"image_size": 8},
+    "buckets": {"image_size": 8, "buckets": {"max_ratio": 2.0, "step": 4}},
+}
 
 
 class Watched(diffusion.DisentangledDiTTask):
@@ -23,7 +28,7 @@ class Watched(diffusion.DisentangledDiTTask):
         return super().loss(model, batch, step)
 
 
-def train_on(data: Path, out: Path, batch: int) -> str:
+def train_on(data: Path, out: Path, batch: int, task: str, passes: int = 1) -> str:
     """Trains on all that is random by rank made a function of each picture; a digest of the network's weights."""
     plain = diffusion.noisy_samples
 
@@ -33,26 +38,27 @@ def train_on(data: Path, out: Path, batch: int) -> str:
 
     diffusion.noisy_samples = noisy_samples
     try:
-        changes = {"max_steps": STEPS, "per_device_train_batch_size": batch, "learning_rate": 1e-3}
+        changes = {"max_steps": STEPS, "per_device_train_batch_size": batch, "gradient_accumulation_steps": passes}
         arguments = make_arguments(
             out,
             data,
-            task={"image_size": 8},
+            task=TASKS[task],
             model={**MODEL, "condition_dropout": 0.0, "control_dropout": 0.0},
+            learning_rate=1e-3,
             **changes,
         )
-        task, _ = run(arguments, Watched)
+        watched, _ = run(arguments, Watched)
     finally:
         diffusion.noisy_samples = plain
-    weights = torch.cat([value.detach().flatten() for value in task.network.parameters()])
+    weights = torch.cat([value.detach().flatten() for value in watched.network.parameters()])
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
 
 def main() -> None:
-    data, out, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    data, out, batch, task = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     # To draw would take longer than all else.
     loop.plot_curves = lambda run: None
-    digest = train_on(data, out, batch)
+    digest = train_on(data, out, batch, task)
     state = PartialState()
     out.with_name(f"{out.name}-{state.process_index}-of-{state.num_processes}").write_text(digest)
 
