@@ -203,3 +203,17 @@ def test_a_released_model_answers_as_it_did_when_it_was_released(load, model):
         assert load("release").restore_cat(folder, told.get("task")) == pytest.approx(told["psnr"], abs=0.05)
     else:
         assert load("release").hear_tones(folder) == pytest.approx(told["logits"], abs=0.05)
+
+
+@pytest.mark.parametrize("row", [0, 4])
+def test_the_gallery_shows_what_the_models_do(load, row):
+    gallery = load("gallery")
+    told = json.loads((gallery.HERE / "gallery.json").read_text(encoding="utf-8"))[row]
+    found = gallery.restore_row(*gallery.ROWS[row])
+    pictures = found.pop("pictures")
+    assert {name: value for name, value in found.items() if not isinstance(value, float)} == {
+        name: value for name, value in told.items() if not isinstance(value, float)
+    }
+    for name in ("input", "psnr", "best_total_variation"):
+        assert found[name] == pytest.approx(told[name], abs=0.05), name
+    assert gallery.draw([{**found, "pictures": pictures}]).size == (780, 288)
