@@ -38,16 +38,20 @@ class Steps:
     Args:
         work (`Path`): Everything but the final tables is written here.
         scale (`float`, *optional*): Share of every budget, less than 1 to try the machinery; a setting of every step.
+        results (`Path`, *optional*): Folder of the results, `WORK/results` if not given. A study that is longer than a
+            machine is kept has them in the repository: the next machine goes on with the steps that are missing.
     """
 
-    def __init__(self, work: Path, scale: float | None = None):
-        self.work, self.scale = work, scale
+    def __init__(self, work: Path, scale: float | None = None, results: Path | None = None):
+        self.work, self.scale, self.results = work, scale, results or work / "results"
 
     def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
         """The result of a step: read where it was computed with the same settings, otherwise computed and kept."""
-        path = self.work / "results" / f"{name}.json"
+        path = self.results / f"{name}.json"
         scale = {} if self.scale is None else {"scale": self.scale}
-        settings = json.loads(json.dumps({**settings, **scale}, default=str))
+        # Of the folder only the name: another machine has another one.
+        here = json.dumps(str(self.work))[1:-1]
+        settings = json.loads(json.dumps({**settings, **scale}, default=str).replace(here, "WORK"))
         if path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["settings"] == settings:
@@ -62,9 +66,7 @@ class Steps:
 
     def seconds(self) -> int:
         """What all steps took, those of earlier sessions too."""
-        steps = [
-            json.loads(path.read_text(encoding="utf-8")) for path in sorted((self.work / "results").glob("*.json"))
-        ]
+        steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.results.glob("*.json"))]
         return round(sum(step["seconds"] for step in steps))
 
     def steps(self, seconds: float, speed: dict[str, Any]) -> int:
