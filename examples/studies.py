@@ -45,23 +45,29 @@ class Steps:
     def __init__(self, work: Path, scale: float | None = None, results: Path | None = None):
         self.work, self.scale, self.results = work, scale, results or work / "results"
 
+    def _settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings as they are kept; of the folder only that it is WORK: another machine has another one."""
+        scale = {} if self.scale is None else {"scale": self.scale}
+        text = json.dumps({**settings, **scale}, default=str)
+        kept: dict[str, Any] = json.loads(text.replace(json.dumps(str(self.work))[1:-1], "WORK"))
+        return kept
+
+    def is_done(self, name: str, settings: dict[str, Any]) -> bool:
+        """Whether a step was computed with the same settings."""
+        path = self.results / f"{name}.json"
+        return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["settings"] == self._settings(settings)
+
     def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
         """The result of a step: read where it was computed with the same settings, otherwise computed and kept."""
         path = self.results / f"{name}.json"
-        scale = {} if self.scale is None else {"scale": self.scale}
-        # Of the folder only the name: another machine has another one.
-        here = json.dumps(str(self.work))[1:-1]
-        settings = json.loads(json.dumps({**settings, **scale}, default=str).replace(here, "WORK"))
-        if path.is_file():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["settings"] == settings:
-                return content["result"]
-        print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-        started = time.perf_counter()
-        content = {"settings": settings, "result": compute(), "seconds": round(time.perf_counter() - started, 2)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        path.with_suffix(".tmp").rename(path)
+        if not self.is_done(name, settings):
+            print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+            started, result = time.perf_counter(), compute()
+            seconds = round(time.perf_counter() - started, 2)
+            content = {"settings": self._settings(settings), "result": result, "seconds": seconds}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".tmp").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            path.with_suffix(".tmp").replace(path)
         return json.loads(path.read_text(encoding="utf-8"))["result"]
 
     def seconds(self) -> int:
