@@ -283,8 +283,8 @@ class SD3Peer(Peer):
 
 def start(network: nn.Module, zeros: list[nn.Module]) -> None:
     """
-    Equal starts: linear layers begin as ours do, and some at zero, as the papers say. The classes of diffusers, made for
-    loading weights, do neither.
+    Equal starts: linear layers begin as ours do, and some at zero, as the papers say. The classes of diffusers, made
+    for loading weights, do neither.
     """
     for module in network.modules():
         if isinstance(module, nn.Linear):

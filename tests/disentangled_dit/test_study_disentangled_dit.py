@@ -182,6 +182,25 @@ def test_the_judge_is_kept_in_16_bits_and_answers_the_same(load, data, tmp_path)
     assert judge.others.shape == (10, 16, 16, 3) and judge.reference.shape == (30, 192)
 
 
+def test_long_runs_are_judged_at_equal_steps(load, data, tmp_path):
+    study, runs, measuring, pair = load("study"), load("runs"), load("measuring"), load("long_pair")
+    made = study.Study(data, tmp_path / "work", 1e-3)
+    train, _ = trained_without_training(study, runs)
+    train(tmp_path / "run", {**made.values("32"), "max_steps": 2}, study.CLASSIFIER)
+    judge = measuring.Judge(tmp_path / "run" / "snapshot", made.sets["32"], 10)
+    rows = []
+    told = {"attention": {"steps": 90}, "adaln": {"released": {"steps": 90, "core_hours": 1.0}}}
+    for conditioning in ("attention", "adaln", "attention"):
+        folder = tmp_path / conditioning
+        network = make_transformer(sample_size=8, patch_size=4, num_classes=10, conditioning=conditioning)
+        DisentangledDiTPipeline(network, DDIMScheduler(), None, None, None).save_pretrained(folder)
+        (folder / "training.json").write_text(json.dumps(told[conditioning]))
+        rows = pair.add_row(rows, pair.judge_model(folder, judge, 1))
+    assert [(row["conditioning"], row["steps"]) for row in rows] == [("adaln", 90), ("attention", 90)]
+    lines = pair.make_table(rows).splitlines()
+    assert lines[2].startswith("| class in adaLN | 90 |") and lines[-1] == "10 images of each. One seed."
+
+
 def test_images_are_cut_out_of_a_sheet_to_the_bit(load, tmp_path):
     measuring = load("measuring")
     images = np.random.default_rng(0).integers(256, size=(3, 4, 32, 32, 3), dtype=np.uint8)
@@ -245,7 +264,12 @@ def test_all_steps_fit_each_other(load, data, tmp_path, monkeypatch):
     before = (STUDY / "README.md").read_text()
     study.main(data, tmp_path / "work", list(study.PARTS_OF_STUDY))
     alphas = [f"claim-alpha-{alpha}-{seed}" for seed in study.ALPHA_SEEDS for alpha in study.ALPHAS]
-    expected = ["classifier", *(f"claim-{name}-{seed}" for seed in study.SEEDS for name in study.VARIANTS), *alphas]
+    expected = [
+        "classifier",
+        "classifier-whole",
+        *(f"claim-{name}-{seed}" for seed in study.SEEDS for name in study.VARIANTS),
+        *alphas,
+    ]
     expected += [*(f"claim-drawn-{seed}" for seed in study.ALPHA_SEEDS), "cuts-told", "cuts-not-told"]
     expected += [f"transfer-{index}" for index in range(5)]
     expected += [f"crops-{index}-{side}" for index in range(2) for side in (16, 32)]
