@@ -38,33 +38,41 @@ class Steps:
     Args:
         work (`Path`): Everything but the final tables is written here.
         scale (`float`, *optional*): Share of every budget, less than 1 to try the machinery; a setting of every step.
+        results (`Path`, *optional*): Folder of the results, `WORK/results` if not given. A study that is longer than a
+            machine is kept has them in the repository: the next machine goes on with the steps that are missing.
     """
 
-    def __init__(self, work: Path, scale: float | None = None):
-        self.work, self.scale = work, scale
+    def __init__(self, work: Path, scale: float | None = None, results: Path | None = None):
+        self.work, self.scale, self.results = work, scale, results or work / "results"
+
+    def _settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings as they are kept; of the folder only that it is WORK: another machine has another one."""
+        scale = {} if self.scale is None else {"scale": self.scale}
+        text = json.dumps({**settings, **scale}, default=str)
+        kept: dict[str, Any] = json.loads(text.replace(json.dumps(str(self.work))[1:-1], "WORK"))
+        return kept
+
+    def is_done(self, name: str, settings: dict[str, Any]) -> bool:
+        """Whether a step was computed with the same settings."""
+        path = self.results / f"{name}.json"
+        return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["settings"] == self._settings(settings)
 
     def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
         """The result of a step: read where it was computed with the same settings, otherwise computed and kept."""
-        path = self.work / "results" / f"{name}.json"
-        scale = {} if self.scale is None else {"scale": self.scale}
-        settings = json.loads(json.dumps({**settings, **scale}, default=str))
-        if path.is_file():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["settings"] == settings:
-                return content["result"]
-        print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-        started = time.perf_counter()
-        content = {"settings": settings, "result": compute(), "seconds": round(time.perf_counter() - started, 2)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        path.with_suffix(".tmp").rename(path)
+        path = self.results / f"{name}.json"
+        if not self.is_done(name, settings):
+            print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+            started, result = time.perf_counter(), compute()
+            seconds = round(time.perf_counter() - started, 2)
+            content = {"settings": self._settings(settings), "result": result, "seconds": seconds}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".tmp").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            path.with_suffix(".tmp").replace(path)
         return json.loads(path.read_text(encoding="utf-8"))["result"]
 
     def seconds(self) -> int:
         """What all steps took, those of earlier sessions too."""
-        steps = [
-            json.loads(path.read_text(encoding="utf-8")) for path in sorted((self.work / "results").glob("*.json"))
-        ]
+        steps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.results.glob("*.json"))]
         return round(sum(step["seconds"] for step in steps))
 
     def steps(self, seconds: float, speed: dict[str, Any]) -> int:

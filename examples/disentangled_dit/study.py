@@ -1,13 +1,17 @@
-"""The study of Disentangled DiT on real images: classes, the size control, another resolution, texts, other networks.
+"""The study of Disentangled DiT on real images, in parts: judge, claim, controls, sizes, transfer, networks, texts.
 
-python examples/disentangled_dit/study.py DATA WORK
-DATA holds the folders cifar10 and bsds500. Each step leaves its result in WORK/results and is skipped when it is there
-with the same settings, so an interrupted study continues. At the end examples/disentangled_dit/results/study.json, the
-curves, pictures and tables in README.md are written.
-DIT_BUDGET_SCALE=0.003 makes every run that much shorter, to try the machinery; its results stay in WORK/report.
+python examples/disentangled_dit/study.py DATA WORK [PART...]     all parts or some, the most telling ones first
+python examples/disentangled_dit/study.py                         only writes the tables of what is measured
+DATA holds the folders cifar10 and bsds500, WORK keeps data, runs and models. Each step leaves its result in
+results/steps, which is committed, and is skipped when it is there with the same settings: the study continues where it
+stopped, on another machine too. Tables and pictures are written after each part.
+DIT_BUDGET_SCALE=0.003 makes every run that much shorter, to try the machinery; its results stay in WORK.
 """
 
+import json
+import math
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -18,70 +22,82 @@ import diffusers
 from measuring import (
     SAMPLING,
     Judge,
-    draw_classes,
     draw_sizes,
-    draw_texts,
+    keep_judge,
+    load,
     measure_classes,
     measure_control,
     measure_samples,
+    measure_sizes,
     measure_texts,
     real_sizes,
+    right_shares,
 )
-from runs import CLASSIFIER, EXAMPLES, OURS, make_task, recipe, run_arguments, train
-from sets import prepare
-from tables import blocks, draw_convergence, draw_curves
+from pictures import draw_sliders
+from runs import CLASSIFIER, EXAMPLES, OURS, recipe, train
+from safetensors import safe_open
+from sets import folders, prepare
+from tables import draw_convergence, write_tables
 
+from hf_ext.plots.grids import write_picture
 from hf_ext.training.arguments import read_yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from studies import (  # noqa: E402  found through the line above
-    Steps,
-    copy_minilm,
-    machine,
-    measure_speed,
-    prepare_process,
-    write_blocks,
-)
+from studies import Steps, copy_minilm, prepare_process  # noqa: E402  found through the line above
 
-# Seconds of one core for each run. The pre-training is the headline's and the transfers' first part.
-CLASSIFIER_SECONDS, PRETRAINING_SECONDS, HEADLINE_SECONDS = 600, 1200, 2400
-CLAIM_SECONDS, TRANSFER_SECONDS, TEXT_SECONDS, PEER_SECONDS = 200, 200, 200, 150
-# How often the speeds of a comparison are measured, each network once in a turn.
-TURNS = 5
+# Steps of each run, of 32 pictures.
+CLAIM_STEPS, CROP_STEPS, TRANSFER_STEPS, TEXT_STEPS, PEER_STEPS, CANDIDATE_STEPS = 500, 500, 300, 400, 500, 150
+# Of the judge, after its recipe: an epoch of whole pictures.
+WHOLE_STEPS, WHOLE = 390, {"task.part": 32, "learning_rate": 1.5e-3}
 SEEDS = (0, 1, 2)
 # Generated images of each class: of a finished model, at each size of the size control, at each point of a curve.
-MEASURED, PER_SIZE, PER_POINT = 50, 5, 20
+MEASURED, PER_SIZE, PER_POINT = 30, 5, 20
+# Real test pictures that are kept apart from the judge's reference: as many as are generated.
+OTHERS = 10 * MEASURED
 # Points of a curve, and steps of DDIM for their pictures, which the training waits for.
 POINTS, POINT_STEPS = 4, 10
 # Sides of the originals that the size control asks for. What is generated has 16: larger ones had no more detail.
 SIZES = [6, 8, 12, 16]
-# An average over the last thousand steps or so, of long runs.
-LONG = {"ema_decay": 0.998}
-# The paper's conditioning, and the usual one: the class is added to the adaLN vector, controls have a constant weight.
+# The claim's four corners: the way of the class, and the weight of the controls. Small networks, for many runs.
 CONSTANT = dict.fromkeys(("original_size", "crop", "target_size", "flip", "aspect_ratio"), 0.0)
+TOKEN = {"model.num_layers": 4, "model.num_classes": 11}
+ADALN = {**TOKEN, "model.conditioning": "adaln"}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "disentangled": {"model.num_classes": 11},
-    "adaln": {"model.num_classes": 11, "model.conditioning": "adaln", "model.control_alpha": CONSTANT},
+    "token-weighted": TOKEN,
+    "token-constant": {**TOKEN, "model.control_alpha": CONSTANT},
+    "adaln-weighted": ADALN,
+    "adaln-constant": {**ADALN, "model.control_alpha": CONSTANT},
 }
+# Exponents of the weight of both sizes; those of VARIANTS, 8 and 0, stand beside them in the table.
+ALPHAS, ALPHA_SEEDS = (1, 2, 4), (0, 1)
+# Training pictures, of many sizes, are cut at random to a part of two thirds of the side; the middle is asked for.
+CUT, MIDDLE = {"local_prob": 1.0, "local_size": 24}, (4, 4)
+# The class of the picture of sliders: an automobile.
+SHOWN = 1
+KNOWN = {**CONSTANT, "original_size": 8.0, "target_size": 8.0}
+UNKNOWN = {name: alpha for name, alpha in KNOWN.items() if name not in ("crop", "flip")}
 TRANSFERS = {
     "positions and schedule": {"positions": True, "schedule": True},
     "positions only": {"positions": True, "schedule": False},
     "schedule only": {"positions": False, "schedule": True},
     "neither": {"positions": False, "schedule": False},
+    "bicubic positions and schedule": {"positions": True, "schedule": True},
 }
+# A pre-training at 16 that sees whole pictures, or half of them at the scale of 32 and in parts.
+CROPS = {"global": {}, "global and local": {"local_prob": 0.5, "local_size": 32}}
 PADDINGS = ("zeros", "replicate", "noisy_replicate")
-# The recipe's learning rate was chosen for ours: in the comparison all have one that was chosen for none.
-UNTUNED = {"learning_rate": 1e-3}
 # Of diffusers' networks the numbers per head at which `peers.equal_sizes` finds them as large as ours.
 PEERS = {"unet": 28, "dit": 44, "pixart": 48, "sd3": 32}
 MASKED = {"model.num_decoder_layers": 2, "task.mask_ratio": 0.3}
-SHOWN = [
-    "a dark photo of a ship",
-    "a bright photo of an airplane in front of something blue",
-    "a horse",
-    "a red truck",
-]
+RATES = (5e-4, 1e-3, 2e-3)
+# The weights from which the transfers begin: hours of training at 16 x 16, of the released model.
+PRETRAINED = EXAMPLES.parent / "released" / "reached" / "cifar10-16"
+RESULTS = EXAMPLES / "results"
+
+
+class NotMeasured(Exception):
+    """A step is not there, and only tables are to be written."""
 
 
 class Study(Steps):
@@ -89,28 +105,41 @@ class Study(Steps):
     Steps with their results in files.
 
     Args:
-        data (`Path`): Folder of the data sets.
-        work (`Path`): Everything but the final tables is written here.
-        scale (`float`): Share of every budget.
+        data (`Path`, *optional*): Folder of the data sets; without it nothing is computed.
+        work (`Path`): Data, runs and models.
+        scale (`float`): Share of every budget; only with 1 results are kept in the repository.
     """
 
     # What makes a run; anything else where the steps are tried without training.
     train = staticmethod(train)
 
-    def __init__(self, data: Path, work: Path, scale: float):
-        super().__init__(work, scale)
-        self.sets = prepare(data, work, None if scale >= 0.1 else 60)
+    def __init__(self, data: Path | None, work: Path, scale: float):
+        super().__init__(work, scale, RESULTS / "steps" if scale == 1 else None)
+        self.data, number = data, None if scale >= 0.1 else 60
+        self.sets = folders(work, number)
+        if data is not None:
+            prepare(data, work, number)
         self.judge = cache(self._judge)
-        # What measured: its settings belong to those of every measurement.
-        self.classifier: dict[str, Any] = {}
+        # How each run is made, where its model is needed and not here.
+        self.trained_by: dict[str, Callable[[], Any]] = {}
+        self.judge_folder = RESULTS / "judge" if scale == 1 else work / "judge"
+
+    def step(self, name: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
+        """As in [`Steps`]; without data a step that is missing is an error."""
+        if self.data is None and not self.is_done(name, settings):
+            raise NotMeasured(name)
+        return super().step(name, settings, compute)
+
+    def measured_so_far(self, compute: Callable[[], Any]) -> list[Any]:
+        """One result in a list; an empty one where it is not there and only tables are to be written."""
+        try:
+            return [compute()]
+        except NotMeasured:
+            return []
 
     def count(self, number: int) -> int:
         """Images to generate; one where the machinery is tried."""
         return number if self.scale >= 0.1 else 1
-
-    def pictures(self) -> dict[str, int]:
-        """Settings of a run that draws for a curve."""
-        return {"task.samples_per_class": self.count(PER_POINT), "task.sample_steps": POINT_STEPS}
 
     def values(self, name: str, **changes: Any) -> dict[str, Any]:
         """Settings of a run: a set, 250 of its test pictures for the loss, and what differs from the recipe."""
@@ -118,203 +147,346 @@ class Study(Steps):
         test = "test[:250]" if self.scale >= 0.1 else "test[:4]"
         return {"data": {"train": {"path": path}, "eval": {"path": path, "split": test}}, "seed": 0, **changes}
 
-    def speed(self, name: str, values: dict[str, Any], kind: str = OURS) -> dict[str, Any]:
-        """Seconds of a training step on this machine, and the parameters."""
+    def run(
+        self,
+        name: str,
+        values: dict[str, Any],
+        steps: int | None,
+        kind: str = OURS,
+        before: Callable[[], Any] = lambda: None,
+    ) -> dict[str, Any]:
+        """A training of so many steps, or of those of its recipe; `before` makes what it starts from."""
+        whole = steps or read_yaml(recipe(kind))["max_steps"]
+        count = max(2, int(whole * self.scale))
+        if steps is not None:
+            values = {**values, "max_steps": count, "warmup_steps": count // 20}
+        elif count != whole:
+            values = {**values, "max_steps": count, "warmup_steps": 0}
+        if "task.samples_per_class" in values:
+            values["eval_steps"] = -(-count // POINTS)
 
         def compute() -> dict[str, Any]:
-            arguments = run_arguments(values, kind)
-            return measure_speed(make_task(arguments, kind), arguments, 15 if self.scale >= 0.1 else 3)
+            before()
+            row = self.train(self.work / "runs" / name, values, kind)
+            told = {key: value for key, value in row.items() if key != "losses"}
+            return {**told, "parameters": count_parameters(self.snapshot(name))}
 
-        settings = {"recipe": read_yaml(recipe(kind)), "values": values, "kind": kind}
-        return self.step(f"speed-{name}", settings, compute)
+        self.trained_by[name] = compute
+        return self.step(f"run-{name}", {"recipe": read_yaml(recipe(kind)), "values": values, "kind": kind}, compute)
 
-    def run(
-        self, name: str, values: dict[str, Any], seconds: float, speed: dict[str, Any], kind: str = OURS
-    ) -> dict[str, Any]:
-        """A training of so many seconds, its warm-up a twentieth of its steps."""
-        steps = self.steps(seconds, speed)
-        values = {**values, "max_steps": steps, "warmup_steps": steps // 20}
-        if "task.samples_per_class" in values:
-            values["eval_steps"] = -(-steps // POINTS)
-        settings = {"recipe": read_yaml(recipe(kind)), "values": values, "kind": kind}
-        row = self.step(f"run-{name}", settings, lambda: self.train(self.work / "runs" / name, values, kind))
-        return {**row, **speed}
+    def model(self, name: str) -> Path:
+        """The model of a run, which is trained again where another machine trained it."""
+        if not self.snapshot(name).is_dir():
+            self.trained_by[name]()
+        return self.snapshot(name)
 
     def measure(self, name: str, row: dict[str, Any], compute: Callable[[], Any], **settings: Any) -> Any:
         """What is measured of a finished run."""
-        settings = {"run": row["arguments"], "classifier": self.classifier, "sampling": SAMPLING, **settings}
+        settings = {"run": row["arguments"], "judge": self.judged_by(), "sampling": SAMPLING, **settings}
         return self.step(f"measure-{name}", settings, compute)
 
-    def _judge(self, name: str) -> Judge:
-        return Judge(self.snapshot(CLASSIFIER), self.sets[name], 10 * self.count(MEASURED))
+    def judged_by(self) -> dict[str, Any]:
+        """What the judge's measurements depend on."""
+        told = self.step("judge", self.judge_settings(), lambda: make_judge(self))
+        return {"accuracy": told["accuracy"], "others": OTHERS}
+
+    def judge_settings(self) -> dict[str, Any]:
+        """The recipe of the judge."""
+        return {"recipe": read_yaml(recipe(CLASSIFIER)), "whole": WHOLE, "whole_steps": WHOLE_STEPS}
+
+    def _judge(self, name: str, side: int | None = None, middle: int | None = None) -> Judge:
+        others = OTHERS if self.scale >= 0.1 else 10
+        return Judge(self.judge_folder, self.sets[name], others, side, middle)
 
     def classes(self, name: str, row: dict[str, Any], data: str, kind: str = OURS) -> dict[str, float]:
         """The images of a finished class model."""
         number = self.count(MEASURED)
-        compute = partial(measure_classes, self.snapshot(name), self.judge(data), number, kind)
-        return self.measure(name, row, compute, per_class=number)
-
-    def curve(self, name: str, row: dict[str, Any]) -> list[dict[str, float]]:
-        """The pictures that a run at 32 pixels drew on its way."""
-        number, batch_size = self.count(PER_POINT), row["arguments"]["per_device_train_batch_size"]
-        compute = partial(measure_samples, self.work / "runs" / name, self.judge("32"), 32, number, batch_size)
-        return self.measure(f"{name}-curve", row, compute, per_class=number)
+        return self.measure(
+            name,
+            row,
+            lambda: measure_classes(self.model(name), self.judge(data), number, kind),
+            per_class=number,
+        )
 
 
-def classify(study: Study) -> dict[str, Any]:
-    """The classifier, and what it says of real images."""
-    values = study.values("32")
-    row = study.run(CLASSIFIER, values, CLASSIFIER_SECONDS, study.speed(CLASSIFIER, values, CLASSIFIER), CLASSIFIER)
-    study.classifier = row["arguments"]
-    real = {
-        name: study.measure(f"real-{name}", row, lambda name=name: study.judge(name).real()) for name in ("32", "16")
-    }
-    return {**row, "real": real}
+def count_parameters(snapshot: Path) -> int:
+    """Numbers that a snapshot's files of weights hold."""
+    count = 0
+    for path in snapshot.rglob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  no dictionary
+    return count
 
 
-def pretrain(study: Study) -> dict[str, Any]:
-    """CIFAR-10 at 16 pixels, where a picture is learned four times as fast."""
-    values = study.values("16", **LONG)
-    row = study.run("pretraining", values, PRETRAINING_SECONDS, study.speed("pretraining", values))
-    return {**row, "measured": study.classes("pretraining", row, "16")}
+def make_judge(study: Study) -> dict[str, Any]:
+    """Trains the judge, keeps its weights in 16 bits, and measures those on all real test pictures."""
+    # More test pictures than of other runs: it is long, and is looked at on its way.
+    path = str(study.sets["32"])
+    test = "test[:1000]" if study.scale >= 0.1 else "test[:4]"
+    values = {"data": {"train": {"path": path}, "eval": {"path": path, "split": test}}, "seed": 0}
+    first = study.run(CLASSIFIER, values, None, CLASSIFIER)
+    # What learned from parts of 24 pixels does worse on whole pictures until it has seen some.
+    values |= {"init_from": str(study.snapshot(CLASSIFIER)), **WHOLE}
+    row = study.run(f"{CLASSIFIER}-whole", values, WHOLE_STEPS, CLASSIFIER, partial(study.model, CLASSIFIER))
+    keep_judge(study.model(f"{CLASSIFIER}-whole"), study.judge_folder)
+    accuracy = right_shares(study.judge_folder, {side: study.sets[side] for side in ("32", "16")})
+    row["steps"] += first["steps"]
+    return {**row, "accuracy": accuracy, "real": {side: study.judge(side).real() for side in ("32", "16")}}
 
 
-def enlarged(study: Study) -> dict[str, Any]:
-    """Settings of a run that continues the pre-training at 32 pixels."""
-    changes = {"init_from": str(study.snapshot("pretraining")), "task.image_size": 32, "learning_rate": 1e-3}
-    return study.values("32", **changes, **study.pictures())
+def judge(study: Study) -> dict[str, Any]:
+    """The judge, and what it says of real images."""
+    found: dict[str, Any] = study.step("judge", study.judge_settings(), lambda: make_judge(study))
+    return found
 
 
-def headline(study: Study) -> dict[str, Any]:
-    """CIFAR-10 in pixels, with a curve of what it draws on its way."""
-    values = {**enlarged(study), **LONG}
-    row = study.run("headline", values, HEADLINE_SECONDS, study.speed("headline", values))
-    return {**row, "measured": study.classes("headline", row, "32"), "curve": study.curve("headline", row)}
+def claim_row(study: Study, variant: str, changes: dict[str, Any], seed: int, kind: str = OURS) -> dict[str, Any]:
+    """A run on pictures with originals of many sizes: its images, and what the size control does."""
+    name, number = f"claim-{variant}-{seed}", study.count(PER_SIZE)
+    row = study.run(name, {**study.values("varied", **changes), "seed": seed}, CLAIM_STEPS, kind)
+    measured = study.classes(name, row, "16", kind)
+    control = study.measure(
+        f"{name}-control",
+        row,
+        lambda: measure_control(study.model(name), study.judge("16"), SIZES, number, kind),
+        per_class=number,
+        sizes=SIZES,
+    )
+    return {**row, "measured": measured, "control": control}
+
+
+def claim_rows(
+    study: Study, variants: dict[str, dict[str, Any]], seeds: tuple[int, ...], kind: str = OURS
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs of all variants, a seed after the other."""
+    rows: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
+    for seed in seeds:
+        for variant, changes in variants.items():
+            rows[variant] += study.measured_so_far(partial(claim_row, study, variant, changes, seed, kind))
+    if not any(rows.values()):
+        raise NotMeasured
+    return rows
 
 
 def claim(study: Study) -> dict[str, Any]:
-    """The paper's conditioning beside the usual one, on pictures of many original sizes."""
-    judge, rows = study.judge("varied"), {}
-    number = study.count(PER_SIZE)
-    speeds = {name: study.speed(f"claim-{name}", study.values("varied", **own)) for name, own in VARIANTS.items()}
-    # One speed for both, so that they have the same number of steps: what they compute is equal.
-    planned = {"seconds_per_step": next(iter(speeds.values()))["seconds_per_step"]}
+    """Class as a token or in adaLN, controls weighted or constant, over the seeds."""
+    rows = claim_rows(study, VARIANTS, SEEDS)
+    settings = {"judge": study.judged_by(), "sizes": SIZES}
+    return {"rows": rows, "real": study.step("real-sizes", settings, lambda: real_sizes(study.judge("16"), SIZES))}
+
+
+def alpha(study: Study) -> dict[str, Any]:
+    """How the weight of the sizes rises, between constant and that of the claim."""
+    between = {f"alpha-{a}": {**TOKEN, "model.control_alpha": {**KNOWN, **sizes(a)}} for a in ALPHAS}
+    rows = claim_rows(study, between, ALPHA_SEEDS)
+    ends = claim_rows(study, {name: VARIANTS[name] for name in ("token-constant", "token-weighted")}, ALPHA_SEEDS)
+    return {"constant": ends["token-constant"], **rows, "alpha-8": ends["token-weighted"]}
+
+
+def sizes(exponent: float) -> dict[str, float]:
+    """An exponent for both controls that are sizes."""
+    return {"original_size": float(exponent), "target_size": float(exponent)}
+
+
+def zero(study: Study) -> dict[str, Any]:
+    """Controls that begin at zero, as the network's do, and drawn ones."""
+    drawn = claim_rows(study, {"drawn": TOKEN}, ALPHA_SEEDS, "drawn")
+    return {"zero": claim_rows(study, {"token-weighted": TOKEN}, ALPHA_SEEDS)["token-weighted"], **drawn}
+
+
+def cuts(study: Study) -> dict[str, Any]:
+    """Training on parts of pictures, mirrored or not: with and without telling the network which."""
+    rows: dict[str, Any] = {}
+    for name, known in (("told", KNOWN), ("not told", UNKNOWN)):
+        run, number = f"cuts-{name.replace(' ', '-')}", study.count(MEASURED)
+        row = study.run(
+            run, study.values("varied", **TOKEN, **{"task.crops": CUT, "model.control_alpha": known}), CLAIM_STEPS
+        )
+        asked: dict[str, Any] = {"original_size": (32, 32)} | ({"crop": MIDDLE} if name == "told" else {})
+
+        def compute(run: str = run, number: int = number, asked: dict[str, Any] = asked) -> dict[str, float]:
+            # Beside real pictures' middles.
+            return measure_classes(study.model(run), study.judge("32", 24, 16), number, **asked)
+
+        rows[name] = {**row, "measured": study.measure(run, row, compute, per_class=number, asked=asked)}
+    return rows
+
+
+def distances(study: Study) -> dict[str, Any]:
+    """Distance of the images of a size to real pictures of that size, of the claim's models of the first seed."""
+    found, number = {}, study.count(MEASURED)
     for variant, changes in VARIANTS.items():
-        speed, rows[variant] = {**speeds[variant], **planned}, []
-        for seed in SEEDS:
-            name = f"claim-{variant}-{seed}"
-            values = {**study.values("varied", **changes), "seed": seed}
-            row = study.run(name, values, CLAIM_SECONDS, speed)
-            compute = partial(measure_control, study.snapshot(name), judge, SIZES, number)
-            control = study.measure(f"{name}-control", row, compute, per_class=number, sizes=SIZES)
-            rows[variant].append({**row, "measured": study.classes(name, row, "varied"), "control": control})
-    settings = {"classifier": study.classifier, "sizes": SIZES, "images": len(judge.others)}
-    return {"rows": rows, "real": study.step("real-sizes", settings, partial(real_sizes, judge, SIZES))}
+        name = f"claim-{variant}-{SEEDS[0]}"
+        row = study.run(name, {**study.values("varied", **changes), "seed": SEEDS[0]}, CLAIM_STEPS)
+
+        def compute(name: str = name) -> dict[str, Any]:
+            return measure_sizes(study.model(name), study.judge("16"), SIZES, number)
+
+        found[variant] = study.measure(f"{name}-distances", row, compute, per_class=number, sizes=SIZES)
+    return found
+
+
+def enlarged(study: Study, start: Path) -> dict[str, Any]:
+    """Settings of a run that continues at 32 pixels, and draws for a curve."""
+    pictures = {"task.samples_per_class": study.count(PER_POINT), "task.sample_steps": POINT_STEPS}
+    changes = {"init_from": str(start), "task.image_size": 32, "learning_rate": 1e-3}
+    return study.values("32", **changes, **pictures)
+
+
+def transfer_row(
+    study: Study, name: str, values: dict[str, Any], before: Callable[[], Any], kind: str = OURS
+) -> dict[str, Any]:
+    """A run at 32 pixels, with the curve of what it drew on its way."""
+    row = study.run(name, values, TRANSFER_STEPS, kind, before)
+    number, batch_size = study.count(PER_POINT), row["arguments"]["per_device_train_batch_size"]
+
+    def compute() -> list[dict[str, float]]:
+        return measure_samples(study.model(name).parent, study.judge("32"), 32, number, batch_size)
+
+    return {**row, "curve": study.measure(f"{name}-curve", row, compute, per_class=number)}
 
 
 def transfer(study: Study) -> dict[str, Any]:
     """From 16 to 32 pixels, with and without what should help."""
-    after = enlarged(study)
-    # One speed for the four, so that all have the same number of steps.
-    speed, rows = study.speed("transfer", after), {}
+    start, rows = study.work / "base" / PRETRAINED.name, {}
+    before = partial(shutil.copytree, PRETRAINED, start, dirs_exist_ok=True)
     for index, (name, how) in enumerate(TRANSFERS.items()):
-        row = study.run(f"transfer-{index}", {**after, "task.transfer": how}, TRANSFER_SECONDS, speed)
-        rows[name] = {**row, "curve": study.curve(f"transfer-{index}", row)}
+        kind = "bicubic" if name.startswith("bicubic") else OURS
+        values = {**enlarged(study, start), "task.transfer": how}
+        rows[name] = transfer_row(study, f"transfer-{index}", values, before, kind)
     return rows
 
 
-def text_values(study: Study, padding: str) -> dict[str, Any]:
-    """Settings of a run on captions."""
-    return study.values(
-        "captioned",
-        **{
-            "task.text_encoder": str(copy_minilm(study.work / "base" / "all-MiniLM-L6-v2")),
-            "task.text_padding": padding,
-            "task.max_text_length": 20,
-            "model.num_classes": None,
-            "model.joint_attention_dim": 384,
-        },
-    )
+def crops(study: Study) -> dict[str, Any]:
+    """Local crops in the pre-training: short ones, from nothing."""
+    rows = {}
+    for index, (name, how) in enumerate(CROPS.items()):
+        first = f"crops-{index}-16"
+        study.run(first, study.values("32", **{"task.crops": how}), CROP_STEPS)
+        after = enlarged(study, study.snapshot(first))
+        rows[name] = transfer_row(study, f"crops-{index}-32", after, partial(study.model, first))
+    return rows
 
 
 def texts(study: Study) -> dict[str, Any]:
     """Captions, with three kinds of padding."""
-    rows, speed = {}, study.speed("text", text_values(study, PADDINGS[0]))
-    data, number = study.sets["captioned"], 10 * study.count(MEASURED)
+    rows, encoder = {}, study.work / "base" / "all-MiniLM-L6-v2"
+    number = 10 * study.count(MEASURED)
     for padding in PADDINGS:
-        row = study.run(f"text-{padding}", text_values(study, padding), TEXT_SECONDS, speed)
-        compute = partial(measure_texts, study.snapshot(f"text-{padding}"), study.judge("16"), data, number)
-        rows[padding] = {**row, "measured": study.measure(f"text-{padding}", row, compute, images=number)}
+        name, values = f"text-{padding}", study.values("captioned", **text_values(encoder, padding))
+        row = study.run(name, values, TEXT_STEPS, before=partial(copy_minilm, encoder))
+
+        def compute(name: str = name) -> dict[str, float]:
+            return measure_texts(study.model(name), study.judge("16"), study.sets["captioned"], number)
+
+        rows[padding] = {**row, "measured": study.measure(name, row, compute, images=number)}
     return rows
 
 
+def text_values(encoder: Path, padding: str) -> dict[str, Any]:
+    """What a run on captions changes."""
+    return {
+        "task.text_encoder": str(encoder),
+        "task.text_padding": padding,
+        "task.max_text_length": 20,
+        "model.num_classes": None,
+        "model.joint_attention_dim": 384,
+    }
+
+
 def peer_values(study: Study, name: str) -> dict[str, Any]:
-    """Settings of a peer of our network's depth, at the width at which it is as large."""
-    return study.values("16", **UNTUNED, **{"model.attention_head_dim": PEERS[name]})
+    """Settings of a network; a peer of our network's depth has the width at which it is as large."""
+    changes = {OURS: {}, "masked": MASKED}.get(name)
+    return study.values("16", **({"model.attention_head_dim": PEERS[name]} if changes is None else changes))
 
 
 def compare(study: Study) -> dict[str, Any]:
-    """The paper's comparison: one recipe, one budget, diffusers' networks beside ours."""
-    values = {OURS: study.values("16", **UNTUNED), "masked": study.values("16", **UNTUNED, **MASKED)}
-    values |= {name: peer_values(study, name) for name in PEERS}
-    kinds = {name: name if name in PEERS else OURS for name in values}
-    taken: dict[str, list[dict[str, Any]]] = {name: [] for name in values}
-    # In turns, and the fastest counts: what the machine does besides can only add to it.
-    for turn in range(TURNS):
-        for name, own in values.items():
-            taken[name].append(study.speed(f"peer-{name}-{turn}", own, kinds[name]))
-    speeds = {name: min(found, key=lambda row: float(row["seconds_per_step"])) for name, found in taken.items()}
+    """diffusers' networks beside ours: equal steps, each with the best of three rates by the loss of short runs."""
     rows = {}
-    for name, own in values.items():
-        kind = kinds[name]
-        row = study.run(f"peer-{name}", own, PEER_SECONDS, speeds[name], kind)
+    for name in (OURS, "masked", *PEERS):
+        kind, values = name if name in PEERS else OURS, peer_values(study, name)
+
+        def try_rate(rate: float, name: str = name, values: dict = values, kind: str = kind) -> float:
+            run = f"peer-{name}-{rate:g}"
+            row = study.run(run, {**values, "learning_rate": rate}, CANDIDATE_STEPS, kind)
+            return float(row["scores"]["loss"])
+
+        rate = min(RATES, key=try_rate)
+        row = study.run(f"peer-{name}", {**values, "learning_rate": rate}, PEER_STEPS, kind)
         rows[name] = {**row, "measured": study.classes(f"peer-{name}", row, "16", kind)}
     return rows
 
 
-def compute(study: Study) -> dict[str, Any]:
-    """All steps."""
-    return {
-        "classifier": classify(study),
-        "pretraining": pretrain(study),
-        "claim": claim(study),
-        "transfer": transfer(study),
-        "text": texts(study),
-        "peers": compare(study),
-        # The longest comes last.
-        "headline": headline(study),
-    }
+# In this order: the most telling first.
+PARTS_OF_STUDY: dict[str, Callable[[Study], Any]] = {
+    "judge": judge,
+    "claim": claim,
+    "alpha": alpha,
+    "zero": zero,
+    "cuts": cuts,
+    "distances": distances,
+    "transfer": transfer,
+    "crops": crops,
+    "peers": compare,
+    "text": texts,
+}
 
 
-def draw(study: Study, result: dict[str, Any], report: Path) -> None:
-    """Curves and pictures."""
-    draw_curves(result, report / "curves.png")
-    draw_convergence(result, report / "transfer.png")
-    draw_classes(study.snapshot("headline"), 8 if study.scale == 1 else 2, report / "classes.png")
-    first = {variant: study.snapshot(f"claim-{variant}-{SEEDS[0]}") for variant in VARIANTS}
-    draw_sizes(first, SIZES, report / "sizes.png")
-    draw_texts(study.snapshot(f"text-{PADDINGS[-1]}"), SHOWN, 8 if study.scale == 1 else 2, report / "texts.png")
+def collect(study: Study) -> dict[str, Any]:
+    """What is measured; of a part that is not, what an earlier version of the study found."""
+    earlier = json.loads((RESULTS / "earlier.json").read_text(encoding="utf-8"))
+    result: dict[str, Any] = {"seconds": study.seconds()}
+    for name, part in PARTS_OF_STUDY.items():
+        found = study.measured_so_far(partial(part, study))
+        if found:
+            result[name] = found[0]
+        elif name in earlier:
+            result[name] = {"earlier": earlier[name], "judge": earlier["judge"]["16"]["accuracy"]}
+    return result
 
 
-def main(data: Path, work: Path) -> None:
-    """All steps, then the tables."""
+def write(study: Study, report: Path, readme: Path) -> None:
+    """The tables and curves of what is measured."""
+    result = collect(type(study)(None, study.work, study.scale))
+    write_tables(result, readme)
+    if "transfer" in result and "earlier" not in result["transfer"]:
+        draw_convergence(result["transfer"], report / "transfer.png")
+
+
+def draw(study: Study, part: str, report: Path) -> None:
+    """The pictures of a part whose models are here."""
+    if part == "claim":
+        first = {variant: study.snapshot(f"claim-{variant}-{SEEDS[0]}") for variant in VARIANTS}
+        if all(snapshot.is_dir() for snapshot in first.values()):
+            draw_sizes(first, SIZES, report / "sizes.png")
+    if part == "cuts" and study.snapshot("cuts-told").is_dir():
+        write_picture(draw_sliders(load(study.snapshot("cuts-told")), SHOWN), report / "sliders.png")
+
+
+def main(data: Path | None, work: Path, names: list[str]) -> None:
+    """The parts, and the tables after each."""
     prepare_process()
     diffusers.utils.logging.disable_progress_bar()
     scale = float(os.environ.get("DIT_BUDGET_SCALE", "1"))
     study = Study(data, work, scale)
-    result = {
-        "what": "The last weight average is measured. Learning rate and initial weights were chosen on short runs.",
-        **machine("hf-ext", "torch", "diffusers", "transformers", "accelerate"),
-        **compute(study),
-    }
-    result["seconds"] = study.seconds()
-    report = study.write_report(result, EXAMPLES / "results")
-    draw(study, result, report)
-    if scale == 1:
-        write_blocks(blocks(result), EXAMPLES / "README.md")
+    report, readme = RESULTS, EXAMPLES / "README.md"
+    if scale != 1:
+        report = work / "report"
+        report.mkdir(parents=True, exist_ok=True)
+        readme = Path(shutil.copy(readme, report))
+    for name in names:
+        PARTS_OF_STUDY[name](study)
+        write(study, report, readme)
+        draw(study, name, report)
+    if not names:
+        write(study, report, readme)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    main(*(Path(word).resolve() for word in sys.argv[1:]))
+    words = sys.argv[1:]
+    if len(words) == 1 or set(words[2:]) - set(PARTS_OF_STUDY):
+        sys.exit(f"{__doc__}PART is one of {', '.join(PARTS_OF_STUDY)}.")
+    if words:
+        main(Path(words[0]).resolve(), Path(words[1]).resolve(), words[2:] or list(PARTS_OF_STUDY))
+    else:
+        main(None, Path("WORK").resolve(), [])

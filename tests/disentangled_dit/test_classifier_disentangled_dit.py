@@ -16,7 +16,7 @@ from hf_ext.training import TrainingArguments, train
 from hf_ext.training.arguments import build, read_yaml
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
-SIZES = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8}
+SIZES = {"widths": [8, 12, 16]}
 
 
 @pytest.fixture(scope="module")
