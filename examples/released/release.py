@@ -178,6 +178,12 @@ RELEASES = {
         ("psnr",),
         (0,),
     ),
+    "cifar10": Release(
+        "draws pictures of 32 × 32 pixels of ten classes, with size, crop and flip as controls",
+        "CIFAR-10, 50,000 pictures (its authors state no licence)",
+        "research, as CIFAR-10",
+        caption="Eight pictures of each class, from the first noises, none chosen",
+    ),
     "spoken-digits": Release(
         "hears which digit is spoken in a recording of 8 kHz, whole or as a stream",
         "Free Spoken Digit Dataset, 2,640 recordings of six speakers (CC BY-SA 4.0)",
@@ -357,6 +363,8 @@ def make(name: str, work: Path) -> Path:
     """Measures and writes one released model."""
     if name == "restore-tasks":
         return make_merge(work)
+    if name == "cifar10":
+        return make_drawer(work)
     release, snapshot = RELEASES[name], work / "runs" / name / "snapshot"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / name
@@ -366,13 +374,7 @@ def make(name: str, work: Path) -> Path:
         parameters = halve(merge_kernels(snapshot, merged) if is_mrconv else snapshot, folder)
         check_size(name, folder)
         results, inputs = measure(name, folder, release)
-        training = json.loads((snapshot / "training.json").read_text(encoding="utf-8"))
-        training["released"] = {
-            **tell(release, summarize(release, results, inputs)),
-            "parameters": parameters,
-            "steps": count_steps(work, name),
-            "core_hours": round(count_core_hours(work, name), 2),
-        }
+        training = read_training(name, work, parameters, summarize(release, results, inputs))
         training["inputs"] = inputs
         if training["arguments"]["method"] == "semanir":
             training["check"] = {"psnr": round(restore_cat(folder), 3)}
@@ -387,6 +389,41 @@ def make(name: str, work: Path) -> Path:
             keep(name, work)
         else:
             shutil.rmtree(REACHED / name, ignore_errors=True)
+        return replace(folder, RELEASED / name)
+
+
+def read_training(name: str, work: Path, parameters: int, scores: str) -> dict[str, Any]:
+    """What the run says of itself, and the released model of all its stretches."""
+    path = work / "runs" / name / "snapshot" / "training.json"
+    training: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    training["released"] = {
+        **tell(RELEASES[name], scores),
+        "parameters": parameters,
+        "steps": count_steps(work, name),
+        "core_hours": round(count_core_hours(work, name), 2),
+    }
+    return training
+
+
+def make_drawer(work: Path) -> Path:
+    """Judges and writes the model that draws."""
+    # With modules of another folder, which nothing else here needs.
+    import drawing
+
+    name = "cifar10"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / name
+        folder.mkdir()
+        parameters = halve(work / "runs" / name / "snapshot", folder)
+        check_size(name, folder)
+        results, scores = drawing.judge_pictures(folder, work / "data" / "cifar10")
+        training = read_training(name, work, parameters, scores)
+        training["check"] = {"means": [round(value, 3) for value in drawing.draw_again(folder)]}
+        write_json(folder / "training.json", training)
+        write_json(folder / "eval.json", {"results": results, "revision": None})
+        drawing.draw(folder).save(folder / "before_after.png", optimize=True)
+        write_card(folder, repo_id=name, license="other")
+        shutil.rmtree(REACHED / name, ignore_errors=True)
         return replace(folder, RELEASED / name)
 
 

@@ -1,0 +1,62 @@
+"""The released model that draws: what a judge sees in its pictures, the pictures, and what a test asks again.
+
+The judge is that of examples/disentangled_dit, whose modules are found by their bare names.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+DIT = Path(__file__).resolve().parents[1] / "disentangled_dit"
+JUDGE = DIT / "results" / "judge"
+PER_CLASS = 50
+# Behind this folder, whose modules go first.
+sys.path.append(str(DIT))
+
+from measuring import SAMPLING, Judge, load, measure_classes  # noqa: E402  found through the line above
+from pictures import draw_classes  # noqa: E402
+
+
+def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tuple[list[dict[str, Any]], str]:
+    """Results of equally many pictures of each class, beside real ones, and the words of the table."""
+    judge = Judge(JUDGE, data, 10 * per_class)
+    made, real = measure_classes(folder, judge, per_class), judge.real()
+    pictures = f"{10 * per_class} pictures, {per_class} of each class"
+    names = {"accuracy": "accuracy by the judge", "feature_distance": "feature distance (not FID)"}
+    results = [
+        {
+            "metric": metric,
+            "name": name,
+            "value": made[metric],
+            "dataset": pictures,
+            "split": "test",
+            "task": "unconditional-image-generation",
+            "arguments": {**SAMPLING, "of real test pictures": real[metric]},
+        }
+        for metric, name in names.items()
+    ]
+    scores = (
+        f"{pictures}: the class is seen in {100 * made['accuracy']:.1f} %, by a judge that names "
+        f"{100 * real['accuracy']:.1f} % of real ones rightly; feature distance {made['feature_distance']:.2f} "
+        f"(real {real['feature_distance']:.2f})"
+    )
+    return results, scores
+
+
+def draw(folder: Path) -> Image.Image:
+    """A row for each class."""
+    return draw_classes(load(folder))
+
+
+def draw_again(folder: Path) -> list[float]:
+    """Mean values of a picture of each class, in a few steps from fixed noise: a test asks again without data."""
+    pipeline = load(folder)
+    classes = list(range(pipeline.transformer.config.num_classes))
+    size = pipeline.image_size()
+    noise = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0)).repeat(len(classes), 1, 1, 1)
+    images = pipeline(class_labels=classes, latents=noise, num_inference_steps=4, output_type="pt").images
+    means: list[float] = images.mean(dim=(1, 2, 3)).tolist()
+    return means
