@@ -137,7 +137,7 @@ RELEASES = {
         BSDS,
         RESEARCH,
         {
-            "68 photographs of BSDS500's test set": on(
+            "20 photographs of BSDS500's test set": on(
                 "data/photos/test",
                 eval_degradation=[
                     {
@@ -152,6 +152,7 @@ RELEASES = {
                     {"kind": "jpeg", "quality": 40},
                 ],
             )
+            | {"data.eval.split": "train[:20]"}
         },
         (
             "psnr_chain_blur_1_gaussian_noise_10_jpeg_60",
@@ -159,6 +160,7 @@ RELEASES = {
             "psnr_gaussian_noise_15",
             "psnr_jpeg_40",
         ),
+        shown_examples=(0, 7, 14),
     ),
     "restore-tasks": Release(
         "four fine-tunes of denoise-color in one, a bit a weight each: strong noise, JPEG, blur and enlarged pictures",
