@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from .groups import Group
 from .library import import_without_models
 from .output import print_json, print_rows, print_table, result_row, task_table
 from .sources import Model
@@ -102,12 +103,12 @@ def evaluate(
     if as_json:
         print_json(result)
     elif all_tasks:
-        print_table(task_table(result))
+        print_table(*task_table(result), names=2, title=f"{source}, task by task")
     else:
-        print_rows([result_row(entry) for entry in result["results"]])
+        print_rows([result_row(entry) for entry in result["results"]], title=source)
 
 
-@click.group()
+@click.group(cls=Group)
 def data() -> None:
     """Look at the data of a training before it begins.
 
