@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "training",
     "evaluate": "training",
     "data": "training",
+    "recipes": "recipes",
     "push": "publishing",
     "card": "publishing",
     "hub": "serving",
