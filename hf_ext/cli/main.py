@@ -20,6 +20,7 @@ COMMANDS = {
     "classify": "classify",
     "generate": "generate",
     "merge": "emr",
+    "init": "init",
     "train": "training",
     "evaluate": "training",
     "data": "training",
@@ -38,7 +39,7 @@ COMMANDS = {
 # In the help a heading stands over the command that it names here.
 HEADINGS = {
     "restore": "Use models",
-    "train": "Train and evaluate",
+    "init": "Train and evaluate",
     "push": "Publish",
     "semanir": "What is special to a method",
     "models": "Look around",
