@@ -122,8 +122,8 @@ def _named_base(models: dict[str, str]) -> str:
     origins = Counter(origin for source in models.values() if (origin := _origin(Path(source))) is not None)
     if not origins:
         raise ValueError(
-            f"none of {', '.join(models)} says what it was fine-tuned from: call the folder of that model base, or write "
-            "a line base=ID into the list."
+            f"none of {', '.join(models)} says what it was fine-tuned from: call the folder of that model base, or "
+            "write a line base=ID into the list."
         )
     return origins.most_common(1)[0][0]
 

@@ -103,8 +103,8 @@ def _look_at_examples(path: str) -> Survey:
         _measure_texts(survey, data, texts, chosen)
     else:
         raise ValueError(
-            f"{path} has the columns {', '.join(features)}: no picture, sound or text. Series of numbers are CSV, TSV, "
-            "parquet or NumPy files whose rows are positions."
+            f"{path} has the columns {', '.join(features)}: no picture, sound or text. Series of numbers are CSV, "
+            "TSV, parquet or NumPy files whose rows are positions."
         )
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {_shorten(survey.classes)}"
@@ -185,7 +185,7 @@ def _look_at_series(path: str, place: Path, ending: str) -> Survey | None:
     elif "label" in data.features:
         survey.classes = sorted(map(str, set(data["label"])))
     rows = f"{min(survey.lengths):,} to {max(survey.lengths):,}" if len(tables) > 1 else f"{survey.lengths[0]:,}"
-    survey.about = f"{len(files):,} file(s) of {rows} rows with the numbers {_shorten(numbers)}"
+    survey.about = f"{len(files):,} file{'' if alone else 's'} of {rows} rows with the numbers {_shorten(numbers)}"
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {_shorten(survey.classes)}"
     return survey
@@ -261,7 +261,7 @@ def _keep_back(path: str, data: Any, labels: list[Any] | None) -> tuple[dict[str
     measured = [
         (end - min(most, max(1, int((end - start) * _KEPT))), end) for start, end in stretches if end - start > 1
     ]
-    ends = dict((end, start) for start, end in measured)
+    ends = {end: start for start, end in measured}
     learned = [(start, ends.get(end, end)) for start, end in stretches]
     return (
         {**train, "split": "+".join(f"train[{start}:{end}]" for start, end in learned)},

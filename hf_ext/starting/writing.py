@@ -11,14 +11,14 @@ from .survey import Survey
 
 # Where no data are named, what the recipe is an example of; `hf-ext data check` says what is missing.
 PLACEHOLDERS = {
-    "semanir": Survey("pictures", {"path": "./YOUR-PHOTOS"}, None, 1000, "photographs of your own", sides=[256]),
+    "semanir": Survey("pictures", {"path": "./YOUR-PHOTOS"}, None, 1000, "photographs of your own"),
     "mrconv": Survey(
         "sounds", {"path": "./YOUR-SOUNDS"}, None, 1000, "a folder of sounds for each class",
         classes=["first", "second"], rate=16000, lengths=[16000],
     ),
     "dit": Survey(
         "pictures", {"path": "./YOUR-PICTURES"}, None, 1000, "a folder of pictures for each class",
-        classes=["first", "second"], sides=[64],
+        classes=["first", "second"],
     ),
 }  # fmt: skip
 
@@ -36,9 +36,10 @@ def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
     Raises:
         ValueError: If the method does not learn from such data.
     """
-    file = folder / f"{method}.yaml"
+    file, machine = folder / f"{method}.yaml", "a GPU" if gpu else "a CPU"
     head = [
-        f"# {survey.about[:1].upper()}{survey.about[1:]}. Written by `hf-ext init {method}`, for a {'GPU' if gpu else 'CPU'}.",
+        f"# {survey.about[:1].upper()}{survey.about[1:]}.",
+        f"# Written by `hf-ext init {method}`, for {machine}.",
         f"# Look at the data first: hf-ext data check {file}",
         f"# Train, and go on after an interruption: hf-ext train {file}",
         f"# All fields: hf-ext train --help {file}. Each may be given on the command line too: --max_steps 100",
@@ -66,10 +67,13 @@ def _data(survey: Survey) -> list[str]:
 
 def _schedule(survey: Survey, steps: int, batch: int, rate: str, gpu: bool, warmup: int) -> list[str]:
     """Steps, batch and learning rate."""
-    batch = max(1, min(batch, survey.count // 2))
-    every = max(1, steps // 5)
+    # Of one long file or text every example is another part.
+    batch = max(1, min(batch, survey.count // 2)) if survey.count > 1 else batch
+    every, times = max(1, steps // 5), steps * batch / survey.count
+    told = [f"# {times:,.{0 if times > 10 else 1}f} times through the data."] if survey.count > 1 else []
     return [
-        f"# {steps * batch / max(1, survey.count):.0f} times through the data. Longer is better: the rate falls to zero at the end.",
+        *told,
+        "# More steps are better; the learning rate falls to zero at the last.",
         f"max_steps: {steps}",
         "# Lower it where memory is short.",
         f"per_device_train_batch_size: {batch}",
@@ -89,19 +93,19 @@ def _semanir(survey: Survey, gpu: bool) -> list[list[str]]:
         raise ValueError(f"SemanIR restores pictures, and these are {survey.kind}: name a folder of pictures.")
     pairs = survey.kind == "pairs"
     # A multiple of what a window and the levels of a U need, no larger than most pictures.
-    patch = max(16, min(128 if gpu else 64, survey.sides[len(survey.sides) // 2] // 8 * 8))
+    patch = max(16, min(128 if gpu else 64, _side(survey) // 8 * 8))
     if pairs:
         task = ["  # The pictures of lq/ become those of hq/.", "  degradation: {kind: paired}"]
     else:
         task = [
-            "  # What is mended, made from clean pictures: {kind: jpeg, quality: [10, 90]}, {kind: blur, sigma: [0.5, 3]},",
-            "  # a list of several; or pairs of pictures in lq/ and hq/.",
+            "  # What is mended, made from clean pictures. Others: {kind: jpeg, quality: [10, 90]}, or",
+            "  # {kind: blur, sigma: [0.5, 3]}, a list of several, or pairs of pictures in lq/ and hq/.",
             "  degradation: {kind: gaussian_noise, sigma: [0, 50]}",
             "  eval_degradation: {kind: gaussian_noise, sigma: 25}",
         ]
     column = [] if pairs or survey.columns in ([], ["image"]) else [f"  image_column: {_text(survey.columns[0])}"]
     task += [
-        f"  # Side of the squares that are learned from; the smallest side seen is {survey.sides[0]}.",
+        f"  # Side of the squares that are learned from{_smallest(survey)}.",
         f"  patch_size: {patch}",
     ]
     channels = ", num_channels: 1" if survey.gray else ""
@@ -148,7 +152,12 @@ def _mrconv(survey: Survey, gpu: bool) -> list[list[str]]:
             if gpu
             else [
                 "# For a GPU: model: {preset: tiny, kernel_type: fourier, kernel_size: 16}",
-                "model: {patch_size: 2, hidden_sizes: [32, 64, 128], depths: [2, 2, 2], kernel_type: fourier, kernel_size: 16}",
+                "model:",
+                "  patch_size: 2",
+                "  hidden_sizes: [32, 64, 128]",
+                "  depths: [2, 2, 2]",
+                "  kernel_type: fourier",
+                "  kernel_size: 16",
             ]
         )
     else:
@@ -182,7 +191,7 @@ def _sounds(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
     shortened = [max(1, length * rate // survey.rate) for length in survey.lengths]
     length = Survey("", {}, None, 0, "", lengths=shortened).longest(160_000 if gpu else 16_000)
     return "mrconv-audio", [
-        f"  # Samples a second that the model hears; the sounds have {survey.rate} and are resampled.",
+        f"  # Samples a second that the model hears; sounds of other rates are resampled (most have {survey.rate}).",
         f"  sampling_rate: {rate}",
         "  # Samples of the longest sound; the rest is cut.",
         f"  max_length: {length}",
@@ -254,11 +263,11 @@ def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
             "these pictures have no classes: put them into a folder for each class (one is enough), as in "
             "pictures/train/cat/1.png. Recipe disentangled_dit/text_to_image learns from captions."
         )
-    side = max(8, min(64 if gpu else 32, survey.sides[0] // 8 * 8))
+    side = max(8, min(64 if gpu else 32, _side(survey, 0.0) // 8 * 8))
     channels = ", in_channels: 1" if survey.gray else ""
     task = [
-        f"  # Side of the pictures that it draws; the smallest side seen is {survey.sides[0]}. Above 64 draw in latents:",
-        "  # hf-ext dit precompute, and recipe disentangled_dit/imagenet_256.",
+        f"  # Side of the pictures that it draws{_smallest(survey)}.",
+        "  # Above 64 draw in latents: hf-ext dit precompute, and recipe disentangled_dit/imagenet_256.",
         f"  image_size: {side}",
         "  objective: v_prediction",
         "  noise_schedule: {beta_schedule: squaredcos_cap_v2}",
@@ -266,9 +275,11 @@ def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
         "  crops: {flip: 0.5}",
         *_column(survey, "image", "image_column"),
     ]
+    patch, count = 4 if side >= 32 else 2, len(survey.classes)
+    preset = "S" if gpu else "tiny"
     model = [
-        f"# Classes: {', '.join(survey.classes[:8])}{', …' if len(survey.classes) > 8 else ''}. Sizes: tiny, S, B, L, XL.",
-        f"model: {{preset: {'S' if gpu else 'tiny'}, patch_size: {4 if side >= 32 else 2}{channels}, num_classes: {len(survey.classes)}}}",
+        "# Presets: tiny, S, B, L, XL. A patch half as large sees more, and takes four times as long.",
+        f"model: {{preset: {preset}, patch_size: {patch}{channels}, num_classes: {count}}}",
     ]
     schedule = _schedule(survey, 100000 if gpu else 2000, 64 if gpu else 16, "1.0e-4" if gpu else "1.0e-3", gpu, 100)
     return [["method: disentangled-dit"], ["task:", *task], model, [f"ema_decay: {0.9999 if gpu else 0.99}"], schedule]
@@ -293,6 +304,15 @@ def _column(survey: Survey, usual: str, option: str | None = None) -> list[str]:
     """The option that names a column, where it has another name than usual."""
     found = survey.columns[0] if survey.columns else usual
     return [] if found == usual else [f"  {option or usual + '_column'}: {_text(found)}"]
+
+
+def _side(survey: Survey, share: float = 0.5) -> int:
+    """A side that this share of the pictures does not reach; where none was seen, one that does not limit."""
+    return survey.sides[int(share * (len(survey.sides) - 1))] if survey.sides else 256
+
+
+def _smallest(survey: Survey) -> str:
+    return f"; the smallest side seen is {survey.sides[0]}" if survey.sides else ""
 
 
 def _flow(value: Any) -> str:
