@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hf_ext.starting.recipes import list_recipes
 from tests import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,7 +131,8 @@ def distributions(tmp_path_factory) -> tuple[Path, Path]:
     source = tmp_path_factory.mktemp("source")
     for name in ("hf_ext", "pipelines", "model_cards"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    shutil.copytree(ROOT / "examples", source / "examples", ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     out = tmp_path_factory.mktemp("dist")
     # The sdist, and the wheel from the sdist: what the sdist lacks, the wheel lacks too.
@@ -146,7 +148,10 @@ def test_the_wheel_has_every_module_the_templates_and_the_licence(distributions)
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
         scripts = archive.read(next(name for name in names if name.endswith(".dist-info/entry_points.txt"))).decode()
-    expected = set().union(*(files_of(package) for package in PACKAGES)) | {"hf_ext/py.typed"}
+    recipes = {f"hf_ext/recipes/{path.parent.name}/{path.name}" for path in ROOT.glob("examples/*/*.yaml")}
+    recipes = {name for name in recipes if "/accelerate/" not in name and "/study" not in name}
+    assert {f"hf_ext/recipes/{recipe.name}.yaml" for recipe in list_recipes()} <= recipes
+    expected = set().union(*(files_of(package) for package in PACKAGES)) | {"hf_ext/py.typed"} | recipes
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert any(name.startswith("hf_ext/model_cards/") and name.endswith(".md") for name in expected)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
@@ -158,7 +163,8 @@ def test_the_sdist_has_what_builds_the_wheel(distributions):
     with tarfile.open(distributions[1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     sources = {str(path.relative_to(ROOT)) for package in PACKAGES for path in folder_of(package).glob("*.py")}
-    assert sources | {"pyproject.toml", "README.md", "LICENSE", "hf_ext/py.typed"} <= names
+    sources |= {str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*/*.yaml")}
+    assert sources | {"pyproject.toml", "setup.py", "README.md", "LICENSE", "hf_ext/py.typed"} <= names
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""hf-ext dit: latents before the training of a Disentangled DiT, and pictures after it."""
+"""hf-ext sample and hf-ext dit: pictures of a Disentangled DiT, and latents before its training."""
 
 import inspect
 import math
@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from .errors import Failed, Unusable, loads
+from .groups import Group
 from .sources import Model
 
 
-@click.group()
+@click.group(cls=Group)
 def dit() -> None:
-    """Disentangled DiT: encode a data set to latents, sample from a model. `hf-ext train` trains it."""
+    """Disentangled DiT: encode a data set to latents. `hf-ext train` trains a model, `hf-ext sample` draws with it."""
 
 
 @dit.command()
@@ -91,7 +92,7 @@ def precompute(
         click.echo(folder)
 
 
-@dit.command()
+@click.command()
 @click.argument("source", metavar="MODEL", type=Model())
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The grid, a PNG.")
 @click.option(
@@ -154,13 +155,14 @@ def sample(
 
     \b
     Examples:
-      hf-ext dit sample runs/dit-cifar10/snapshot --class-labels cat,dog --out grid.png
-      hf-ext dit sample org/name --prompt "a red bicycle" --prompt "a blue boat" --out grid.png --steps 30
-      hf-ext dit sample org/name --class-labels cat --image dog.png --strength 0.6 --negative dog --out grid.png
+      hf-ext sample runs/dit-cifar10/snapshot --class-labels cat,dog --out grid.png
+      hf-ext sample org/name --prompt "a red bicycle" --prompt "a blue boat" --out grid.png --steps 30
+      hf-ext sample org/name --class-labels cat --image dog.png --strength 0.6 --negative dog --out grid.png
     """
     from accelerate.utils.memory import should_reduce_batch_size
 
     from hf_ext.plots.grids import draw_grid, sample_rows, write_picture
+    from hf_ext.tasks.classifying import read_picture
 
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end with .png.", param_hint="--out")
@@ -181,7 +183,7 @@ def sample(
     options |= {"flip": True} if flip else {}
     options |= _negative(pipeline, negative)
     if image is not None:
-        options |= {"image": open_picture(image), "strength": 0.8 if strength is None else strength}
+        options |= {"image": read_picture(image), "strength": 0.8 if strength is None else strength}
     try:
         rows = sample_rows(pipeline, conditions, count, seed, batch_size, **options)
     except RuntimeError as error:
@@ -271,20 +273,6 @@ def _other_scheduler(before: Any, name: str) -> Any:
         flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": config["shift"]}
         return kind.from_config(config, **flow)
     return kind.from_config(config)
-
-
-def open_picture(path: Path) -> Any:
-    """A picture of a file, in colours."""
-    from PIL import Image, ImageOps
-
-    from hf_ext.training.bad_examples import UNREADABLE
-
-    try:
-        with Image.open(path) as picture:
-            # As a camera was held, as `datasets` turns the pictures of a training.
-            return ImageOps.exif_transpose(picture).convert("RGB")
-    except UNREADABLE as error:
-        raise Unusable(f"{path} is no picture that can be read: {error}") from error
 
 
 def _pair(text: str, option: str) -> tuple[int, int]:

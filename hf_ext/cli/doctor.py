@@ -46,7 +46,7 @@ def doctor(as_json: bool, offline: bool) -> None:
     for name, value in found.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         rows += [(name if place == 0 else "", f"{key} {item}".strip()) for place, (key, item) in enumerate(parts)]
-    print_rows(rows)
+    print_rows(rows, title="What is here")
 
 
 def installed_version(name: str) -> str:

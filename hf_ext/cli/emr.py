@@ -1,7 +1,7 @@
 """hf-ext merge and hf-ext emr: EMR-Merging."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +9,9 @@ import click
 
 from .emr_serving import extract_lora, merge_loras, serve
 from .errors import Unusable
+from .groups import Group
 from .library import import_undisturbed, import_without_models
-from .output import print_json, print_rows
+from .output import print_json, print_rows, print_table
 from .sources import Model
 
 if TYPE_CHECKING:
@@ -228,9 +229,14 @@ def target_folder(file: Path | None, place: Path | None, out: Path | None, dry_r
 
 def show_report(path: Path, report: dict[str, Any]) -> None:
     """The report's table and where everything is."""
-    from hf_ext.emr.report import report_lines
+    from hf_ext.emr.report import report_legend, report_tables
 
-    click.echo("\n".join(report_lines(report)))
+    first, *others = report_tables(report)
+    print_table(*first, title="What the merge keeps of each task", legend=report_legend(report))
+    for table in others:
+        click.echo()
+        print_table(*table)
+    show_warnings(report)
     masks = (path / "emr.json").is_file()
     print_rows(
         [
@@ -239,6 +245,12 @@ def show_report(path: Path, report: dict[str, Any]) -> None:
             *((name.partition(".")[0] if name != "README.md" else "card", path / name) for name in SHOWN_FILES),
         ]
     )
+
+
+def show_warnings(found: Mapping[str, Any]) -> None:
+    """What to look at, a line each."""
+    for text in found["warnings"]:
+        click.echo(f"warning: {text}")
 
 
 def show_result(result: dict[str, Any], as_json: bool) -> None:
@@ -252,7 +264,7 @@ def show_result(result: dict[str, Any], as_json: bool) -> None:
 SHOWN_FILES = ("report.json", "README.md")
 
 
-@click.group()
+@click.group(cls=Group)
 def emr() -> None:
     """Artifacts of a merge: add, remove and export tasks, verify, compare, archive, serve."""
     import_without_models()
@@ -357,13 +369,15 @@ def compare(merges: tuple[str, ...], endpoint: str | None, as_json: bool) -> Non
       hf-ext emr compare merged
       hf-ext emr compare merged ties org/merged@v1 --json
     """
-    from hf_ext.merging.compare import compare_merges, comparison_lines
+    from hf_ext.merging.compare import compare_merges, comparison_table
 
     found = compare_merges(merges, endpoint=endpoint)
     if as_json:
         print_json(found)
     else:
-        click.echo("\n".join(comparison_lines(found)))
+        legend = "error: ‖τ - τ̂‖² / ‖τ‖² of a task vector τ = W - W0; 0 is the task's own model, 1 the base."
+        print_table(*comparison_table(found), title="How far merges are from each task's own model", legend=legend)
+        show_warnings(found)
 
 
 @emr.command(context_settings={"ignore_unknown_options": True})

@@ -195,4 +195,4 @@ def info(source: str, as_json: bool) -> None:
         *(result_row(entry) for entry in found["results"]),
         *(merge_rows(found["merge"]) if found["merge"] else []),
     ]
-    print_rows(rows)
+    print_rows(rows, title="What the checkpoint is")

@@ -11,28 +11,42 @@ from typing import Any
 import click
 
 from .errors import classify
+from .groups import Group
 
 # Command: module of this package that defines a function of that name.
 COMMANDS = {
+    "restore": "semanir",
+    "sample": "disentangled_dit",
+    "classify": "classify",
+    "generate": "generate",
+    "merge": "emr",
+    "init": "init",
     "train": "training",
     "evaluate": "training",
     "data": "training",
-    "merge": "emr",
-    "emr": "emr",
-    "restore": "semanir",
+    "recipes": "recipes",
+    "push": "publishing",
+    "card": "publishing",
+    "hub": "serving",
     "semanir": "semanir",
     "mrconv": "mrconv",
     "dit": "disentangled_dit",
-    "push": "publishing",
-    "card": "publishing",
-    "info": "information",
+    "emr": "emr",
     "models": "models",
+    "info": "information",
     "doctor": "doctor",
-    "hub": "serving",
+}
+# In the help a heading stands over the command that it names here.
+HEADINGS = {
+    "restore": "Use models",
+    "init": "Train and evaluate",
+    "push": "Publish",
+    "semanir": "What is special to a method",
+    "models": "Look around",
 }
 
 
-class Commands(click.Group):
+class Commands(Group):
     """Imports a command's module when the command is asked for, and shows expected errors without a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -43,6 +57,19 @@ class Commands(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f".{COMMANDS[cmd_name]}", __package__), cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = dict[str, list[tuple[str, str]]]()
+        heading = "Commands"
+        width = formatter.width - max(map(len, COMMANDS)) - 6
+        for name in self.list_commands(ctx):
+            heading = HEADINGS.get(name, heading)
+            command = self.get_command(ctx, name)
+            assert command is not None
+            rows.setdefault(heading, []).append((name, command.get_short_help_str(width)))
+        for heading, lines in rows.items():
+            with formatter.section(heading):
+                formatter.write_dl(lines, col_spacing=2)
 
     def invoke(self, ctx: click.Context) -> Any:
         if ctx.params["debug"]:
@@ -67,13 +94,13 @@ class Commands(click.Group):
 )
 @click.version_option(package_name="hf-ext", prog_name="hf-ext")
 def main(debug: bool) -> None:
-    """NeurIPS 2024 methods as Hugging Face plugins: train, evaluate, merge, publish and inspect their models.
+    """NeurIPS 2024 methods as Hugging Face plugins: use, train, evaluate, merge and publish their models.
 
     \b
     Examples:
+      hf-ext restore denoise-color photos/ --out restored
+      hf-ext classify spoken-digits digit.wav
       hf-ext train examples/semanir/denoise_color.yaml --max_steps 100
-      hf-ext restore runs/denoise/snapshot photos/ --out restored
-      hf-ext info runs/denoise/snapshot
       hf-ext merge --base org/base --task a=org/a --task b=org/b --out merged
       hf-ext push runs/denoise/snapshot org/name --private
       hf-ext COMMAND --help

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import click
 
-from .output import print_json
+from .output import find_terminal, print_json, print_rows
 
 
 @click.command()
@@ -30,11 +30,11 @@ def models(as_json: bool) -> None:
         size = (
             f"{model.parameters / 1e6:.2f} M parameters, {model.bytes / 1e6:.1f} MB, {model.core_hours:g} core-hours"
         )
-        click.echo(f"{model.name}: {model.task}")
-        for name, value in (
-            ("size", size),
-            ("scores", model.scores),
-            ("data", model.data),
-            ("licence", model.license),
-        ):
+        title = f"{model.name}: {model.task}"
+        rows = [("size", size), ("scores", model.scores), ("data", model.data), ("licence", model.license)]
+        if find_terminal():
+            print_rows(rows, title=title)
+            continue
+        click.echo(title)
+        for name, value in rows:
             click.echo(f"  {name:<8}{value}")

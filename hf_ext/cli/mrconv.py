@@ -5,12 +5,16 @@ from pathlib import Path
 import click
 
 from .errors import loads
+from .groups import Group
 from .sources import Model
 
 
-@click.group()
+@click.group(cls=Group)
 def mrconv() -> None:
-    """MRConv: make the data of ListOps and Pathfinder, predict, draw a model's kernels. `hf-ext train` trains it."""
+    """MRConv: data of ListOps and Pathfinder, values and forecasts of series, kernels drawn.
+
+    `hf-ext train` trains a model, `hf-ext classify` and `hf-ext generate` use it.
+    """
 
 
 @mrconv.command(name="make-listops")
@@ -124,15 +128,15 @@ def make_pathfinder(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="A CSV file for the answer; else it is printed."
 )
 def predict(source: str, file: Path, columns: str | None, out: Path | None) -> None:
-    """Say what MODEL, a folder or org/name[@revision], makes of the sequence of numbers in FILE, as CSV.
+    """Predict by MODEL, a folder or org/name[@revision], from the sequence of numbers in FILE, as CSV.
 
-    FILE is CSV, TSV, parquet or NumPy, each row a position. A model of classes or values answers with one row, one of
+    FILE is CSV, TSV, parquet or NumPy, each row a position. A model of values answers with one row, one of classes of
     positions with a row for each, a forecast with the rows that come next. A causal model of positions takes files of
-    any length.
+    any length. The class of a whole series is told by `hf-ext classify`.
 
     \b
     Examples:
-      hf-ext mrconv predict runs/mrconv-sensors/snapshot knock.csv
+      hf-ext mrconv predict runs/mrconv-positions/snapshot heart.csv
       hf-ext mrconv predict runs/mrconv-forecast/snapshot load.csv --columns load,temperature --out next.csv
     """
     from hf_ext.files import whole_file

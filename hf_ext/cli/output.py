@@ -1,7 +1,9 @@
-"""What commands print: one JSON document for a machine, aligned lines for a person."""
+"""What commands print: a JSON document for a program, plain lines for a pipe, tables on a terminal."""
 
 import json
 import math
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -23,34 +25,83 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False) -> None:
-    """Prints names and values in two columns."""
-    width = max((len(name) for name, _ in rows), default=0)
+def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str | None = None) -> None:
+    """Prints names and values in two columns, on a terminal under a title."""
+    terminal = find_terminal(to_stderr)
+    if terminal is None:
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, value in rows:
+            click.echo(f"{name:<{width}}  {value}".rstrip(), err=to_stderr)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
     for name, value in rows:
-        click.echo(f"{name:<{width}}  {value}".rstrip(), err=to_stderr)
+        table.add_row(Text(name), Text(str(value)))
+    terminal.print(table)
 
 
-def print_table(rows: list[tuple[str, ...]]) -> None:
-    """Prints rows in columns: the first two are names, the others numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1, title: str | None = None, legend: str = ""
+) -> None:
+    """
+    Prints a table whose first columns are names, the others numbers.
+
+    In a pipe or a file these are the same aligned lines everywhere; on a terminal there are a title and a legend too.
+    """
+    terminal = find_terminal()
+    if terminal is None:
+        click.echo("\n".join(aligned_table(header, rows, names)))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", caption=Text(legend) if legend else None, caption_justify="left")
+    for place, name in enumerate(header):
+        table.add_column(Text(name), justify="left" if place < names else "right", overflow="fold")
     for row in rows:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row[:2], widths, strict=False)]
-        cells += [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
-        click.echo("  ".join(cells).rstrip())
+        table.add_row(*map(Text, row))
+    terminal.print(table)
 
 
-def task_table(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table of a result of all tasks: scores, and those of the individual models where they are known."""
+def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
+    """A table as lines: the first columns, which are names, to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < names else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def find_terminal(to_stderr: bool = False) -> Any:
+    """The terminal that a person reads, as rich writes to it; None for a pipe or a file, which get plain lines."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    if not stream.isatty():
+        return None
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False)
+
+
+def task_table(result: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows of a result of all tasks: scores, and those of the individual models where they are known."""
     rows = [*result["tasks"].items(), ("mean", {"metric": "", **result["mean"]})]
     known = any("individual" in row for _, row in rows)
-    table: list[tuple[str, ...]] = [("task", "metric", "score", *(("individual", "of it") if known else ()))]
+    header = ("task", "metric", "score", *(("individual", "of it") if known else ()))
+    table: list[tuple[str, ...]] = []
     for name, row in rows:
         cells = [f"{row['value']:.4f}"]
         if known:
             share = row.get("of_individual")
             cells += [f"{row['individual']:.4f}", "" if share is None else f"{100 * share:.1f} %"]
         table.append((name, row["metric"], *cells))
-    return table
+    return header, table
 
 
 def result_row(result: dict[str, Any]) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from .errors import Failed, Unusable, loads
+from .groups import Group
 from .library import import_without_models
 from .sources import Model
 
@@ -266,7 +267,7 @@ class _Bar:
 _FORMAT = "{percentage:3.0f} %|{bar}| {n:.2f} of {total:.2f} MP [{elapsed}, {remaining} left, {rate_fmt}]"
 
 
-@click.group()
+@click.group(cls=Group)
 def semanir() -> None:
     """SemanIR: look into a model. `hf-ext train` trains one, `hf-ext restore` uses it."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from .groups import Group
 from .library import import_without_models
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -17,7 +18,7 @@ def read_token(context: click.Context, option: click.Parameter, path: Path | Non
     return path.read_text(encoding="utf-8").strip() if path else None
 
 
-@click.group()
+@click.group(cls=Group)
 def hub() -> None:
     """A Hub of your own: for tests, for machines without internet, and for the quickstart."""
     import_without_models()

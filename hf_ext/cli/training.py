@@ -5,11 +5,13 @@ from typing import Any
 
 import click
 
+from .groups import Group
 from .library import import_without_models
 from .output import print_json, print_rows, print_table, result_row, task_table
+from .recipes import RecipeFile
 from .sources import Model
 
-CONFIG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+CONFIG_FILE = RecipeFile()
 
 
 # Everything after FILE.yaml belongs to the training arguments, --help included.
@@ -19,7 +21,7 @@ CONFIG_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("overrides", metavar="[--field VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def train(context: click.Context, show_help: bool, config: Path | None, overrides: tuple[str, ...]) -> None:
-    """Train a model as a YAML file says.
+    """Train a model as a YAML file says, or a recipe of `hf-ext recipes` by its name.
 
     Values after the file replace those in it; sections take dots. The same command continues a run that was
     interrupted. The run folder holds the curves, resume states, and snapshot/, which loads and can be pushed.
@@ -28,6 +30,7 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
     Examples:
       hf-ext train examples/semanir/denoise_color.yaml
       hf-ext train examples/semanir/denoise_color.yaml --max_steps 100 --data.train.path photos/
+      hf-ext train semanir/denoise_color --data.train.path photos/
       hf-ext train --help examples/semanir/denoise_color.yaml
 
     \b
@@ -102,12 +105,12 @@ def evaluate(
     if as_json:
         print_json(result)
     elif all_tasks:
-        print_table(task_table(result))
+        print_table(*task_table(result), names=2, title=f"{source}, task by task")
     else:
-        print_rows([result_row(entry) for entry in result["results"]])
+        print_rows([result_row(entry) for entry in result["results"]], title=source)
 
 
-@click.group()
+@click.group(cls=Group)
 def data() -> None:
     """Look at the data of a training before it begins.
 

@@ -215,23 +215,23 @@ def _cosine_warnings(names: Sequence[str], cosines: Sequence[Sequence[float | No
     ]
 
 
-def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """The report as aligned tables for a terminal."""
-    lines = aligned_table(*_task_table(report))
+def report_tables(report: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
+    """The tables of a report: tasks, rescale modes where there are masks, sizes; each a header and its rows."""
+    tables = [_task_table(report)]
     if report["method"]["masks"] and not report["method"].get("deltas"):
-        lines += ["", *aligned_table(*_rescale_table(report))]
-    lines += ["", *aligned_table(*_size_table(report))]
-    return lines + [f"warning: {text}" for text in report["warnings"]]
+        tables.append(_rescale_table(report))
+    return [*tables, _size_table(report)]
+
+
+def report_legend(report: Mapping[str, Any]) -> str:
+    """What the words of the first table mean."""
+    return DELTAS_EXPLANATION if report["method"].get("deltas") else EXPLANATION[bool(report["method"]["masks"])]
 
 
 def report_markdown(report: Mapping[str, Any]) -> str:
     """The report as a section of a model card, without a heading."""
-    deltas = report["method"].get("deltas")
-    told = DELTAS_EXPLANATION if deltas else EXPLANATION[bool(report["method"]["masks"])]
-    parts = [_markdown_table(*_task_table(report)), told]
-    if report["method"]["masks"] and not deltas:
-        parts.append(_markdown_table(*_rescale_table(report)))
-    parts.append(_markdown_table(*_size_table(report)))
+    first, *others = (_markdown_table(*table) for table in report_tables(report))
+    parts = [first, report_legend(report), *others]
     if report["warnings"]:
         parts.append("\n".join(f"- **Warning**: {text}" for text in report["warnings"]))
     return "\n\n".join(parts) + "\n"
@@ -327,18 +327,6 @@ def _size_table(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     shown = [key for key in titles if key in sizes and key not in hidden]
     share = {key: f"{100 * sizes[key] / sizes['checkpoints']:.1f} %" if sizes["checkpoints"] else "-" for key in shown}
     return ["size", "bytes", "of all checkpoints"], [[titles[key], f"{sizes[key]:,}", share[key]] for key in shown]
-
-
-def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table in columns: the first to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (header, *rows)
-    ]
 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ext.emr.artifact import fetch_file
-from hf_ext.emr.report import aligned_table, number_text
+from hf_ext.emr.report import number_text
 
 from ..hub.safetensors_headers import CheckpointError, parse_json_object
 
@@ -117,8 +117,8 @@ def _differences(sources: Sequence[str | Path], reports: Sequence[Mapping[str, A
     return warnings
 
 
-def comparison_lines(found: Mapping[str, Any]) -> list[str]:
-    """The comparison as a table for a terminal."""
+def comparison_table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the comparison."""
     merges = found["merges"]
     names = [Path(merge["name"]).name for merge in merges]
     if len(set(names)) < len(names):
@@ -130,4 +130,4 @@ def comparison_lines(found: Mapping[str, Any]) -> list[str]:
     rows.append(["rescale", *(merge["rescale"] if merge["masks"] else "-" for merge in merges), ""])
     rows.append(["bytes", *(f"{merge['bytes']:,}" for merge in merges), ""])
     rows.append(["with the base", *(f"{merge['bytes_with_base']:,}" for merge in merges), ""])
-    return [*aligned_table(header, rows), *(f"warning: {text}" for text in found["warnings"])]
+    return header, rows

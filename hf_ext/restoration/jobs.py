@@ -41,8 +41,8 @@ class Plan(NamedTuple):
     skipped: dict[str, str]
 
 
-class _Found(NamedTuple):
-    """A picture, its place below the folder of results, and whether it was named by itself."""
+class Found(NamedTuple):
+    """A file, its place below the folder of results, and whether it was named by itself."""
 
     source: Path | bytes
     relative: Path
@@ -65,7 +65,7 @@ def plan_jobs(
     `{stem}` and `{ext}` are the input's. No result may be `reserved`. An input that is refused stops no other one.
     """
     check_template(name)
-    found = [picture for given in inputs for picture in _pictures(given, out)]
+    found = [picture for given in inputs for picture in find_files(given, out, picture_endings())]
     if not found:
         raise ValueError(f"no picture in {', '.join(inputs)}.")
     if out is None:
@@ -154,38 +154,42 @@ def missing_library(path: Path) -> str | None:
     return None
 
 
-def _pictures(name: str, out: Path | None) -> Iterator[_Found]:
-    """What an input stands for, each with its place below the folder of results."""
+def picture_endings() -> frozenset[str]:
+    """Ends of names of pictures that can be read, if perhaps with a library that is not installed."""
+    known = Image.registered_extensions()
+    pillows = {end for end, format in known.items() if format in Image.OPEN and format not in _NO_PIXELS}
+    return HEIF_ENDINGS | RAW_ENDINGS | pillows
+
+
+def find_files(name: str, out: Path | None, endings: frozenset[str]) -> Iterator[Found]:
+    """What an input stands for, each with its place below the folder of results; of a folder what has such endings."""
     if name == "-":
         data = sys.stdin.buffer.read()
-        yield _Found(data, Path("stdin"), True)
+        yield Found(data, Path("stdin"), True)
     elif name.startswith("@"):
         text = sys.stdin.read() if name == "@-" else Path(name[1:]).read_text(encoding="utf-8")
         for line in text.splitlines():
             if line.strip():
-                yield from _pictures(line.strip(), out)
+                yield from find_files(line.strip(), out, endings)
     elif os.path.isdir(name):
         folder = Path(name)
-        known = Image.registered_extensions()
-        pillows = {end for end, format in known.items() if format in Image.OPEN and format not in _NO_PIXELS}
-        readable = HEIF_ENDINGS | RAW_ENDINGS | pillows
         results = out.resolve() if out is not None else None
         for path in sorted(folder.rglob("*")):
             relative = path.relative_to(folder)
             hidden = any(part.startswith(".") for part in relative.parts)
             inside = results is not None and results != folder.resolve() and path.resolve().is_relative_to(results)
-            if path.suffix.lower() in readable and not hidden and not inside and path.is_file():
-                yield _Found(path, relative, False)
+            if path.suffix.lower() in endings and not hidden and not inside and path.is_file():
+                yield Found(path, relative, False)
     elif os.path.exists(name):
-        yield _Found(Path(name), Path(Path(name).name), True)
+        yield Found(Path(name), Path(Path(name).name), True)
     elif glob.has_magic(name):
         parts = Path(name).parts
         fixed = Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
         for match in sorted(glob.glob(name, recursive=True)):
             if os.path.isfile(match):
-                yield _Found(Path(match), Path(match).relative_to(fixed), False)
+                yield Found(Path(match), Path(match).relative_to(fixed), False)
     else:
-        raise ValueError(f"{name} does not exist; give pictures, folders, patterns, or - for standard input.")
+        raise ValueError(f"{name} does not exist; give files, folders, patterns, or - for standard input.")
 
 
 def _ending_of(source: Path | bytes, relative: Path) -> str:

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hf_ext.metrics.agreement import accuracy, matthews, pearson, spearman
-from hf_ext.training.models import split_revision
+from hf_ext.training.models import adapter_base, load_adapter, split_revision
 from hf_ext.training.provenance import published_name
 from hf_ext.training.task import Task
 
@@ -37,6 +37,18 @@ def load_whole(kind: Any, source: str) -> Any:
             "Evaluate a checkpoint that was fine-tuned for the task."
         )
     return model
+
+
+def load_head(kind: Any, source: str, device: str | None = None) -> Any:
+    """Such a model, of a peft adapter with its base, ready to answer: on the device, or the GPU if there is one."""
+    base = adapter_base(source)
+    model = load_whole(kind, base or source)
+    if base is not None:
+        model = load_adapter(model, source).merge_and_unload()
+    try:
+        return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device} cannot be used: {error}") from error
 
 
 def load_reader(kind: Any, named: str | None, source: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a trained MRConv says of a file: its class or values, a class for each row, or the rows that come next."""
+"""What a trained MRConv says of a file: its values, a class for each row, or the rows that come next."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def predict_file(model: PreTrainedModel, path: Path, columns: list[str] | None =
     Reads a sequence and says what a model makes of it. A causal model of positions streams, however long the file is.
 
     Args:
-        model (`PreTrainedModel`): A model of classes, values, positions or forecasts of numbers.
+        model (`PreTrainedModel`): A model of values, positions or forecasts of numbers.
         path (`Path`): A CSV, TSV, parquet or NumPy file; each row a position.
         columns (`list[str]`, *optional*):
             The channels in the order of the training; when not given, those of the training by name, or all columns
@@ -47,6 +47,8 @@ def predict_file(model: PreTrainedModel, path: Path, columns: list[str] | None =
     config: Any = model.config
     if getattr(config, "vocab_size", 0) is not None:
         raise ValueError("the model reads no numbers: predict is for models of series.")
+    if isinstance(model, MRConvForSequenceClassification) and config.problem_type != "regression":
+        raise ValueError("the model tells the class of a whole series: say `hf-ext classify MODEL FILE`.")
     values, names = read_channels(path, columns or config.input_columns, config.input_size)
     model = model.eval()
     series = torch.from_numpy(values).float()[None]
@@ -64,9 +66,7 @@ def predict_file(model: PreTrainedModel, path: Path, columns: list[str] | None =
     if not isinstance(model, MRConvForSequenceClassification):
         raise ValueError(f"a {type(model).__name__} says nothing of numbers: predict is for models of series.")
     logits = model(input_values=series).logits.float()
-    if config.problem_type == "regression":
-        return pd.DataFrame(logits.numpy(), columns=list(config.id2label.values()))
-    return _name_classes(model, logits.softmax(-1).numpy())
+    return pd.DataFrame(logits.numpy(), columns=list(config.id2label.values()))
 
 
 def read_channels(path: Path, columns: list[str] | None, channels: int) -> tuple[np.ndarray, list[str]]:

@@ -207,6 +207,7 @@ def _run(task: "Task", arguments: TrainingArguments) -> None:
     import datasets
     import torch
     import transformers
+    from accelerate.utils.memory import should_reduce_batch_size
 
     from .loop import train
 
@@ -215,8 +216,13 @@ def _run(task: "Task", arguments: TrainingArguments) -> None:
     datasets.disable_progress_bars()
     try:
         train(task, arguments)
-    except torch.OutOfMemoryError as error:
-        advice = "Lower per_device_train_batch_size, or set activation_checkpointing: true or mixed_precision: bf16."
+    except RuntimeError as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
+            raise
+        advice = (
+            "Lower --per_device_train_batch_size, say --activation_checkpointing true or --mixed_precision bf16, or "
+            "train on smaller examples (--task.patch_size, --task.image_size, --task.max_length)."
+        )
         raise MemoryError(f"{error}\n{advice}") from error
 
 

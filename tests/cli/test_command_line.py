@@ -63,11 +63,12 @@ def test_the_commands_are_those_that_are_promised():
     names += ("learn-weights", "merge-loras")
     emr = {f"emr {name}" for name in names}
     mrconv = {"mrconv make-listops", "mrconv make-pathfinder", "mrconv predict", "mrconv plot"}
-    semanir = {"restore", "semanir", "semanir explain"}
-    dit = {"dit", "dit precompute", "dit sample"}
+    use = {"restore", "sample", "classify", "generate"}
+    semanir = {"semanir", "semanir explain"}
+    dit = {"dit", "dit precompute"}
     groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
-    others = {"push", "card", "info", "models", "doctor"}
-    expected = {"train", "evaluate", "data", "data check", "merge", *groups, *others}
+    others = {"push", "card", "info", "models", "doctor", "recipes", "init"}
+    expected = {"train", "evaluate", "data", "data check", "merge", *use, *groups, *others}
     assert set(all_commands()) == expected
     listing = run("--help").output
     assert all(re.search(rf"^  {name} ", listing, re.MULTILINE) for name in COMMANDS)
@@ -124,7 +125,7 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "No such command 'trian'"),
+        (["trian"], "no command 'hf-ext trian'; did you mean 'hf-ext train'?"),
         (["train"], "Missing argument 'FILE.yaml'"),
         (["train", "--max_steps", "3"], "No such option"),
         (["train", "nowhere.yaml"], "File 'nowhere.yaml' does not exist"),
@@ -141,7 +142,7 @@ def test_version():
         (["emr", "pack", ".", "a.tar.zst", "--level", "20"], "20 is not in the range"),
         (["restore", "model"], "Missing argument 'IN...'"),
         (["restore", "model", "a.png"], "Missing option '--out'"),
-        (["restore", "model", "a.png", "--out", "o"], "a.png does not exist; give pictures, folders, patterns"),
+        (["restore", "model", "a.png", "--out", "o"], "a.png does not exist; give files, folders, patterns"),
         (["restore", "model", "a.png", "--out", "o", "--tile", "big"], "'big' is neither a number of pixels nor auto"),
         (["restore", "model", ".", "--out", "o"], "no picture in ."),
         (["restore", "model", ".", "--out", "-", "--compare"], "--compare needs a folder to write to"),

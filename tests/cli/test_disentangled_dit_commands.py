@@ -10,15 +10,14 @@ from PIL import Image
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
 from hf_ext.plots.grids import draw_grid, sample_rows
-from hf_ext_cli.disentangled_dit import open_picture
-from hf_ext_cli.errors import Unusable
+from hf_ext.tasks.classifying import read_picture
 from hf_ext_cli.main import main
 from tests.disentangled_dit.pipeline_testing import make_pipeline, make_text_pipeline, make_vae
 from tests.tasks.diffusion_testing import CLASSES, write_pictures
 
 
 def run(*arguments, code=0):
-    result = CliRunner().invoke(main, ["dit", *map(str, arguments)])
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
     assert result.exit_code == code, result.output
     return result
 
@@ -27,15 +26,17 @@ def test_latents_are_written_as_asked(tmp_path):
     data = write_pictures(tmp_path / "pictures", 5)
     make_vae().save_pretrained(tmp_path / "vae")
     words = [data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--flip", 1, "--shard-size", 3]
-    result = run("precompute", *words, "--views", 2, "--device", "cpu")
+    result = run("dit", "precompute", *words, "--views", 2, "--device", "cpu")
     assert result.stdout == f"{tmp_path / 'out'}\n"
     # The bar is for whoever watches, not for whoever reads the output.
     assert "10/10" in result.stderr
     rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
     assert len(rows) == 10 and rows.features["label"].names == CLASSES and set(rows["flip"]) == {1}
-    again = run("precompute", *words, code=2)
+    again = run("dit", "precompute", *words, code=2)
     assert "exists: name another folder" in again.stderr
-    result = run("precompute", data, tmp_path / "b", "--vae", tmp_path / "vae", "--size", 8, "--flip", 2, code=2)
+    result = run(
+        "dit", "precompute", data, tmp_path / "b", "--vae", tmp_path / "vae", "--size", 8, "--flip", 2, code=2
+    )
     assert "crops.flip is a probability" in result.stderr and not (tmp_path / "b").exists()
 
 
@@ -119,12 +120,12 @@ def test_texts_and_posterior_are_written_as_asked(tmp_path):
     made = make_text_pipeline()
     made.text_encoder.save_pretrained(tmp_path / "encoder")
     made.tokenizer.save_pretrained(tmp_path / "encoder")
-    words = ["precompute", data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--posterior"]
+    words = ["dit", "precompute", data, tmp_path / "out", "--vae", tmp_path / "vae", "--size", 8, "--posterior"]
     words += ["--device", "cpu", "--no-progress", "--text-encoder", tmp_path / "encoder", "--max-text-length", 8]
     run(*words, "--text-column", "text")
     rows = datasets.load_dataset(str(tmp_path / "out"), split="train")
     assert {"latent_spread", "text_states", "states_shape", "null_states"} < {*rows.column_names}
-    refused = run(*words[:2], tmp_path / "no", *words[3:], "--text-column", "long", code=2)
+    refused = run(*words[:3], tmp_path / "no", *words[4:], "--text-column", "long", code=2)
     assert "no column(s) ['long']" in refused.stderr and not (tmp_path / "no.partial").exists()
 
 
@@ -172,10 +173,10 @@ def test_a_picture_is_turned_as_it_is_shown(tmp_path, monkeypatch):
     turned = Image.Exif()
     turned[274] = 6
     Image.new("RGB", (40, 20)).save(tmp_path / "turned.jpg", exif=turned)
-    assert open_picture(tmp_path / "turned.jpg").size == (20, 40)
+    assert read_picture(tmp_path / "turned.jpg").size == (20, 40)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(Unusable, match="turned.jpg is no picture that can be read: .*decompression bomb"):
-        open_picture(tmp_path / "turned.jpg")
+    with pytest.raises(ValueError, match="turned.jpg is no picture that can be read: .*decompression bomb"):
+        read_picture(tmp_path / "turned.jpg")
 
 
 def test_what_is_no_pipeline_is_refused(tmp_path):

@@ -138,15 +138,9 @@ def write_table(path, length):
 
 
 @torch.no_grad()
-def test_a_file_is_predicted_by_every_head(tmp_path):
+def test_a_file_is_predicted_by_every_head_that_tells_no_class(tmp_path):
     values = write_table(tmp_path / "short.csv", 20)
     file, columns = tmp_path / "short.csv", ["--columns", "a,b"]
-    labels = {"id2label": {0: "sound", 1: "worn"}, "label2id": {"sound": 0, "worn": 1}}
-    model = save_series_model(tmp_path / "classes", MRConvForSequenceClassification, **labels)
-    row = pd.read_csv(io.StringIO(run("predict", tmp_path / "classes", file, *columns).stdout))
-    shares = model(input_values=values).logits.softmax(-1)[0]
-    assert row["prediction"].tolist() == [model.config.id2label[int(shares.argmax())]]
-    assert row[["sound", "worn"]].to_numpy()[0] == pytest.approx(shares.numpy(), rel=1e-4)
     targets = {"problem_type": "regression", "target_mean": [70.0, 0.0], "target_std": [5.0, 1.0]}
     model = save_series_model(tmp_path / "values", MRConvForSequenceClassification, **targets, num_labels=2)
     row = pd.read_csv(io.StringIO(run("predict", tmp_path / "values", file, *columns).stdout))
@@ -178,38 +172,44 @@ def test_a_file_of_any_length_is_predicted_as_a_stream(tmp_path, monkeypatch):
     assert table.iloc[:32, 1:].to_numpy() == pytest.approx(full, abs=1e-5)
 
 
+VALUES = {"problem_type": "regression", "target_mean": [70.0], "target_std": [5.0], "num_labels": 1}
+
+
 def test_channels_are_those_of_the_training_in_whatever_order(tmp_path):
-    save_series_model(tmp_path / "classes", MRConvForSequenceClassification, input_columns=["a", "b"])
+    save_series_model(tmp_path / "values", MRConvForSequenceClassification, **VALUES, input_columns=["a", "b"])
     write_table(tmp_path / "plain.csv", 20)
     pd.read_csv(tmp_path / "plain.csv")[["b", "note", "a"]].to_csv(tmp_path / "swapped.csv", index=False)
-    answers = {run("predict", tmp_path / "classes", tmp_path / f"{name}.csv").stdout for name in ("plain", "swapped")}
+    answers = {run("predict", tmp_path / "values", tmp_path / f"{name}.csv").stdout for name in ("plain", "swapped")}
     assert len(answers) == 1
 
 
 def test_names_of_channels_may_have_spaces_between_them(tmp_path):
-    save_series_model(tmp_path / "classes", MRConvForSequenceClassification)
+    save_series_model(tmp_path / "values", MRConvForSequenceClassification, **VALUES)
     write_table(tmp_path / "short.csv", 20)
     answers = {
-        run("predict", tmp_path / "classes", tmp_path / "short.csv", "--columns", names).stdout
+        run("predict", tmp_path / "values", tmp_path / "short.csv", "--columns", names).stdout
         for names in ("a,b", "a, b ")
     }
     assert len(answers) == 1
 
 
 def test_files_that_cannot_be_predicted_are_refused(tmp_path, caplog):
+    save_series_model(tmp_path / "values", MRConvForSequenceClassification, **VALUES)
     save_series_model(tmp_path / "classes", MRConvForSequenceClassification)
     write_table(tmp_path / "long.csv", 40)
     file = tmp_path / "long.csv"
-    said = run("predict", tmp_path / "classes", file, code=2).stderr
+    said = run("predict", tmp_path / "values", file, code=2).stderr
     assert "has the channels time, a, b, the model takes 2: name those" in said
-    said = run("predict", tmp_path / "classes", file, "--columns", "a,note", code=2).stderr
+    said = run("predict", tmp_path / "values", file, "--columns", "a,note", code=2).stderr
     assert "line 2: column 'note' holds 'yes'" in said
-    run("predict", tmp_path / "classes", file, "--columns", "a,b")
+    run("predict", tmp_path / "values", file, "--columns", "a,b")
     assert "has 40 positions: the first 32 count" in caplog.text
-    said = run("predict", tmp_path / "classes", file, "--columns", "a,c", code=2).stderr
+    said = run("predict", tmp_path / "values", file, "--columns", "a,c", code=2).stderr
     assert "has no column c; it has time, a, b, note: name those" in said
-    assert "absent.csv cannot be read" in run("predict", tmp_path / "classes", tmp_path / "absent.csv", code=2).stderr
+    assert "absent.csv cannot be read" in run("predict", tmp_path / "values", tmp_path / "absent.csv", code=2).stderr
     (tmp_path / "words.txt").write_text("a")
-    assert "is no file of a sequence" in run("predict", tmp_path / "classes", tmp_path / "words.txt", code=2).stderr
+    assert "is no file of a sequence" in run("predict", tmp_path / "values", tmp_path / "words.txt", code=2).stderr
     MRConvForSequenceClassification(MRConvConfig(**SERIES, vocab_size=9)).save_pretrained(tmp_path / "tokens")
     assert "the model reads no numbers" in run("predict", tmp_path / "tokens", file, code=2).stderr
+    said = run("predict", tmp_path / "classes", file, "--columns", "a,b", code=2).stderr
+    assert "the model tells the class of a whole series: say `hf-ext classify MODEL FILE`" in said

@@ -15,7 +15,7 @@ from hf_ext.emr.artifact import mask_bytes, verify_artifact
 from hf_ext.emr.emr_loader import restore
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.ops import SUMS, Sums
-from hf_ext.emr.report import report_lines, report_markdown
+from hf_ext.emr.report import report_markdown, report_tables
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.hub.safetensors_headers import CheckpointError
 from hf_ext.merging.configuration import MergeConfig
@@ -112,7 +112,7 @@ def test_an_artifact_restores_what_is_defined(models, tmp_path, method):
         one_bit = torch.cat([(twin.one_bit(base[n], own[n]) - base[n].double()).flatten() for n in names])
         assert error["one_bit"] == pytest.approx(twin.error(vectors[0], one_bit), rel=1e-4)
         assert error["unified"] is None and report["tasks"][place]["sign_conflict"]["weights"] is None
-    text = "\n".join(report_lines(report)) + report_markdown(report)
+    text = str(report_tables(report)) + report_markdown(report)
     assert "nan" not in text.lower() and "unified" not in text
     card = (out / "README.md").read_text()
     assert "There is no model at the root" in card and f"method: {method}" in card

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hf_ext.emr.ops import SUMS
-from hf_ext.emr.report import group_layers, report_lines, report_markdown
+from hf_ext.emr.report import group_layers, report_legend, report_markdown, report_tables
+from hf_ext_cli.output import aligned_table
 from tests.merging.merged_sums import SIZES, Merge, fine_tunes, tensors
 
 
@@ -277,7 +278,7 @@ def test_a_single_model_has_no_masks_and_no_rescalers():
     assert report["sizes"] == {"checkpoints": 4000, "base": 1000, "unified": 900, "masks": 0, "extras": 0} | {
         "artifact": 900
     }
-    text = "\n".join(report_lines(report))
+    text = str(report_tables(report)) + report_legend(report)
     assert "λ" not in text
     assert "1-bit" not in text
     assert "error unified" in text
@@ -287,8 +288,8 @@ def test_a_single_model_has_no_masks_and_no_rescalers():
 def test_tables_name_every_task_and_the_mode_in_use(rescale):
     merge = Merge(*fine_tunes(3, [0.1, 0.1, 0.02]), rescale=rescale)
     report = merge.report()
-    lines = report_lines(report)
-    table = lines[: lines.index("")]
+    tables = [aligned_table(*table) for table in report_tables(report)]
+    table, lines = tables[0], sum(tables, [])
     assert [line.split()[0] for line in table] == ["task", "task-0", "task-1", "task-2", "mean"]
     # Columns end at the same place.
     assert len({len(line) for line in table}) == 1
@@ -296,7 +297,6 @@ def test_tables_name_every_task_and_the_mode_in_use(rescale):
     assert table[2].split()[-3:] == [f"{error[key]:.3f}" for key in ("masked", "rescaled", "one_bit")]
     assert max(map(len, table)) <= 100
     assert any("1,008" in line and "25.2 %" in line for line in lines)
-    assert f"warning: {report['warnings'][0]}" in lines
     markdown = report_markdown(report)
     tables = [part for part in markdown.split("\n\n") if part.startswith("|")]
     assert len(tables) == 3
@@ -323,7 +323,7 @@ def test_sums_that_are_not_known_make_null():
         (known["error"]["l2"] + report["tasks"][2]["error"]["l2"]) / 2
     )
     assert any("times as long as that of task-2" in text for text in report["warnings"])
-    assert report_lines(report)[1].split()[-1] == "-"
+    assert report_tables(report)[0][1][0][-1] == "-"
     report_markdown(report)
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from hf_ext.emr.weights import TaskWeights
 from hf_ext.merging.compare import (
     compare_merges,
-    comparison_lines,
+    comparison_table,
     read_report,
 )
 from hf_ext.merging.merge import merge_checkpoints
@@ -113,21 +113,20 @@ def test_other_checkpoints_of_the_same_name_are_warned_of(folders, merges, tmp_p
     assert "differ in the task vectors of red, blue" in warnings[0]
 
 
-def test_comparison_lines(merges):
+def test_comparison_table(merges):
     names = [merges["emr"], merges["ties"], merges["two"]]
     found = compare_merges(names)
-    lines = comparison_lines(found)
-    table = lines[:-1]
-    assert table[0].split()[1:4] == ["emr", "ties", "two"]
-    rows = {line.split()[0]: line.split()[1:] for line in table[1:]}
+    header, lines = comparison_table(found)
+    assert header[1:4] == ["emr", "ties", "two"]
+    rows = {line[0]: line[1:-1] if line[-1] == "" else line[1:] for line in lines}
     assert rows["blue"][2] == "-"
     assert rows["red"][1] == f"{found['tasks'][0]['errors'][1]:.3f}"
     assert rows["method"] == ["emr", "ties", "emr"]
     assert rows["rescale"] == ["global", "-", "global"]
-    assert lines[-1].startswith("warning: ")
+    assert found["warnings"]
     # Two folders of one name are told apart by their paths.
-    twice = comparison_lines(compare_merges([names[0], names[0]]))
-    assert twice[0].split()[1:3] == [str(names[0])] * 2
+    twice, _ = comparison_table(compare_merges([names[0], names[0]]))
+    assert twice[1:3] == [str(names[0])] * 2
 
 
 def test_a_report_of_a_hub(merges, url):

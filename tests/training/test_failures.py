@@ -278,3 +278,21 @@ def test_no_process_waits_for_one_that_failed(tmp_path, examples):
     # Both processes know the reason; none is cut off in the middle of waiting.
     assert text.count("error: ") == text.count("no args.json") == 2, text
     assert "Connection" not in text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
+    ],
+)
+def test_a_training_without_memory_names_the_flags_to_lower(error, tmp_path, monkeypatch, capsys):
+    def loss(*_):
+        raise error
+
+    monkeypatch.setattr(TinyTask, "loss", loss)
+    config = write_config(tmp_path, {"train": {"path": str(write_images(tmp_path / "images", 4))}})
+    assert main([str(config)], make_task=make_task) == 1
+    said = capsys.readouterr().err
+    assert str(error) in said and "Lower --per_device_train_batch_size, say --activation_checkpointing true" in said

@@ -1,0 +1,75 @@
+"""hf-ext generate: texts that go on."""
+
+import sys
+from typing import Any
+
+import click
+
+from .errors import loads
+from .library import register_models
+from .sources import Model
+
+
+@click.command()
+@click.argument("source", metavar="MODEL", type=Model())
+@click.argument("prompt")
+@click.option("--task", metavar="NAME", help="Of a merge: the task whose model writes.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=200, show_default=True, help="Tokens to add.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.8,
+    show_default=True,
+    help="Higher is freer; 0 takes the likeliest token.",
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Draw from the likeliest tokens that have this share together.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, another text.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...; the GPU if there is one.")
+def generate(
+    source: str,
+    prompt: str,
+    task: str | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    device: str | None,
+) -> None:
+    """Continue the text PROMPT with MODEL, a language model: a folder or org/name[@revision].
+
+    PROMPT and what follows are written to standard output as they come. - reads PROMPT from standard input. An MRConv
+    streams: each token costs the same, however long the text is.
+
+    \b
+    Examples:
+      hf-ext generate runs/mrconv-lm/snapshot "The list "
+      hf-ext generate org/name "The " --temperature 0 --max-new-tokens 50
+      cat begin.txt | hf-ext generate org/merged - --task poems --seed 3
+    """
+    from hf_ext.tasks.continuing import continue_text
+
+    register_models()
+    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    model, tokenizer = load_writer(source, device, task)
+
+    def write(part: str) -> None:
+        click.echo(part, nl=False)
+
+    continue_text(model, tokenizer, text, write, max_new_tokens, temperature, top_p, seed)
+    click.echo()
+
+
+@loads
+def load_writer(source: str, device: str | None, task: str | None) -> Any:
+    """The language model of a folder or org/name[@revision] and its tokenizer, of one task if that is a merge."""
+    from hf_ext.emr.weights import task_checkpoint
+    from hf_ext.tasks.continuing import load_language_model
+
+    with task_checkpoint(source, task) as checkpoint:
+        return load_language_model(checkpoint, device)

@@ -1,0 +1,58 @@
+"""hf-ext init: a recipe for data of one's own."""
+
+from pathlib import Path
+
+import click
+
+from .library import import_without_models
+
+
+@click.command()
+@click.argument("method", type=click.Choice(["semanir", "mrconv", "dit", "emr"]))
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--data", metavar="PATH", help="Your data: a folder or file; for emr a folder or list of fine-tunes.")
+def init(method: str, folder: Path, data: str | None) -> None:
+    """Look at data of your own, and write a commented recipe for them into DIR.
+
+    Sizes, classes and lengths fit the data and this machine, and comments say what to change. The recipe runs as it
+    stands: `hf-ext train DIR/METHOD.yaml`, or for emr `hf-ext merge DIR/merge.yaml DIR/merged`. Without --data it has
+    placeholders, and `hf-ext data check` says what is missing.
+
+    \b
+    semanir  a folder of pictures, or of lq/ and hq/ with pictures of the same names
+    mrconv   a folder for each class of sounds or pictures; texts with a label or without; tables of numbers
+    dit      a folder for each class of pictures
+    emr      a folder with a folder for each model, or a file with a model a line; only headers are read
+
+    \b
+    Examples:
+      hf-ext init semanir mine --data photos/
+      hf-ext init mrconv sounds-run --data sounds/
+      hf-ext init emr merge-run --data models/
+      hf-ext init dit drawings
+    """
+    import_without_models()
+    from hf_ext.files import whole_file
+
+    file = folder / ("merge.yaml" if method == "emr" else f"{method}.yaml")
+    if file.exists():
+        raise click.BadParameter(f"{file} exists; name another folder, or remove it.", param_hint="DIR")
+    if method == "emr":
+        from hf_ext.starting.merges import write_merge
+
+        text = write_merge(folder, data)
+        following = f"hf-ext merge {file} {folder / 'merged'}"
+    else:
+        import torch
+
+        from hf_ext.starting.survey import look_at
+        from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
+
+        survey = PLACEHOLDERS[method] if data is None else look_at(data)
+        text = write_recipe(method, folder, survey, torch.cuda.is_available())
+        following = f"hf-ext train {file}" if data else f"hf-ext data check {file}"
+        click.echo(survey.about if data else "no data named: placeholders are written")
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_file(file, "w", encoding="utf-8") as written:
+        written.write(text)
+    click.echo(f"{file}\nnext: {following}")

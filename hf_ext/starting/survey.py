@@ -1,0 +1,277 @@
+"""What somebody's data are: kind, sizes, classes, and which of them are kept back to measure."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from PIL import Image
+
+from hf_ext.extras import import_extra
+
+from ..training.arguments import DataSource
+from ..training.sequence_files import SUFFIXES, read_file
+from ..training.sources import SourceError, find_files, open_source
+
+# Files whose names are looked at, and examples that are opened.
+_NAMES, _EXAMPLES = 10_000, 64
+# Of each class, or of all, this share is kept back, and at most so many.
+_KEPT, _MOST_KEPT = 0.1, 100
+# More parts than this make a split that nobody can read.
+_MOST_PARTS = 40
+_OTHER_SPLITS = ("validation", "test")
+
+
+@dataclass
+class Survey:
+    """What was found. Lengths are samples of a sound, bytes of a text, rows of a series."""
+
+    kind: str
+    train: dict[str, Any]
+    eval: dict[str, Any] | None
+    count: int
+    about: str
+    classes: list[str] = field(default_factory=list)
+    # of pictures: the shorter sides, the smallest first; whether all have one size; whether they have no colour
+    sides: list[int] = field(default_factory=list)
+    equal: bool = False
+    gray: bool = False
+    # how many times the pictures of hq/ are as large as those of lq/
+    scale: int = 1
+    rate: int = 0
+    lengths: list[int] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    # a label for each row of a series
+    rows_have_labels: bool = False
+
+    def longest(self, limit: int) -> int:
+        """A length that 95 of 100 examples do not exceed, and no more than a limit."""
+        return min(limit, int(np.ceil(np.quantile(self.lengths, 0.95))))
+
+
+def look_at(path: str) -> Survey:
+    """
+    Looks at a folder or a file of this machine.
+
+    Raises:
+        ValueError: If there is no such thing, or nothing in it that our trainings read.
+    """
+    found = find_files(path)
+    if not found:
+        raise ValueError(
+            f"no data at {path}: name a folder or a file of this machine. A data set of the Hub goes into "
+            "data.train.path of a recipe that is written without --data."
+        )
+    place = Path(found[0])
+    pairs = next(
+        (part for part in (place / "train", place) if (part / "lq").is_dir() and (part / "hq").is_dir()), None
+    )
+    if pairs is not None:
+        return _look_at_pairs(pairs)
+    names = [place] if place.is_file() else islice((file for file in place.rglob("*") if file.is_file()), _NAMES)
+    endings = Counter(name.suffix.lower() for name in names)
+    if not endings:
+        raise ValueError(f"{path} is empty: put pictures, sounds, texts or tables there.")
+    most = endings.most_common(1)[0][0]
+    if most in SUFFIXES and (series := _look_at_series(path, place, most)) is not None:
+        return series
+    return _look_at_examples(path)
+
+
+def _look_at_examples(path: str) -> Survey:
+    """Pictures, sounds and texts, as a training reads them."""
+    data = _open(path, "train")
+    features = data.features
+    pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
+    sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
+    texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and kind.dtype == "string"]
+    labels = _labels(data)
+    kept = _keep_back(path, data, labels)
+    survey = Survey("", *kept, count=len(data), about="", classes=_class_names(data, labels))
+    chosen = [int(index) for index in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
+    if pictures:
+        _measure_pictures(survey, data, pictures[0], chosen)
+    elif sounds:
+        _measure_sounds(survey, data, sounds[0], chosen)
+    elif texts := [name for name in texts if name != "label"]:
+        _measure_texts(survey, data, texts, chosen)
+    else:
+        raise ValueError(
+            f"{path} has the columns {', '.join(features)}: no picture, sound or text. Series of numbers are CSV, "
+            "TSV, parquet or NumPy files whose rows are positions."
+        )
+    if survey.classes:
+        survey.about += f"; {len(survey.classes)} classes: {_shorten(survey.classes)}"
+    return survey
+
+
+def _measure_pictures(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
+    sizes, gray = set[tuple[int, int]](), True
+    # Undecoded: the header says the size, and a broken picture is for `hf-ext data check` to find.
+    undecoded = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    for index in chosen:
+        value = undecoded[index][column]
+        try:
+            with Image.open(io.BytesIO(value["bytes"]) if value["bytes"] else value["path"]) as picture:
+                sizes.add(picture.size)
+                gray &= picture.mode in ("1", "L", "LA")
+        except OSError:
+            continue
+    if not sizes:
+        raise ValueError(f"none of {len(chosen)} pictures that were looked at can be read: are they pictures?")
+    survey.kind, survey.columns, survey.gray = "pictures", [column], gray
+    survey.equal, survey.sides = len(sizes) == 1, sorted(min(size) for size in sizes)
+    smallest, largest = min(sizes, key=min), max(sizes, key=min)
+    span = _size(smallest) if smallest == largest else f"{_size(smallest)} to {_size(largest)}"
+    survey.about = f"{survey.count:,} pictures of {span} pixels{', grey' if gray else ''}"
+
+
+def _measure_sounds(survey: Survey, data: Any, column: str, chosen: list[int]) -> None:
+    soundfile = import_extra("soundfile")
+    rates, seconds = Counter[int](), list[float]()
+    for index in chosen:
+        value = data[index][column]
+        try:
+            about = soundfile.info(io.BytesIO(value["bytes"]) if value["bytes"] else value["path"])
+        except soundfile.SoundFileError:
+            continue
+        rates[about.samplerate] += 1
+        seconds.append(about.frames / about.samplerate)
+    if not seconds:
+        raise ValueError(f"none of {len(chosen)} sounds that were looked at can be read: are they sound files?")
+    survey.kind, survey.columns, survey.rate = "sounds", [column], rates.most_common(1)[0][0]
+    survey.lengths = [max(1, round(survey.rate * length)) for length in seconds]
+    survey.about = f"{survey.count:,} sounds at {survey.rate} Hz, {min(seconds):.2f} to {max(seconds):.2f} s"
+
+
+def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[int]) -> None:
+    rows = [data[index] for index in chosen]
+    lengths = {name: [len((row[name] or "").encode()) for row in rows] for name in columns}
+    column = max(columns, key=lambda name: sum(lengths[name]))
+    survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
+    survey.about = f"{survey.count:,} texts of {min(lengths[column])} to {max(lengths[column])} bytes"
+
+
+def _look_at_series(path: str, place: Path, ending: str) -> Survey | None:
+    """Files whose rows are positions; None where rows are examples of something else."""
+    files = [place] if place.is_file() else sorted(place.rglob(f"*{ending}"))
+    try:
+        tables = [read_file(files[int(i)]) for i in np.linspace(0, len(files) - 1, min(_EXAMPLES, len(files)))]
+    except ValueError:
+        # Parquet with pictures, for instance.
+        return None
+    first = tables[0]
+    texts = [name for name, values in first.items() if values.dtype == object]
+    numbers = [name for name in first if name not in texts and name != "label" and not name.lower().startswith("time")]
+    if not numbers or (len(files) == 1 and texts):
+        return None
+    alone = len(files) == 1
+    train: dict[str, Any] = {"path": path, "split": "train[:80%]" if alone else "train", "rows": "positions"}
+    kept: dict[str, Any] | None = {**train, "split": "train[80%:]"} if alone else _other_split(train)
+    data = open_source(DataSource(**{**train, "split": "train"}))
+    survey = Survey("series", train, kept, count=len(files), about="", columns=numbers)
+    survey.lengths = [len(next(iter(table.values()))) for table in tables]
+    survey.rows_have_labels = "label" in first
+    if survey.rows_have_labels:
+        survey.classes = sorted(
+            {str(value) for table in tables for value in table["label"] if value not in ("", None)}
+        )
+    elif "label" in data.features:
+        survey.classes = sorted(map(str, set(data["label"])))
+    rows = f"{min(survey.lengths):,} to {max(survey.lengths):,}" if len(tables) > 1 else f"{survey.lengths[0]:,}"
+    survey.about = f"{len(files):,} file{'' if alone else 's'} of {rows} rows with the numbers {_shorten(numbers)}"
+    if survey.classes:
+        survey.about += f"; {len(survey.classes)} classes: {_shorten(survey.classes)}"
+    return survey
+
+
+def _look_at_pairs(place: Path) -> Survey:
+    """Pictures in `lq/` and, of the same names, in `hq/`."""
+    data = open_source(DataSource(str(place)))
+    first = data[0]
+    beside = [place.parent / name for name in _OTHER_SPLITS] if place.name == "train" else []
+    kept = next((part for part in beside if (part / "lq").is_dir() and (part / "hq").is_dir()), None)
+    survey = Survey("pairs", {"path": str(place)}, None, count=len(data), about="")
+    survey.eval = None if kept is None else {"path": str(kept)}
+    survey.scale = max(1, round(first["hq"].width / first["lq"].width))
+    sides = [min(data[int(i)]["lq"].size) for i in np.linspace(0, len(data) - 1, min(_EXAMPLES, len(data)))]
+    survey.sides, survey.gray = sorted(sides), first["hq"].mode in ("1", "L", "LA")
+    larger = f", those of hq/ {survey.scale} times as large" if survey.scale > 1 else ""
+    survey.about = f"{len(data):,} pairs of pictures, the smallest with {survey.sides[0]} pixels{larger}"
+    return survey
+
+
+def _open(path: str, split: str) -> Any:
+    # One bar is enough of a training; here none is.
+    datasets.disable_progress_bars()
+    try:
+        return open_source(DataSource(path, split=split))
+    finally:
+        datasets.enable_progress_bars()
+
+
+def _other_split(train: dict[str, Any]) -> dict[str, Any] | None:
+    """The part of the data that is for validation, or for the test, where there is one."""
+    for split in _OTHER_SPLITS:
+        try:
+            open_source(DataSource(**{**train, "split": split}))
+        except SourceError:
+            continue
+        return {**train, "split": split}
+    return None
+
+
+def _labels(data: Any) -> list[Any] | None:
+    """The classes of all examples."""
+    return list(data["label"]) if "label" in data.features else None
+
+
+def _class_names(data: Any, labels: list[Any] | None) -> list[str]:
+    if labels is None:
+        return []
+    kind = data.features["label"]
+    if isinstance(kind, datasets.ClassLabel):
+        return list(kind.names)
+    if isinstance(labels[0], str):
+        return sorted(set(labels))
+    return [str(number) for number in range(max(map(int, labels)) + 1)]
+
+
+def _keep_back(path: str, data: Any, labels: list[Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What is trained on and what measures: a split of its own, or some of each class, in whatever order they lie."""
+    train = {"path": path, "split": "train"}
+    other = _other_split(train)
+    if other is not None:
+        return train, other
+    count = len(data)
+    # A folder for each class is read class by class: of every stretch of one class some are kept back. Labels that
+    # are mixed make many stretches, and there the last examples are as good as any.
+    cuts = [0, *(i for i in range(1, count) if labels is not None and labels[i] != labels[i - 1]), count]
+    mixed = labels is not None and len(cuts) - 1 > 2 * len(set(labels))
+    stretches = [(0, count)] if mixed else list(zip(cuts[:-1], cuts[1:], strict=True))
+    if len(stretches) > _MOST_PARTS or count < 2:
+        return train, None
+    most = max(1, _MOST_KEPT // len(stretches))
+    measured = [
+        (end - min(most, max(1, int((end - start) * _KEPT))), end) for start, end in stretches if end - start > 1
+    ]
+    ends = {end: start for start, end in measured}
+    learned = [(start, ends.get(end, end)) for start, end in stretches]
+    return (
+        {**train, "split": "+".join(f"train[{start}:{end}]" for start, end in learned)},
+        {**train, "split": "+".join(f"train[{start}:{end}]" for start, end in measured)},
+    )
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def _shorten(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")

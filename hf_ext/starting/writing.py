@@ -1,0 +1,332 @@
+"""Recipes for somebody's own data: commented YAML whose sizes fit the data and the machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .survey import Survey
+
+# Where no data are named, what the recipe is an example of; `hf-ext data check` says what is missing.
+PLACEHOLDERS = {
+    "semanir": Survey("pictures", {"path": "./YOUR-PHOTOS"}, None, 1000, "photographs of your own"),
+    "mrconv": Survey(
+        "sounds", {"path": "./YOUR-SOUNDS"}, None, 1000, "a folder of sounds for each class",
+        classes=["first", "second"], rate=16000, lengths=[16000],
+    ),
+    "dit": Survey(
+        "pictures", {"path": "./YOUR-PICTURES"}, None, 1000, "a folder of pictures for each class",
+        classes=["first", "second"],
+    ),
+}  # fmt: skip
+
+
+def write_recipe(method: str, folder: Path, survey: Survey, gpu: bool) -> str:
+    """
+    A recipe for data.
+
+    Args:
+        method (`str`): `"semanir"`, `"mrconv"` or `"dit"`.
+        folder (`Path`): Where it will lie; the run goes beside it.
+        survey (`Survey`): What was found in the data.
+        gpu (`bool`): Whether it is for a GPU; for two CPU cores otherwise.
+
+    Raises:
+        ValueError: If the method does not learn from such data.
+    """
+    file, machine = folder / f"{method}.yaml", "a GPU" if gpu else "a CPU"
+    head = [
+        f"# {survey.about[:1].upper()}{survey.about[1:]}.",
+        f"# Written by `hf-ext init {method}`, for {machine}.",
+        f"# Look at the data first: hf-ext data check {file}",
+        f"# Train, and go on after an interruption: hf-ext train {file}",
+        f"# All fields: hf-ext train --help {file}. Each may be given on the command line too: --max_steps 100",
+    ]
+    body = {"semanir": _semanir, "mrconv": _mrconv, "dit": _dit}[method](survey, gpu)
+    return (
+        "\n".join([*head, *body.pop(0), f"output_dir: {_text(str(folder / 'run'))}", *_data(survey), *sum(body, [])])
+        + "\n"
+    )
+
+
+def _data(survey: Survey) -> list[str]:
+    """The section of the data."""
+    lines = ["data:", f"  train: {_flow(survey.train)}"]
+    if survey.eval is None:
+        other = {**survey.train, "split": "test"}
+        lines += [
+            "  # Nothing is kept back to measure. Put some examples into a folder test/ beside train/, and write:",
+            f"  # eval: {_flow(other)}",
+        ]
+    else:
+        lines += ["  # Kept back to measure.", f"  eval: {_flow(survey.eval)}"]
+    return [*lines, "  # Processes that read; 0 reads in the training itself.", "  num_workers: 2"]
+
+
+def _schedule(survey: Survey, steps: int, batch: int, rate: str, gpu: bool, warmup: int) -> list[str]:
+    """Steps, batch and learning rate."""
+    # Of one long file or text every example is another part.
+    batch = max(1, min(batch, survey.count // 2)) if survey.count > 1 else batch
+    every, times = max(1, steps // 5), steps * batch / survey.count
+    told = [f"# {times:,.{0 if times > 10 else 1}f} times through the data."] if survey.count > 1 else []
+    return [
+        *told,
+        "# More steps are better; the learning rate falls to zero at the last.",
+        f"max_steps: {steps}",
+        "# Lower it where memory is short.",
+        f"per_device_train_batch_size: {batch}",
+        f"learning_rate: {rate}",
+        f"warmup_steps: {warmup}",
+        *(["mixed_precision: bf16"] if gpu else []),
+        "logging_steps: 20",
+        f"eval_steps: {every}",
+        f"save_steps: {every}",
+        "save_total_limit: 1",
+        "report_to: none",
+    ]
+
+
+def _semanir(survey: Survey, gpu: bool) -> list[list[str]]:
+    if survey.kind not in ("pictures", "pairs"):
+        raise ValueError(f"SemanIR restores pictures, and these are {survey.kind}: name a folder of pictures.")
+    pairs = survey.kind == "pairs"
+    # A multiple of what a window and the levels of a U need, no larger than most pictures.
+    patch = max(16, min(128 if gpu else 64, _side(survey) // 8 * 8))
+    if pairs:
+        task = ["  # The pictures of lq/ become those of hq/.", "  degradation: {kind: paired}"]
+    else:
+        task = [
+            "  # What is mended, made from clean pictures. Others: {kind: jpeg, quality: [10, 90]}, or",
+            "  # {kind: blur, sigma: [0.5, 3]}, a list of several, or pairs of pictures in lq/ and hq/.",
+            "  degradation: {kind: gaussian_noise, sigma: [0, 50]}",
+            "  eval_degradation: {kind: gaussian_noise, sigma: 25}",
+        ]
+    column = [] if pairs or survey.columns in ([], ["image"]) else [f"  image_column: {_text(survey.columns[0])}"]
+    task += [
+        f"  # Side of the squares that are learned from{_smallest(survey)}.",
+        f"  patch_size: {patch}",
+    ]
+    channels = ", num_channels: 1" if survey.gray else ""
+    if survey.scale > 1:
+        model = [
+            f"# Enlarges {survey.scale} times.",
+            f"model: {{preset: columnar-{'s' if gpu else 'tiny'}, scale: {survey.scale}{channels}}}",
+        ]
+    elif gpu:
+        model = [
+            "# 3.6 M parameters; u-shaped is the paper's, with 25.8 M.",
+            f"model: {{preset: u-shaped-small{channels}}}",
+        ]
+    else:
+        released = f"denoise-{'gray' if survey.gray else 'color'}"
+        model = [
+            "# Goes on from a model that travels with hf-ext. For one from nothing put in its place:",
+            f"# model: {{preset: u-shaped-small{channels}}}",
+            f"init_from: {released}",
+        ]
+    fresh = gpu or survey.scale > 1
+    schedule = _schedule(survey, 100000 if gpu else 1000, 8 if gpu else 4, "2.0e-4" if fresh else "1.0e-4", gpu, 100)
+    return [
+        ["method: semanir"],
+        ["task:", *task, *column],
+        model,
+        ["# Its weights are an average over the steps.", "ema_decay: 0.999"] if gpu else [],
+        schedule,
+    ]
+
+
+def _mrconv(survey: Survey, gpu: bool) -> list[list[str]]:
+    make: dict[str, Callable[[Survey, bool], tuple[str, list[str]]]] = {
+        "sounds": _sounds, "texts": _texts, "series": _series, "pictures": _classified_pictures,
+    }  # fmt: skip
+    if survey.kind not in make:
+        raise ValueError(f"MRConv learns from sounds, pictures, texts and series, and these are {survey.kind}.")
+    method, task = make[survey.kind](survey, gpu)
+    # In a stream the model must not look ahead.
+    causal = method in ("mrconv-lm", "mrconv-forecast")
+    if method == "mrconv-images":
+        model = (
+            ["model: {preset: tiny, kernel_type: fourier, kernel_size: 16}"]
+            if gpu
+            else [
+                "# For a GPU: model: {preset: tiny, kernel_type: fourier, kernel_size: 16}",
+                "model:",
+                "  patch_size: 2",
+                "  hidden_sizes: [32, 64, 128]",
+                "  depths: [2, 2, 2]",
+                "  kernel_type: fourier",
+                "  kernel_size: 16",
+            ]
+        )
+    else:
+        model = [
+            "model:",
+            "  # Width and depth: more learn more, and take longer.",
+            f"  hidden_size: {128 if gpu else 32}",
+            f"  num_hidden_layers: {6 if gpu else 3}",
+            "  kernel_type: fourier",
+            "  # Length of the shortest kernel; the longest is as long as the input.",
+            "  kernel_size: 16",
+            f"  norm: {'layer' if causal else 'batch'}",
+            "  dropout: 0.1",
+            *(
+                []
+                if causal
+                else [
+                    "  # false: it does not look ahead, and answers while a stream comes in.",
+                    "  bidirectional: true",
+                ]
+            ),
+        ]
+    schedule = _schedule(survey, 20000 if gpu else 1000, 32 if gpu else 16, "4.0e-3", gpu, 50)
+    return [[f"method: {method}"], ["task:", *task], model, ["weight_decay: 0.05"], schedule]
+
+
+def _sounds(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
+    _need_classes(survey, "sounds")
+    # A CPU hears telephone quality in a tenth of the time.
+    rate = survey.rate if gpu else min(survey.rate, 8000)
+    shortened = [max(1, length * rate // survey.rate) for length in survey.lengths]
+    length = Survey("", {}, None, 0, "", lengths=shortened).longest(160_000 if gpu else 16_000)
+    return "mrconv-audio", [
+        f"  # Samples a second that the model hears; sounds of other rates are resampled (most have {survey.rate}).",
+        f"  sampling_rate: {rate}",
+        "  # Samples of the longest sound; the rest is cut.",
+        f"  max_length: {length}",
+        *_classes(survey),
+        *_column(survey, "audio"),
+    ]
+
+
+def _texts(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
+    column = _column(survey, "text")
+    if len(survey.classes) < 2:
+        size = max(32, survey.longest(1024 if gpu else 256))
+        return "mrconv-lm", ["  # Bytes that are learned from at once.", f"  max_length: {size}", *column]
+    size = 1 + max(16, survey.longest(4096 if gpu else 512))
+    return "mrconv-text", [
+        "  # Bytes of the longest text; the rest is cut.",
+        f"  max_length: {size}",
+        *_classes(survey),
+        *column,
+    ]
+
+
+def _series(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
+    columns = ["  # The channels.", f"  columns: {_flow(survey.columns)}"]
+    if survey.classes:
+        longest = survey.longest(16384 if gpu else 2048)
+        size = ["  # Rows of the longest file; the rest is cut.", f"  max_length: {max(16, longest)}"]
+        return f"mrconv-{'positions' if survey.rows_have_labels else 'series'}", [*columns, *size, *_classes(survey)]
+    shortest = min(survey.lengths)
+    # Both parts of a file, of which the second is a fifth, must hold a context and what comes after it.
+    context = max(4, min(512 if gpu else 192, shortest // (20 if survey.count == 1 else 4)))
+    return "mrconv-forecast", [
+        *columns,
+        "  # Rows that are known, and rows after them that are told.",
+        f"  context_length: {context}",
+        f"  prediction_length: {max(1, context // 4)}",
+        "  # Rows of a day, a week or the like: then scored beside `as a season ago`.",
+        "  # season: 24",
+    ]
+
+
+def _classified_pictures(survey: Survey, gpu: bool) -> tuple[str, list[str]]:
+    _need_classes(survey, "pictures")
+    side = survey.sides[0]
+    column = _column(survey, "image", "image_column")
+    if survey.equal and side <= 32:
+        channels = 1 if survey.gray else 3
+        return "mrconv-pixels", [
+            "  # Pixels in a row are a sequence; all pictures have this side.",
+            f"  image_size: {side}",
+            f"  mean: {_flow([0.5] * channels)}",
+            f"  std: {_flow([0.25] * channels)}",
+            *_classes(survey),
+            *column,
+        ]
+    return "mrconv-images", [
+        "  # Side of what the model sees.",
+        f"  image_size: {224 if gpu else 32}",
+        *_classes(survey),
+        *column,
+    ]
+
+
+def _dit(survey: Survey, gpu: bool) -> list[list[str]]:
+    if survey.kind != "pictures":
+        raise ValueError(f"a Disentangled DiT draws pictures, and these are {survey.kind}: name a folder of pictures.")
+    if not survey.classes:
+        raise ValueError(
+            "these pictures have no classes: put them into a folder for each class (one is enough), as in "
+            "pictures/train/cat/1.png. Recipe disentangled_dit/text_to_image learns from captions."
+        )
+    side = max(8, min(64 if gpu else 32, _side(survey, 0.0) // 8 * 8))
+    channels = ", in_channels: 1" if survey.gray else ""
+    task = [
+        f"  # Side of the pictures that it draws{_smallest(survey)}.",
+        "  # Above 64 draw in latents: hf-ext dit precompute, and recipe disentangled_dit/imagenet_256.",
+        f"  image_size: {side}",
+        "  objective: v_prediction",
+        "  noise_schedule: {beta_schedule: squaredcos_cap_v2}",
+        "  # Mirrors every other picture; 0.0 where left and right differ, as in letters.",
+        "  crops: {flip: 0.5}",
+        *_column(survey, "image", "image_column"),
+    ]
+    patch, count = 4 if side >= 32 else 2, len(survey.classes)
+    preset = "S" if gpu else "tiny"
+    model = [
+        "# Presets: tiny, S, B, L, XL. A patch half as large sees more, and takes four times as long.",
+        f"model: {{preset: {preset}, patch_size: {patch}{channels}, num_classes: {count}}}",
+    ]
+    schedule = _schedule(survey, 100000 if gpu else 2000, 64 if gpu else 16, "1.0e-4" if gpu else "1.0e-3", gpu, 100)
+    return [["method: disentangled-dit"], ["task:", *task], model, [f"ema_decay: {0.9999 if gpu else 0.99}"], schedule]
+
+
+def _need_classes(survey: Survey, what: str) -> None:
+    if len(survey.classes) < 2:
+        found = f"only the class {survey.classes[0]}" if survey.classes else "no classes"
+        raise ValueError(
+            f"these {what} have {found}: put them into a folder for each class, as in {what}/train/first/1, or add a "
+            "metadata.csv with the columns file_name and label."
+        )
+
+
+def _classes(survey: Survey) -> list[str]:
+    # A list that nobody would read to its end is left to the data.
+    names = [f"  label_names: {_flow(survey.classes)}"] if len(survey.classes) <= 100 else []
+    return [f"  num_labels: {len(survey.classes)}", *names]
+
+
+def _column(survey: Survey, usual: str, option: str | None = None) -> list[str]:
+    """The option that names a column, where it has another name than usual."""
+    found = survey.columns[0] if survey.columns else usual
+    return [] if found == usual else [f"  {option or usual + '_column'}: {_text(found)}"]
+
+
+def _side(survey: Survey, share: float = 0.5) -> int:
+    """A side that this share of the pictures does not reach; where none was seen, one that does not limit."""
+    return survey.sides[int(share * (len(survey.sides) - 1))] if survey.sides else 256
+
+
+def _smallest(survey: Survey) -> str:
+    return f"; the smallest side seen is {survey.sides[0]}" if survey.sides else ""
+
+
+def _flow(value: Any) -> str:
+    """A mapping or list of YAML in one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_text(str(item))}" for key, item in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _text(value: str) -> str:
+    """A text as YAML has it, whatever is in it."""
+    plain = value.replace("/", "").replace("-", "").replace("_", "").replace(".", "")
+    return (
+        value
+        if plain.isascii() and plain.isalpha() and value[0] not in "-."
+        else json.dumps(value, ensure_ascii=False)
+    )

@@ -1,0 +1,175 @@
+"""Which classes a trained classifier gives to sounds, pictures, texts and series of numbers."""
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from PIL import Image, ImageOps
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoModelForAudioClassification,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
+from transformers.utils import logging
+
+from hf_ext.restoration.jobs import find_files, picture_endings
+from hf_ext.training.bad_examples import UNREADABLE
+from hf_ext.training.models import adapter_base, split_revision
+from hf_ext.training.sequence_files import SUFFIXES
+
+from .classification import load_head, load_reader
+from .predicting import read_channels
+from .signals import read_recording
+
+logger = logging.get_logger(__name__)
+
+SOUNDS = frozenset((".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif"))
+
+
+class Kind(NamedTuple):
+    """A kind of input: the Auto classes of model and reader, and how transformers' pipelines call both."""
+
+    task: str
+    model: Any
+    reader: Any
+    argument: str
+
+
+KINDS = {
+    "sounds": Kind("audio-classification", AutoModelForAudioClassification, AutoFeatureExtractor, "feature_extractor"),
+    "pictures": Kind("image-classification", AutoModelForImageClassification, AutoImageProcessor, "image_processor"),
+    "texts": Kind("text-classification", AutoModelForSequenceClassification, AutoTokenizer, "tokenizer"),
+}
+_HEADS = {"AudioClassification": "sounds", "ImageClassification": "pictures", "SequenceClassification": "texts"}
+
+
+class Input(NamedTuple):
+    """What is to be classified: its name in answers, and a text, a file or what is in it."""
+
+    name: str
+    value: str | Path | bytes
+
+
+class Classifier:
+    """
+    A classifier with what reads its inputs.
+
+    Args:
+        source (`str`): A folder or `org/name[@revision]`; of a peft adapter the base comes with it.
+        device (`str`, *optional*): Where it computes; on the GPU if there is one.
+
+    Raises:
+        ValueError: If the checkpoint is no classifier.
+    """
+
+    def __init__(self, source: str, device: str | None = None):
+        # What an adapter was put on says the head, and has the reader.
+        base = adapter_base(source) or source
+        name, revision = split_revision(base)
+        self.kind = find_kind(source, AutoConfig.from_pretrained(name, revision=revision))
+        about = KINDS["texts" if self.kind == "series" else self.kind]
+        self.model = load_head(about.model, source, device)
+        if self.kind != "series":
+            self.reader = load_reader(about.reader, None, base)
+            words = {about.argument: self.reader, "device": self.model.device}
+            self._pipeline = cast(Any, pipeline)(about.task, model=self.model, **words)
+
+    def find_inputs(self, inputs: list[str]) -> Iterator[Input]:
+        """What the words of a command stand for: texts themselves; files of folders, patterns and lists."""
+        if self.kind == "texts":
+            for text in inputs:
+                yield from (Input(found, found) for found in _read_texts(text))
+            return
+        endings = {"sounds": SOUNDS, "pictures": picture_endings(), "series": frozenset(SUFFIXES)}[self.kind]
+        for word in inputs:
+            for found in find_files(word, None, endings):
+                yield Input("standard input" if isinstance(found.source, bytes) else str(found.source), found.source)
+
+    def classify(self, given: Input, top_k: int = 1, columns: list[str] | None = None) -> list[dict[str, Any]]:
+        """
+        The likeliest classes of an input, each `{"label", "score"}`.
+
+        Raises:
+            ValueError: If the input cannot be read, or does not fit the model.
+        """
+        if self.kind == "series":
+            return self._classify_series(given, top_k, columns)
+        options: dict[str, Any] = {"top_k": top_k}
+        value: Any = given.value
+        if self.kind == "pictures":
+            value = read_picture(given.value)
+        elif self.kind == "sounds":
+            rate = self.reader.sampling_rate
+            value = {"raw": self._cut(given, read_sound(given.value, rate)), "sampling_rate": rate}
+        else:
+            options["truncation"] = True
+        return [{"label": item["label"], "score": item["score"]} for item in self._pipeline(value, **options)]
+
+    @torch.no_grad()
+    def _classify_series(self, given: Input, top_k: int, columns: list[str] | None) -> list[dict[str, Any]]:
+        config = self.model.config
+        if isinstance(given.value, bytes):
+            raise ValueError(f"a series is read from a file, which ends with {', '.join(SUFFIXES)}: name one.")
+        values, _ = read_channels(Path(given.value), columns or config.input_columns, config.input_size)
+        series = torch.from_numpy(self._cut(given, values)).float()[None].to(self.model.device)
+        shares = self.model(input_values=series).logits[0].float().softmax(-1)
+        scores, places = shares.topk(min(top_k, len(shares)))
+        found = zip(scores.tolist(), places.tolist(), strict=True)
+        return [{"label": config.id2label[place], "score": score} for score, place in found]
+
+    def _cut(self, given: Input, values: Any) -> Any:
+        """As much of an input as the model takes."""
+        longest = getattr(self.model.config, "longest_input", None)
+        if longest is not None and len(values) > longest:
+            logger.warning(f"{given.name} has {len(values)} positions: the first {longest} count.")
+            return values[:longest]
+        return values
+
+
+def find_kind(source: str, config: Any) -> str:
+    """What a checkpoint classifies, by the head that it was saved from."""
+    head = (getattr(config, "architectures", None) or ["no class named"])[0]
+    kind = next((kind for ending, kind in _HEADS.items() if head.endswith(f"For{ending}")), None)
+    if kind is None or config.problem_type == "regression":
+        what = "tells values" if kind else f"is no classifier ({head})"
+        raise ValueError(
+            f"{source} {what}: classify takes models of sounds, pictures, texts and series. `hf-ext mrconv predict` "
+            "tells values, forecasts and classes of positions of series; `hf-ext generate` continues a text."
+        )
+    # One head of ours classifies tokens and numbers.
+    return "series" if config.model_type == "mrconv" and kind == "texts" and config.vocab_size is None else kind
+
+
+def read_picture(value: str | Path | bytes) -> Image.Image:
+    """A picture of a file, or what is in one, in colours."""
+    try:
+        with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as picture:
+            # As a camera was held, as `datasets` turns the pictures of a training.
+            return ImageOps.exif_transpose(picture).convert("RGB")
+    except UNREADABLE as error:
+        name = "standard input" if isinstance(value, bytes) else value
+        raise ValueError(f"{name} is no picture that can be read: {error}") from error
+
+
+def read_sound(value: str | Path | bytes, sampling_rate: int) -> Any:
+    """A sound of a file, or what is in one, at a rate, as one channel."""
+    held = isinstance(value, bytes)
+    return read_recording({"path": None if held else str(value), "bytes": value if held else None}, sampling_rate)
+
+
+def _read_texts(word: str) -> list[str]:
+    """The text of a word itself, of standard input, or those of a list, one a line."""
+    if word == "-":
+        return [sys.stdin.read().removesuffix("\n")]
+    if not word.startswith("@"):
+        return [word]
+    lines = sys.stdin.read() if word == "@-" else Path(word[1:]).read_text(encoding="utf-8")
+    return [line for line in lines.splitlines() if line.strip()]

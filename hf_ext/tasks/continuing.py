@@ -1,0 +1,85 @@
+"""How a language model continues a text, written as it comes."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TextStreamer, set_seed
+
+from hf_ext.training.models import adapter_base, split_revision
+
+from .classification import load_head, load_reader
+
+
+class Writer(TextStreamer):
+    """Hands finished words to a function."""
+
+    def __init__(self, tokenizer: Any, write: Callable[[str], None]):
+        super().__init__(tokenizer, skip_special_tokens=True)
+        self.write = write
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.write(text)
+
+
+def load_language_model(source: str, device: str | None = None) -> tuple[Any, Any]:
+    """
+    A language model and its tokenizer, on the GPU if there is one; of a peft adapter the base comes with it.
+
+    Raises:
+        ValueError: If the checkpoint is none, or the device cannot be used.
+    """
+    base = adapter_base(source) or source
+    name, revision = split_revision(base)
+    head = (AutoConfig.from_pretrained(name, revision=revision).architectures or ["no class named"])[0]
+    if not head.endswith(("ForCausalLM", "LMHeadModel")):
+        raise ValueError(f"{source} continues no texts ({head}): generate takes a causal language model.")
+    return load_head(AutoModelForCausalLM, source, device), load_reader(AutoTokenizer, None, base)
+
+
+def continue_text(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    write: Callable[[str], None],
+    max_new_tokens: int = 200,
+    temperature: float = 0.8,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> None:
+    """
+    Writes a text and what a model puts after it, word by word.
+
+    Args:
+        model, tokenizer: A causal language model of transformers and its tokenizer.
+        text (`str`): The beginning.
+        write (`Callable[[str], None]`): Gets each part of the text as it is finished.
+        max_new_tokens (`int`, defaults to 200): Most tokens to add.
+        temperature (`float`, defaults to 0.8): How freely tokens are drawn; 0 takes the likeliest.
+        top_p (`float`, defaults to 1.0): Tokens are drawn from the likeliest that have this share together.
+        seed (`int`, defaults to 0): Of the drawing.
+
+    Raises:
+        ValueError: If the text has no tokens, or the temperature is no number.
+    """
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ValueError(
+            f"the temperature is {temperature}; give a number such as 0.8, or 0 for the likeliest tokens."
+        )
+    tokens = tokenizer(text, return_tensors="pt").input_ids
+    if tokens.shape[1] and tokens[0, -1] == tokenizer.eos_token_id:
+        # A text that has ended is not continued.
+        tokens = tokens[:, :-1]
+    if not tokens.shape[1]:
+        raise ValueError("the text has no tokens to go on from: give at least one character.")
+    set_seed(seed)
+    chosen = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
+    model.generate(
+        tokens.to(model.device),
+        attention_mask=torch.ones_like(tokens).to(model.device),
+        max_new_tokens=max_new_tokens,
+        streamer=Writer(tokenizer, write),
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        **chosen,
+    )

@@ -1,0 +1,193 @@
+"""hf-ext classify on real files: sounds, pictures, texts, series, adapters and tasks of a merge."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from PIL import Image
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+import hf_ext
+from hf_ext.emr import EMRModel
+from hf_ext.mrconv import (
+    MRConvForImageClassification,
+    MRConvForRetrieval,
+    MRConvForSequenceClassification,
+    MRConvForTokenClassification,
+)
+from hf_ext.mrconv.configuration_mrconv import MRConvConfig
+from hf_ext.tasks.signals import PixelTask, read_recording
+from hf_ext.tasks.texts import byte_tokenizer
+from hf_ext_cli.main import main
+from tests.document_stage import write_tone
+from tests.emr.emr_testing import tiny_bert, tiny_semanir, write_tokenizer
+from tests.emr.use_testing import merge
+
+SMALL = {"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}
+LABELS = {"id2label": {0: "low", 1: "middle", 2: "high"}, "label2id": {"low": 0, "middle": 1, "high": 2}}
+
+
+def run(*words: str | Path, code: int = 0, given: bytes | None = None) -> Result:
+    result = CliRunner().invoke(main, ["classify", *map(str, words)], input=given)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def answers(*words: str | Path, **options) -> list[dict]:
+    return json.loads(run(*words, "--json", **options).stdout)
+
+
+def test_sounds_are_heard_at_the_rate_of_the_model(tmp_path):
+    write_tone(tmp_path / "a.wav", 0.3)
+    write_tone(tmp_path / "b.wav", 0.2)
+    (tmp_path / "notes.txt").write_text("no sound")
+    found = answers("spoken-digits", tmp_path, "--top-k", 10)
+    assert [item["input"] for item in found] == [str(tmp_path / "a.wav"), str(tmp_path / "b.wav")]
+    runner = pipeline("audio-classification", model=str(hf_ext.released("spoken-digits")))
+    rate = runner.feature_extractor.sampling_rate
+    sound = read_recording({"path": str(tmp_path / "a.wav"), "bytes": None}, rate)
+    expected = {item["label"]: item["score"] for item in runner({"raw": sound, "sampling_rate": rate}, top_k=10)}
+    assert {item["label"]: item["score"] for item in found[0]["classes"]} == pytest.approx(expected, abs=1e-5)
+    # A line for each, under a heading.
+    lines = run("spoken-digits", tmp_path).stdout.splitlines()
+    assert lines[0].split() == ["input", "class", "probability"]
+    best = found[0]["classes"][0]
+    assert lines[1].split() == [str(tmp_path / "a.wav"), best["label"], f"{best['score']:.4f}"]
+
+
+@torch.no_grad()
+def test_pictures_become_what_the_model_takes(tmp_path):
+    torch.manual_seed(0)
+    config = MRConvConfig(**SMALL, **LABELS, max_position_embeddings=64, input_size=1)
+    model = MRConvForImageClassification(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    processor = PixelTask(num_labels=3, image_size=8).processor()
+    processor.save_pretrained(tmp_path / "model")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    (found,) = answers(tmp_path / "model", tmp_path / "photo.png", "--top-k", 3)
+    shares = model(**processor(Image.fromarray(pixels), return_tensors="pt")).logits[0].softmax(-1)
+    assert [item["score"] for item in found["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1], abs=1e-5)
+    assert found["classes"][0]["label"] == config.id2label[int(shares.argmax())]
+    # What is on standard input is a picture too, and a list names files.
+    piped = answers(tmp_path / "model", "-", "--top-k", 3, given=(tmp_path / "photo.png").read_bytes())
+    assert piped == [{"input": "standard input", "classes": found["classes"]}]
+    (tmp_path / "list").write_text(f"{tmp_path / 'photo.png'}\n")
+    assert answers(tmp_path / "model", f"@{tmp_path / 'list'}", "--top-k", 3) == [found]
+
+
+def save_text_model(folder: Path, **fields) -> MRConvForSequenceClassification:
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(32)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 32, "pad_token_id": tokenizer.pad_token_id}
+    model = MRConvForSequenceClassification(MRConvConfig(**SMALL, **LABELS, **sizes, **fields)).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+def test_texts_are_given_as_they_are_or_a_line_each(tmp_path):
+    model = save_text_model(tmp_path / "model")
+    long = "a word and another " * 5
+    (tmp_path / "texts").write_text(f"short\n\n{long}\n")
+    found = answers(tmp_path / "model", f"@{tmp_path / 'texts'}", "short", "--top-k", 3)
+    assert [item["input"] for item in found] == ["short", long, "short"]
+    assert found[0] == found[2]
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "model")(long, truncation=True, return_tensors="pt")
+    shares = model(tokens.input_ids, attention_mask=tokens.attention_mask).logits[0].softmax(-1)
+    assert [item["score"] for item in found[1]["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1])
+    (piped,) = answers(tmp_path / "model", "-", "--top-k", 3, given=b"short\n")
+    assert piped == found[0]
+
+
+@torch.no_grad()
+def test_series_are_read_by_their_columns(tmp_path, caplog):
+    torch.manual_seed(0)
+    config = MRConvConfig(**SMALL, **LABELS, max_position_embeddings=32, input_size=2, input_columns=["a", "b"])
+    model = MRConvForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    values = np.random.default_rng(0).normal(size=(40, 2)).round(3)
+    rows = [f"{b},{a},yes" for a, b in values]
+    (tmp_path / "long.csv").write_text("\n".join(["b,a,note", *rows]))
+    (found,) = answers(tmp_path / "model", tmp_path / "long.csv", "--top-k", 3)
+    shares = model(input_values=torch.from_numpy(values[:32]).float()[None]).logits[0].softmax(-1)
+    assert [item["score"] for item in found["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1], rel=1e-4)
+    assert "has 40 positions: the first 32 count" in caplog.text
+    (swapped,) = answers(tmp_path / "model", tmp_path / "long.csv", "--columns", "b, a", "--top-k", 3)
+    assert swapped["classes"] != found["classes"]
+    said = run(tmp_path / "model", tmp_path / "long.csv", "--columns", "a,c", code=1).stderr
+    assert "has no column c; it has b, a, note" in said and "1 of 1 could not be classified" in said
+
+
+def test_of_a_merge_the_task_answers(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    tasks = {name: tiny_bert(tmp_path / name, seed, base=base, num_labels=3) for seed, name in enumerate("ab", 1)}
+    for folder in (base, *tasks.values()):
+        write_tokenizer(folder)
+    merged = merge(base, tasks, tmp_path / "merged")
+    refused = run(merged, "one two", code=2)
+    assert "Name one of its tasks with --task: a, b" in refused.stderr
+    model = EMRModel.from_pretrained(merged, task="b").eval()
+    tokens = AutoTokenizer.from_pretrained(base)("one two", return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**tokens).logits[0].softmax(-1)
+    (found,) = answers(merged, "one two", "--task", "b", "--top-k", 3)
+    assert [item["score"] for item in found["classes"]] == pytest.approx(
+        expected.sort().values.tolist()[::-1], abs=1e-4
+    )
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_adapter_brings_its_base(tmp_path):
+    base = tiny_bert(tmp_path / "base", 1, base=tiny_bert(tmp_path / "bare"), num_labels=3)
+    write_tokenizer(base)
+    torch.manual_seed(1)
+    model = AutoModelForSequenceClassification.from_pretrained(base)
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"], init_lora_weights=False)
+    )
+    adapted.save_pretrained(tmp_path / "adapter")
+    tokens = AutoTokenizer.from_pretrained(base)("one two", return_tensors="pt")
+    with torch.no_grad():
+        expected = adapted.eval()(**tokens).logits[0].softmax(-1)
+    (found,) = answers(tmp_path / "adapter", "one two", "--top-k", 3)
+    assert [item["score"] for item in found["classes"]] == pytest.approx(
+        expected.sort().values.tolist()[::-1], abs=1e-5
+    )
+
+
+def test_what_cannot_be_read_is_said_and_the_others_go_on(tmp_path):
+    write_tone(tmp_path / "a.wav", 0.2)
+    (tmp_path / "b.wav").write_bytes(b"no sound")
+    result = run("spoken-digits", tmp_path, code=1)
+    assert f"{tmp_path / 'b.wav'} is no sound file that can be read" in result.stderr
+    assert "1 of 2 could not be classified" in result.stderr
+    assert result.stdout.splitlines()[1].startswith(str(tmp_path / "a.wav"))
+
+
+def test_other_models_and_inputs_are_refused_in_words(tmp_path):
+    small = MRConvConfig(**SMALL, max_position_embeddings=32, input_size=2)
+    MRConvForTokenClassification(small).save_pretrained(tmp_path / "positions")
+    values = MRConvConfig(**SMALL, max_position_embeddings=32, input_size=2, problem_type="regression")
+    MRConvForSequenceClassification(values).save_pretrained(tmp_path / "values")
+    MRConvForRetrieval(MRConvConfig(**SMALL, max_position_embeddings=32, vocab_size=9)).save_pretrained(
+        tmp_path / "pairs"
+    )
+    for name, words in (("positions", "is no classifier"), ("values", "tells values"), ("pairs", "is no classifier")):
+        said = run(tmp_path / name, "a.csv", code=2).stderr
+        assert words in said and "`hf-ext mrconv predict`" in said
+    restorer = tiny_semanir(tmp_path / "restorer")
+    assert "is no classifier (SemanIRForImageRestoration)" in run(restorer, "a.png", code=2).stderr
+    assert "absent.wav does not exist" in run("spoken-digits", tmp_path / "absent.wav", code=2).stderr
+    (tmp_path / "empty").mkdir()
+    assert "no sounds in" in run("spoken-digits", tmp_path / "empty", code=2).stderr
+    said = run("spoken-digits", tmp_path / "empty", "--columns", "a", code=2).stderr
+    assert "--columns belongs to series" in said
+    assert "device tpu cannot be used" in run("spoken-digits", "a.wav", "--device", "tpu", code=2).stderr
+    save_text_model(tmp_path / "texts")
+    assert "has no task 'a'" in run(tmp_path / "texts", "x", "--task", "a", code=2).stderr

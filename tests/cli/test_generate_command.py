@@ -1,0 +1,87 @@
+"""hf-ext generate: texts of an MRConv and of a language model of transformers, as they come."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from transformers import AutoModelForCausalLM
+
+from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
+from hf_ext.tasks.continuing import continue_text, load_language_model
+from hf_ext.tasks.texts import LanguageModelTask, byte_tokenizer
+from hf_ext_cli.main import main
+from tests.emr.emr_testing import tiny_semanir
+
+
+def run(*words: str | Path, code: int = 0, given: str | None = None) -> Result:
+    result = CliRunner().invoke(main, ["generate", *map(str, words)], input=given)
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("writer")
+    tokenizer = LanguageModelTask(max_length=32).tokenizer
+    config = MRConvConfig(
+        hidden_size=8,
+        num_hidden_layers=2,
+        kernel_size=4,
+        max_position_embeddings=32,
+        vocab_size=len(tokenizer),
+        bidirectional=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    MRConvForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_the_likeliest_text_is_that_of_generate(model):
+    said = run(model, "The ", "--temperature", 0, "--max-new-tokens", 40).stdout
+    network, tokenizer = load_language_model(str(model), "cpu")
+    tokens = tokenizer("The ", return_tensors="pt").input_ids
+    found = network.generate(tokens, max_new_tokens=40, do_sample=False)[0]
+    assert said == tokenizer.decode(found, skip_special_tokens=True) + "\n"
+    assert said.startswith("The ") and len(said) > 5
+    assert run(model, "-", "--temperature", 0, "--max-new-tokens", 40, given="The \n").stdout == said
+
+
+def test_a_seed_says_the_text(model):
+    words = (model, "The ", "--max-new-tokens", 30, "--temperature", 1.5)
+    first, again, other = (run(*words, "--seed", seed).stdout for seed in (1, 1, 2))
+    assert first == again != other
+    assert run(*words, "--seed", 1, "--top-p", 0.1).stdout != first
+
+
+def test_the_text_comes_in_parts(model):
+    network, tokenizer = load_language_model(str(model), "cpu")
+    parts: list[str] = []
+    # A model that learned nothing may end its text at once.
+    network.generation_config.eos_token_id = None
+    continue_text(network, tokenizer, "a b c d ", parts.append, max_new_tokens=600, temperature=1.0, seed=3)
+    assert parts[0] == "a b c d " and len([part for part in parts if part]) > 2
+
+
+def test_the_end_of_a_prompt_is_not_the_end_of_its_text(model, tmp_path):
+    network, _ = load_language_model(str(model), "cpu")
+    network.save_pretrained(tmp_path)
+    # Of a classifier: it ends every text.
+    byte_tokenizer(32).save_pretrained(tmp_path)
+    words = ("The ", "--temperature", 0, "--max-new-tokens", 8)
+    assert run(tmp_path, *words).stdout == run(model, *words).stdout
+
+
+def test_other_models_and_values_are_refused_in_words(model, tmp_path):
+    restorer = tiny_semanir(tmp_path / "restorer")
+    said = run(restorer, "a", code=2).stderr
+    assert "continues no texts (SemanIRForImageRestoration): generate takes a causal language model" in said
+    assert "the text has no tokens to go on from" in run(model, "", code=2).stderr
+    assert "the temperature is nan" in run(model, "a", "--temperature", "nan", code=2).stderr
+    assert "is not in the range" in run(model, "a", "--top-p", 0, code=2).stderr
+    assert "has no task 'a'" in run(model, "a", "--task", "a", code=2).stderr
+    with pytest.raises(ValueError, match="temperature is -1"):
+        continue_text(AutoModelForCausalLM, None, "a", print, temperature=-1.0)

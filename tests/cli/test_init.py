@@ -1,0 +1,266 @@
+"""hf-ext init: what it writes for each kind of data trains, or merges, as it stands."""
+
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import soundfile
+import yaml
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from hf_ext.starting.survey import look_at
+from hf_ext.starting.writing import PLACEHOLDERS, write_recipe
+from hf_ext.training.launch import build_task, read_arguments
+from hf_ext_cli.main import main
+from tests.emr.emr_testing import tiny_bert
+
+# Two steps on one core, whatever the recipe was written for.
+SHORT = [
+    "--max_steps",
+    "2",
+    "--warmup_steps",
+    "0",
+    "--eval_steps",
+    "2",
+    "--save_steps",
+    "2",
+    "--data.num_workers",
+    "0",
+]
+
+
+def run(*words: str | Path, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write_pictures(folder: str, classes: list[str], count: int, size=(40, 32), mode: str = "RGB") -> None:
+    generator = np.random.default_rng(0)
+    for name in classes:
+        Path(folder, name).mkdir(parents=True)
+        for number in range(count):
+            channels = () if mode == "L" else (3,)
+            pixels = generator.integers(0, 256, (size[1], size[0], *channels), dtype=np.uint8)
+            Image.fromarray(pixels, mode).save(Path(folder, name, f"{number}.png"))
+
+
+def write_sounds(folder: str, classes: list[str], count: int, rate: int, seconds: float) -> None:
+    generator = np.random.default_rng(0)
+    for name in classes:
+        Path(folder, name).mkdir(parents=True)
+        for number in range(count):
+            soundfile.write(Path(folder, name, f"{number}.wav"), generator.normal(0, 0.1, int(rate * seconds)), rate)
+
+
+def write_tables(folder: str, names: list[str], rows: int, label: bool = False) -> None:
+    generator = np.random.default_rng(0)
+    for name in names:
+        path = Path(folder, f"{name}.csv")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [f"{a:.3f},{b:.3f}" + (f",{'up' if a > 0 else 'down'}" if label else "") for a, b in
+                 generator.normal(size=(rows, 2))]  # fmt: skip
+        path.write_text("\n".join(["x,y" + (",label" if label else ""), *lines]))
+
+
+def train(method: str, data: str, *words: str | Path) -> dict:
+    """What `init` wrote, after it was trained for two steps."""
+    said = run("init", method, "mine", "--data", data).stdout
+    file = Path("mine", f"{method}.yaml")
+    assert said.endswith(f"{file}\nnext: hf-ext train {file}\n")
+    text = file.read_text()
+    assert f"hf-ext train {file}" in text and text.count("#") > 8
+    recipe = yaml.safe_load(text)
+    assert Path(recipe["data"]["train"]["path"]).exists()
+    run("data", "check", "--no-progress", file, "--data.num_workers", "0")
+    run("train", file, *SHORT, *words)
+    assert Path("mine/run/snapshot").is_dir()
+    if "eval" in recipe["data"]:
+        scores = [json.loads(line) for line in Path("mine/run/metrics.jsonl").read_text().splitlines()]
+        assert any(key.startswith("eval") for row in scores for key in row)
+    return recipe
+
+
+def test_photographs_become_a_restorer():
+    write_pictures("photos", [""], 12, size=(50, 45))
+    recipe = train("semanir", "photos", "--task.patch_size", "16", "--per_device_train_batch_size", "1")
+    assert recipe["init_from"] == "denoise-color" and recipe["task"]["patch_size"] == 40
+    # One of twelve measures.
+    assert recipe["data"]["eval"]["split"] == "train[11:12]"
+
+
+def test_grey_photographs_go_on_from_the_grey_model():
+    write_pictures("photos", [""], 3, mode="L")
+    run("init", "semanir", "mine", "--data", "photos")
+    assert yaml.safe_load(Path("mine/semanir.yaml").read_text())["init_from"] == "denoise-gray"
+
+
+def test_pairs_are_enlarged_as_their_sizes_say():
+    for split in ("train", "test"):
+        write_pictures(f"pairs/{split}", ["lq"], 3, size=(24, 20))
+        write_pictures(f"pairs/{split}", ["hq"], 3, size=(48, 40))
+    recipe = train("semanir", "pairs", "--model.depths", "[1]", "--model.num_heads", "[2]", "--model.embed_dim", "8")
+    assert recipe["model"]["scale"] == 2 and recipe["task"]["degradation"] == {"kind": "paired"}
+    assert recipe["data"]["eval"]["path"] == str(Path("pairs/test"))
+
+
+def test_sounds_in_folders_become_classes():
+    write_sounds("sounds", ["cat", "dog", "owl"], 4, 16000, 0.1)
+    recipe = train("mrconv", "sounds")
+    assert recipe["method"] == "mrconv-audio"
+    # Heard at 8 kHz on a CPU; 95 of 100 are not longer.
+    assert recipe["task"] == {
+        "sampling_rate": 8000,
+        "max_length": 800,
+        "num_labels": 3,
+        "label_names": ["cat", "dog", "owl"],
+    }
+    # Of each class one is kept back, though the folder is read class by class.
+    assert recipe["data"]["eval"]["split"] == "train[3:4]+train[7:8]+train[11:12]"
+    assert recipe["data"]["train"]["split"] == "train[0:3]+train[4:7]+train[8:11]"
+
+
+def test_small_pictures_of_one_size_are_read_pixel_by_pixel():
+    write_pictures("digits", ["one", "two"], 3, size=(8, 8), mode="L")
+    recipe = train("mrconv", "digits")
+    assert (
+        recipe["method"] == "mrconv-pixels" and recipe["task"]["image_size"] == 8 and len(recipe["task"]["mean"]) == 1
+    )
+
+
+def test_other_pictures_are_seen_in_stages():
+    write_pictures("animals/train", ["cat", "dog"], 3, size=(40, 36))
+    write_pictures("animals/test", ["cat", "dog"], 2)
+    recipe = train("mrconv", "animals")
+    assert recipe["method"] == "mrconv-images" and recipe["data"]["eval"]["split"] == "test"
+
+
+@pytest.mark.parametrize(("labels", "method"), [([0, 1] * 6, "mrconv-text"), (None, "mrconv-lm")])
+def test_texts_are_classified_or_continued(labels, method):
+    rows = {"review": [f"a text with the number {number}" for number in range(12)], "id": [str(n) for n in range(12)]}
+    datasets.Dataset.from_dict({**rows, **({} if labels is None else {"label": labels})}).to_json("texts.jsonl")
+    recipe = train("mrconv", "texts.jsonl")
+    assert recipe["method"] == method and recipe["task"]["text_column"] == "review"
+    assert recipe["task"].get("num_labels") == (None if labels is None else 2)
+
+
+def test_tables_in_folders_become_classes():
+    write_tables("machines/train", ["good/1", "good/2", "worn/1", "worn/2"], 30)
+    write_tables("machines/test", ["good/3", "worn/3"], 30)
+    recipe = train("mrconv", "machines")
+    assert recipe["method"] == "mrconv-series" and recipe["task"]["label_names"] == ["good", "worn"]
+    assert recipe["task"]["columns"] == ["x", "y"] and recipe["task"]["max_length"] == 30
+
+
+def test_tables_with_a_class_in_each_row_are_labelled():
+    write_tables("beats/train", ["1", "2", "3", "4"], 30, label=True)
+    recipe = train("mrconv", "beats")
+    assert recipe["method"] == "mrconv-positions" and recipe["task"]["label_names"] == ["down", "up"]
+
+
+def test_one_long_table_is_forecast():
+    write_tables(".", ["load"], 400)
+    recipe = train("mrconv", "load.csv")
+    assert recipe["method"] == "mrconv-forecast" and recipe["task"]["context_length"] == 20
+
+
+def test_classes_of_pictures_are_drawn():
+    write_pictures("animals", ["cat", "dog"], 6, size=(20, 18))
+    recipe = train("dit", "animals", "--task.samples_per_class", "1", "--task.sample_steps", "2")
+    assert recipe["model"]["num_classes"] == 2 and recipe["task"]["image_size"] == 16
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_models_are_merged_from_headers_alone(tmp_path, as_list):
+    base = tiny_bert(tmp_path / "models" / "base")
+    for seed, name in enumerate(("irony", "news"), 1):
+        tiny_bert(tmp_path / "models" / name, seed, base=base, num_labels=1 + seed)
+    if as_list:
+        Path("list.txt").write_text("# mine\nbase=models/base\nmodels/irony\nheadlines=models/news\n")
+    run("init", "emr", "mine", "--data", "list.txt" if as_list else "models")
+    text = Path("mine/merge.yaml").read_text()
+    assert list(yaml.safe_load(text)["tasks"]) == (["irony", "headlines"] if as_list else ["irony", "news"])
+    assert "elements are merged; the result has" in text
+    run("merge", "mine/merge.yaml", "mine/merged")
+    assert "irony" in run("emr", "compare", "mine/merged").stdout
+
+
+def test_the_base_is_what_the_fine_tunes_name(tmp_path):
+    base = tiny_bert(tmp_path / "elsewhere")
+    for seed, name in enumerate("ab", 1):
+        tiny_bert(tmp_path / "models" / name, seed, base=base)
+    said = run("init", "emr", "mine", "--data", "models", code=2).stderr
+    assert "none of a, b says what it was fine-tuned from: call the folder of that model base" in said
+    for name in "ab":
+        (tmp_path / "models" / name / "README.md").write_text(f"---\nbase_model: {base}\n---\n")
+    run("init", "emr", "mine", "--data", "models")
+    assert yaml.safe_load(Path("mine/merge.yaml").read_text())["base"] == str(base)
+
+
+@pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
+def test_without_data_a_check_says_what_is_missing(method):
+    said = run("init", method, "mine").stdout
+    assert f"next: hf-ext data check {Path('mine', method)}.yaml" in said
+    refused = run("data", "check", Path("mine", f"{method}.yaml"), code=2).stderr
+    assert "no data at ./YOUR-" in refused and "Set --data.train.path" in refused
+
+
+def test_without_models_a_merge_has_placeholders():
+    run("init", "emr", "mine")
+    assert yaml.safe_load(Path("mine/merge.yaml").read_text())["tasks"]["first"] == "./YOUR-FIRST-MODEL"
+
+
+@pytest.mark.parametrize("method", ["semanir", "mrconv", "dit"])
+def test_a_recipe_for_a_gpu_is_valid_too(method, tmp_path):
+    file = tmp_path / "gpu.yaml"
+    file.write_text(write_recipe(method, tmp_path, PLACEHOLDERS[method], gpu=True))
+    arguments = read_arguments(file, [])
+    assert arguments.mixed_precision == "bf16" and build_task(arguments)
+
+
+def test_names_of_any_kind_are_written_so_that_they_are_read_back():
+    names = ["no", "it's: {odd}", "1e5", "ü #2"]
+    write_pictures("a: b's", names, 2, size=(9, 9))
+    run("init", "mrconv", "mine", "--data", "a: b's")
+    recipe = yaml.safe_load(Path("mine/mrconv.yaml").read_text())
+    assert recipe["data"]["train"]["path"] == "a: b's" and recipe["task"]["label_names"] == sorted(names)
+
+
+def test_what_cannot_be_learned_from_is_refused_with_what_to_do():
+    write_pictures("photos", [""], 3)
+    write_sounds("sounds", [""], 2, 8000, 0.1)
+    Path("empty").mkdir()
+    for method, data, message in (
+        ("semanir", "nowhere", "no data at nowhere: name a folder or a file of this machine"),
+        ("semanir", "empty", "empty is empty: put pictures, sounds, texts or tables there"),
+        ("semanir", "sounds", "SemanIR restores pictures, and these are sounds"),
+        ("mrconv", "sounds", "these sounds have no classes: put them into a folder for each class"),
+        ("mrconv", "photos", "these pictures have no classes"),
+        ("dit", "photos", "these pictures have no classes: put them into a folder for each class (one is enough)"),
+        ("emr", "empty", "no model in empty"),
+        ("emr", "nowhere", "there is nothing at nowhere"),
+    ):
+        assert message in run("init", method, "mine", "--data", data, code=2).stderr
+    assert not Path("mine").exists()
+    run("init", "semanir", "mine", "--data", "photos")
+    assert "exists; name another folder" in run("init", "semanir", "mine", "--data", "photos", code=2).stderr
+
+
+def test_broken_files_do_not_hide_the_others():
+    write_pictures("photos", [""], 3)
+    Path("photos/broken.png").write_bytes(b"no picture")
+    assert look_at("photos").about == "4 pictures of 40 x 32 pixels"
+    Path("broken").mkdir()
+    Path("broken/a.png").write_bytes(b"no picture")
+    assert (
+        "none of 1 pictures that were looked at can be read"
+        in run("init", "dit", "d", "--data", "broken", code=2).stderr
+    )

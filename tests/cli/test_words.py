@@ -1,0 +1,101 @@
+"""The words of the command line: names that are meant, headings of the help, tables on a terminal and in a pipe."""
+
+import io
+import re
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hf_ext_cli import output
+from hf_ext_cli.main import COMMANDS, HEADINGS, main
+from hf_ext_cli.output import print_rows, print_table
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words), prog_name="hf-ext")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["restor"], "hf-ext restore"),
+        (["merg", "a.yaml"], "hf-ext merge"),
+        (["emr", "verfy", "x"], "hf-ext emr verify"),
+        # what was in a group once, or is in another
+        (["dit", "sample", "model", "--out", "a.png"], "hf-ext sample"),
+        (["emr", "merge"], "hf-ext merge"),
+        (["semanir", "restore"], "hf-ext restore"),
+        (["predict", "model", "a.csv"], "hf-ext mrconv predict"),
+        (["precomput"], "hf-ext dit precompute"),
+    ],
+)
+def test_the_command_that_was_meant_is_named(words, meant):
+    result = run(*words)
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"did you mean {meant!r}?\n")
+
+
+def test_a_name_like_no_other_gets_the_list():
+    assert (
+        "no command 'hf-ext mrconv zzz'; the commands are make-listops, make-pathfinder" in run("mrconv", "zzz").stderr
+    )
+    assert "no command 'hf-ext zzz'; the commands are restore, sample, classify" in run("zzz").stderr
+
+
+def test_the_option_that_was_meant_is_named():
+    assert "--overwrite" in run("restore", "model", "a.png", "--overwrit").stderr
+    assert "--crop" in run("sample", "model", "--corp", "1,1").stderr
+
+
+def test_the_help_has_every_command_under_a_heading():
+    text = run("--help").output
+    places = [text.index(f"\n{heading}:\n") for heading in HEADINGS.values()]
+    assert places == sorted(places)
+    assert set(HEADINGS) <= set(COMMANDS) and next(iter(COMMANDS)) in HEADINGS
+    assert "\nCommands:\n" not in text
+
+
+HEADER, ROWS = ("task", "score"), [("a", "1.25"), ("[b]", "12.5")]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch) -> Terminal:
+    """A terminal of 60 columns in place of standard output."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    # Of the module alone: pytest puts its own standard output in place for each phase of a test.
+    monkeypatch.setattr(output, "sys", SimpleNamespace(stdout=terminal, stderr=terminal))
+    return terminal
+
+
+def read(screen: Terminal) -> str:
+    """What is seen, without the codes of colours."""
+    return re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue())
+
+
+def test_in_a_pipe_lines_are_plain(capsys):
+    print_table(HEADER, ROWS, title="Scores", legend="higher is better")
+    print_rows([("source", "[x]"), ("a", 1)], title="What it is")
+    assert capsys.readouterr().out == "task  score\na      1.25\n[b]    12.5\nsource  [x]\na       1\n"
+
+
+def test_on_a_terminal_a_table_has_its_title_and_legend(screen):
+    print_table(HEADER, ROWS, title="Scores", legend="higher is better")
+    print_rows([("source", "[x]")], title="What it is")
+    lines = read(screen).splitlines()
+    assert lines[0].split() == ["Scores"] and "higher is better" in read(screen)
+    assert [line.split()[1::2] for line in lines if line.startswith("│")] == [["a", "1.25"], ["[b]", "12.5"]]
+    assert [line.split() for line in lines[-2:]] == [["What", "it", "is"], ["source", "[x]"]]
+
+
+def test_a_table_of_a_terminal_fits_it(screen):
+    print_table(("name", "text"), [("a", "word " * 30)])
+    assert max(map(len, read(screen).splitlines())) <= 60
+    assert read(screen).count("word") == 30
