@@ -7,6 +7,7 @@ from types import ModuleType
 # Of each module that may be missing: the extra that brings it.
 EXTRAS = {
     "fastapi": "serve",
+    "gradio": "app",
     "h11": "hub",
     "matplotlib": "plots",
     "numba": "fast",

@@ -29,6 +29,7 @@ COMMANDS = {
     "models": "models",
     "doctor": "doctor",
     "hub": "serving",
+    "app": "app",
 }
 
 
