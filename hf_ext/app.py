@@ -34,10 +34,15 @@ TABS = ("restore", "draw", "listen", "merge")
 MEGAPIXELS = 50.0
 # Pictures of a class; they differ by their noise.
 COLUMNS = 4
+# Pixels of a picture on the page at least.
+SIDE = 104
 # Seconds of a file that are heard before the page is told.
 PIECE = 0.1
 # Tokens that a task of texts answers with.
 TOKENS = 40
+
+# Where pictures come from, and what their frames offer: nothing that sends them elsewhere.
+_SOURCES, _SAVE = ["upload", "clipboard"], ["download", "fullscreen"]
 
 Words = list[tuple[float, str]]
 Pair = tuple[Image.Image, Image.Image]
@@ -150,8 +155,9 @@ def draw(
     classes = list_classes(source)
     wanted: Any = classes.index(label) if label in classes else needed(label, "class or text")
     options: dict[str, Any] = {"num_inference_steps": int(steps), "guidance_scale": guidance}
-    rows = [sample_rows(pipeline, [wanted], COLUMNS, int(seed), **options, **more)[0] for more in ({}, controls)]
-    return draw_grid(rows, ["usual", "as set"])
+    kinds: tuple[dict[str, Any], ...] = ({}, controls)
+    rows = [sample_rows(pipeline, [wanted], COLUMNS, int(seed), **options, **more)[0] for more in kinds]
+    return draw_grid(rows, ["usual", "as set"], SIDE)
 
 
 def hear_file(source: str, path: str | None) -> Iterator[Words]:
@@ -245,7 +251,7 @@ def build_app(models: dict[str, dict[str, str]]) -> gr.Blocks:
 def _restore_tab(model: gr.Dropdown) -> None:
     with gr.Row():
         with gr.Column():
-            picture = gr.Image(label="Picture", type="filepath", image_mode=None, sources=["upload", "clipboard"])
+            picture = gr.Image(label="Picture", type="filepath", image_mode=None, sources=_SOURCES)
             strength = gr.Slider(0, 1, 1, step=0.05, label="Strength", elem_id="restore-strength")
             gr.Markdown("How much of the change is made. A model that enlarges always makes all of it.")
             button = gr.Button("Restore", variant="primary", elem_id="restore-run")
@@ -274,10 +280,10 @@ def _draw_tab(model: gr.Dropdown) -> None:
                 seed = gr.Number(0, label="Seed of the noise", precision=0, minimum=0)
             button = gr.Button("Draw", variant="primary", elem_id="draw-run")
         with gr.Column():
-            result = gr.Image(label="From the same noise", format="png", interactive=False, elem_id="draw-result")
+            result = gr.Image(show_label=False, format="png", buttons=_SAVE, interactive=False, elem_id="draw-result")
             gr.Markdown(
-                "Above: the usual controls. Below: as the sliders say, in shares of the picture's own size. What a "
-                "model has not seen varied while it was trained, a slider hardly changes."
+                "Both rows start from the same noise. Above: the usual controls. Below: as the sliders say, in shares of "
+                "the picture's own size. A model that has not seen a control vary in its training hardly minds it."
             )
     button.click(functools.partial(told, draw), [model, label, size, top, left, flip, steps, guidance, seed], result)
 
@@ -293,10 +299,13 @@ def _listen_tab(model: gr.Dropdown) -> None:
     with gr.Row():
         with gr.Column():
             microphone = gr.Audio(sources=["microphone"], streaming=True, label="Microphone", elem_id="listen-mic")
-            sound = gr.Audio(sources=["upload"], type="filepath", label="File", elem_id="listen-file")
+            sound = gr.Audio(sources=["upload"], type="filepath", label="File", buttons=[], elem_id="listen-file")
             button = gr.Button("Listen to the file", variant="primary", elem_id="listen-run")
         words = gr.Markdown(show_words([]), elem_id="listen-result", container=True)
-    kernels = gr.Image(draw_merged(load_model(model.value)), label="Kernels", format="png", interactive=False)
+    gr.Markdown("Kernels: how far back, in samples, each layer hears, and with which sign.")
+    kernels = gr.Image(
+        draw_merged(load_model(model.value)), show_label=False, format="png", interactive=False, buttons=_SAVE
+    )
 
     def run(source: str, path: str | None) -> Iterator[str]:
         pieces = told(hear_file, source, path)
@@ -317,15 +326,25 @@ def _merge_tab(model: gr.Dropdown) -> None:
     answers, takes = gr.State({}), list_inputs(model.value)
     with gr.Row():
         with gr.Column():
-            picture = gr.Image(label="Picture", type="filepath", image_mode=None, visible="picture" in takes)
-            sound = gr.Audio(sources=["upload"], type="filepath", label="Sound", visible="sound" in takes)
+            picture = gr.Image(
+                label="Picture", type="filepath", image_mode=None, sources=_SOURCES, visible="picture" in takes
+            )
+            sound = gr.Audio(sources=["upload"], type="filepath", label="Sound", buttons=[], visible="sound" in takes)
             text = gr.Textbox(label="Text", visible="text" in takes)
             button = gr.Button("Ask every task", variant="primary", elem_id="merge-run")
             task = gr.Radio(list(load_merge(model.value)[1]), label="Task", elem_id="merge-task")
         with gr.Column():
             slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="merge-result")
             said = gr.Markdown(elem_id="merge-text")
-    every = gr.Gallery(label="Every task", format="png", columns=4, interactive=False, elem_id="merge-all")
+    every = gr.Gallery(
+        label="Every task",
+        format="png",
+        columns=4,
+        height="auto",
+        buttons=_SAVE,
+        interactive=False,
+        elem_id="merge-all",
+    )
 
     def show(found: dict[str, Answer], name: str | None) -> tuple[Any, str]:
         one = found.get(name or "", "")

@@ -9,6 +9,7 @@ EXTRAS = {
     "fastapi": "serve",
     "gradio": "app",
     "h11": "hub",
+    "markdown_it": "hub",
     "matplotlib": "plots",
     "numba": "fast",
     "pathspec": "hub",

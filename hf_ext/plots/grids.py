@@ -19,10 +19,10 @@ GAP, LEAST = 2, 64
 PIXELS = 2 * 512 * 512
 
 
-def draw_grid(rows: list[list[Image.Image]], names: list[str]) -> Image.Image:
-    """Draws rows of pictures with their names."""
+def draw_grid(rows: list[list[Image.Image]], names: list[str], least: int = LEAST) -> Image.Image:
+    """Draws rows of pictures with their names; small pictures enlarged, to `least` pixels or more."""
     width, height = rows[0][0].size
-    factor = max(1, -(-LEAST // max(width, height)))
+    factor = max(1, -(-least // max(width, height)))
     width, height = factor * width, factor * height
     font = ImageFont.load_default()
     margin = max(int(font.getlength(_short(name))) for name in names) + 3 * GAP
