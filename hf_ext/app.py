@@ -282,8 +282,8 @@ def _draw_tab(model: gr.Dropdown) -> None:
         with gr.Column():
             result = gr.Image(show_label=False, format="png", buttons=_SAVE, interactive=False, elem_id="draw-result")
             gr.Markdown(
-                "Both rows start from the same noise. Above: the usual controls. Below: as the sliders say, in shares of "
-                "the picture's own size. A model that has not seen a control vary in its training hardly minds it."
+                "Both rows start from the same noise. Above: the usual controls. Below: as the sliders say, in shares "
+                "of the picture's own size. A model that has not seen a control vary in training hardly minds it."
             )
     button.click(functools.partial(told, draw), [model, label, size, top, left, flip, steps, guidance, seed], result)
 
@@ -336,15 +336,8 @@ def _merge_tab(model: gr.Dropdown) -> None:
         with gr.Column():
             slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="merge-result")
             said = gr.Markdown(elem_id="merge-text")
-    every = gr.Gallery(
-        label="Every task",
-        format="png",
-        columns=4,
-        height="auto",
-        buttons=_SAVE,
-        interactive=False,
-        elem_id="merge-all",
-    )
+    options: dict[str, Any] = {"height": "auto", "buttons": _SAVE, "interactive": False, "elem_id": "merge-all"}
+    every = gr.Gallery(label="Every task", format="png", columns=4, **options)
 
     def show(found: dict[str, Answer], name: str | None) -> tuple[Any, str]:
         one = found.get(name or "", "")
