@@ -157,7 +157,7 @@ def draw(
     options: dict[str, Any] = {"num_inference_steps": int(steps), "guidance_scale": guidance}
     kinds: tuple[dict[str, Any], ...] = ({}, controls)
     rows = [sample_rows(pipeline, [wanted], COLUMNS, int(seed), **options, **more)[0] for more in kinds]
-    return draw_grid(rows, ["usual", "as set"], SIDE)
+    return draw_grid(rows, ["usual", "yours"], SIDE)
 
 
 def hear_file(source: str, path: str | None) -> Iterator[Words]:

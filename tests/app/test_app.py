@@ -99,7 +99,7 @@ def test_drawing_varies_the_controls_and_nothing_else(dit):
         settings = {"num_inference_steps": 2, "guidance_scale": 3.0, "generator": noise, **controls}
         rows.append(pipeline(class_labels=["dog"] * app.COLUMNS, **settings).images)
     drawn = app.draw(dit, "dog", 2, 0.5, 0.25, True, 2, 3.0, 7)
-    assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["usual", "as set"], app.SIDE)))
+    assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["usual", "yours"], app.SIDE)))
     assert not np.array_equal(*[np.asarray(row[0]) for row in rows])
     assert app.list_classes(dit) == ["cat", "dog", "ship"]
     with pytest.raises(ValueError, match="no class or text yet"):
