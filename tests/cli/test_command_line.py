@@ -66,7 +66,7 @@ def test_the_commands_are_those_that_are_promised():
     semanir = {"restore", "semanir", "semanir explain"}
     dit = {"dit", "dit precompute", "dit sample"}
     groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
-    others = {"push", "card", "info", "models", "doctor"}
+    others = {"push", "card", "info", "models", "doctor", "app"}
     expected = {"train", "evaluate", "data", "data check", "merge", *groups, *others}
     assert set(all_commands()) == expected
     listing = run("--help").output
