@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import urllib.request
 import wave
 from pathlib import Path
 
@@ -220,6 +221,20 @@ def test_a_space_is_the_app_and_nothing_else(tmp_path):
     assert again.exit_code == 2 and "exists" in again.output
     mixed = run("--space", tmp_path / "other", "denoise-color")
     assert mixed.exit_code == 2 and "takes no MODEL" in mixed.output and not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_the_program_of_a_space_serves_the_app(tmp_path):
+    assert run("--space", tmp_path / "space").exit_code == 0
+    with subprocess.Popen(
+        [sys.executable, "-u", "app.py"], cwd=tmp_path / "space", stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            told = next(line for line in process.stdout if "http://127.0.0.1:" in line)
+            with urllib.request.urlopen(told.split()[-1]) as page:
+                assert page.status == 200 and b"hf-ext" in page.read()
+        finally:
+            process.terminate()
 
 
 @pytest.mark.parametrize(("words", "message"), [(["nowhere/at-all"], "couldn't connect"), (["--port", "0"], "--port")])
