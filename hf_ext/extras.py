@@ -7,7 +7,9 @@ from types import ModuleType
 # Of each module that may be missing: the extra that brings it.
 EXTRAS = {
     "fastapi": "serve",
+    "gradio": "app",
     "h11": "hub",
+    "markdown_it": "hub",
     "matplotlib": "plots",
     "numba": "fast",
     "pathspec": "hub",

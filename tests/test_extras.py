@@ -13,7 +13,7 @@ from hf_ext.mrconv import MRConvConfig, MRConvModel
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # The distribution of each module whose name is another.
-DISTRIBUTIONS = {"pillow_heif": "pillow-heif"}
+DISTRIBUTIONS = {"pillow_heif": "pillow-heif", "markdown_it": "markdown-it-py"}
 WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from hf_ext_cli.main import main; main()"
 
 
@@ -40,6 +40,8 @@ def test_what_is_installed_is_imported_and_what_is_missing_explained():
     [
         ("h11", ["hub", "serve", "--root", "hub"]),
         ("pathspec", ["hub", "serve", "--root", "hub"]),
+        ("markdown_it", ["hub", "serve", "--root", "hub"]),
+        ("gradio", ["app"]),
         ("fastapi", ["emr", "serve", "merged"]),
         ("matplotlib", ["mrconv", "plot", "model", "kernels.png"]),
         ("tensorboard", ["train", "RUN"]),

@@ -18,69 +18,9 @@ import numpy as np
 import torch
 from infer import read_wave
 from matplotlib.figure import Figure
-from transformers import AutoModelForAudioClassification
 
 import hf_ext
-from hf_ext.mrconv import MRConvCache
-
-STEP = 0.01
-# A word is louder than this share of the loudest step, and ends with so many seconds that are not.
-QUIET, PAUSE = 0.05, 0.2
-# Nothing below this share of full scale is a word, such as hiss; and in so many seconds the loudest step counts half,
-# so that soft words are heard again after a click.
-FLOOR, HALVED = 0.005, 1.0
-
-
-class Listener:
-    """Hears a stream: a word begins and ends by its loudness, and is classified as far as it has come."""
-
-    def __init__(self, model_id: str):
-        try:
-            self.model = AutoModelForAudioClassification.from_pretrained(model_id).eval().reparameterize()
-        except (OSError, ValueError) as error:
-            sys.exit(f"--model {model_id}: {error}")
-        self.rate = self.model.config.sampling_rate
-        if not self.rate:
-            sys.exit(f"--model {model_id}: its configuration has no `sampling_rate`; give a model of sounds.")
-        self.cache = MRConvCache(self.model.config)
-        # What a first call prepares is prepared before the first sound, as if it had been a word.
-        self.power, self.samples, self.loudest = 1e-4, 1, 0.0
-        self.begin_word()
-        self.classify(np.zeros(1, np.float32))
-        self.begin_word()
-
-    def begin_word(self) -> None:
-        self.cache.reset()
-        self.total, self.positions, self.quiet = 0, 0, 0.0
-
-    def hear(self, sound: np.ndarray) -> int | None:
-        """The digit of a word that has ended with these samples, or None."""
-        loudness = float(np.sqrt(np.mean(sound**2)))
-        self.loudest = max(self.loudest * 0.5 ** (len(sound) / self.rate / HALVED), loudness)
-        loud = loudness > max(QUIET * self.loudest, FLOOR)
-        if not loud and not self.positions:
-            return None
-        digit = self.classify(sound)
-        if loud:
-            # Pauses within a word belong to it, the one after it does not.
-            self.digit, self.quiet = digit, 0.0
-            return None
-        self.quiet += len(sound) / self.rate
-        if self.quiet < PAUSE:
-            return None
-        self.begin_word()
-        return self.digit
-
-    @torch.inference_mode()
-    def classify(self, sound: np.ndarray) -> int:
-        """The digit by the mean of the last hidden states of the word so far: nothing is computed twice."""
-        # Whole recordings are brought to variance 1; of a stream only what was heard before is known.
-        self.power += float(np.sum(sound**2))
-        self.samples += len(sound)
-        values = torch.from_numpy(sound / np.sqrt(self.power / self.samples)).float()[None]
-        hidden = self.model.model(input_values=values, past_key_values=self.cache).last_hidden_state
-        self.total, self.positions = self.total + hidden.sum(1), self.positions + len(sound)
-        return int(self.model.classifier(self.total / self.positions).argmax())
+from hf_ext.listening import PAUSE, STEP, Listener
 
 
 def cut(samples: np.ndarray, rate: int) -> Iterator[np.ndarray]:
@@ -151,7 +91,11 @@ def main() -> None:
     microphone = import_sounddevice() if words.recording is None else None
     samples, found = (np.zeros(0), 0) if words.recording is None else read_wave(words.recording)
     torch.set_num_threads(1)
-    listener = Listener(words.model or hf_ext.released("spoken-digits"))
+    model = words.model or hf_ext.released("spoken-digits")
+    try:
+        listener = Listener(model)
+    except (OSError, ValueError) as error:
+        sys.exit(f"--model {model}: {error}")
     rate = listener.rate
     if words.recording is not None and found != rate:
         sys.exit(f"{words.recording} has {found} samples a second; the model hears {rate}. Convert it to that rate.")

@@ -19,6 +19,7 @@ COMMANDS = {
     "sample": "disentangled_dit",
     "classify": "classify",
     "generate": "generate",
+    "app": "app",
     "merge": "emr",
     "init": "init",
     "train": "training",

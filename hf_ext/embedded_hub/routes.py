@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, quote
 
-from . import administration, descriptions, downloads, uploads
+from . import administration, descriptions, downloads, pages, uploads
 from .errors import HubError, entry_not_found
 from .names import check_file_path, check_sha256
 from .repository import Repository
@@ -246,6 +246,8 @@ _TABLE: list[tuple[str, str, Callable[..., Response], bool]] = [
     ("POST", rf"{_WEB}\.git/info/lfs/objects/batch", lfs_batch, True),
     ("PUT", "/lfs/upload/(?P<oid>[^/]+)", lfs_upload, False),
     ("GET", f"{_WEB}/resolve/{_REVISION}/(?P<path>.+)", downloads.resolve, False),
+    ("GET", "/", pages.show_repositories, False),
+    ("GET", f"(?!/(?:api|lfs)/){_WEB}", pages.show_repository, False),
 ]
 # An id of one part is tried last: `/api/models/me/refs` is a model if there is one, else the refs of `me`.
 _EXPANDED = [(m, path.replace(_ID, _TWO_PARTS), function, guarded) for m, path, function, guarded in _TABLE]

@@ -112,6 +112,28 @@ def _draw_layer(axes: Any, layer: Any, index: int, channel: int) -> None:
         above.legend(fontsize=6, loc="upper right", ncols=2)
 
 
+def draw_merged(model: MRConvPreTrainedModel, channels: int = 4) -> Image.Image:
+    """Draws merged kernels: of up to six layers the first few channels, of models that are merged and others."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    layers = model.convolutions()
+    shown = sorted({round(index) for index in np.linspace(0, len(layers) - 1, _MOST_LAYERS)})
+    figure = Figure(figsize=(3.1 * max(2, len(shown)), 3), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    for axis, index in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        with torch.no_grad():
+            kernel, ahead, _ = layers[index].merged()
+        for channel in range(min(channels, len(kernel))):
+            axis.plot(*_two_sided(kernel[channel], None if ahead is None else ahead[channel]), linewidth=0.9)
+        axis.set_title(f"layer {index + 1}, {min(channels, len(kernel))} of {len(kernel)} channels", fontsize=9)
+        axis.set_xscale("symlog", linthresh=16)
+        axis.set_xlabel("lag in samples")
+        axis.grid(alpha=0.3)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+
+
 def contributions(
     layer: Any, channel: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[np.ndarray, np.ndarray]]:

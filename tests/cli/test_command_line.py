@@ -67,7 +67,7 @@ def test_the_commands_are_those_that_are_promised():
     semanir = {"semanir", "semanir explain"}
     dit = {"dit", "dit precompute"}
     groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
-    others = {"push", "card", "info", "models", "doctor", "recipes", "init"}
+    others = {"push", "card", "info", "models", "doctor", "recipes", "init", "app"}
     expected = {"train", "evaluate", "data", "data check", "merge", *use, *groups, *others}
     assert set(all_commands()) == expected
     listing = run("--help").output

@@ -315,13 +315,15 @@ def break_sounddevice(name):
         raise OSError("PortAudio library not found")
 
 
-def test_a_model_that_is_none_of_sounds_is_named(load, tmp_path):
+def test_a_model_that_is_none_of_sounds_is_named(load, tmp_path, monkeypatch):
     task = AudioTask(sampling_rate=8000, max_length=64, num_labels=2)
     model = task.build_model({"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}, None)
     model.config.sampling_rate = None
     model.save_pretrained(tmp_path / "model")
     listen = load("listen")
-    with pytest.raises(SystemExit, match="has no `sampling_rate`"):
-        listen.Listener(str(tmp_path / "model"))
-    with pytest.raises(SystemExit, match="--model .*nowhere"):
-        listen.Listener(str(tmp_path / "nowhere"))
+    write_words(tmp_path / "a.wav")
+    for name, message in (("model", "has no `sampling_rate`"), ("nowhere", "--model .*nowhere")):
+        words = ["listen.py", str(tmp_path / "a.wav"), "--model", str(tmp_path / name)]
+        monkeypatch.setattr(sys, "argv", [*words, "--output", str(tmp_path / "o.png")])
+        with pytest.raises(SystemExit, match=message):
+            listen.main()

@@ -1,0 +1,373 @@
+"""
+The app: restore, draw, listen and merge in a browser. `hf-ext app` serves it, and as `app.py` this file is a Space.
+
+Functions above `build_app` take what a browser sends and give what it shows; those below lay out a tab each.
+"""
+
+import base64
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+from transformers import AutoConfig
+
+from hf_ext import EMRModel, SemanIRForImageRestoration, restore_image
+from hf_ext.emr.artifact import read_tasks
+from hf_ext.hub.released import list_released
+from hf_ext.listening import Listener, Stream
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline
+from hf_ext.plots.attention import show_colours
+from hf_ext.plots.grids import draw_grid, sample_rows
+from hf_ext.plots.kernels import draw_merged, load_model
+from hf_ext.restoration.files import read_image
+from hf_ext.serving.tasks import ServedTask
+from hf_ext.tasks.signals import read_recording
+from hf_ext.training.models import pipeline_index, split_revision
+
+TABS = ("restore", "draw", "listen", "merge")
+MEGAPIXELS = 50.0
+# Pictures of a class; they differ by their noise.
+COLUMNS = 4
+# Pixels of a picture on the page at least.
+SIDE = 104
+# Seconds of a file that are heard before the page is told.
+PIECE = 0.1
+# Tokens that a task of texts answers with.
+TOKENS = 40
+
+# Where pictures come from, and what their frames offer: nothing that sends them elsewhere.
+_SOURCES, _SAVE = ["upload", "clipboard"], ["download", "fullscreen"]
+
+Words = list[tuple[float, str]]
+Pair = tuple[Image.Image, Image.Image]
+# What a task of a merge says of an input: the picture before and after, or a text.
+Answer = Pair | str
+
+
+def find_models(sources: Sequence[str] = ()) -> dict[str, dict[str, str]]:
+    """Of each tab the models by name: those that travel with the package, then `sources`, folders or Hub ids."""
+    found: dict[str, dict[str, str]] = {tab: {} for tab in TABS}
+    named = {model.name: str(model.folder) for model in list_released()}
+    for name, source in (named | {source: source for source in sources if source not in named.values()}).items():
+        found[find_tab(source)][name] = source
+    return found
+
+
+def find_tab(source: str) -> str:
+    """The tab that a model is for."""
+    if read_tasks(source):
+        return "merge"
+    if pipeline_index(source) is not None:
+        return "draw"
+    name, revision = split_revision(source)
+    config = AutoConfig.from_pretrained(name, revision=revision)
+    if config.model_type == "semanir":
+        return "restore"
+    if config.architectures == ["MRConvForAudioClassification"]:
+        return "listen"
+    raise ValueError(
+        f"{source} is a {', '.join(config.architectures or [config.model_type])}, for which the app has no tab; give "
+        "a SemanIR model, a Disentangled DiT, an MRConvForAudioClassification or an artifact of hf-ext merge."
+    )
+
+
+def place() -> str:
+    """The GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@functools.lru_cache(maxsize=8)
+def load_restorer(source: str) -> Any:
+    """A SemanIR model."""
+    name, revision = split_revision(source)
+    model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision)
+    return model.eval().to(place())
+
+
+@functools.lru_cache(maxsize=2)
+def load_drawer(source: str) -> DisentangledDiTPipeline:
+    """The pipeline of a Disentangled DiT."""
+    name, revision = split_revision(source)
+    pipeline = DiffusionPipeline.from_pretrained(name, revision=revision)
+    if not isinstance(pipeline, DisentangledDiTPipeline):
+        raise ValueError(f"{source} holds a {type(pipeline).__name__}; give a DisentangledDiTPipeline.")
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(place())
+
+
+@functools.lru_cache(maxsize=2)
+def load_merge(source: str) -> tuple[EMRModel, dict[str, ServedTask]]:
+    """A merge, and what its tasks can be asked."""
+    merged = EMRModel.from_pretrained(source, device=place())
+    return merged, {name: ServedTask(merged, name) for name in merged.tasks}
+
+
+def restore(source: str, picture: str | None, strength: float, progress: Any = None) -> Pair:
+    """A picture before and after its restoration, both as large as the result."""
+    model = load_restorer(source)
+    before = read_image(needed(picture, "picture"), MEGAPIXELS).pixels
+    # One that enlarges has no picture of the same size to mix with.
+    strength = strength if model.config.scale == 1 else 1.0
+    after = restore_image(model, before, tile="auto", strength=strength, progress=progress)
+    return pair(before, after)
+
+
+def pair(before: np.ndarray, after: np.ndarray) -> Pair:
+    """Pixels as two pictures of one size."""
+    result = Image.fromarray(show_colours(after))
+    return Image.fromarray(show_colours(before)).resize(result.size, Image.Resampling.BICUBIC), result
+
+
+def needed(given: str | None, what: str) -> str:
+    """What was given, or an error that says what to give."""
+    if not given:
+        raise ValueError(f"There is no {what} yet: give one first.")
+    return given
+
+
+def list_classes(source: str) -> list[str]:
+    """Names, or numbers, of the classes of a DiT; none of one that takes texts."""
+    pipeline = load_drawer(source)
+    names = pipeline.config.id2label or {}
+    return [str(names.get(str(number), number)) for number in range(pipeline.transformer.config.num_classes or 0)]
+
+
+def draw(
+    source: str, label: str, size: float, top: float, left: float, flip: bool, steps: int, guidance: float, seed: int
+) -> Image.Image:
+    """
+    Pictures of a class or text with the controls that are usual, and below them, from the same noise, with others.
+    `size`, `top` and `left` are shares of the picture's own size.
+    """
+    pipeline = load_drawer(source)
+    height, width = pipeline.image_size(None, None)
+    controls = {
+        "original_size": (max(1, round(size * height)), max(1, round(size * width))),
+        "crop": (round(top * height), round(left * width)),
+        "flip": flip,
+    }
+    classes = list_classes(source)
+    wanted: Any = classes.index(label) if label in classes else needed(label, "class or text")
+    options: dict[str, Any] = {"num_inference_steps": int(steps), "guidance_scale": guidance}
+    kinds: tuple[dict[str, Any], ...] = ({}, controls)
+    rows = [sample_rows(pipeline, [wanted], COLUMNS, int(seed), **options, **more)[0] for more in kinds]
+    return draw_grid(rows, ["usual", "yours"], SIDE)
+
+
+def hear_file(source: str, path: str | None) -> Iterator[Words]:
+    """The words of a sound file so far, again and again while it is heard."""
+    path, listener = needed(path, "sound"), Listener(source)
+    sound = read_recording({"path": path, "bytes": None}, listener.rate)
+    stream, words, size = Stream(listener, listener.rate), Words(), int(PIECE * listener.rate)
+    for start in range(0, len(sound), size):
+        words += stream.hear(sound[start : start + size], last=start + size >= len(sound))
+        yield words
+
+
+def hear_piece(
+    source: str, heard: tuple[Stream, Words] | None, piece: tuple[int, np.ndarray] | None
+) -> tuple[tuple[Stream, Words] | None, Words]:
+    """What a microphone has heard with one more piece of sound: for the next one, and for the page."""
+    if piece is None:
+        return heard, heard[1] if heard else Words()
+    rate, samples = piece
+    stream, words = heard or (Stream(Listener(source), rate), Words())
+    mono = samples if samples.ndim == 1 else samples.mean(1)
+    words = words + stream.hear(mono / np.float32(32768))
+    return (stream, words), words
+
+
+def show_words(words: Words) -> str:
+    """Words in a large line, and the second at which each ended, as Markdown."""
+    if not words:
+        return "## …"
+    rows = "".join(f"| {second:.2f} | {word} |\n" for second, word in words)
+    return f"## {' '.join(word for _, word in words)}\n\n| second | heard |\n|---:|:---|\n{rows}"
+
+
+def list_inputs(source: str) -> set[str]:
+    """What the tasks of a merge take: of picture, sound and text those that some task does."""
+    kinds = {"Image": "picture", "Audio": "sound", "Sequence": "text"}
+    return {"picture" if task.kind == "restoration" else kinds[task.reads] for task in load_merge(source)[1].values()}
+
+
+def answer(source: str, name: str, picture: str | None, sound: str | None, text: str | None) -> Answer:
+    """What one task of a merge says of the input that it takes."""
+    merged, tasks = load_merge(source)
+    task = tasks[name]
+    if task.kind == "restoration":
+        before = read_image(needed(picture, "picture"), MEGAPIXELS).pixels
+        with merged.task(name) as model:
+            return pair(before, restore_image(model, before, tile="auto"))
+    if task.kind == "generation":
+        how = {"max_tokens": TOKENS, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": None}
+        job = task.generation_job(task.encode_prompt(needed(text, "text")), **how)
+    elif task.reads == "Image":
+        job = task.classification_job(base64.b64encode(Path(needed(picture, "picture")).read_bytes()).decode())
+    elif task.reads == "Audio":
+        recording = {"path": needed(sound, "sound"), "bytes": None}
+        job = task.classification_job(read_recording(recording, task.reader.sampling_rate).tolist())
+    else:
+        job = task.classification_job(needed(text, "text"))
+    found = job.run(merged, [job])[0]
+    if task.kind == "generation":
+        return str(found["text"])
+    return f"{found['label']}, {max(found['probs']):.3f}"
+
+
+def answer_all(source: str, *given: str | None) -> dict[str, Answer]:
+    """What each task of a merge says of the same picture, sound or text."""
+    return {name: answer(source, name, *given) for name in load_merge(source)[1]}
+
+
+def told(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """What a function gives; what is wrong with its input is shown on the page, in the words of the error."""
+    try:
+        return function(*given, **options)
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        raise gr.Error(str(error), print_exception=False) from error
+
+
+def build_app(models: dict[str, dict[str, str]]) -> gr.Blocks:
+    """The page with its four tabs; `models` are those of [`find_models`]."""
+    # Nothing is told to anybody, and what was uploaded goes after an hour.
+    with gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(3600, 3600)) as app:
+        gr.Markdown("# hf-ext\nFour NeurIPS 2024 methods on small models: what you give is worked on where this runs.")
+        for tab, lay_out in zip(TABS, (_restore_tab, _draw_tab, _listen_tab, _merge_tab), strict=True):
+            with gr.Tab(tab.capitalize(), id=tab):
+                if models[tab]:
+                    lay_out(gr.Dropdown(list(models[tab].items()), label="Model", elem_id=f"{tab}-model"))
+                else:
+                    gr.Markdown("There is no model for this tab. Give one: `hf-ext app MODEL`, a folder or org/name.")
+    return app
+
+
+def _restore_tab(model: gr.Dropdown) -> None:
+    with gr.Row():
+        with gr.Column():
+            picture = gr.Image(label="Picture", type="filepath", image_mode=None, sources=_SOURCES)
+            strength = gr.Slider(0, 1, 1, step=0.05, label="Strength", elem_id="restore-strength")
+            gr.Markdown("How much of the change is made. A model that enlarges always makes all of it.")
+            button = gr.Button("Restore", variant="primary", elem_id="restore-run")
+        slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="restore-result")
+
+    def run(source: str, path: str | None, share: float, bar: Any = gr.Progress()) -> Any:  # noqa: B008
+        return told(restore, source, path, share, lambda done, all_of_it: bar((done, all_of_it), unit="pixels"))
+
+    button.click(run, [model, picture, strength], slider)
+
+
+def _draw_tab(model: gr.Dropdown) -> None:
+    with gr.Row():
+        with gr.Column():
+            classes = list_classes(model.value)
+            label = gr.Dropdown(
+                classes, value=(classes or [""])[0], allow_custom_value=True, label="Class, or text of a text model"
+            )
+            size = gr.Slider(0.25, 4, 1, step=0.25, label="Size of the original", elem_id="draw-size")
+            top = gr.Slider(0, 1, 0, step=0.125, label="Crop: top")
+            left = gr.Slider(0, 1, 0, step=0.125, label="Crop: left")
+            flip = gr.Checkbox(label="Flip")
+            with gr.Accordion("More", open=False):
+                steps = gr.Slider(1, 100, 20, step=1, label="Steps")
+                guidance = gr.Slider(1, 8, 3, step=0.5, label="Guidance")
+                seed = gr.Number(0, label="Seed of the noise", precision=0, minimum=0)
+            button = gr.Button("Draw", variant="primary", elem_id="draw-run")
+        with gr.Column():
+            result = gr.Image(show_label=False, format="png", buttons=_SAVE, interactive=False, elem_id="draw-result")
+            gr.Markdown(
+                "Both rows start from the same noise. Above: the usual controls. Below: as the sliders say, in shares "
+                "of the picture's own size. A model that has not seen a control vary in training hardly minds it."
+            )
+    button.click(functools.partial(told, draw), [model, label, size, top, left, flip, steps, guidance, seed], result)
+
+    def choose(source: str) -> Any:
+        names = told(list_classes, source)
+        return gr.Dropdown(names, value=(names or [""])[0])
+
+    model.input(choose, model, label)
+
+
+def _listen_tab(model: gr.Dropdown) -> None:
+    heard = gr.State()
+    with gr.Row():
+        with gr.Column():
+            microphone = gr.Audio(sources=["microphone"], streaming=True, label="Microphone", elem_id="listen-mic")
+            sound = gr.Audio(sources=["upload"], type="filepath", label="File", buttons=[], elem_id="listen-file")
+            button = gr.Button("Listen to the file", variant="primary", elem_id="listen-run")
+        words = gr.Markdown(show_words([]), elem_id="listen-result", container=True)
+    gr.Markdown("Kernels: how far back, in samples, each layer hears, and with which sign.")
+    kernels = gr.Image(
+        draw_merged(load_model(model.value)), show_label=False, format="png", interactive=False, buttons=_SAVE
+    )
+
+    def run(source: str, path: str | None) -> Iterator[str]:
+        pieces = told(hear_file, source, path)
+        while (found := told(next, pieces, None)) is not None:
+            yield show_words(found)
+
+    def run_piece(source: str, state: Any, piece: Any) -> tuple[Any, str]:
+        state, found = told(hear_piece, source, state, piece)
+        return state, show_words(found)
+
+    button.click(run, [model, sound], words)
+    microphone.start_recording(lambda: (None, show_words([])), None, [heard, words])
+    microphone.stream(run_piece, [model, heard, microphone], [heard, words], stream_every=0.3)
+    model.input(lambda source: (None, told(lambda: draw_merged(load_model(source)))), model, [heard, kernels])
+
+
+def _merge_tab(model: gr.Dropdown) -> None:
+    answers, takes = gr.State({}), list_inputs(model.value)
+    with gr.Row():
+        with gr.Column():
+            picture = gr.Image(
+                label="Picture", type="filepath", image_mode=None, sources=_SOURCES, visible="picture" in takes
+            )
+            sound = gr.Audio(sources=["upload"], type="filepath", label="Sound", buttons=[], visible="sound" in takes)
+            text = gr.Textbox(label="Text", visible="text" in takes)
+            button = gr.Button("Ask every task", variant="primary", elem_id="merge-run")
+            task = gr.Radio(list(load_merge(model.value)[1]), label="Task", elem_id="merge-task")
+        with gr.Column():
+            slider = gr.ImageSlider(label="Before and after", format="png", interactive=False, elem_id="merge-result")
+            said = gr.Markdown(elem_id="merge-text")
+    options: dict[str, Any] = {"height": "auto", "buttons": _SAVE, "interactive": False, "elem_id": "merge-all"}
+    every = gr.Gallery(label="Every task", format="png", columns=4, **options)
+
+    def show(found: dict[str, Answer], name: str | None) -> tuple[Any, str]:
+        one = found.get(name or "", "")
+        lines = [f"**{key}**: {value}" for key, value in found.items() if isinstance(value, str)]
+        return (None if isinstance(one, str) else one), "\n\n".join(lines)
+
+    def run(source: str, *given: str | None) -> tuple[Any, ...]:
+        found = told(answer_all, source, *given)
+        first = next(iter(found))
+        pictures = [(value[1], key) for key, value in found.items() if not isinstance(value, str)]
+        return found, gr.Radio(value=first), pictures, *show(found, first)
+
+    def choose(source: str) -> tuple[Any, ...]:
+        takes = told(list_inputs, source)
+        inputs = (gr.Image(visible="picture" in takes), gr.Audio(visible="sound" in takes))
+        tasks = gr.Radio(list(load_merge(source)[1]), value=None)
+        return {}, tasks, [], None, "", *inputs, gr.Textbox(visible="text" in takes)
+
+    shown = [answers, task, every, slider, said]
+    button.click(run, [model, picture, sound, text], shown)
+    task.input(show, [answers, task], [slider, said])
+    model.input(choose, model, [*shown, picture, sound, text])
+
+
+def serve(models: dict[str, dict[str, str]], **where: Any) -> tuple[Any, str, str | None]:
+    """Serves the app; `where` are options of gradio's `launch`. Letters are the system's: none is fetched."""
+    theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    options = {"theme": theme, "footer_links": [], "ssr_mode": False, "max_file_size": "100mb", **where}
+    return build_app(models).launch(**options)
+
+
+if __name__ == "__main__":
+    serve(find_models())

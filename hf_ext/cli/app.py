@@ -1,0 +1,76 @@
+"""hf-ext app: restore, draw, listen and merge in a browser."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+
+from .sources import Model
+
+SPACE = """---
+title: hf-ext
+emoji: 🖼️
+colorFrom: blue
+colorTo: green
+sdk: gradio
+sdk_version: {gradio}
+app_file: app.py
+license: apache-2.0
+short_description: Restore, draw, listen and merge with small models
+---
+
+Four NeurIPS 2024 methods on small models that run on a CPU; made by `hf-ext app --space`.
+"""
+
+
+@click.command()
+@click.argument("sources", metavar="[MODEL]...", nargs=-1, type=Model())
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address; 0.0.0.0 lets every machine in.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Port.  [default: the first free one from 7860 on]")
+@click.option(
+    "--space",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Serve nothing: write what a Space of the Hub needs into the new FOLDER.",
+)
+def app(sources: tuple[str, ...], host: str, port: int | None, space: Path | None) -> None:
+    """Restore, draw, listen and merge in a browser, with the models that travel with hf-ext and each MODEL.
+
+    MODEL is a folder or org/name[@revision]: a SemanIR model, a Disentangled DiT, an MRConv model of sounds, or an
+    artifact of `hf-ext merge`. Nothing is fetched from a network but a MODEL that is named so.
+
+    \b
+    Examples:
+      hf-ext app
+      hf-ext app runs/dit-cifar10/snapshot --port 8080
+      hf-ext app --space space
+    """
+    from hf_ext.extras import check_installed
+
+    check_installed("gradio")
+    if space is None:
+        serve(sources, host, port)
+    elif sources:
+        raise click.UsageError("--space takes no MODEL: a Space has the models that travel with hf-ext.")
+    else:
+        write_space(space)
+        click.echo(f"{space}: push it to a Space of the Hub, or try it: python {space / 'app.py'}")
+
+
+def serve(sources: tuple[str, ...], host: str, port: int | None) -> None:
+    """Serves the app until Ctrl-C."""
+    from hf_ext.app import find_models
+    from hf_ext.app import serve as run
+
+    run(find_models(sources), server_name=host, server_port=port)
+
+
+def write_space(folder: Path) -> None:
+    """Writes a Space, whole or not at all: the app itself is its program."""
+    from hf_ext import app as program
+    from hf_ext.files import whole_folder
+
+    with whole_folder(folder, replace=False) as place:
+        (place / "README.md").write_text(SPACE.format(gradio=version("gradio")), encoding="utf-8")
+        (place / "app.py").write_bytes(Path(program.__file__).read_bytes())
+        (place / "requirements.txt").write_text(f"hf-ext[app]=={version('hf-ext')}\n", encoding="utf-8")

@@ -1,0 +1,159 @@
+"""Pages for a browser: `/` lists repositories, `/org/name` shows the card, results and files of one.
+
+What is shown is what the same client may ask the API for. Cards are written by anybody who may push: their HTML is
+shown as text, links lead to http, https and mailto alone, and the policy that goes with each page runs no script and
+loads nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from functools import cache, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from markdown_it import MarkdownIt
+
+from .descriptions import repository_url
+from .front_matter import front_matter, read_front_matter
+from .store import KINDS
+from .transport import Request, Response
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from .repository import Repository
+
+# Longer cards, and more repositories, files and results, are not shown: a page costs little, whoever asks for it.
+_CARD_BYTES, _ROWS = 200_000, 1000
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse}td,th{border-bottom:1px solid #ddd;padding:.2rem .8rem;text-align:left}"
+    "pre,code{background:#f4f4f4;font:14px/1.4 ui-monospace,monospace}pre{padding:.8rem;overflow:auto}"
+    "img{max-width:100%}a{color:#05a}.small{color:#666}article{border:1px solid #ddd;padding:0 1.5rem;margin:1rem 0}"
+)
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title><style>{{ style }}</style></head><body>
+<p><a href="{{ home }}/">All repositories</a></p><h1>{{ title }}</h1>
+{% for name, rows in tables %}<h2>{{ name }}</h2>{% if rows %}<table>{% for row in rows %}<tr>{% for cell in row %}<td>
+{%- if cell is string %}{{ cell }}{% else %}<a href="{{ cell[1] }}">{{ cell[0] }}</a>{% endif %}</td>{% endfor %}</tr>
+{% endfor %}</table>{% else %}<p class="small">None.</p>{% endif %}{% endfor %}
+{% if card is not none %}<h2>Card</h2><article>{{ card }}</article>{% endif %}</body></html>
+"""
+# A text, or a text and the address that it leads to.
+_Cell = str | tuple[str, str]
+
+
+def show_repositories(request: Request) -> Response:
+    """The repositories that the client may see."""
+    tables = []
+    for kind in KINDS:
+        seen = [one for one in request.server.store.repositories(kind) if request.may_read or not one.private]
+        rows: list[list[_Cell]] = [
+            [(one.id, repository_url(one, request.base_url)), "private" if one.private else ""] for one in seen[:_ROWS]
+        ]
+        tables.append((kind.capitalize(), _cut(rows, len(seen))))
+    return _page(request, "Embedded Hub", tables, None)
+
+
+def show_repository(request: Request, repository: Repository) -> Response:
+    """The card, evaluation results and files of a repository at `main`."""
+    commit = repository.resolve("main")
+    files, url = repository.snapshot(commit).files, repository_url(repository, request.base_url)
+    entry = files.get("README.md")
+    blobs = request.server.store.blobs
+    card, results = _read_card(blobs.path(entry.sha256)) if entry and entry.size <= _CARD_BYTES else (None, [])
+    rows: list[list[_Cell]] = [
+        [(path, f"{url}/resolve/{commit}/{quote(path)}"), f"{files[path].size:,} bytes"]
+        for path in sorted(files)[:_ROWS]
+    ]
+    tables = [("Evaluation results", _cut(results[:_ROWS], len(results))), ("Files", _cut(rows, len(files)))]
+    if entry and card is None:
+        tables.insert(0, ("Card", [[f"README.md has {entry.size:,} bytes: too many to be shown, or no UTF-8."]]))
+    return _page(request, repository.id, tables, card)
+
+
+def _cut(rows: list[list[_Cell]], count: int) -> list[list[_Cell]]:
+    """Rows of a table, and how many more there are."""
+    return rows if count <= len(rows) else [*rows, [f"and {count - len(rows):,} more"]]
+
+
+def _page(request: Request, title: str, tables: list[tuple[str, list[list[_Cell]]]], card: str | None) -> Response:
+    """A page that runs no script: neither of ours, which has none, nor of what it shows."""
+    from markupsafe import Markup
+
+    body = _template().render(
+        title=title,
+        tables=tables,
+        home=request.base_url,
+        style=Markup(_STYLE),  # noqa: S704  a constant
+        card=None if card is None else Markup(card),  # noqa: S704  of markdown-it, which has escaped it
+    )
+    digest = b64encode(sha256(_STYLE.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; sandbox allow-top-navigation-by-user-activation allow-downloads"
+    )
+    headers = {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        # What is private stays in no cache, and a push is seen at once.
+        "Cache-Control": "no-store",
+    }
+    return Response(200, body.encode(), headers)
+
+
+@cache
+def _template() -> Template:
+    """The page; jinja2 escapes what is put into it. Imported when a browser asks: the API needs none of it."""
+    from jinja2 import Environment
+
+    return Environment(autoescape=True).from_string(_PAGE)
+
+
+@lru_cache(maxsize=64)
+def _read_card(path: Path) -> tuple[str | None, list[list[_Cell]]]:
+    """The card as HTML and its results. A blob's name is its content, so it is read once."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except ValueError:
+        return None, []
+    try:
+        results = _read_results(read_front_matter(text).get("model-index"))
+    except ValueError:
+        results = []
+    matter = front_matter(text)
+    body = text[text.index(matter) + len(matter) :].partition("---")[2] if matter else text
+    return _render(body), results
+
+
+def _render(markdown: str) -> str:
+    """Markdown as HTML; HTML inside of it is shown as text."""
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    # Its own rule refuses javascript: and the like, but lets any other scheme and pictures in data: through.
+    parser.validateLink = lambda url: urlsplit(url).scheme in ("", "http", "https", "mailto")  # type: ignore[method-assign]
+    return parser.render(markdown)
+
+
+def _read_results(index: Any) -> list[list[_Cell]]:
+    """Task, data set, metric and value of each result in the metadata of a card, which may be anything."""
+    rows: list[list[_Cell]] = []
+    for model in _dictionaries(index):
+        for result in _dictionaries(model.get("results")):
+            place = [_name(result.get("task"), "type"), _name(result.get("dataset"), "type")]
+            for metric in _dictionaries(result.get("metrics")):
+                rows.append([*place, _name(metric, "type"), str(metric.get("value"))[:100]])
+    return rows
+
+
+def _dictionaries(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _name(value: Any, other: str) -> str:
+    """The name in a dictionary, or what stands for it."""
+    return str(value.get("name") or value.get(other) or "")[:200] if isinstance(value, dict) else ""

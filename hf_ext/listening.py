@@ -1,0 +1,96 @@
+"""Words of a stream of sound: where they begin and end, and which they are, as it comes in."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForAudioClassification
+
+from .extras import import_extra
+from .mrconv import MRConvCache
+from .training.models import split_revision
+
+STEP = 0.01
+# A word is louder than this share of the loudest step, and ends with so many seconds that are not.
+QUIET, PAUSE = 0.05, 0.2
+# Nothing below this share of full scale is a word, such as hiss; and in so many seconds the loudest step counts half,
+# so that soft words are heard again after a click.
+FLOOR, HALVED = 0.005, 1.0
+
+
+class Listener:
+    """Hears a stream: a word begins and ends by its loudness, and is classified as far as it has come."""
+
+    def __init__(self, source: str | Path):
+        name, revision = split_revision(str(source))
+        self.model = AutoModelForAudioClassification.from_pretrained(name, revision=revision).eval().reparameterize()
+        self.rate = self.model.config.sampling_rate
+        if not self.rate:
+            raise ValueError(f"{source}: its configuration has no `sampling_rate`; give a model of sounds.")
+        self.cache = MRConvCache(self.model.config)
+        # What a first call prepares is prepared before the first sound, as if it had been a word.
+        self.power, self.samples, self.loudest = 1e-4, 1, 0.0
+        self.begin_word()
+        self.classify(np.zeros(1, np.float32))
+        self.begin_word()
+
+    def begin_word(self) -> None:
+        """Forgets the sound of the word before."""
+        self.cache.reset()
+        self.total, self.positions, self.quiet = 0, 0, 0.0
+
+    def hear(self, sound: np.ndarray) -> int | None:
+        """The class of a word that has ended with these samples, or None."""
+        loudness = float(np.sqrt(np.mean(sound**2)))
+        self.loudest = max(self.loudest * 0.5 ** (len(sound) / self.rate / HALVED), loudness)
+        loud = loudness > max(QUIET * self.loudest, FLOOR)
+        if not loud and not self.positions:
+            return None
+        word = self.classify(sound)
+        if loud:
+            # Pauses within a word belong to it, the one after it does not.
+            self.word, self.quiet = word, 0.0
+            return None
+        self.quiet += len(sound) / self.rate
+        if self.quiet < PAUSE:
+            return None
+        self.begin_word()
+        return self.word
+
+    @torch.inference_mode()
+    def classify(self, sound: np.ndarray) -> int:
+        """The class by the mean of the last hidden states of the word so far: nothing is computed twice."""
+        # Whole recordings are brought to variance 1; of a stream only what was heard before is known.
+        self.power += float(np.sum(sound**2))
+        self.samples += len(sound)
+        values = torch.from_numpy(sound / np.sqrt(self.power / self.samples)).float()[None]
+        hidden = self.model.model(input_values=values, past_key_values=self.cache).last_hidden_state
+        self.total, self.positions = self.total + hidden.sum(1), self.positions + len(sound)
+        return int(self.model.classifier(self.total / self.positions).argmax())
+
+
+class Stream:
+    """Pieces of sound of any length, at any rate, for a [`Listener`]: it gets steps of its own length and rate."""
+
+    def __init__(self, listener: Listener, rate: int):
+        self.listener, self.seconds, self.rest = listener, 0.0, np.zeros(0, np.float32)
+        same = rate == listener.rate
+        self.resampler = None if same else import_extra("soxr").ResampleStream(rate, listener.rate, 1, dtype="float32")
+
+    def hear(self, sound: np.ndarray, last: bool = False) -> list[tuple[float, str]]:
+        """The words that ended in a piece of samples of full scale 1, and the seconds at which they did."""
+        sound = np.asarray(sound, np.float32)
+        if self.resampler is not None:
+            sound = self.resampler.resample_chunk(sound, last=last)
+        # Silence ends the last word.
+        silence = np.zeros(int(1.5 * PAUSE * self.listener.rate) if last else 0, np.float32)
+        sound, size = np.concatenate([self.rest, sound, silence]), int(STEP * self.listener.rate)
+        steps, self.rest = np.split(sound, [len(sound) // size * size])
+        words = []
+        for step in steps.reshape(-1, size):
+            self.seconds += STEP
+            word = self.listener.hear(step)
+            if word is not None:
+                # Classes without a name are called LABEL_3.
+                words.append((self.seconds, self.listener.model.config.id2label[word].removeprefix("LABEL_")))
+        return words

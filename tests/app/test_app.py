@@ -1,0 +1,251 @@
+"""The functions behind the tabs of `hf-ext app` against the API, what its command says, and the Space it writes."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+import wave
+from pathlib import Path
+
+import gradio as gr
+import numpy as np
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from diffusers import DDIMScheduler
+from PIL import Image
+
+import hf_ext
+from hf_ext import EMRModel, SemanIRForImageRestoration, app, restore_image
+from hf_ext.listening import Listener, Stream
+from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
+from hf_ext.plots.grids import draw_grid
+from hf_ext_cli.main import main
+
+
+def run(*words):
+    return CliRunner().invoke(main, ["app", *map(str, words)])
+
+
+@pytest.fixture
+def photo(tmp_path) -> Path:
+    """A small picture with noise."""
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def make_dit(folder: Path) -> str:
+    """A Disentangled DiT that was not trained, whose last layer is not zero."""
+    torch.manual_seed(0)
+    options = {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 8, "num_classes": 3}
+    transformer = DisentangledDiTTransformer2DModel(sample_size=8, patch_size=4, in_channels=3, **options)
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            parameter.normal_(0, 0.2)
+    names = {"0": "cat", "1": "dog", "2": "ship"}
+    DisentangledDiTPipeline(transformer, DDIMScheduler(), None, None, None, id2label=names).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def dit(tmp_path_factory) -> str:
+    """The folder of one."""
+    return make_dit(tmp_path_factory.mktemp("models") / "dit")
+
+
+def write_sound(path: Path, rate: int = 8000) -> np.ndarray:
+    """Two made words, tones that swell and fade, with pauses."""
+    time = np.arange(int(0.4 * rate)) / rate
+    words = [0.5 * np.sin(np.pi * time / 0.4) * np.sin(2 * np.pi * pitch * time) for pitch in (200, 900)]
+    sound = np.concatenate([part for word in words for part in (np.zeros(rate // 2), word)])
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", ""))
+        file.writeframes((32767 * sound).astype("<i2").tobytes())
+    return sound
+
+
+def test_each_model_has_its_tab(dit, tmp_path):
+    models = app.find_models([dit])
+    assert set(models["restore"]) == {"denoise-color", "denoise-gray", "jpeg-color", "super-resolution-x2"}
+    assert dit in models["draw"] and list(models["merge"]) == ["restore-tasks"]
+    assert models["listen"] == {"spoken-digits": str(hf_ext.released("spoken-digits"))}
+    Path(tmp_path, "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    with pytest.raises(ValueError, match="is a BertModel, for which the app has no tab; give a SemanIR model"):
+        app.find_models([str(tmp_path)])
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_a_picture_is_restored_as_by_the_api(photo, strength):
+    source = str(hf_ext.released("denoise-color"))
+    before, after = app.restore(source, str(photo), strength)
+    pixels = np.asarray(Image.open(photo))
+    model = SemanIRForImageRestoration.from_pretrained(source).eval()
+    assert np.array_equal(np.asarray(before), pixels)
+    assert np.array_equal(np.asarray(after), restore_image(model, pixels, strength=strength))
+
+
+def test_a_model_that_enlarges_takes_no_strength_and_the_slider_shows_one_size(photo):
+    before, after = app.restore(str(hf_ext.released("super-resolution-x2")), str(photo), 0.5)
+    assert before.size == after.size == (80, 48)
+
+
+def test_drawing_varies_the_controls_and_nothing_else(dit):
+    pipeline = DisentangledDiTPipeline.from_pretrained(dit)
+    pipeline.set_progress_bar_config(disable=True)
+    rows = []
+    for controls in ({}, {"original_size": (16, 16), "crop": (4, 2), "flip": True}):
+        noise = [torch.Generator().manual_seed(7 * 100_003 + column) for column in range(app.COLUMNS)]
+        settings = {"num_inference_steps": 2, "guidance_scale": 3.0, "generator": noise, **controls}
+        rows.append(pipeline(class_labels=["dog"] * app.COLUMNS, **settings).images)
+    drawn = app.draw(dit, "dog", 2, 0.5, 0.25, True, 2, 3.0, 7)
+    assert np.array_equal(np.asarray(drawn), np.asarray(draw_grid(rows, ["usual", "yours"], app.SIDE)))
+    assert not np.array_equal(*[np.asarray(row[0]) for row in rows])
+    assert app.list_classes(dit) == ["cat", "dog", "ship"]
+    with pytest.raises(ValueError, match="no class or text yet"):
+        app.draw(dit, "", 1, 0, 0, False, 2, 3.0, 0)
+
+
+def test_a_file_is_heard_while_it_comes_and_as_the_listener_hears_it(tmp_path):
+    source = str(hf_ext.released("spoken-digits"))
+    sound = write_sound(tmp_path / "a.wav")
+    heard = [list(words) for words in app.hear_file(source, str(tmp_path / "a.wav"))]
+    listener, expected = Listener(source), []
+    padded = np.concatenate([(32767 * sound).astype("<i2") / np.float32(32768), np.zeros(2400)]).astype(np.float32)
+    for place in range(0, len(padded) // 80 * 80, 80):
+        if (word := listener.hear(padded[place : place + 80])) is not None:
+            expected.append((pytest.approx((place + 80) / 8000), str(word)))
+    assert len(expected) == 2 and heard[-1] == expected
+    # The first word is there before the sound has ended.
+    assert heard[0] == [] and any(len(words) == 1 for words in heard)
+
+
+def test_a_microphone_of_another_rate_is_heard_in_pieces(tmp_path):
+    source = str(hf_ext.released("spoken-digits"))
+    sound = np.concatenate([write_sound(tmp_path / "a.wav", 48000), np.zeros(24000)])
+    state, words = app.hear_piece(source, None, None)
+    assert (state, words) == (None, [])
+    pieces = [(32767 * part).astype(np.int16) for part in np.array_split(sound, 13)]
+    for piece in pieces:
+        state, words = app.hear_piece(source, state, (48000, np.stack([piece, piece], 1)))
+    whole = Stream(Listener(source), 48000).hear(np.concatenate(pieces) / np.float32(32768))
+    assert len(words) == 2 and words == whole
+    # At 0.9 and 1.8 s they end, and a pause of 0.2 s says so.
+    assert [second for second, _ in words] == pytest.approx([1.1, 2.0], abs=0.1)
+    shown = app.show_words(words)
+    assert shown.startswith(f"## {words[0][1]} {words[1][1]}\n") and "| 1.1" in shown
+
+
+def test_the_kernels_that_are_drawn_are_there():
+    model = app.load_model(str(hf_ext.released("spoken-digits")))
+    picture = app.draw_merged(model)
+    assert picture.width > 1000 and np.asarray(picture).std() > 5
+    with torch.no_grad():
+        for layer in model.convolutions():
+            layer.merged_kernel.zero_()
+    assert not np.array_equal(np.asarray(app.draw_merged(model)), np.asarray(picture))
+
+
+def test_every_task_of_a_merge_answers_as_its_model_does(photo):
+    source = str(hf_ext.released("restore-tasks"))
+    answers = app.answer_all(source, str(photo), None, None)
+    merged, pixels = EMRModel.from_pretrained(source), np.asarray(Image.open(photo))
+    assert list(answers) == merged.tasks == ["noise", "jpeg", "blur", "resize"]
+    assert app.list_inputs(source) == {"picture"}
+    for name, (before, after) in answers.items():
+        merged.set_task(name)
+        assert np.array_equal(np.asarray(before), pixels)
+        assert np.array_equal(np.asarray(after), restore_image(merged.model, pixels)), name
+    assert len({np.asarray(after).tobytes() for _, after in answers.values()}) == 4
+
+
+def test_what_is_wrong_is_said_on_the_page(tmp_path):
+    source = str(hf_ext.released("denoise-color"))
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(gr.Error, match="There is no picture yet: give one first."):
+        app.told(app.restore, source, None, 1.0)
+    with pytest.raises(gr.Error, match="is no picture that Pillow knows"):
+        app.told(app.restore, source, str(tmp_path / "a.png"), 1.0)
+    with pytest.raises(gr.Error, match="cannot be read|no sound file"):
+        app.told(next, app.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "a.png")), None)
+
+
+def test_a_tab_without_a_model_says_so():
+    page = app.build_app({tab: {} for tab in app.TABS})
+    texts = [block.value for block in page.blocks.values() if isinstance(block, gr.Markdown)]
+    assert sum("There is no model for this tab. Give one: `hf-ext app MODEL`" in text for text in texts) == 4
+
+
+# Runs the command with words, and tells to whom the process connected and where the page is.
+STARTED = """
+import json, os, socket, sys, urllib.request
+import gradio
+from hf_ext_cli.main import main
+asked, connect, launch = set(), socket.socket.connect, gradio.Blocks.launch
+def watched(self, to):
+    asked.add(to[0] if isinstance(to, tuple) else "local")
+    return connect(self, to)
+def launched(self, **options):
+    socket.socket.connect = watched
+    _, url, shared = launch(self, prevent_thread_lock=True, quiet=True, **options)
+    page = urllib.request.urlopen(url).read().decode()
+    found = {"asked": sorted(asked), "url": url, "shared": shared, "analytics": self.analytics_enabled, "page": page}
+    print(json.dumps({**found, "host": options["server_name"]}), flush=True)
+    os._exit(0)
+gradio.Blocks.launch = launched
+main(["app", *sys.argv[1:]])
+"""
+
+
+def test_it_starts_on_this_machine_alone_and_asks_no_other(dit):
+    done = subprocess.run([sys.executable, "-c", STARTED, dit], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["host"] == "127.0.0.1" and found["url"].startswith("http://127.0.0.1:")
+    assert set(found["asked"]) <= {"127.0.0.1", "local"} and found["shared"] is None and not found["analytics"]
+    assert "fonts.googleapis" not in found["page"] and "Draw" in found["page"]
+
+
+def test_a_space_is_the_app_and_nothing_else(tmp_path):
+    folder = tmp_path / "space"
+    result = run("--space", folder)
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "app.py", "requirements.txt"]
+    card = folder.joinpath("README.md").read_text(encoding="utf-8")
+    matter = yaml.safe_load(card.split("---")[1])
+    assert matter["sdk"] == "gradio" and matter["app_file"] == "app.py" and matter["sdk_version"] == gr.__version__
+    assert folder.joinpath("app.py").read_bytes() == Path(app.__file__).read_bytes()
+    assert folder.joinpath("requirements.txt").read_text() == f"hf-ext[app]=={hf_ext.__version__}\n"
+    again = run("--space", folder)
+    assert again.exit_code == 2 and "exists" in again.output
+    mixed = run("--space", tmp_path / "other", "denoise-color")
+    assert mixed.exit_code == 2 and "takes no MODEL" in mixed.output and not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_the_program_of_a_space_serves_the_app(tmp_path):
+    assert run("--space", tmp_path / "space").exit_code == 0
+    with subprocess.Popen(
+        [sys.executable, "-u", "app.py"], cwd=tmp_path / "space", stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            told = next(line for line in process.stdout if "http://127.0.0.1:" in line)
+            with urllib.request.urlopen(told.split()[-1]) as page:
+                assert page.status == 200 and b"hf-ext" in page.read()
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize(("words", "message"), [(["nowhere/at-all"], "couldn't connect"), (["--port", "0"], "--port")])
+def test_what_cannot_be_served_is_refused_without_a_traceback(words, message, offline):
+    result = run(*words)
+    assert result.exit_code in (1, 2) and message in result.output and "Traceback" not in result.output
+
+
+def test_the_help_imports_no_gradio():
+    code = "import sys; from hf_ext_cli.main import main; main(['app', '--help'], standalone_mode=False)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('gradio' in sys.modules)"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.rstrip().endswith("False"), done.stderr
