@@ -20,6 +20,7 @@ COMMANDS = {
     "merge": "emr",
     "emr": "emr",
     "restore": "semanir",
+    "export": "exporting",
     "semanir": "semanir",
     "mrconv": "mrconv",
     "dit": "disentangled_dit",
