@@ -98,7 +98,8 @@ def stage(
     # are saved anew by installed classes; of all else only files of known names are copied, and no link is followed
     # out of the folder. Paths are cut where libraries and runs note them. Then all code is compared with the installed
     # package's, byte for byte: only then may the load check run it. The card is written from what is left, and the
-    # headers of our weights from the card. Last of all every file, the card too, is searched for tokens. A step that refuses raises, and the folder never appears.
+    # headers of our weights from the card. Last of all every file, the card too, is searched for tokens. A step that
+    # refuses raises, and the folder never appears.
     with whole_folder(out) as folder:
         write_source(source, folder, processor)
         hide_paths(folder)
