@@ -63,7 +63,7 @@ def test_the_commands_are_those_that_are_promised():
     names += ("learn-weights", "merge-loras")
     emr = {f"emr {name}" for name in names}
     mrconv = {"mrconv make-listops", "mrconv make-pathfinder", "mrconv predict", "mrconv plot"}
-    semanir = {"restore", "semanir", "semanir explain"}
+    semanir = {"restore", "export", "semanir", "semanir explain"}
     dit = {"dit", "dit precompute", "dit sample"}
     groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}
     others = {"push", "card", "info", "models", "doctor"}
