@@ -128,7 +128,9 @@ def work_through(
                 paused = not paused
                 for _, process in running.values():
                     process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
-            jobs = [job for job in find_jobs(hours.seconds) if job.name not in failed and job.name not in running]
+            # Only where there is room for one: a run that was asked to end has saved by then.
+            found = find_jobs(hours.seconds) if len(running) < slots else []
+            jobs = [job for job in found if job.name not in failed and job.name not in running]
             for job in jobs[: 0 if paused else slots - len(running)]:
                 tell(f"{job.name} goes on")
                 running[job.name] = job, begin(work, job)

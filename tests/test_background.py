@@ -4,6 +4,7 @@ import json
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from .study_testing import EXAMPLES, module_loader
@@ -39,6 +40,8 @@ def work(background, folder, jobs, **options):
     """Runs jobs until each has its core seconds, or has ended by itself."""
 
     def find_jobs(core_seconds):
+        # What a spent run has reached may be looked at: it has saved and ended.
+        assert not [child for child in psutil.Process().children() if TRAINING in child.cmdline()]
         done = {path.stem for path in (folder / "runs").glob("*.txt") if float(path.read_text()) >= 0.1}
         return [job for job in jobs if core_seconds.get(job.name, 0.0) < job.core_seconds and job.name not in done]
 
@@ -90,6 +93,6 @@ def test_runs_end_with_the_runner_and_their_time_is_counted(background, tmp_path
         return [job(background, "a", float("inf"))]
 
     with pytest.raises(KeyboardInterrupt):
-        background.work_through(tmp_path, interrupt, 1, tmp_path / "pause", 0.02)
+        background.work_through(tmp_path, interrupt, 2, tmp_path / "pause", 0.02)
     assert float((tmp_path / "runs" / "a.txt").read_text()) > 0.0
     assert read_seconds(tmp_path)["a"] > 0.05

@@ -14,7 +14,7 @@ import numpy as np
 import soxr
 from peers import S4D_RULES, make_task
 
-from hf_ext.files import read_json, write_json
+from hf_ext.files import read_json, whole_folder, write_json
 from hf_ext.training import Task, TrainingArguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -78,6 +78,10 @@ IMAGES = {
     "test": slice_classes("test", 1000, 0, 200),
 }
 RECORDINGS = {part: part for part in ("train", "validation", "test")}
+
+
+# In the study's folder: no word of a run says where that is, so it goes on on another machine.
+PLACES = {"digits": "data/digits", "scifar": "data/cifar10", "images": "data/cifar10"}
 
 
 class Comparison(NamedTuple):
@@ -236,16 +240,16 @@ def find_recipe(run: Run) -> Path:
     return EXAMPLES / f"{COMPARISONS[run.comparison].recipe}.yaml"
 
 
-def find_words(run: Run, data: dict[str, str]) -> list[str]:
-    """The command of a run, after `python`."""
+def find_words(run: Run) -> list[str]:
+    """The command of a run in the study's folder, after `python`."""
     script = ["train.py"] if run.model.peer is None else ["peers.py", run.model.peer]
-    words = flags(run_values(run, data))
+    words = flags(run_values(run, PLACES))
     return [str(EXAMPLES / script[0]), *script[1:], str(find_recipe(run)), *words]
 
 
-def make_job(run: Run, data: dict[str, str], minutes: float) -> Job:
+def make_job(run: Run, minutes: float) -> Job:
     """A run until it has used so many core minutes, or with 0 minutes until it ends by itself."""
-    return Job(run.name, functools.partial(find_words, run, data), 60 * minutes or math.inf)
+    return Job(run.name, functools.partial(find_words, run), 60 * minutes or math.inf)
 
 
 def steps_taken(study: Path, run: Run) -> int:
@@ -267,14 +271,10 @@ def find_mark(study: Path, run: Run, minutes: int) -> Path:
 
 
 def keep_mark(study: Path, run: Run, minutes: int, core_seconds: float) -> None:
-    """Copies what a run has reached, once."""
-    mark = find_mark(study, run, minutes)
-    if not mark.is_dir():
-        temporary = mark.with_name(f"{mark.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(study / "runs" / run.name / "snapshot", temporary)
-        write_json(temporary / "mark.json", {"core_seconds": core_seconds})
-        temporary.rename(mark)
+    """Copies what a run has reached."""
+    with whole_folder(find_mark(study, run, minutes)) as mark:
+        shutil.copytree(study / "runs" / run.name / "snapshot", mark, dirs_exist_ok=True)
+        write_json(mark / "mark.json", {"core_seconds": core_seconds})
 
 
 def count_parameters(run: Run, data: dict[str, str]) -> int:

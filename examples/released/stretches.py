@@ -88,7 +88,7 @@ def wanted_steps(name: str) -> int:
 
 
 def is_done(work: Path, name: str) -> bool:
-    """Whether a run has taken the steps of its recipe; of the fine-tunes the released merge tells, on a new machine."""
+    """Whether a run has taken the steps of its recipe; on a new machine the released merge tells it of fine-tunes."""
     group = name.rpartition("-")[0]
     if group == "restore-tasks" and not (work / "runs" / name).is_dir():
         return (RELEASED / group).is_dir()

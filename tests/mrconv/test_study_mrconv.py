@@ -1,6 +1,7 @@
 """The study: who trains and who tests, equal sizes, rounds, marks and tables; and the scripts beside it."""
 
 import json
+import shutil
 import subprocess
 import sys
 import wave
@@ -110,6 +111,31 @@ def train_on(words, monkeypatch, folder, steps):
         assert main([*rest[1:], *more], lambda arguments: peers.make_task(arguments, rest[0])) == 0
 
 
+def goes_on_elsewhere(load, folder, data, tmp_path, monkeypatch, seconds):
+    """What was kept has no word of this machine, is scored alike, and trains from its state."""
+    module, keeping = load("study"), load("keeping")
+    write_json(folder / "core_seconds.json", seconds)
+    keeping.keep(folder, data, tmp_path / "reached.zip")
+    keeping.bring_back(tmp_path / "other", tmp_path / "reached.zip")
+    other = tmp_path / "other"
+    assert read_json(other / "core_seconds.json") == seconds
+    texts = [path.read_bytes() for path in other.rglob("*") if path.is_file()]
+    assert texts and not [text for text in texts if str(tmp_path).encode() in text]
+    assert not module.find_jobs(other, NOWHERE, seconds)
+    monkeypatch.setattr(module, "ROUNDS", [("digits", 30)])
+    (job, _), (same, _) = module.find_jobs(folder, data, seconds), module.find_jobs(other, NOWHERE, seconds)
+    assert job.name == same.name and job.find_words() == same.find_words()
+    shutil.copytree(folder / "data", other / "data")
+    for place in (folder, other):
+        train_on(job.find_words(), monkeypatch, place, 30)
+    weights = [place / "runs" / job.name / "snapshot" / "model.safetensors" for place in (folder, other)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    # What has begun there stays.
+    write_json(other / "core_seconds.json", {})
+    keeping.bring_back(other, tmp_path / "reached.zip")
+    assert read_json(other / "core_seconds.json") == {}
+
+
 def test_rounds_of_the_study_and_its_tables(load, study, monkeypatch, tmp_path):
     folder, data = study
     module, tables, runs = load("study"), load("tables"), load("runs")
@@ -139,6 +165,7 @@ def test_rounds_of_the_study_and_its_tables(load, study, monkeypatch, tmp_path):
     # On another machine, where nothing is reached yet, nothing of the table is lost.
     write_json(tmp_path / "before.json", result)
     assert tables.collect(tmp_path / "empty", data, read_json(tmp_path / "before.json")) == result
+    goes_on_elsewhere(load, folder, data, tmp_path, monkeypatch, seconds)
     text = tables.comparison_table(result["comparisons"]["digits"])
     assert "| accuracy, % after | parameters | rate | 3 min | 8 min | 15 min | samples in 15 min |" in text
     tables.draw_curves(result, tmp_path / "curves.png")

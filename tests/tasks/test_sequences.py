@@ -9,6 +9,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
+from torch.utils.data import default_collate
 from transformers import (
     AutoFeatureExtractor,
     AutoImageProcessor,
@@ -27,7 +28,7 @@ import hf_ext  # noqa: F401
 from hf_ext.tasks.listops import ListOps
 from hf_ext.tasks.sequences import cut_padding
 from hf_ext.tasks.signals import AudioTask, ImageTask, PixelTask, random_box
-from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, RetrievalTask, TextTask
+from hf_ext.tasks.texts import LanguageModelTask, ListOpsTask, MaskedLanguageModelTask, RetrievalTask, TextTask
 from hf_ext.training import TrainingArguments, build_task, train
 from hf_ext.training.arguments import apply_overrides, build, read_yaml
 from tests.process_state import forget_accelerate
@@ -419,3 +420,30 @@ def test_data_that_do_not_fit_are_named():
         PixelTask().encode({"photo": picture, "label": 0})
     with pytest.raises(ValueError, match="expected a text, got int"):
         TextTask().encode({"text": 3, "label": 0})
+
+
+@pytest.mark.parametrize("kind", [LanguageModelTask, MaskedLanguageModelTask])
+def test_packed_texts_train_as_padded_ones(kind):
+    texts = ["a", "longer than the window of the model", "ab", "two words"]
+    found = []
+    for packed in (False, True):
+        task = kind(max_length=16, packed=packed)
+        torch.manual_seed(0)
+        fields = {
+            "hidden_size": 8,
+            "num_hidden_layers": 2,
+            "kernel_size": 4,
+            "bidirectional": kind is not LanguageModelTask,
+        }
+        model = task.build_model(fields, None).double()
+        samples = [
+            task.training_sample({"text": text}, np.random.default_rng(index)) for index, text in enumerate(texts)
+        ]
+        batch = default_collate(samples)
+        assert len({int(length) for length in batch["attention_mask"].sum(1)}) == 4
+        loss = task.loss(model, batch, 0)
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    for padded, packed in zip(*found, strict=True):
+        # The loss of a causal model is summed in single precision.
+        torch.testing.assert_close(padded, packed, atol=1e-6, rtol=1e-5)

@@ -1,0 +1,47 @@
+"""What the study had reached, for the next machine: results/reached.zip, small enough to be committed.
+
+It has the runs that go on, a megabyte each with the state that they resume from, and of all others what was measured.
+Paths in it are relative to the study's folder.
+"""
+
+import zipfile
+from pathlib import Path
+
+from measuring import choose_rate
+from runs import COMPARISONS, MARKS, candidates, find_mark
+
+from hf_ext.files import whole_file
+
+KEPT = Path(__file__).resolve().parent / "results" / "reached.zip"
+# Made again by whoever needs them.
+LEFT_OUT = {".py", ".png", ".lock"}
+
+
+def find_open_runs(study: Path, data: dict[str, str]) -> set[str]:
+    """Runs that go on: all candidates of a model until its rate is chosen, then the chosen one; no ablation."""
+    found = set()
+    for comparison, details in COMPARISONS.items():
+        for model in details.models:
+            runs = candidates(comparison, model)
+            if all(find_mark(study, run, MARKS[comparison][0]).is_dir() for run in runs):
+                runs = [choose_rate(study, data, comparison, model)]
+            found |= {run.name for run in runs}
+    return found
+
+
+def keep(study: Path, data: dict[str, str], target: Path = KEPT) -> None:
+    """Writes what the next machine goes on from, once all that was reached is scored."""
+    files = [study / "core_seconds.json", *(study / "marks").rglob("*.json")]
+    for name in sorted(find_open_runs(study, data)):
+        files += [path for path in (study / "runs" / name).rglob("*") if path.is_file()]
+    with whole_file(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in files:
+            if not LEFT_OUT & {path.suffix, path.name}:
+                archive.write(path, path.relative_to(study).as_posix())
+
+
+def bring_back(study: Path, source: Path = KEPT) -> None:
+    """Lays out what was kept, where nothing has run yet."""
+    if source.is_file() and not (study / "core_seconds.json").is_file():
+        with zipfile.ZipFile(source) as archive:
+            archive.extractall(study)
