@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hf_ext.extras import check_installed
 from hf_ext.files import require_new, whole_file
-from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRForImageRestoration
+from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRForImageRestoration, SemanIRPositionBias
 
 # Of a picture in [0, 1]: the largest difference is below a level of 8 bits, the mean below a fortieth of one. Rounding
 # alone is a thousand times smaller; but where two keys are equally similar up to rounding, one program may take the
@@ -141,6 +141,8 @@ class _Network(nn.Module):
 class _Table(nn.Module):
     """A position bias that is known."""
 
+    table: Tensor
+
     def __init__(self, table: Tensor):
         super().__init__()
         self.register_buffer("table", table)
@@ -162,7 +164,8 @@ def _prepare(model: SemanIRForImageRestoration) -> _Network:
         for layer in model.modules():
             if isinstance(layer, SemanIRAttention):
                 # Its network of two layers has one result. Left in, half of it would be stored beside the weights.
-                layer.position_bias = _Table(layer.position_bias(torch.zeros(1)).contiguous())
+                table = layer.position_bias(torch.zeros(1)).contiguous()
+                layer.position_bias = cast(SemanIRPositionBias, _Table(table))
     return _Network(model)
 
 
