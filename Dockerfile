@@ -5,7 +5,8 @@ FROM ${BASE}
 COPY . /hf-ext
 WORKDIR /hf-ext
 RUN python -c "import torch" 2>/dev/null || pip install --no-cache-dir -c constraints.txt torch
-RUN pip install --no-cache-dir ".[all]" && rm -rf build
+# The tested versions of all else; the torch of the base may be another.
+RUN grep -v "^torch==" constraints.txt > tested.txt && pip install --no-cache-dir -c tested.txt ".[all]" && rm -rf build tested.txt
 WORKDIR /work
 ENTRYPOINT ["hf-ext"]
 CMD ["--help"]

@@ -13,10 +13,13 @@ DEV := $(VENV)/.installed-dev
 TEST_ENVIRONMENT := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 # One process for each core, up to four, and a file of tests in one of them: fixtures of a file are made once.
 TEST_PROCESSES := -n auto --maxprocesses 4 --dist loadfile
+# An environment of the oldest versions, and what else their tests need.
+OLDEST := .venv-oldest
+TEST_TOOLS := pytest pytest-xdist pytest-timeout hypothesis parameterized scikit-image scikit-learn
 # Options for pytest, for instance `make test PYTEST="tests/cli -x"`, or `PYTEST="-n 0"` for a single process.
 PYTEST ?=
 
-.PHONY: help quickstart test slow docs released conformance gpu gpu-bundle lint format typecheck build smoke clean
+.PHONY: help quickstart test slow docs released oldest conformance gpu gpu-bundle lint format typecheck build smoke clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +27,7 @@ help:
 	@echo "make test          the test suite (PYTEST='options' are passed on)"
 	@echo "make slow          the slow tests: transformers' own test suite against our classes, long runs"
 	@echo "make conformance   only transformers' own test suite"
+	@echo "make oldest        the test suite with the oldest versions that pyproject.toml allows (KEEP=torch: but for torch)"
 	@echo "make released      trains the released models, or goes on: DATA=folder (hours; may be stopped at any time)"
 	@echo "make gpu           measures what a GPU is asked about (PART=name, RESULTS=folder; DEVICE=cpu: tiny sizes on the CPU)"
 	@echo "make gpu-bundle    writes .gpu/, what a machine with a GPU and no network lacks (DATA=folder)"
@@ -55,6 +59,14 @@ gpu-bundle: $(if $(filter $(VENV)/bin/python,$(PY)),$(DEV))
 
 docs: $(DEV)
 	$(PY) -m sphinx -b html -W --keep-going docs docs/_build
+
+# The lower bounds of pyproject.toml. KEEP=torch takes that of constraints.txt, where the oldest is not at hand.
+oldest:
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(PYTHON) .ci/oldest.py $(KEEP) > $(OLDEST)/oldest.txt
+	$(if $(KEEP),$(OLDEST)/bin/python -m pip install -c constraints.txt $(KEEP))
+	$(OLDEST)/bin/python -m pip install -c $(OLDEST)/oldest.txt -e '.[all]' $(TEST_TOOLS)
+	$(TEST_ENVIRONMENT) $(OLDEST)/bin/python -m pytest $(TEST_PROCESSES) $(PYTEST)
 
 conformance: $(DEV)
 	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow tests/conformance $(PYTEST)

@@ -20,6 +20,7 @@ from .mrconv import (
     MRConvNextImageProcessor as MRConvNextImageProcessor,
     MRConvNextModel as MRConvNextModel,
 )
+from .restoration.restorer import Restorer as Restorer
 from .restoration.tiles import restore_image as restore_image
 from .semanir import (
     SemanIRConfig as SemanIRConfig,

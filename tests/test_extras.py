@@ -11,7 +11,8 @@ from packaging.requirements import Requirement
 from hf_ext.extras import EXTRAS, check_installed, explain_missing, import_extra
 from hf_ext.mrconv import MRConvConfig, MRConvModel
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # The distribution of each module whose name is another.
 DISTRIBUTIONS = {"pillow_heif": "pillow-heif", "markdown_it": "markdown-it-py"}
 WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from hf_ext_cli.main import main; main()"
@@ -62,3 +63,15 @@ def test_a_command_without_its_extra_says_what_to_install(module, words, tmp_pat
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert f"needs {module}, which is not installed: pip install 'hf-ext[{EXTRAS[module]}]'" in done.stderr
+
+
+def test_the_lower_bounds_are_constraints_of_pip():
+    """What CI installs to try the oldest versions: each library once, at its bound."""
+    script = ROOT / ".ci" / "oldest.py"
+    done = subprocess.run([sys.executable, script, "torch"], capture_output=True, text=True, timeout=60)
+    pinned = {Requirement(line).name: Requirement(line).specifier for line in done.stdout.splitlines()}
+    wanted = [Requirement(line) for line in PROJECT["dependencies"] if not line.startswith("torch")]
+    assert done.returncode == 0 and names_of(PROJECT["dependencies"]) - pinned.keys() == {"torch"}
+    for requirement in wanted:
+        (pin,) = pinned[requirement.name]
+        assert pin.operator == "==" and f">={pin.version}" in str(requirement.specifier)

@@ -243,26 +243,25 @@ class LeavesItAsItIs(SemanIRTask):
         return degraded if scale == 1 else np.clip(matlab_bicubic(degraded, scale), 0, 1)
 
 
-def measure(name: str, folder: Path, release: Release) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Results of the released weights on every test set, and of the degraded input beside them."""
-    results, inputs = [], []
+def measure(name: str, folder: Path, release: Release) -> list[dict[str, Any]]:
+    """Results of the released weights on every test set, with those of the degraded input as baselines."""
+    results = []
     for title, overrides in release.tests.items():
         words = flags(overrides)
-        for row in evaluate_checkpoint(str(folder), RECIPES / f"{name}.yaml", words)["results"]:
-            # `datasets` calls the only split of a folder train.
-            results.append({**row, "dataset": title, "split": "test"})
+        rows = evaluate_checkpoint(str(folder), RECIPES / f"{name}.yaml", words)["results"]
         arguments = build(
             TrainingArguments, {"output_dir": "", **apply_overrides(read_yaml(RECIPES / f"{name}.yaml"), words)}
         )
         source = arguments.data_arguments.eval_sources[""]
         assert source is not None
-        if arguments.method != "semanir":
-            continue
-        task = build(LeavesItAsItIs, arguments.task, "task")
-        model = task.build_model({}, str(folder))
-        scores = evaluate(task, model, open_source(source))
-        inputs += [{"metric": key, "value": value, "dataset": title} for key, value in scores.items()]
-    return results, inputs
+        if arguments.method == "semanir":
+            task = build(LeavesItAsItIs, arguments.task, "task")
+            model = task.build_model({}, str(folder))
+            scores = evaluate(task, model, open_source(source))
+            rows = [{**row, "baselines": {"input": scores[row["metric"]]}} for row in rows]
+        # `datasets` calls the only split of a folder train.
+        results += [{**row, "dataset": title, "split": "test"} for row in rows]
+    return results
 
 
 def draw(name: str, folder: Path, release: Release) -> Image.Image:
@@ -283,14 +282,13 @@ def draw(name: str, folder: Path, release: Release) -> Image.Image:
     return task.sample_picture(model, [read_example(data, place) for place in release.shown_examples])
 
 
-def summarize(release: Release, results: list[dict[str, Any]], inputs: list[dict[str, Any]]) -> str:
+def summarize(release: Release, results: list[dict[str, Any]]) -> str:
     """The scores of the table, a phrase for each data set and metric: values, and those of the input in brackets."""
-    before = {(row["metric"], row["dataset"]): row["value"] for row in inputs}
     parts: dict[str, list[str]] = {}
     for row in results:
         if row["metric"] in release.shown:
             metric, _, condition = row["name"].partition("), ")
-            beside = before.get((row["metric"], row["dataset"]))
+            beside = row.get("baselines", {}).get("input")
             number = f"{100 * row['value']:.1f} %" if row["metric"] == "accuracy" else f"{row['value']:.2f}"
             value = number + ("" if beside is None else f" (input {beside:.2f})")
             title = f"{row['dataset']}, {metric}{')' if condition else ''}"
@@ -375,9 +373,8 @@ def make(name: str, work: Path) -> Path:
         is_mrconv = name == "spoken-digits"
         parameters = halve(merge_kernels(snapshot, merged) if is_mrconv else snapshot, folder)
         check_size(name, folder)
-        results, inputs = measure(name, folder, release)
-        training = read_training(name, work, parameters, summarize(release, results, inputs))
-        training["inputs"] = inputs
+        results = measure(name, folder, release)
+        training = read_training(name, work, parameters, summarize(release, results))
         if training["arguments"]["method"] == "semanir":
             training["check"] = {"psnr": round(restore_cat(folder), 3)}
         if is_mrconv:
@@ -448,20 +445,22 @@ def make_merge(work: Path) -> Path:
         # The package has this code already.
         (folder / "emr_loader.py").unlink()
         check_size(name, folder)
-        results, inputs, scores, pictures = [], [], [], []
+        results, scores, pictures = [], [], []
         for task, overrides in release.tests.items():
             one = dataclasses.replace(release, tests={task: overrides})
-            of_tuned, of_input = measure(name, place / "fine-tunes" / task, one)
+            of_tuned = {row["metric"]: row for row in measure(name, place / "fine-tunes" / task, one)}
             words = flags(overrides)
             of_merge = evaluate_checkpoint(str(folder), RECIPES / f"{name}.yaml", words, merged_task=task)["results"]
             told = {"dataset": f"20 photographs of BSDS500's test set, {task}", "split": "test"}
-            results += [{**row, **told} for row in of_merge]
-            inputs += of_input
-            values = [
-                next(row["value"] for row in rows if row["metric"] == "psnr")
-                for rows in (of_merge, of_tuned, of_input)
-            ]
-            scores.append("{} {:.2f} (fine-tune {:.2f}, input {:.2f})".format(task, *values))
+            beside = {
+                metric: {"fine-tune": row["value"], "input": row["baselines"]["input"]}
+                for metric, row in of_tuned.items()
+            }
+            results += [{**row, **told, "baselines": beside[row["metric"]]} for row in of_merge]
+            value = next(row["value"] for row in of_merge if row["metric"] == "psnr")
+            scores.append(
+                "{} {:.2f} (fine-tune {fine-tune:.2f}, input {input:.2f})".format(task, value, **beside["psnr"])
+            )
             with task_checkpoint(str(folder), task) as checkpoint:
                 pictures.append(draw(name, Path(checkpoint), one))
         runs = [f"{name}-{task}" for task in RESTORE_TASKS]
@@ -475,7 +474,6 @@ def make_merge(work: Path) -> Path:
             "steps": sum(count_steps(work, run) for run in runs),
             "core_hours": round(hours, 2),
         }
-        training["inputs"] = inputs
         training["check"] = {"psnr": round(restore_cat(folder, "noise"), 3), "task": "noise"}
         write_json(folder / "training.json", training)
         write_json(folder / "eval.json", {"results": results, "revision": None})

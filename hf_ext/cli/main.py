@@ -16,6 +16,7 @@ from .groups import Group
 # Command: module of this package that defines a function of that name.
 COMMANDS = {
     "restore": "semanir",
+    "export": "exporting",
     "sample": "disentangled_dit",
     "classify": "classify",
     "generate": "generate",

@@ -47,35 +47,9 @@ class Numbers(click.ParamType):
 @loads
 def load_model(source: str, device: str | None, dtype: str | None, task: str | None = None) -> Any:
     """The model of a folder or org/name[@revision], of one task if that is a merge; on the GPU if there is one."""
-    from hf_ext.emr.weights import task_checkpoint
+    from hf_ext.restoration.restorer import load_model as run
 
-    with task_checkpoint(source, task) as checkpoint:
-        return load_checkpoint(checkpoint, device, dtype)
-
-
-def load_checkpoint(source: str, device: str | None, dtype: str | None) -> Any:
-    """The model of a checkpoint, an adapter with its base; on the GPU if there is one."""
-    import torch
-    from transformers import AutoConfig
-
-    # So that the configuration of another model is known for what it is.
-    import hf_ext.mrconv  # noqa: F401
-    from hf_ext.semanir import SemanIRForImageRestoration
-    from hf_ext.training.models import adapter_base, load_adapter, split_revision
-
-    base = adapter_base(source)
-    name, revision = split_revision(base or source)
-    config = AutoConfig.from_pretrained(name, revision=revision)
-    if config.model_type != "semanir":
-        raise Unusable(f"{source} holds a {config.model_type} model, no SemanIR.")
-    options = {} if dtype is None else {"dtype": getattr(torch, dtype)}
-    model: Any = SemanIRForImageRestoration.from_pretrained(name, revision=revision, **options)
-    if base is not None:
-        model = load_adapter(model, source).merge_and_unload()
-    try:
-        return model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except (RuntimeError, AssertionError) as error:
-        raise Unusable(f"device {device} cannot be used: {error}") from error
+    return run(source, task, device, dtype)
 
 
 @click.command()

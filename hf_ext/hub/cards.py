@@ -30,6 +30,18 @@ MARKER = "<!-- Written by hf-ext. Remove this line to keep your edits. -->"
 _PLACEHOLDER = "[More Information Needed]"
 _HUB_ID = re.compile(r"[\w\-][\w.\-]*/[\w\-][\w.\-]*")
 _FRONT_MATTER = re.compile(r"---\n(.*?)\n---\n(.*)", re.DOTALL)
+# What `datasets` reads files of a task with.
+_BUILDERS = {
+    "audio-classification": "audiofolder",
+    "image-classification": "imagefolder",
+    "image-to-image": "imagefolder",
+    "text-classification": "text",
+    "text-generation": "text",
+    "text-to-image": "imagefolder",
+    "unconditional-image-generation": "imagefolder",
+    "zero-shot-image-classification": "imagefolder",
+    "fill-mask": "text",
+}
 # Arguments that say where and how often to write, not how the model was trained.
 _NOT_SHOWN = (
     "output_dir",
@@ -118,6 +130,9 @@ def _render(folder: Path, repo_id: str, license: str | None, evaluation: dict[st
         fields = {**fields, **metadata(merge)}
     if task is not None:
         fields = {**fields, "pipeline_tag": task}
+    if config.get("pipeline_tag") == "unconditional-image-generation":
+        # The Hub has no task of its own for pictures of a class.
+        fields = {**fields, "tags": [*fields["tags"], "class-conditional"]}
     front = _metadata(fields, repo_id, license, config, arguments, evaluation["results"])
     body = _environment().from_string(source)
     text = body.render(
@@ -221,6 +236,11 @@ def check_results(results: object, path: Path) -> list[dict[str, Any]]:
                 f"{path}: a result needs metric and dataset (texts) and value (a number), got {result!r:.200}; "
                 "evaluate again"
             )
+        beside = result.get("baselines") or {}
+        if not isinstance(beside, dict) or not all(type(number) in (int, float) for number in beside.values()):
+            raise ValueError(
+                f'{path}: baselines of a result are numbers by their names, as {{"input": 20.5}}; got {beside!r:.200}'
+            )
         texts = all(isinstance(result.get(key), str | None) for key in ("name", "split", "task"))
         if not texts or not isinstance(result.get("arguments"), dict | None):
             raise ValueError(
@@ -291,9 +311,14 @@ def _is_hub_id(value: object) -> bool:
 
 def _eval_result(result: dict[str, Any]) -> EvalResult:
     dataset = result["dataset"]
+    task = result.get("task") or "other"
+    # Results are grouped by type, configuration and split. Data that are on no Hub have the type of a builder of
+    # `datasets`; what they are called tells them apart.
+    on_hub = _is_hub_id(dataset)
     return EvalResult(
-        task_type=result.get("task") or "other",
-        dataset_type=dataset if _is_hub_id(dataset) else re.sub(r"\W+", "-", _show(dataset).lower()).strip("-"),
+        task_type=task,
+        dataset_type=dataset if on_hub else _BUILDERS.get(task, "other"),
+        dataset_config=None if on_hub else re.sub(r"\W+", "-", _show(dataset).lower()).strip("-"),
         dataset_name=_show(dataset),
         dataset_split=result.get("split"),
         metric_type=result["metric"],
@@ -323,6 +348,7 @@ def _result_row(result: dict[str, Any]) -> dict[str, str]:
     return {
         "name": result.get("name") or result["metric"],
         "value": _show(result["value"]),
+        "baselines": ", ".join(f"{name} {_show(number)}" for name, number in (result.get("baselines") or {}).items()),
         "dataset": _show(result["dataset"]),
         "split": result.get("split") or "",
         "options": _options(result),

@@ -63,7 +63,7 @@ def test_the_commands_are_those_that_are_promised():
     names += ("learn-weights", "merge-loras")
     emr = {f"emr {name}" for name in names}
     mrconv = {"mrconv make-listops", "mrconv make-pathfinder", "mrconv predict", "mrconv plot"}
-    use = {"restore", "sample", "classify", "generate"}
+    use = {"restore", "export", "sample", "classify", "generate"}
     semanir = {"semanir", "semanir explain"}
     dit = {"dit", "dit precompute"}
     groups = {"emr", *emr, "mrconv", *mrconv, *semanir, *dit, "hub", "hub serve"}

@@ -59,7 +59,30 @@ def test_metadata_of_a_trained_model(snapshot):
     first, second = card.data.eval_results
     assert (first.task_type, first.metric_type, first.metric_value) == ("image-to-image", "psnr", 30.123456)
     assert (first.dataset_type, first.dataset_split, first.metric_args) == ("org/photos", "test", {"sigma": 25})
-    assert (second.dataset_name, second.dataset_type) == ("three photographs", "three-photographs")
+    assert second.dataset_name == "three photographs"
+    assert (second.task_type, second.dataset_type, second.dataset_config) == (
+        "image-to-image",
+        "imagefolder",
+        "three-photographs",
+    )
+
+
+def test_baselines_stand_beside_the_scores(snapshot):
+    results = [{**result} for result in EVALUATION["results"]]
+    results[0]["baselines"] = {"input": 20.17, "fine-tune": 31.5}
+    (snapshot / "eval.json").write_text(json.dumps({"results": results}))
+    lines = write_card(snapshot, repo_id="org/denoiser").read_text().splitlines()
+    for line in (
+        "| metric | value | baseline | dataset | split | options |",
+        "| PSNR (RGB, border 0) | 30.1235 | input 20.17, fine-tune 31.5 | org/photos | test | sigma 25 |",
+        "| SSIM \\| RGB | 0.9 |  | three photographs | test |  |",
+    ):
+        assert line in lines, line
+    for wrong in ({"input": "much"}, [20.17], {"input": True}):
+        results[0]["baselines"] = wrong
+        (snapshot / "eval.json").write_text(json.dumps({"results": results}))
+        with pytest.raises(ValueError, match="eval.json: baselines of a result are numbers by their names"):
+            write_card(snapshot, repo_id="org/denoiser")
 
 
 def test_text_of_a_trained_model(snapshot):

@@ -128,6 +128,7 @@ def test_the_card_says_what_the_pipeline_takes_and_its_snippet_runs(name, tmp_pa
     card = write_card(tmp_path / "pipeline", repo_id=str(tmp_path / "pipeline")).read_text()
     assert_finished(card)
     assert phrase in " ".join(card.split()) and f"pipeline_tag: {tag}" in card and "library_name: diffusers" in card
+    assert ("- class-conditional\n" in card) == (name != "text")
     networks = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
     assert f"| parameters | {sum(p.numel() for part in networks for p in part.parameters()):,} |" in card
     (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)

@@ -1,0 +1,183 @@
+"""A restorer as one ONNX file, for programs without torch. The file appears when onnxruntime agrees with the model."""
+
+import copy
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hf_ext.extras import check_installed
+from hf_ext.files import require_new, whole_file
+from hf_ext.semanir.modeling_semanir import SemanIRAttention, SemanIRForImageRestoration, SemanIRPositionBias
+
+# Of a picture in [0, 1]: the largest difference is below a level of 8 bits, the mean below a fortieth of one. Rounding
+# alone is a thousand times smaller; but where two keys are equally similar up to rounding, one program may take the
+# one and another the other, and some pixels differ more.
+_LARGEST, _MEAN = 1 / 255, 1e-4
+# It lists the operators of torchvision, which is not installed and not used.
+_REGISTRATION = "torch.onnx._internal.exporter._registration"
+
+
+class ExportedFile(NamedTuple):
+    """
+    An ONNX file that was written.
+
+    Args:
+        path (`Path`): The file.
+        bytes (`int`): Its size.
+        minimum (`int`): Smallest height and width of the pictures that it takes.
+        difference (`float`): Largest difference from the model that was seen, in pictures in [0, 1].
+    """
+
+    path: Path
+    bytes: int
+    minimum: int
+    difference: float
+
+
+def export_onnx(model: SemanIRForImageRestoration, path: str | os.PathLike[str]) -> ExportedFile:
+    """
+    Write a restorer as an ONNX file in float32: `pixel_values` of shape `(batch_size, num_channels, height, width)` in
+    [0, 1] to `reconstruction`, of that size times the scale, not clipped.
+
+    One file takes any batch and any size from `minimum` on. Its metadata hold the fields of `config.descriptor`, with
+    this `minimum`: a smaller picture has other windows, hence another graph; mirror it and cut the result.
+
+    Args:
+        model ([`SemanIRForImageRestoration`]): The model, of any precision; it stays as it is.
+        path (`str` or `Path`): The file to write; it must not exist.
+
+    Returns:
+        [`ExportedFile`]: What was written.
+
+    Raises:
+        FloatingPointError: If onnxruntime computes other pictures than the model; no file is written then.
+        ValueError: If the path exists.
+    """
+    check_installed("onnx", "onnxscript", "onnxruntime")
+    path = Path(path)
+    require_new(path)
+    descriptor = model.config.descriptor
+    minimum = descriptor.multiple_of + 1
+    network = _prepare(model)
+    # Two pictures of sizes that are neither whole windows nor equal: what is equal in the example is taken for equal.
+    example = torch.zeros(2, descriptor.input_channels, 3 * minimum, 4 * minimum + 1)
+    with torch.no_grad(), _quiet():
+        program = torch.onnx.export(
+            network,
+            (example,),
+            input_names=["pixel_values"],
+            output_names=["reconstruction"],
+            dynamic_shapes=({0: "batch_size", 2: "height", 3: "width"},),
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    told = {**descriptor._asdict(), "minimum": minimum}
+    program.model.metadata_props.update({name: str(value) for name, value in told.items()})
+    content = program.model_proto.SerializeToString()
+    difference = compare_onnx(content, model)
+    with whole_file(path) as file:
+        file.write(content)
+    return ExportedFile(path, len(content), minimum, difference)
+
+
+def compare_onnx(content: bytes, model: SemanIRForImageRestoration) -> float:
+    """
+    Largest difference between what onnxruntime makes of an exported model and what the model makes, over pictures of
+    the smallest size, of odd sides, and two at once.
+
+    Args:
+        content (`bytes`): The ONNX file.
+        model ([`SemanIRForImageRestoration`]): The model that it was made of.
+
+    Raises:
+        FloatingPointError: If a pixel differs by a level of 8 bits, or all by a fortieth of one on average.
+    """
+    check_installed("onnxruntime")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    plain = _in_float32(model)
+    unit, channels = model.config.descriptor.multiple_of, model.config.num_channels
+    generator = torch.Generator().manual_seed(0)
+    largest = 0.0
+    for batch, height, width in ((1, unit + 1, unit + 1), (2, unit + 3, 2 * unit + 5)):
+        images = torch.rand(batch, channels, height, width, generator=generator)
+        with torch.no_grad():
+            wanted = plain(images).reconstruction.numpy()
+        found = np.asarray(session.run(None, {"pixel_values": images.numpy()})[0])
+        difference = np.abs(found - wanted) if found.shape == wanted.shape else np.array(np.inf)
+        # Written so that NaN does not pass.
+        if not (difference.max() < _LARGEST and difference.mean() < _MEAN):
+            raise FloatingPointError(
+                f"onnxruntime and the model differ by up to {difference.max():.2g} on pictures of {height} x {width} "
+                f"pixels, on average by {difference.mean():.2g}; allowed: {_LARGEST:.2g} and {_MEAN:.2g}. No file was "
+                "written. Try other versions of torch, onnxscript and onnxruntime (constraints.txt names the tested)."
+            )
+        largest = max(largest, float(difference.max()))
+    return largest
+
+
+class _Network(nn.Module):
+    """A tensor in, a tensor out."""
+
+    def __init__(self, model: SemanIRForImageRestoration):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        restored: Tensor = self.model(pixel_values=pixel_values).reconstruction
+        return restored
+
+
+class _Table(nn.Module):
+    """A position bias that is known."""
+
+    table: Tensor
+
+    def __init__(self, table: Tensor):
+        super().__init__()
+        self.register_buffer("table", table)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        return self.table
+
+
+def _in_float32(model: SemanIRForImageRestoration) -> SemanIRForImageRestoration:
+    """A copy on the CPU."""
+    return cast(SemanIRForImageRestoration, cast(nn.Module, copy.deepcopy(model)).cpu().float().eval())
+
+
+def _prepare(model: SemanIRForImageRestoration) -> _Network:
+    """A copy in float32, in the plain steps, with all that is the same for each picture computed."""
+    model = _in_float32(model)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, SemanIRAttention):
+                # Its network of two layers has one result. Left in, half of it would be stored beside the weights.
+                table = layer.position_bias(torch.zeros(1)).contiguous()
+                layer.position_bias = cast(SemanIRPositionBias, _Table(table))
+    return _Network(model)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter is warned of in its own code."""
+    logger = logging.getLogger(_REGISTRATION)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,102 @@
+"""Restorers as ONNX files: any size, the numbers of the model, and no file where they differ."""
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from hf_ext.hub.released import released
+from hf_ext.restoration.export import compare_onnx, export_onnx
+from hf_ext.semanir import SemanIRForImageRestoration
+from hf_ext_cli.main import main
+from tests.semanir.test_whole_image_semanir import COLUMNAR, DEMOSAICKING, UNSHUFFLED, make_images, make_model
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+ONE_STAGE = {**COLUMNAR, "depths": [2], "num_heads": [2], "scale": 2}
+
+
+@torch.no_grad()
+def check_file(path, model) -> None:
+    """Other sizes than the export has compared, in a program that knows the file alone."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (taken,), (given,) = session.get_inputs(), session.get_outputs()
+    assert (taken.name, given.name) == ("pixel_values", "reconstruction")
+    assert taken.shape == ["batch_size", model.config.num_channels, "height", "width"]
+    unit = model.config.descriptor.multiple_of
+    for batch, height, width in ((1, 2 * unit, unit + 1), (3, 2 * unit + 3, 3 * unit - 1)):
+        images = make_images(batch, model.config.num_channels, height, width)
+        found = np.asarray(session.run(None, {"pixel_values": images.numpy()})[0])
+        wanted = model(images).reconstruction.numpy()
+        assert found.shape == wanted.shape
+        # Where two keys are equally similar up to rounding, some pixels differ more than by rounding.
+        assert np.median(np.abs(found - wanted)) < 2e-6
+        assert np.abs(found - wanted).mean() < 1e-4
+    told = session.get_modelmeta().custom_metadata_map
+    expected = {**model.config.descriptor._asdict(), "minimum": unit + 1}
+    assert told == {name: str(value) for name, value in expected.items()}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    model = make_model(**ONE_STAGE)
+    path = tmp_path_factory.mktemp("export") / "model.onnx"
+    return model, path, export_onnx(model, path)
+
+
+def test_exported_file_takes_any_size_and_gives_the_numbers_of_the_model(exported):
+    model, path, written = exported
+    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
+    assert written.path == path and written.bytes == path.stat().st_size
+    assert written.minimum == model.config.window_size + 1
+    assert 0 < written.difference < 1e-3
+    check_file(path, model)
+
+
+def test_file_of_another_model_is_refused(exported):
+    _, path, _ = exported
+    other = make_model(**ONE_STAGE)
+    for parameter in other.reconstruction.parameters():
+        torch.nn.init.normal_(parameter)
+    with pytest.raises(FloatingPointError, match="onnxruntime and the model differ by up to .* No file was written"):
+        compare_onnx(path.read_bytes(), other)
+
+
+def test_a_model_without_numbers_leaves_no_file(tmp_path):
+    model = make_model(**{**ONE_STAGE, "depths": [1]})
+    with torch.no_grad():
+        next(iter(model.reconstruction.parameters())).fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="differ by up to nan"):
+        export_onnx(model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_exists_and_a_model_that_restores_nothing_are_refused(tmp_path):
+    path = tmp_path / "model.onnx"
+    done = CliRunner().invoke(main, ["export", "spoken-digits", "--onnx", str(path)])
+    assert done.exit_code == 2 and "holds a mrconv model, no SemanIR" in done.output
+    path.write_text("mine")
+    done = CliRunner().invoke(main, ["export", "denoise-gray", "--onnx", str(path)])
+    assert done.exit_code == 2 and f"{path} exists" in done.output
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [UNSHUFFLED, DEMOSAICKING], ids=["u-shaped", "mosaic"])
+def test_half_precision_is_exported_in_float32_and_the_model_stays(fields, tmp_path):
+    model = make_model(**fields).to(torch.bfloat16)
+    export_onnx(model, tmp_path / "model.onnx")
+    assert model.dtype == torch.bfloat16
+    check_file(tmp_path / "model.onnx", model.float())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["denoise-color", "super-resolution-x2"])
+def test_released_models_are_exported(name, tmp_path):
+    path = tmp_path / "model.onnx"
+    done = CliRunner().invoke(main, ["export", name, "--onnx", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "onnxruntime and the model differ by at most" in done.output
+    check_file(path, SemanIRForImageRestoration.from_pretrained(released(name), dtype=torch.float32).eval())
