@@ -34,7 +34,8 @@ def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tupl
             "dataset": pictures,
             "split": "test",
             "task": "unconditional-image-generation",
-            "arguments": {**SAMPLING, "of real test pictures": real[metric]},
+            "arguments": SAMPLING,
+            "baselines": {"real test pictures": real[metric]},
         }
         for metric, name in names.items()
     ]
