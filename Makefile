@@ -15,11 +15,13 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 TEST_PROCESSES := -n auto --maxprocesses 4 --dist loadfile
 # An environment of the oldest versions, and what else their tests need.
 OLDEST := .venv-oldest
+# An environment with gradio.
+APP := .venv-app
 TEST_TOOLS := pytest pytest-xdist pytest-timeout hypothesis parameterized scikit-image scikit-learn
 # Options for pytest, for instance `make test PYTEST="tests/cli -x"`, or `PYTEST="-n 0"` for a single process.
 PYTEST ?=
 
-.PHONY: help quickstart test slow docs released oldest conformance gpu gpu-bundle lint format typecheck build smoke clean
+.PHONY: help quickstart test slow docs released oldest test-app conformance gpu gpu-bundle lint format typecheck build smoke clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +29,7 @@ help:
 	@echo "make test          the test suite (PYTEST='options' are passed on)"
 	@echo "make slow          the slow tests: transformers' own test suite against our classes, long runs"
 	@echo "make conformance   only transformers' own test suite"
+	@echo "make test-app      the tests of hf-ext app, in an environment of its own, and in Chromium if there is one"
 	@echo "make oldest        the test suite with the oldest versions that pyproject.toml allows (KEEP=torch: but for torch)"
 	@echo "make released      trains the released models, or goes on: DATA=folder (hours; may be stopped at any time)"
 	@echo "make gpu           measures what a GPU is asked about (PART=name, RESULTS=folder; DEVICE=cpu: tiny sizes on the CPU)"
@@ -67,6 +70,13 @@ oldest:
 	$(if $(KEEP),$(OLDEST)/bin/python -m pip install -c constraints.txt $(KEEP))
 	$(OLDEST)/bin/python -m pip install -c $(OLDEST)/oldest.txt -e '.[all]' $(TEST_TOOLS)
 	$(TEST_ENVIRONMENT) $(OLDEST)/bin/python -m pytest $(TEST_PROCESSES) $(PYTEST)
+
+# The app wants an older Pillow than the rest. In its browser tests, Chromium that is installed.
+test-app:
+	$(PYTHON) -m venv $(APP)
+	$(APP)/bin/python -m pip install -c constraints.txt torch
+	$(APP)/bin/python -m pip install -c constraints.txt -e '.[app-dev]'
+	$(TEST_ENVIRONMENT) $(APP)/bin/python -m pytest -n 0 -m "slow or not slow" tests/app $(PYTEST)
 
 conformance: $(DEV)
 	$(TEST_ENVIRONMENT) $(PY) -m pytest -m slow tests/conformance $(PYTEST)

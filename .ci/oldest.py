@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 # Tools of developers are installed at the versions of constraints.txt.
-TOOLS = ("dev", "docs")
+TOOLS = ("dev", "docs", "app-dev")
 REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(?:>=([0-9.]+))?")
 
 

@@ -1,4 +1,4 @@
-"""gradio, imported so that no event loop of its own is left open."""
+"""gradio, imported so that no event loop of its own is left open; where it is not installed nothing here runs."""
 
 import asyncio
 import contextlib
@@ -29,8 +29,11 @@ def closed_loops() -> Iterator[None]:
             loop.close()
 
 
-with closed_loops():
-    import gradio  # noqa: F401
+try:
+    with closed_loops():
+        import gradio  # noqa: F401
+except ModuleNotFoundError:
+    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(autouse=True)
