@@ -264,9 +264,9 @@ def claim_rows(
 
 def claim(study: Study) -> dict[str, Any]:
     """Class as a token or in adaLN, controls weighted or constant, over the seeds."""
-    rows = claim_rows(study, VARIANTS, SEEDS)
     settings = {"judge": study.judged_by(), "sizes": SIZES}
-    return {"rows": rows, "real": study.step("real-sizes", settings, lambda: real_sizes(study.judge("16"), SIZES))}
+    real = study.step("real-sizes", settings, lambda: real_sizes(study.judge("16"), SIZES))
+    return {"real": real, "rows": claim_rows(study, VARIANTS, SEEDS)}
 
 
 def alpha(study: Study) -> dict[str, Any]:
