@@ -48,8 +48,6 @@ from studies import Steps, copy_minilm, prepare_process  # noqa: E402  found thr
 
 # Steps of each run, of 32 pictures.
 CLAIM_STEPS, CROP_STEPS, TRANSFER_STEPS, TEXT_STEPS, PEER_STEPS, CANDIDATE_STEPS = 500, 500, 300, 400, 500, 150
-# Of the judge, after its recipe: an epoch of whole pictures.
-WHOLE_STEPS, WHOLE = 390, {"task.part": 32, "learning_rate": 1.5e-3}
 SEEDS = (0, 1, 2)
 # Generated images of each class: of a finished model, at each size of the size control, at each point of a curve.
 MEASURED, PER_SIZE, PER_POINT = 30, 5, 20
@@ -192,7 +190,7 @@ class Study(Steps):
 
     def judge_settings(self) -> dict[str, Any]:
         """The recipe of the judge."""
-        return {"recipe": read_yaml(recipe(CLASSIFIER)), "whole": WHOLE, "whole_steps": WHOLE_STEPS}
+        return {"recipe": read_yaml(recipe(CLASSIFIER))}
 
     def _judge(self, name: str, side: int | None = None, middle: int | None = None) -> Judge:
         others = OTHERS if self.scale >= 0.1 else 10
@@ -224,13 +222,9 @@ def make_judge(study: Study) -> dict[str, Any]:
     path = str(study.sets["32"])
     test = "test[:1000]" if study.scale >= 0.1 else "test[:4]"
     values = {"data": {"train": {"path": path}, "eval": {"path": path, "split": test}}, "seed": 0}
-    first = study.run(CLASSIFIER, values, None, CLASSIFIER)
-    # What learned from parts of 24 pixels does worse on whole pictures until it has seen some.
-    values |= {"init_from": str(study.snapshot(CLASSIFIER)), **WHOLE}
-    row = study.run(f"{CLASSIFIER}-whole", values, WHOLE_STEPS, CLASSIFIER, partial(study.model, CLASSIFIER))
-    keep_judge(study.model(f"{CLASSIFIER}-whole"), study.judge_folder)
+    row = study.run(CLASSIFIER, values, None, CLASSIFIER)
+    keep_judge(study.model(CLASSIFIER), study.judge_folder)
     accuracy = right_shares(study.judge_folder, {side: study.sets[side] for side in ("32", "16")})
-    row["steps"] += first["steps"]
     return {**row, "accuracy": accuracy, "real": {side: study.judge(side).real() for side in ("32", "16")}}
 
 
@@ -270,9 +264,9 @@ def claim_rows(
 
 def claim(study: Study) -> dict[str, Any]:
     """Class as a token or in adaLN, controls weighted or constant, over the seeds."""
-    rows = claim_rows(study, VARIANTS, SEEDS)
     settings = {"judge": study.judged_by(), "sizes": SIZES}
-    return {"rows": rows, "real": study.step("real-sizes", settings, lambda: real_sizes(study.judge("16"), SIZES))}
+    real = study.step("real-sizes", settings, lambda: real_sizes(study.judge("16"), SIZES))
+    return {"real": real, "rows": claim_rows(study, VARIANTS, SEEDS)}
 
 
 def alpha(study: Study) -> dict[str, Any]:

@@ -156,7 +156,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Any], str], str]] = {
     "zero": ("zero", lambda rows: control_table("controls", rows, ZERO), ""),
     "cuts": ("cuts", cuts_table, ""),
     "distances": ("distances", distance_table, ""),
-    "transfer": ("transfer", transfer_table, "and an hour of pre-training by a shorter recipe"),
+    "transfer": ("transfer", transfer_table, "and twenty minutes of pre-training"),
     "crops": ("crops", transfer_table, ""),
     "peers": (
         "peers",

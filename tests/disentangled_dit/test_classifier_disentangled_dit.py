@@ -43,7 +43,7 @@ def test_it_trains_and_its_snapshot_tells_classes_apart(classifier, tmp_path):
         method="classifier",
         output_dir=str(tmp_path / "run"),
         data={"train": source, "eval": source},
-        task={"image_size": 16, "num_labels": 2},
+        task={"image_size": 16, "part": 16, "num_labels": 2},
         model=SIZES,
         max_steps=20,
         per_device_train_batch_size=16,
@@ -62,7 +62,7 @@ def test_it_trains_and_its_snapshot_tells_classes_apart(classifier, tmp_path):
 
 
 def test_what_it_sees_in_training_is_what_its_processor_makes(classifier, tmp_path):
-    task = classifier.ClassifierTask(image_size=16, shift=3, smallest=16, num_labels=2)
+    task = classifier.ClassifierTask(image_size=16, part=13, smallest=16, num_labels=2)
     task.processor().save_pretrained(tmp_path)
     processor = AutoImageProcessor.from_pretrained(tmp_path)
     for size in (16, 20):
@@ -70,25 +70,25 @@ def test_what_it_sees_in_training_is_what_its_processor_makes(classifier, tmp_pa
         expected = processor(example["image"], return_tensors="pt")["pixel_values"][0]
         # The processor rounds as the resized image does.
         torch.testing.assert_close(task.encode(example)["pixel_values"], expected, atol=1e-5, rtol=0)
-    # Moved by at most three pixels, mirrored or not: the middle is there, at one of 2 x 49 places.
+    # A part of 13 pixels, mirrored or not, at one of 2 x 16 places.
     seen = task.training_sample(example, np.random.default_rng(0))["pixel_values"]
-    whole = np.pad(task.encode(example)["pixel_values"].numpy(), ((0, 0), (3, 3), (3, 3)), mode="reflect")
+    whole = task.encode(example)["pixel_values"].numpy()
     places = [
-        whole[:, top : top + 16, left : left + 16][:, :, ::step]
-        for top in range(7)
-        for left in range(7)
+        whole[:, top : top + 13, left : left + 13][:, :, ::step]
+        for top in range(4)
+        for left in range(4)
         for step in (1, -1)
     ]
     assert sum(np.allclose(seen, place) for place in places) == 1
     batch = default_collate([task.training_sample(example, np.random.default_rng(index)) for index in range(8)])
     assert batch["pixel_values"].std(0).max() > 0.1
-    # Every other image has lost detail on its way through a smaller one.
-    task = classifier.ClassifierTask(image_size=16, shift=0, smallest=4, num_labels=2)
+    # One image of three has lost detail on its way through a smaller one.
+    task = classifier.ClassifierTask(image_size=16, part=16, smallest=4, num_labels=2)
     seen = [task.training_sample(example, np.random.default_rng(index))["pixel_values"] for index in range(20)]
     sharp = task.encode(example)["pixel_values"]
-    assert 4 < sum(torch.equal(image, sharp) or torch.equal(image.flip(-1), sharp) for image in seen) < 16
+    assert 8 < sum(torch.equal(image, sharp) or torch.equal(image.flip(-1), sharp) for image in seen) < 20
     with pytest.raises(ValueError, match="smallest must be from 1 to image_size, 16; got 17"):
-        build(classifier.ClassifierTask, {"image_size": 16, "smallest": 17}, "task")
+        build(classifier.ClassifierTask, {"image_size": 16, "part": 16, "smallest": 17}, "task")
 
 
 def test_the_recipe_builds_a_network_that_transformers_loads(classifier, tmp_path):
@@ -102,5 +102,14 @@ def test_the_recipe_builds_a_network_that_transformers_loads(classifier, tmp_pat
     with torch.no_grad():
         torch.testing.assert_close(loaded(pixels).logits, model.eval()(pixels).logits)
     assert loaded.config.id2label[6] == "frog"
-    with pytest.raises(ValueError, match="shift less than it"):
-        build(classifier.ClassifierTask, {"shift": 32}, "task")
+    # Smoothed labels cost in training alone; of what is not training only the middle counts.
+    labels = torch.tensor([1, 2])
+    network = classifier.JudgeForImageClassification(classifier.JudgeConfig(widths=[4, 4], num_labels=3)).eval()
+    found = network(pixels, labels=labels)
+    torch.testing.assert_close(found.loss, torch.nn.functional.cross_entropy(found.logits, labels))
+    border = pixels.clone()
+    border[:, :, :2] = 0
+    torch.testing.assert_close(network(border).logits, found.logits)
+    assert not torch.allclose(network.train()(border).logits, network(pixels).logits)
+    with pytest.raises(ValueError, match="part must be from 8 to image_size, 32; got 33"):
+        build(classifier.ClassifierTask, {"part": 33}, "task")

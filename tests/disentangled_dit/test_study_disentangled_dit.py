@@ -266,7 +266,6 @@ def test_all_steps_fit_each_other(load, data, tmp_path, monkeypatch):
     alphas = [f"claim-alpha-{alpha}-{seed}" for seed in study.ALPHA_SEEDS for alpha in study.ALPHAS]
     expected = [
         "classifier",
-        "classifier-whole",
         *(f"claim-{name}-{seed}" for seed in study.SEEDS for name in study.VARIANTS),
         *alphas,
     ]
