@@ -207,7 +207,7 @@ def test_a_released_model_answers_as_it_did_when_it_was_released(load, model):
         assert load("release").hear_tones(folder) == pytest.approx(told["logits"], abs=0.05)
 
 
-@pytest.mark.parametrize("row", [0, 4])
+@pytest.mark.parametrize("row", [0, 4, 5])
 def test_the_gallery_shows_what_the_models_do(load, row):
     gallery = load("gallery")
     told = json.loads((gallery.HERE / "gallery.json").read_text(encoding="utf-8"))[row]
