@@ -10,7 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-# Tools of developers are installed at the versions of constraints.txt.
+# Extras of developers: CI takes the newest tools.
 TOOLS = ("dev", "docs", "app-dev")
 REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(?:>=([0-9.]+))?")
 

@@ -230,14 +230,14 @@ def told(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
     """What a function gives; what is wrong with its input is shown on the page, in the words of the error."""
     try:
         return function(*given, **options)
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError, MemoryError, FloatingPointError, RuntimeError) as error:
         raise gr.Error(str(error), print_exception=False) from error
 
 
 def build_app(models: dict[str, dict[str, str]]) -> gr.Blocks:
     """The page with its four tabs; `models` are those of [`find_models`]."""
     # Nothing is told to anybody, and what was uploaded goes after an hour.
-    with gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(3600, 3600)) as app:
+    with gr.Blocks(title="hf-ext", analytics_enabled=False, delete_cache=(60, 3600)) as app:
         gr.Markdown("# hf-ext\nFour NeurIPS 2024 methods on small models: what you give is worked on where this runs.")
         for tab, lay_out in zip(TABS, (_restore_tab, _draw_tab, _listen_tab, _merge_tab), strict=True):
             with gr.Tab(tab.capitalize(), id=tab):
@@ -365,7 +365,15 @@ def _merge_tab(model: gr.Dropdown) -> None:
 def serve(models: dict[str, dict[str, str]], **where: Any) -> tuple[Any, str, str | None]:
     """Serves the app; `where` are options of gradio's `launch`. Letters are the system's: none is fetched."""
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
-    options = {"theme": theme, "footer_links": [], "ssr_mode": False, "max_file_size": "100mb", **where}
+    # Not shared, whatever the environment says: a tunnel would make the page public.
+    options = {
+        "theme": theme,
+        "footer_links": [],
+        "ssr_mode": False,
+        "max_file_size": "100mb",
+        "share": False,
+        **where,
+    }
     return build_app(models).launch(**options)
 
 

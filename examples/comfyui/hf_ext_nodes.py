@@ -50,6 +50,8 @@ class RestoreImage:
     def restore(self, restorer: Restorer, image: torch.Tensor, strength: float = 1.0) -> tuple[torch.Tensor]:
         if not isinstance(restorer, Restorer):
             raise TypeError(f"`restorer` is a {type(restorer).__name__}; connect the output of Load Restorer.")
+        # Another node that had it may have left it on the CPU.
+        restorer.to("cuda" if torch.cuda.is_available() else "cpu")
         pictures = [
             restore_image(restorer.model, picture.float().cpu().numpy(), strength=strength, tile="auto")
             for picture in image

@@ -13,6 +13,7 @@ from runs import COMPARISONS, MARKS, candidates, find_mark
 from hf_ext.files import whole_file
 
 KEPT = Path(__file__).resolve().parent / "results" / "reached.zip"
+SECONDS = "core_seconds.json"
 # Made again by whoever needs them.
 LEFT_OUT = {".py", ".png", ".lock"}
 
@@ -31,7 +32,7 @@ def find_open_runs(study: Path, data: dict[str, str]) -> set[str]:
 
 def keep(study: Path, data: dict[str, str], target: Path = KEPT) -> None:
     """Writes what the next machine goes on from, once all that was reached is scored."""
-    files = [study / "core_seconds.json", *(study / "marks").rglob("*.json")]
+    files = [study / SECONDS, *(study / "marks").rglob("*.json")]
     for name in sorted(find_open_runs(study, data)):
         files += [path for path in (study / "runs" / name).rglob("*") if path.is_file()]
     with whole_file(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -42,6 +43,9 @@ def keep(study: Path, data: dict[str, str], target: Path = KEPT) -> None:
 
 def bring_back(study: Path, source: Path = KEPT) -> None:
     """Lays out what was kept, where nothing has run yet."""
-    if source.is_file() and not (study / "core_seconds.json").is_file():
+    if source.is_file() and not (study / SECONDS).is_file():
         with zipfile.ZipFile(source) as archive:
-            archive.extractall(study)
+            # The file that says that all is there comes last.
+            seconds, *others = sorted(archive.namelist(), key=lambda name: name != SECONDS)
+            archive.extractall(study, others)
+            archive.extract(seconds, study)

@@ -1,6 +1,6 @@
 """Scores, curves and README tables of the study.
 
-python examples/mrconv/tables.py DATA [WORK]   scores and keeps what study.py has reached, also while it runs; as below
+python examples/mrconv/tables.py DATA [WORK]   scores and keeps what study.py has reached, once it is stopped; as below
 python examples/mrconv/tables.py               writes tables and curves again, from results/study.json alone
 What an earlier table had and WORK has not, as on another machine, stays.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from keeping import keep
+from keeping import bring_back, keep
 from measuring import choose_rate, score
 from runs import COMPARISONS, MARKS, Run, ablations, candidates, count_parameters, find_mark
 from study import find_data
@@ -165,6 +165,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         prepare_process()
         study = (Path(sys.argv[2]).resolve() if len(sys.argv) == 3 else WORK) / "mrconv"
+        bring_back(study)
         data = find_data(Path(sys.argv[1]), study)
         result = {**machine("hf-ext", "torch", "transformers"), **collect(study, data, result)}
         write_json(RESULT, result, 1)

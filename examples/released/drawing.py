@@ -4,9 +4,11 @@ The judge is that of examples/disentangled_dit, whose modules are found by their
 """
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 from PIL import Image
 
@@ -22,7 +24,11 @@ from pictures import draw_classes  # noqa: E402
 
 def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tuple[list[dict[str, Any]], str]:
     """Results of equally many pictures of each class, beside real ones, and the words of the table."""
-    judge = Judge(JUDGE, data, 10 * per_class)
+    with tempfile.TemporaryDirectory() as shuffled:
+        # The judge compares with the rest of the test pictures: CIFAR-10's file has class after class.
+        rows = datasets.load_dataset(str(data), split="test").shuffle(seed=0)
+        rows.to_parquet(Path(shuffled) / "test.parquet")
+        judge = Judge(JUDGE, Path(shuffled), 10 * per_class)
     made, real = measure_classes(folder, judge, per_class), judge.real()
     pictures = f"{10 * per_class} pictures, {per_class} of each class"
     names = {"accuracy": "accuracy by the judge", "feature_distance": "feature distance (not FID)"}

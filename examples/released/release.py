@@ -509,7 +509,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=sorted({*QUEUE, *RELEASES}))
     parser.add_argument("--keep", action="store_true")
-    parser.add_argument("--work", type=Path, default=WORK)
+    parser.add_argument("--work", type=lambda word: Path(word).resolve(), default=WORK)
     options = parser.parse_args()
     torch.set_num_threads(1)
     np.seterr(all="raise", under="ignore")

@@ -14,6 +14,7 @@ colorFrom: blue
 colorTo: green
 sdk: gradio
 sdk_version: {gradio}
+python_version: "3.11"
 app_file: app.py
 license: apache-2.0
 short_description: Restore, draw, listen and merge with small models

@@ -54,7 +54,7 @@ def classify(
     for item in given:
         try:
             found.append({"input": item.name, "classes": classifier.classify(item, top_k, names)})
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RuntimeError, IndexError) as error:
             click.echo(f"{item.name}: {error}", err=True)
     if as_json:
         print_json(found)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .repository import Repository
 
 # Longer cards, and more repositories, files and results, are not shown: a page costs little, whoever asks for it.
-_CARD_BYTES, _ROWS = 200_000, 1000
+_CARD_BYTES, _ROWS, _CELLS = 200_000, 1000, 50_000
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse}td,th{border-bottom:1px solid #ddd;padding:.2rem .8rem;text-align:left}"
@@ -133,6 +133,10 @@ def _read_card(path: Path) -> tuple[str | None, list[list[_Cell]]]:
 
 def _render(markdown: str) -> str:
     """Markdown as HTML; HTML inside of it is shown as text."""
+    lines = markdown.splitlines()
+    if sum("|" in line for line in lines) * max((line.count("|") for line in lines), default=0) > _CELLS:
+        # A table has as many cells in each row as in its head, written or not.
+        return "<p>Its tables are too large to be shown.</p>"
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     # Its own rule refuses javascript: and the like, but lets any other scheme and pictures in data: through.
     parser.validateLink = lambda url: urlsplit(url).scheme in ("", "http", "https", "mailto")  # type: ignore[method-assign]

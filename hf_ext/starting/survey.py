@@ -90,7 +90,7 @@ def _look_at_examples(path: str) -> Survey:
     features = data.features
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
-    texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and kind.dtype == "string"]
+    texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and kind.dtype in ("string", "large_string")]
     labels = _labels(data)
     kept = _keep_back(path, data, labels)
     survey = Survey("", *kept, count=len(data), about="", classes=_class_names(data, labels))
@@ -168,8 +168,8 @@ def _look_at_series(path: str, place: Path, ending: str) -> Survey | None:
         return None
     first = tables[0]
     texts = [name for name, values in first.items() if values.dtype == object]
-    numbers = [name for name in first if name not in texts and name != "label" and not name.lower().startswith("time")]
-    if not numbers or (len(files) == 1 and texts):
+    numbers = [name for name in first if name not in texts and name != "label" and not _says_when(name)]
+    if not numbers or any(name != "label" and not _says_when(name) for name in texts):
         return None
     alone = len(files) == 1
     train: dict[str, Any] = {"path": path, "split": "train[:80%]" if alone else "train", "rows": "positions"}
@@ -179,16 +179,32 @@ def _look_at_series(path: str, place: Path, ending: str) -> Survey | None:
     survey.lengths = [len(next(iter(table.values()))) for table in tables]
     survey.rows_have_labels = "label" in first
     if survey.rows_have_labels:
-        survey.classes = sorted(
-            {str(value) for table in tables for value in table["label"] if value not in ("", None)}
-        )
+        survey.classes = _name_classes([value for table in tables for value in table["label"]], path)
     elif "label" in data.features:
-        survey.classes = sorted(map(str, set(data["label"])))
+        survey.classes = _name_classes(list(data["label"]), path)
     rows = f"{min(survey.lengths):,} to {max(survey.lengths):,}" if len(tables) > 1 else f"{survey.lengths[0]:,}"
     survey.about = f"{len(files):,} file{'' if alone else 's'} of {rows} rows with the numbers {_shorten(numbers)}"
     if survey.classes:
         survey.about += f"; {len(survey.classes)} classes: {_shorten(survey.classes)}"
     return survey
+
+
+def _says_when(name: str) -> bool:
+    return name.lower() == "ds" or name.lower().startswith(("time", "date"))
+
+
+def _name_classes(labels: list[Any], path: str) -> list[str]:
+    """Names of classes; of numbers all up to the largest. An empty cell and -100, which is ignored, are none."""
+    found = {value for value in labels if value is not None and value not in ("", -100) and value == value}
+    if any(isinstance(value, str) for value in found):
+        return sorted(map(str, found))
+    values = [value for value in found if not float(value).is_integer() or value < 0]
+    if values:
+        raise ValueError(
+            f"{path}: the column `label` holds {min(values)} and the like, no classes. Classes are names or numbers "
+            "from 0 on; for values start from the recipe of mrconv-regression: hf-ext recipes mrconv/sensors."
+        )
+    return [str(number) for number in range(int(max(found, default=-1)) + 1)]
 
 
 def _look_at_pairs(place: Path) -> Survey:
@@ -261,6 +277,8 @@ def _keep_back(path: str, data: Any, labels: list[Any] | None) -> tuple[dict[str
     measured = [
         (end - min(most, max(1, int((end - start) * _KEPT))), end) for start, end in stretches if end - start > 1
     ]
+    if not measured:
+        return train, None
     ends = {end: start for start, end in measured}
     learned = [(start, ends.get(end, end)) for start, end in stretches]
     return (

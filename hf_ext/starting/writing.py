@@ -56,8 +56,10 @@ def _data(survey: Survey) -> list[str]:
     lines = ["data:", f"  train: {_flow(survey.train)}"]
     if survey.eval is None:
         other = {**survey.train, "split": "test"}
+        if survey.kind == "pairs":
+            other = {"path": str(Path(survey.train["path"]).with_name("test"))}
         lines += [
-            "  # Nothing is kept back to measure. Put some examples into a folder test/ beside train/, and write:",
+            "  # Nothing is kept back to measure. Put some examples into a folder test/ beside the others, and write:",
             f"  # eval: {_flow(other)}",
         ]
     else:

@@ -74,7 +74,10 @@ def continue_text(
     if not tokens.shape[1]:
         raise ValueError("the text has no tokens to go on from: give at least one character.")
     set_seed(seed)
-    chosen = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
+    chosen: dict[str, Any] = {"do_sample": False}
+    if temperature:
+        # From all tokens: left out, transformers would take the 50 likeliest.
+        chosen = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
     model.generate(
         tokens.to(model.device),
         attention_mask=torch.ones_like(tokens).to(model.device),

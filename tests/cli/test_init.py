@@ -264,3 +264,23 @@ def test_broken_files_do_not_hide_the_others():
         "none of 1 pictures that were looked at can be read"
         in run("init", "dit", "d", "--data", "broken", code=2).stderr
     )
+
+
+def test_numbers_are_classes_up_to_the_largest(tmp_path):
+    for index, labels in enumerate(([2, 10, -100], [0, 0, 11])):
+        rows = "".join(f"{value},{label}\n" for value, label in enumerate(labels))
+        (tmp_path / f"{index}.csv").write_text("x,label\n" + rows)
+    assert look_at(str(tmp_path)).classes == [str(number) for number in range(12)]
+    (tmp_path / "2.csv").write_text("x,label\n0,0.25\n1,0.5\n")
+    with pytest.raises(ValueError, match="the column `label` holds 0.25 and the like, no classes"):
+        look_at(str(tmp_path))
+
+
+def test_tables_of_texts_are_no_series_and_dates_no_channel(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text("id,text,label\n" + "".join(f"{i},a text,{i % 2}\n" for i in range(9)))
+    assert look_at(str(tmp_path)).kind == "texts"
+    (tmp_path / "load").mkdir()
+    (tmp_path / "load" / "load.csv").write_text("date,load\n" + "".join(f"2020-01-0{i},{i}\n" for i in range(1, 9)))
+    found = look_at(str(tmp_path / "load"))
+    assert found.kind == "series" and found.columns == ["load"]

@@ -161,3 +161,9 @@ def test_a_card_that_cannot_be_read_costs_little_and_no_page(url: str, card: byt
     assert answer.status == 200
     page = ask(url, "GET", "/me/model")
     assert page.status == 200 and b"README.md" in page.body and len(page.body) < 20_000
+
+
+def test_a_table_that_would_fill_the_memory_is_not_shown(url):
+    push(url, "# A title\n\n" + "|" * 256 + "\n" + "|-" * 255 + "|\n" + "|\n" * 256)
+    page = ask(url, "GET", "/me/model").body.decode()
+    assert "tables are too large to be shown" in page and len(page) < 100_000
