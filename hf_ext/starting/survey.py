@@ -90,7 +90,8 @@ def _look_at_examples(path: str) -> Survey:
     features = data.features
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
-    texts = [name for name, kind in features.items() if isinstance(kind, datasets.Value) and kind.dtype in ("string", "large_string")]
+    words = {name for name, kind in features.items() if isinstance(kind, datasets.Value) and "string" in kind.dtype}
+    texts = [name for name in features if name in words]
     labels = _labels(data)
     kept = _keep_back(path, data, labels)
     survey = Survey("", *kept, count=len(data), about="", classes=_class_names(data, labels))
