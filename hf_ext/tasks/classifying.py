@@ -138,8 +138,8 @@ def find_kind(source: str, config: Any) -> str:
     """What a checkpoint classifies, by the head that it was saved from."""
     head = (getattr(config, "architectures", None) or ["no class named"])[0]
     kind = next((kind for ending, kind in _HEADS.items() if f"For{ending}" in head), None)
-    if kind == "texts" and type(config) in AutoModelForAudioClassification._model_mapping:
-        # Those of wav2vec 2.0 and its family have the name of heads of texts.
+    if kind == "texts" and type(config) not in AutoModelForSequenceClassification._model_mapping:
+        # wav2vec 2.0 and its family give their heads of sounds the name of those of texts.
         kind = "sounds"
     if kind is None or config.problem_type == "regression" or config.num_labels == 1:
         what = "tells values" if kind else f"is no classifier ({head})"
