@@ -14,8 +14,6 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +21,7 @@ import numpy as np
 import skimage.data
 import torch
 from PIL import Image
+from releases import RELEASES, Release
 from safetensors.torch import load_file, save_file
 from stretches import QUEUE, REACHED, RECIPES, RELEASED, RESTORE_TASKS, count_core_hours, count_steps
 
@@ -49,153 +48,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from background import WORK  # noqa: E402  found through the line above
 
-BSDS = "BSDS500, 324 photographs (research and education)"
-RESEARCH = "research and education, as BSDS500"
 # Megabytes of one released model; of the Disentangled DiT, and of a merge, which is a model and the masks of four.
 LIMITS = {"cifar10": 8.0, "restore-tasks": 4.0}
 LIMIT = 3.0
-
-
-@dataclass(frozen=True)
-class Release:
-    """
-    What a released model is called and measured on.
-
-    Args:
-        task (`str`): What it does.
-        data (`str`): What it was trained on.
-        license (`str`): What the weights may be used for.
-        tests (`dict[str, dict]`): Data set: overrides of the recipe that measure on it.
-        shown (`str`): The metric of the table, in the words of `eval.json`'s names.
-        photos (`tuple[str, ...]`): Of the first test set, the pictures that the card shows: chosen by name, before any
-            result was seen.
-    """
-
-    task: str
-    data: str
-    license: str
-    tests: dict[str, dict[str, Any]] = field(default_factory=dict)
-    shown: tuple[str, ...] = ("psnr",)
-    shown_examples: Sequence[int] = (0, 20, 40)
-    caption: str = "Degraded, restored, clean: photographs chosen by their place, before any result was seen"
-
-
-def noise(*sigmas: float) -> list[dict[str, Any]]:
-    """Degradations of an evaluation at several noise levels."""
-    return [{"kind": "gaussian_noise", "sigma": sigma} for sigma in sigmas]
-
-
-def on(path: str, **task: Any) -> dict[str, Any]:
-    """Overrides that evaluate on a folder of pictures."""
-    return {
-        "data.eval.path": path,
-        "data.eval.split": "train",
-        **{f"task.{key}": value for key, value in task.items()},
-    }
-
-
-RELEASES = {
-    "denoise-color": Release(
-        "removes Gaussian noise of unknown strength, σ = 0 to 55, from colour photographs",
-        BSDS,
-        RESEARCH,
-        {"68 photographs of BSDS500's test set": on("data/photos/test", eval_degradation=noise(15, 25, 50))},
-        ("psnr_gaussian_noise_15", "psnr_gaussian_noise_25", "psnr_gaussian_noise_50"),
-    ),
-    "denoise-gray": Release(
-        "removes Gaussian noise of unknown strength, σ = 0 to 55, from grey photographs",
-        BSDS,
-        RESEARCH,
-        {
-            "Set12": on("data/set12", eval_degradation=noise(15, 25, 50)),
-            # Its files are called test*, which datasets takes for the name of a split.
-            "BSD68": on("data/bsd68", eval_degradation=noise(15, 25, 50)) | {"data.eval.split": "test"},
-        },
-        ("psnr_gaussian_noise_25",),
-        (0, 4, 8),
-    ),
-    "jpeg-color": Release(
-        "removes JPEG artefacts of any quality, 5 to 95, from colour photographs",
-        BSDS,
-        RESEARCH,
-        {
-            "68 photographs of BSDS500's test set": on(
-                "data/photos/test", eval_degradation=[{"kind": "jpeg", "quality": quality} for quality in (10, 20, 40)]
-            )
-        },
-        ("psnr_jpeg_10", "psnr_jpeg_20", "psnr_jpeg_40"),
-    ),
-    "super-resolution-x2": Release(
-        "enlarges photographs twice that were shrunk by MATLAB's bicubic",
-        BSDS,
-        RESEARCH,
-        {"Set5": on("data/set5")},
-        shown_examples=(0, 2, 4),
-    ),
-    "photo": Release(
-        "mends photographs as people have them: blurred, resized, noisy and compressed, in any order and strength",
-        BSDS,
-        RESEARCH,
-        {
-            "20 photographs of BSDS500's test set": on(
-                "data/photos/test",
-                eval_degradation=[
-                    {
-                        "kind": "chain",
-                        "steps": [
-                            {"kind": "blur", "sigma": 1},
-                            {"kind": "gaussian_noise", "sigma": 10},
-                            {"kind": "jpeg", "quality": 60},
-                        ],
-                    },
-                    *noise(1, 15),
-                    {"kind": "jpeg", "quality": 40},
-                ],
-            )
-            | {"data.eval.split": "train[:20]"}
-        },
-        (
-            "psnr_chain_blur_1_gaussian_noise_10_jpeg_60",
-            "psnr_gaussian_noise_1",
-            "psnr_gaussian_noise_15",
-            "psnr_jpeg_40",
-        ),
-        shown_examples=(0, 7, 14),
-    ),
-    "restore-tasks": Release(
-        "four fine-tunes of denoise-color in one, a bit a weight each: strong noise, JPEG, blur and enlarged pictures",
-        BSDS,
-        RESEARCH,
-        # Each task is measured on its own degradation.
-        {
-            task: on("data/photos/test", degradation=RESTORE_TASKS[task], eval_degradation=degradation)
-            | {"data.eval.split": "train[:20]"}
-            for task, degradation in {
-                "noise": {"kind": "gaussian_noise", "sigma": 75},
-                "jpeg": {"kind": "jpeg", "quality": 10},
-                "blur": {"kind": "blur", "sigma": 1.5},
-                "resize": {"kind": "resize", "factor": 0.5},
-            }.items()
-        },
-        ("psnr",),
-        (0,),
-    ),
-    "cifar10": Release(
-        "draws pictures of 32 × 32 pixels of ten classes, with size, crop and flip as controls",
-        "CIFAR-10, 50,000 pictures (its authors state no licence)",
-        "research, as CIFAR-10",
-        caption="Eight pictures of each class, from the first noises, none chosen",
-    ),
-    "spoken-digits": Release(
-        "hears which digit is spoken in a recording of 8 kHz, whole or as a stream",
-        "Free Spoken Digit Dataset, 2,640 recordings of six speakers (CC BY-SA 4.0)",
-        "CC BY-SA 4.0, as the recordings",
-        {"Free Spoken Digit Dataset, 300 recordings of the official test": {"data.eval.split": "test"}},
-        ("accuracy",),
-        range(300),
-        "True and predicted digit of the recordings of the test",
-    ),
-}
 
 
 def flags(values: dict[str, Any]) -> list[str]:
