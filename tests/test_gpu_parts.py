@@ -314,7 +314,8 @@ def test_the_bundle_has_a_lock_and_keeps_to_its_size(data: Path, programs: Path,
 
 # What a machine for work with GPUs has: large, or in need of nothing that we could bring.
 THERE = {"jinja2", "matplotlib", "numba", "numpy", "packaging", "pandas", "pillow", "psutil", "pyarrow", "pyyaml"}
-THERE |= {"requests", "safetensors", "tensorboard", "torch", "tqdm", "typer"}
+# rich comes with typer.
+THERE |= {"requests", "rich", "safetensors", "tensorboard", "torch", "tqdm", "typer"}
 
 
 def test_what_is_brought_needs_nothing_else():

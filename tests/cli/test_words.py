@@ -40,7 +40,7 @@ def test_a_name_like_no_other_gets_the_list():
     assert (
         "no command 'hf-ext mrconv zzz'; the commands are make-listops, make-pathfinder" in run("mrconv", "zzz").stderr
     )
-    assert "no command 'hf-ext zzz'; the commands are restore, sample, classify" in run("zzz").stderr
+    assert "no command 'hf-ext zzz'; the commands are restore, export, sample, classify" in run("zzz").stderr
 
 
 def test_the_option_that_was_meant_is_named():

@@ -370,7 +370,7 @@ def test_listings_come_in_pages(url: str) -> None:
 
 
 def test_unknown_routes(url: str) -> None:
-    assert ask(url, "GET", "/").status == 404
+    assert ask(url, "GET", "/nothing").status == 404
     assert ask(url, "DELETE", "/api/models").status == 405
     xet = ask(url, "GET", "/api/models/me/model/xet-write-token/main")
     assert xet.status == 404 and "HF_HUB_DISABLE_XET=1" in xet.headers["X-Error-Message"]
