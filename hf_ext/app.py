@@ -111,7 +111,7 @@ def load_merge(source: str) -> tuple[EMRModel, dict[str, ServedTask]]:
 def restore(source: str, picture: str | None, strength: float, progress: Any = None) -> Pair:
     """A picture before and after its restoration, both as large as the result."""
     model = load_restorer(source)
-    before = read_image(needed(picture, "picture"), MEGAPIXELS).pixels
+    before = read_image(require_given(picture, "picture"), MEGAPIXELS).pixels
     # One that enlarges has no picture of the same size to mix with.
     strength = strength if model.config.scale == 1 else 1.0
     after = restore_image(model, before, tile="auto", strength=strength, progress=progress)
@@ -124,7 +124,7 @@ def pair(before: np.ndarray, after: np.ndarray) -> Pair:
     return Image.fromarray(show_colours(before)).resize(result.size, Image.Resampling.BICUBIC), result
 
 
-def needed(given: str | None, what: str) -> str:
+def require_given(given: str | None, what: str) -> str:
     """What was given, or an error that says what to give."""
     if not given:
         raise ValueError(f"There is no {what} yet: give one first.")
@@ -153,7 +153,7 @@ def draw(
         "flip": flip,
     }
     classes = list_classes(source)
-    wanted: Any = classes.index(label) if label in classes else needed(label, "class or text")
+    wanted: Any = classes.index(label) if label in classes else require_given(label, "class or text")
     options: dict[str, Any] = {"num_inference_steps": int(steps), "guidance_scale": guidance}
     kinds: tuple[dict[str, Any], ...] = ({}, controls)
     rows = [sample_rows(pipeline, [wanted], COLUMNS, int(seed), **options, **more)[0] for more in kinds]
@@ -162,7 +162,7 @@ def draw(
 
 def hear_file(source: str, path: str | None) -> Iterator[Words]:
     """The words of a sound file so far, again and again while it is heard."""
-    path, listener = needed(path, "sound"), Listener(source)
+    path, listener = require_given(path, "sound"), Listener(source)
     sound = read_recording({"path": path, "bytes": None}, listener.rate)
     stream, words, size = Stream(listener, listener.rate), Words(), int(PIECE * listener.rate)
     for start in range(0, len(sound), size):
@@ -202,19 +202,19 @@ def answer(source: str, name: str, picture: str | None, sound: str | None, text:
     merged, tasks = load_merge(source)
     task = tasks[name]
     if task.kind == "restoration":
-        before = read_image(needed(picture, "picture"), MEGAPIXELS).pixels
+        before = read_image(require_given(picture, "picture"), MEGAPIXELS).pixels
         with merged.task(name) as model:
             return pair(before, restore_image(model, before, tile="auto"))
     if task.kind == "generation":
         how = {"max_tokens": TOKENS, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": None}
-        job = task.generation_job(task.encode_prompt(needed(text, "text")), **how)
+        job = task.generation_job(task.encode_prompt(require_given(text, "text")), **how)
     elif task.reads == "Image":
-        job = task.classification_job(base64.b64encode(Path(needed(picture, "picture")).read_bytes()).decode())
+        job = task.classification_job(base64.b64encode(Path(require_given(picture, "picture")).read_bytes()).decode())
     elif task.reads == "Audio":
-        recording = {"path": needed(sound, "sound"), "bytes": None}
+        recording = {"path": require_given(sound, "sound"), "bytes": None}
         job = task.classification_job(read_recording(recording, task.reader.sampling_rate).tolist())
     else:
-        job = task.classification_job(needed(text, "text"))
+        job = task.classification_job(require_given(text, "text"))
     found = job.run(merged, [job])[0]
     if task.kind == "generation":
         return str(found["text"])

@@ -41,7 +41,9 @@ def configurations() -> dict[str, SemanIRConfig]:
             preset = PRESETS[model.pop("preset")] if "preset" in model else {}
             found[path.stem] = SemanIRConfig(**{**preset, **model})
     for model in list_released():
-        config = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
+        # A pipeline and a merge have none: the one is no restorer, the other has the network of its base.
+        file = model.folder / "config.json"
+        config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         if config.get("model_type") == "semanir" and not (model.folder / "emr.json").exists():
             found[f"released: {model.name}"] = SemanIRConfig(**config)
     return found

@@ -28,7 +28,7 @@ from stretches import QUEUE, REACHED, RECIPES, RELEASED, RESTORE_TASKS, count_co
 from hf_ext.emr.artifact import hash_files
 from hf_ext.emr.manifest import Manifest
 from hf_ext.emr.weights import task_checkpoint
-from hf_ext.files import write_json
+from hf_ext.files import whole_folder, write_json
 from hf_ext.hub.cards import write_card
 from hf_ext.merging import MergeConfig, merge_checkpoints
 from hf_ext.metrics.images import Channel
@@ -340,12 +340,11 @@ def make_merge(work: Path) -> Path:
 
 def replace(folder: Path, final: Path) -> Path:
     """Puts a finished folder in the place of an older one."""
-    shutil.rmtree(final, ignore_errors=True)
-    final.parent.mkdir(exist_ok=True)
-    shutil.copytree(folder, final)
-    # safetensors writes files that only their owner reads.
-    for file in final.rglob("*.safetensors"):
-        file.chmod(0o644)
+    with whole_folder(final) as place:
+        shutil.copytree(folder, place, dirs_exist_ok=True)
+        # safetensors writes files that only their owner reads.
+        for file in place.rglob("*.safetensors"):
+            file.chmod(0o644)
     return final
 
 

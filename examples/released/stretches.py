@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from hf_ext.files import whole_folder
+
 RECIPES = Path(__file__).resolve().parent
 RELEASED = RECIPES.parents[1] / "model_cards" / "released"
 # Weights of runs that are not good enough for a release, or are steps to one, or whose release is merged.
@@ -101,9 +103,11 @@ def begin_stretch(work: Path, name: str) -> list[str]:
     start = find_start(work, name)
     if start is None:
         return [str(recipe), *words]
-    kept = work / "starts" / name / start.name
-    if not kept.is_dir():
-        shutil.copytree(start, kept)
+    if not (work / "runs" / name).is_dir():
+        # It begins: what an earlier stretch began with, or a kill left, does not count.
+        shutil.rmtree(work / "starts" / name, ignore_errors=True)
+        with whole_folder(work / "starts" / name / start.name) as kept:
+            shutil.copytree(start, kept, dirs_exist_ok=True)
     left = wanted_steps(name) - int(read_before(work, name)["steps"])
     return [str(recipe), *words, f"--init_from=starts/{name}/{start.name}", f"--max_steps={left}"]
 

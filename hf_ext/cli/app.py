@@ -51,8 +51,10 @@ def app(sources: tuple[str, ...], host: str, port: int | None, space: Path | Non
     check_installed("gradio")
     if space is None:
         serve(sources, host, port)
-    elif sources:
-        raise click.UsageError("--space takes no MODEL: a Space has the models that travel with hf-ext.")
+    elif sources or host != "127.0.0.1" or port is not None:
+        raise click.UsageError(
+            "--space takes no MODEL, --host and --port: a Space has the models that travel with hf-ext, and its own."
+        )
     else:
         write_space(space)
         click.echo(f"{space}: push it to a Space of the Hub, or try it: python {space / 'app.py'}")

@@ -1,5 +1,6 @@
 """hf-ext init: a recipe for data of one's own."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -41,7 +42,7 @@ def init(method: str, folder: Path, data: str | None) -> None:
         from hf_ext.starting.merges import write_merge
 
         text = write_merge(folder, data)
-        following = f"hf-ext merge {file} {folder / 'merged'}"
+        following = ["hf-ext", "merge", str(file), str(folder / "merged")]
     else:
         import torch
 
@@ -50,9 +51,9 @@ def init(method: str, folder: Path, data: str | None) -> None:
 
         survey = PLACEHOLDERS[method] if data is None else look_at(data)
         text = write_recipe(method, folder, survey, torch.cuda.is_available())
-        following = f"hf-ext train {file}" if data else f"hf-ext data check {file}"
+        following = ["hf-ext", *(["train"] if data else ["data", "check"]), str(file)]
         click.echo(survey.about if data else "no data named: placeholders are written")
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(file, "w", encoding="utf-8") as written:
         written.write(text)
-    click.echo(f"{file}\nnext: {following}")
+    click.echo(f"{file}\nnext: {shlex.join(following)}")

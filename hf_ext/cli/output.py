@@ -36,7 +36,7 @@ def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table = Table(title=Text(title) if title else None, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
@@ -59,7 +59,12 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", caption=Text(legend) if legend else None, caption_justify="left")
+    table = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        caption=Text(legend) if legend else None,
+        caption_justify="left",
+    )
     for place, name in enumerate(header):
         table.add_column(Text(name), justify="left" if place < names else "right", overflow="fold")
     for row in rows:

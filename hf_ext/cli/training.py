@@ -56,7 +56,11 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
 @click.option("--config", required=True, type=CONFIG_FILE, help="YAML file that names the method, task and data.eval.")
 @click.option("--task", metavar="NAME", help="Of a merge: the task whose model is evaluated.")
 @click.option("--all-tasks", is_flag=True, help="Of a merge: every task, as a recipe of tasks says.")
-@click.option("--against", type=CONFIG_FILE, help="With --all-tasks: the individual models' result, to compare with.")
+@click.option(
+    "--against",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --all-tasks: the individual models' result, to compare with.",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="Also write the result to this file (eval.json).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; a number that is not finite is null.")
 def evaluate(

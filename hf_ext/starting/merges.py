@@ -103,8 +103,8 @@ def _find_models(place: Path) -> dict[str, str]:
         found = {}
         for line in (line for line in lines if line and not line.startswith("#")):
             name, sign, source = line.partition("=")
-            source = source if sign else line
-            name = name if sign else source.partition("@")[0].rstrip("/").rpartition("/")[2]
+            source = source.strip() if sign else line
+            name = name.strip() if sign else source.partition("@")[0].rstrip("/").rpartition("/")[2]
             if name in found:
                 raise ValueError(f"{place}: two models are called {name!r}; write NAME=ID for one of them.")
             found[name] = source
