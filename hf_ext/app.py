@@ -164,6 +164,8 @@ def hear_file(source: str, path: str | None) -> Iterator[Words]:
     """The words of a sound file so far, again and again while it is heard."""
     path, listener = require_given(path, "sound"), Listener(source)
     sound = read_recording({"path": path, "bytes": None}, listener.rate)
+    if not len(sound):
+        raise ValueError("The sound has no samples: record or choose one that has.")
     stream, words, size = Stream(listener, listener.rate), Words(), int(PIECE * listener.rate)
     for start in range(0, len(sound), size):
         words += stream.hear(sound[start : start + size], last=start + size >= len(sound))
@@ -181,6 +183,14 @@ def hear_piece(
     mono = samples if samples.ndim == 1 else samples.mean(1)
     words = words + stream.hear(mono / np.float32(32768))
     return (stream, words), words
+
+
+def end_sound(heard: tuple[Stream, Words] | None) -> tuple[None, Words]:
+    """What a microphone has heard when it is switched off: with the last word, after which no silence came."""
+    if heard is None:
+        return None, Words()
+    stream, words = heard
+    return None, words + stream.hear(np.zeros(0), last=True)
 
 
 def show_words(words: Words) -> str:
@@ -316,9 +326,14 @@ def _listen_tab(model: gr.Dropdown) -> None:
         state, found = told(hear_piece, source, state, piece)
         return state, show_words(found)
 
+    def end(state: Any) -> tuple[Any, str]:
+        state, found = told(end_sound, state)
+        return state, show_words(found)
+
     button.click(run, [model, sound], words)
     microphone.start_recording(lambda: (None, show_words([])), None, [heard, words])
     microphone.stream(run_piece, [model, heard, microphone], [heard, words], stream_every=0.3)
+    microphone.stop_recording(end, heard, [heard, words])
     model.input(lambda source: (None, told(lambda: draw_merged(load_model(source)))), model, [heard, kernels])
 
 

@@ -88,7 +88,7 @@ class Stream:
         steps, self.rest = np.split(sound, [len(sound) // size * size])
         words = []
         for step in steps.reshape(-1, size):
-            self.seconds += STEP
+            self.seconds += size / self.listener.rate
             word = self.listener.hear(step)
             if word is not None:
                 # Classes without a name are called LABEL_3.

@@ -13,65 +13,54 @@ import click
 from .errors import classify
 from .groups import Group
 
-# Command: module of this package that defines a function of that name.
+# Heading of the help: command: the module of this package that defines a function of that name.
 COMMANDS = {
-    "restore": "semanir",
-    "export": "exporting",
-    "sample": "disentangled_dit",
-    "classify": "classify",
-    "generate": "generate",
-    "app": "app",
-    "merge": "emr",
-    "init": "init",
-    "train": "training",
-    "evaluate": "training",
-    "data": "training",
-    "recipes": "recipes",
-    "push": "publishing",
-    "card": "publishing",
-    "hub": "serving",
-    "semanir": "semanir",
-    "mrconv": "mrconv",
-    "dit": "disentangled_dit",
-    "emr": "emr",
-    "models": "models",
-    "info": "information",
-    "doctor": "doctor",
+    "Use models": {
+        "restore": "semanir",
+        "export": "exporting",
+        "sample": "disentangled_dit",
+        "classify": "classify",
+        "generate": "generate",
+        "app": "app",
+        "merge": "emr",
+    },
+    "Train and evaluate": {
+        "init": "init",
+        "train": "training",
+        "evaluate": "training",
+        "data": "training",
+        "recipes": "recipes",
+    },
+    "Publish": {"push": "publishing", "card": "publishing", "hub": "serving"},
+    "What is special to a method": {
+        "semanir": "semanir",
+        "mrconv": "mrconv",
+        "dit": "disentangled_dit",
+        "emr": "emr",
+    },
+    "Look around": {"models": "models", "info": "information", "doctor": "doctor"},
 }
-# In the help a heading stands over the command that it names here.
-HEADINGS = {
-    "restore": "Use models",
-    "init": "Train and evaluate",
-    "push": "Publish",
-    "semanir": "What is special to a method",
-    "models": "Look around",
-}
+MODULES = {name: module for commands in COMMANDS.values() for name, module in commands.items()}
 
 
 class Commands(Group):
     """Imports a command's module when the command is asked for, and shows expected errors without a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in MODULES:
             return None
-        command: click.Command = getattr(importlib.import_module(f".{COMMANDS[cmd_name]}", __package__), cmd_name)
+        command: click.Command = getattr(importlib.import_module(f".{MODULES[cmd_name]}", __package__), cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = dict[str, list[tuple[str, str]]]()
-        heading = "Commands"
-        width = formatter.width - max(map(len, COMMANDS)) - 6
-        for name in self.list_commands(ctx):
-            heading = HEADINGS.get(name, heading)
-            command = self.get_command(ctx, name)
-            assert command is not None
-            rows.setdefault(heading, []).append((name, command.get_short_help_str(width)))
-        for heading, lines in rows.items():
+        width = formatter.width - max(map(len, MODULES)) - 6
+        for heading, commands in COMMANDS.items():
+            found = {name: self.get_command(ctx, name) for name in commands}
             with formatter.section(heading):
-                formatter.write_dl(lines, col_spacing=2)
+                formatter.write_dl([(name, one.get_short_help_str(width)) for name, one in found.items() if one])
 
     def invoke(self, ctx: click.Context) -> Any:
         if ctx.params["debug"]:
@@ -102,7 +91,7 @@ def main(debug: bool) -> None:
     Examples:
       hf-ext restore denoise-color photos/ --out restored
       hf-ext classify spoken-digits digit.wav
-      hf-ext train examples/semanir/denoise_color.yaml --max_steps 100
+      hf-ext train semanir/denoise_color --max_steps 100 --data.train.path photos/
       hf-ext merge --base org/base --task a=org/a --task b=org/b --out merged
       hf-ext push runs/denoise/snapshot org/name --private
       hf-ext COMMAND --help

@@ -28,10 +28,9 @@ def train(context: click.Context, show_help: bool, config: Path | None, override
 
     \b
     Examples:
-      hf-ext train examples/semanir/denoise_color.yaml
-      hf-ext train examples/semanir/denoise_color.yaml --max_steps 100 --data.train.path photos/
       hf-ext train semanir/denoise_color --data.train.path photos/
-      hf-ext train --help examples/semanir/denoise_color.yaml
+      hf-ext train denoise.yaml --max_steps 100
+      hf-ext train --help denoise.yaml
 
     \b
     Several GPUs or machines:
@@ -83,9 +82,9 @@ def evaluate(
 
     \b
     Examples:
-      hf-ext evaluate runs/denoise/snapshot --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
-      hf-ext evaluate merged --task sigma25 --config examples/semanir/denoise_color.yaml --data.eval.path CBSD68/
-      hf-ext evaluate org/name@v1 --config examples/semanir/denoise_color.yaml --data.eval.path photos/ --json
+      hf-ext evaluate runs/denoise/snapshot --config semanir/denoise_color --data.eval.path CBSD68/
+      hf-ext evaluate merged --task sigma25 --config semanir/denoise_color --data.eval.path CBSD68/
+      hf-ext evaluate org/name@v1 --config semanir/denoise_color --data.eval.path photos/ --json
       hf-ext evaluate a.yaml --config examples/emr/paper/gpt2-glue/evaluate.yaml --all-tasks --output individual.json
       hf-ext evaluate merged --config examples/emr/paper/gpt2-glue/evaluate.yaml --all-tasks --against individual.json
     """
@@ -120,7 +119,7 @@ def data() -> None:
 
     \b
     Examples:
-      hf-ext data check examples/semanir/denoise_color.yaml --data.train.path photos/ --data.eval null
+      hf-ext data check semanir/denoise_color --data.train.path photos/ --data.eval null
     """
 
 
@@ -138,7 +137,7 @@ def check(context: click.Context, config: Path, overrides: tuple[str, ...], prog
 
     \b
     Examples:
-      hf-ext data check examples/semanir/denoise_color.yaml --data.train.path photos/ --data.eval null
+      hf-ext data check semanir/denoise_color --data.train.path photos/ --data.eval null
       hf-ext data check --json examples/semanir/denoise_color.yaml
     """
     # A mistake in the file is found before torch is imported.

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from markdown_it import MarkdownIt
 
@@ -64,9 +64,10 @@ def show_repository(request: Request, repository: Repository) -> Response:
     files, url = repository.snapshot(commit).files, repository_url(repository, request.base_url)
     entry = files.get("README.md")
     blobs = request.server.store.blobs
-    card, results = _read_card(blobs.path(entry.sha256)) if entry and entry.size <= _CARD_BYTES else (None, [])
+    base = f"{url}/resolve/{commit}/"
+    card, results = _read_card(blobs.path(entry.sha256), base) if entry and entry.size <= _CARD_BYTES else (None, [])
     rows: list[list[_Cell]] = [
-        [(path, f"{url}/resolve/{commit}/{quote(path)}"), f"{files[path].size:,} bytes"]
+        [(path, f"{base}{quote(path)}"), f"{files[path].size:,} bytes"]
         for path in sorted(files)[:_ROWS]
     ]
     tables = [("Evaluation results", _cut(results[:_ROWS], len(results))), ("Files", _cut(rows, len(files)))]
@@ -116,8 +117,8 @@ def _template() -> Template:
 
 
 @lru_cache(maxsize=64)
-def _read_card(path: Path) -> tuple[str | None, list[list[_Cell]]]:
-    """The card as HTML and its results. A blob's name is its content, so it is read once."""
+def _read_card(path: Path, base: str) -> tuple[str | None, list[list[_Cell]]]:
+    """The card as HTML and its results. A blob's name is its content, so it is read once for each commit."""
     try:
         text = path.read_text(encoding="utf-8")
     except ValueError:
@@ -128,11 +129,11 @@ def _read_card(path: Path) -> tuple[str | None, list[list[_Cell]]]:
         results = []
     matter = front_matter(text)
     body = text[text.index(matter) + len(matter) :].partition("---")[2] if matter else text
-    return _render(body), results
+    return _render(body, base), results
 
 
-def _render(markdown: str) -> str:
-    """Markdown as HTML; HTML inside of it is shown as text."""
+def _render(markdown: str, base: str) -> str:
+    """Markdown as HTML; HTML inside of it is shown as text. Pictures and links that name no server are below `base`."""
     lines = markdown.splitlines()
     if sum("|" in line for line in lines) * max((line.count("|") for line in lines), default=0) > _CELLS:
         # A table has as many cells in each row as in its head, written or not.
@@ -140,6 +141,8 @@ def _render(markdown: str) -> str:
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     # Its own rule refuses javascript: and the like, but lets any other scheme and pictures in data: through.
     parser.validateLink = lambda url: urlsplit(url).scheme in ("", "http", "https", "mailto")  # type: ignore[method-assign]
+    normalize = parser.normalizeLink
+    parser.normalizeLink = lambda url: normalize(urljoin(base, url))  # type: ignore[method-assign]
     return parser.render(markdown)
 
 

@@ -68,18 +68,19 @@ def look_at(path: str) -> Survey:
             f"no data at {path}: name a folder or a file of this machine. A data set of the Hub goes into "
             "data.train.path of a recipe that is written without --data."
         )
-    place = Path(found[0])
+    places = [Path(one) for one in found]
+    place = places[0]
     pairs = next(
         (part for part in (place / "train", place) if (part / "lq").is_dir() and (part / "hq").is_dir()), None
     )
     if pairs is not None:
         return _look_at_pairs(pairs)
-    names = [place] if place.is_file() else islice((file for file in place.rglob("*") if file.is_file()), _NAMES)
-    endings = Counter(name.suffix.lower() for name in names)
+    below = (file for part in places for file in ([part] if part.is_file() else part.rglob("*")))
+    endings = Counter(file.suffix.lower() for file in islice((file for file in below if file.is_file()), _NAMES))
     if not endings:
         raise ValueError(f"{path} is empty: put pictures, sounds, texts or tables there.")
     most = endings.most_common(1)[0][0]
-    if most in SUFFIXES and (series := _look_at_series(path, place, most)) is not None:
+    if most in SUFFIXES and (series := _look_at_series(path, places, most)) is not None:
         return series
     return _look_at_examples(path)
 
@@ -157,11 +158,15 @@ def _measure_texts(survey: Survey, data: Any, columns: list[str], chosen: list[i
     column = max(columns, key=lambda name: sum(lengths[name]))
     survey.kind, survey.columns, survey.lengths = "texts", [column], [max(1, length) for length in lengths[column]]
     survey.about = f"{survey.count:,} texts of {min(lengths[column])} to {max(lengths[column])} bytes"
+    others = [name for name in data.features if name != column]
+    if others and "label" not in others:
+        survey.about += f" in the column {column}; classes would be in a column `label`, not in {_shorten(others)}"
 
 
-def _look_at_series(path: str, place: Path, ending: str) -> Survey | None:
+def _look_at_series(path: str, places: list[Path], ending: str) -> Survey | None:
     """Files whose rows are positions; None where rows are examples of something else."""
-    files = [place] if place.is_file() else sorted(place.rglob(f"*{ending}"))
+    below = {file for place in places for file in ([place] if place.is_file() else place.rglob(f"*{ending}"))}
+    files = sorted(file for file in below if file.suffix.lower() == ending)
     try:
         tables = [read_file(files[int(i)]) for i in np.linspace(0, len(files) - 1, min(_EXAMPLES, len(files)))]
     except ValueError:

@@ -110,7 +110,12 @@ class Classifier:
             rate = self.reader.sampling_rate
             value = {"raw": self._cut(given, read_sound(given.value, rate)), "sampling_rate": rate}
         else:
+            # Some tokenizers do not know how many tokens their model takes.
+            config = self.model.config
+            longest = getattr(config, "longest_input", None) or getattr(config, "max_position_embeddings", None)
             options["truncation"] = True
+            if longest and longest < self.reader.model_max_length:
+                options["max_length"] = longest
         return [{"label": item["label"], "score": item["score"]} for item in self._pipeline(value, **options)]
 
     @torch.no_grad()

@@ -82,7 +82,10 @@ def find_task(method: str, known: Mapping[str, tuple[str, str]] = TASKS) -> "typ
 
 def read_arguments(config: str | Path, overrides: list[str], **values: Any) -> TrainingArguments:
     """The arguments of a run of our methods, with mistakes said that show before its classes are imported."""
-    arguments = build(TrainingArguments, {**apply_overrides(read_yaml(config), overrides), **values})
+    given = {**apply_overrides(read_yaml(config), overrides), **values}
+    if {"base", "tasks"} <= given.keys():
+        raise ValueError(f"{config} describes a merge: `hf-ext merge FILE.yaml OUT` makes it, none is trained.")
+    arguments = build(TrainingArguments, given)
     if arguments.method in TASKS:
         check_sections(*TASKS[arguments.method], arguments.task, arguments.model)
     check_optimizer(arguments.optim, arguments.optim_args)

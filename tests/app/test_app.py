@@ -139,6 +139,25 @@ def test_a_microphone_of_another_rate_is_heard_in_pieces(tmp_path):
     assert shown.startswith(f"## {words[0][1]} {words[1][1]}\n") and "| 1.1" in shown
 
 
+def test_the_last_word_is_heard_when_the_microphone_stops(tmp_path):
+    source = str(hf_ext.released("spoken-digits"))
+    # It stops with the sound: no pause says that the second word has ended.
+    sound = write_sound(tmp_path / "a.wav")
+    samples = (32767 * sound[: int(1.8 * 8000)]).astype(np.int16)
+    state, words = app.hear_piece(source, None, (8000, samples))
+    assert len(words) == 1
+    state, words = app.end_sound(state)
+    assert state is None and len(words) == 2
+    assert app.end_sound(None) == (None, [])
+
+
+def test_a_sound_without_samples_is_refused(tmp_path):
+    with wave.open(str(tmp_path / "none.wav"), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+    with pytest.raises(ValueError, match="no samples"):
+        next(app.hear_file(str(hf_ext.released("spoken-digits")), str(tmp_path / "none.wav")))
+
+
 def test_the_kernels_that_are_drawn_are_there():
     model = app.load_model(str(hf_ext.released("spoken-digits")))
     picture = app.draw_merged(model)

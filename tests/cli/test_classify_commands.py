@@ -103,6 +103,10 @@ def test_texts_are_given_as_they_are_or_a_line_each(tmp_path):
     assert [item["score"] for item in found[1]["classes"]] == pytest.approx(shares.sort().values.tolist()[::-1])
     (piped,) = answers(tmp_path / "model", "-", "--top-k", 3, given=b"short\n")
     assert piped == found[0]
+    # A tokenizer that does not know the length of its model.
+    file = tmp_path / "model" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": 10**30}))
+    assert answers(tmp_path / "model", long, "--top-k", 3) == [found[1]]
 
 
 @torch.no_grad()

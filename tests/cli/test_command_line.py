@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError
 
 from hf_ext_cli.errors import classify
-from hf_ext_cli.main import COMMANDS, Commands, main
+from hf_ext_cli.main import MODULES, Commands, main
 from hf_ext_cli.output import finite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +71,7 @@ def test_the_commands_are_those_that_are_promised():
     expected = {"train", "evaluate", "data", "data check", "merge", *use, *groups, *others}
     assert set(all_commands()) == expected
     listing = run("--help").output
-    assert all(re.search(rf"^  {name} ", listing, re.MULTILINE) for name in COMMANDS)
+    assert all(re.search(rf"^  {name} ", listing, re.MULTILINE) for name in MODULES)
 
 
 @pytest.mark.parametrize("name", sorted(all_commands()))

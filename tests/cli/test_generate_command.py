@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.mrconv import MRConvConfig, MRConvForCausalLM
 from hf_ext.tasks.continuing import continue_text, load_language_model
@@ -73,6 +73,18 @@ def test_the_end_of_a_prompt_is_not_the_end_of_its_text(model, tmp_path):
     byte_tokenizer(32).save_pretrained(tmp_path)
     words = ("The ", "--temperature", 0, "--max-new-tokens", 8)
     assert run(tmp_path, *words).stdout == run(model, *words).stdout
+
+
+def test_no_more_tokens_are_asked_for_than_the_model_takes(tmp_path):
+    folder, tokenizer = tmp_path / "gpt2", byte_tokenizer(16)
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=1)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    LanguageModelTask(max_length=16).tokenizer.save_pretrained(folder)
+    assert "4 tokens, and 200 more are asked for; the model takes 16: give --max-new-tokens 12 or less" in (
+        run(folder, "The ", code=2).stderr
+    )
+    assert "give a shorter text" in run(folder, "The list is long, longer", code=2).stderr
+    assert run(folder, "The ", "--max-new-tokens", 12).stdout.startswith("The ")
 
 
 def test_other_models_and_values_are_refused_in_words(model, tmp_path):

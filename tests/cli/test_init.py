@@ -150,6 +150,8 @@ def test_texts_are_classified_or_continued(labels, method):
     recipe = train("mrconv", "texts.jsonl")
     assert recipe["method"] == method and recipe["task"]["text_column"] == "review"
     assert recipe["task"].get("num_labels") == (None if labels is None else 2)
+    said = look_at("texts.jsonl").about
+    assert ("classes would be in a column `label`, not in id" in said) == (labels is None)
 
 
 def test_tables_in_folders_become_classes():
@@ -158,6 +160,12 @@ def test_tables_in_folders_become_classes():
     recipe = train("mrconv", "machines")
     assert recipe["method"] == "mrconv-series" and recipe["task"]["label_names"] == ["good", "worn"]
     assert recipe["task"]["columns"] == ["x", "y"] and recipe["task"]["max_length"] == 30
+
+
+def test_a_pattern_of_tables_is_as_many_series():
+    write_tables("knocks", ["1", "2", "3"], 30)
+    survey = look_at("knocks/*.csv")
+    assert survey.count == 3 and survey.train == {"path": "knocks/*.csv", "split": "train", "rows": "positions"}
 
 
 def test_tables_with_a_class_in_each_row_are_labelled():

@@ -30,7 +30,7 @@ model-index:
 |---|---|
 | 1 | 2 |
 
-**bold** and [a link](https://example.org/x) and [here](file.bin)
+**bold** and [a link](https://example.org/x) and [here](file.bin) ![picture](figures/a.png) [other](/me/b) [there](#use)
 """
 ATTACKS = [
     "<script>alert(1)</script>",
@@ -86,6 +86,11 @@ def test_repositories_are_listed_and_shown(url: str) -> None:
     page = ask(url, "GET", "/me/model").body.decode()
     assert "<h1>A title</h1>" in page and "<strong>bold</strong>" in page and "<td>1</td>" in page
     assert '<a href="https://example.org/x">a link</a>' in page and "license: mit" not in page
+    # What names no server is a file of the commit.
+    commit = json.loads(ask(url, "GET", "/api/models/me/model").body)["sha"]
+    assert f'<a href="{url}/me/model/resolve/{commit}/file.bin">here</a>' in page
+    assert f'<img src="{url}/me/model/resolve/{commit}/figures/a.png" alt="picture" />' in page
+    assert f'<a href="{url}/me/b">other</a>' in page
     assert re.search(r"<td>Denoising</td><td>BSD68 &lt;b&gt;</td><td>PSNR</td><td>28.61</td>", page)
     assert f"{len(CONTENT):,} bytes" in page
     file = next(
