@@ -36,7 +36,9 @@ def print_rows(rows: list[tuple[str, Any]], to_stderr: bool = False, title: str 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table = Table(
+        title=Text(title) if title else None, title_justify="left", show_header=False, box=None, pad_edge=False
+    )
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:

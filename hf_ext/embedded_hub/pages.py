@@ -67,8 +67,7 @@ def show_repository(request: Request, repository: Repository) -> Response:
     base = f"{url}/resolve/{commit}/"
     card, results = _read_card(blobs.path(entry.sha256), base) if entry and entry.size <= _CARD_BYTES else (None, [])
     rows: list[list[_Cell]] = [
-        [(path, f"{base}{quote(path)}"), f"{files[path].size:,} bytes"]
-        for path in sorted(files)[:_ROWS]
+        [(path, f"{base}{quote(path)}"), f"{files[path].size:,} bytes"] for path in sorted(files)[:_ROWS]
     ]
     tables = [("Evaluation results", _cut(results[:_ROWS], len(results))), ("Files", _cut(rows, len(files)))]
     if entry and card is None:
@@ -133,7 +132,7 @@ def _read_card(path: Path, base: str) -> tuple[str | None, list[list[_Cell]]]:
 
 
 def _render(markdown: str, base: str) -> str:
-    """Markdown as HTML; HTML inside of it is shown as text. Pictures and links that name no server are below `base`."""
+    """Markdown as HTML; HTML inside of it is shown as text. Links that name no server are below `base`."""
     lines = markdown.splitlines()
     if sum("|" in line for line in lines) * max((line.count("|") for line in lines), default=0) > _CELLS:
         # A table has as many cells in each row as in its head, written or not.

@@ -61,7 +61,7 @@ def continue_text(
         seed (`int`, defaults to 0): Of the drawing.
 
     Raises:
-        ValueError: If the text has no tokens, the model takes fewer than are asked for, or the temperature is no number.
+        ValueError: If the text has no tokens or the model takes fewer than are asked for; of a bad temperature.
     """
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(
@@ -76,9 +76,9 @@ def continue_text(
     # An MRConv streams: its texts have any length.
     longest = None if model.config.model_type == "mrconv" else getattr(model.config, "max_position_embeddings", None)
     if longest and tokens.shape[1] + max_new_tokens > longest:
-        fits = longest - tokens.shape[1]
+        given, fits = tokens.shape[1], longest - tokens.shape[1]
         raise ValueError(
-            f"the text has {tokens.shape[1]} tokens, and {max_new_tokens} more are asked for; the model takes {longest}: "
+            f"the text has {given} tokens, and {max_new_tokens} more are asked for; the model takes {longest}: "
             + (f"give --max-new-tokens {fits} or less, or a shorter text." if fits > 0 else "give a shorter text.")
         )
     set_seed(seed)

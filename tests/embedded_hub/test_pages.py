@@ -30,7 +30,8 @@ model-index:
 |---|---|
 | 1 | 2 |
 
-**bold** and [a link](https://example.org/x) and [here](file.bin) ![picture](figures/a.png) [other](/me/b) [there](#use)
+**bold** and [a link](https://example.org/x) and [here](file.bin)
+![picture](figures/a.png) [other](/me/b) [there](#use)
 """
 ATTACKS = [
     "<script>alert(1)</script>",
