@@ -145,6 +145,7 @@ def is_running(process: str) -> bool:
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.slow
 def test_a_part_killed_at_its_limit_keeps_its_rows_and_goes_on(parts: Parts, monkeypatch: pytest.MonkeyPatch):
     parts.plan("slow", first="work", second="hang", third="work")
     with monkeypatch.context() as patch:
@@ -178,6 +179,7 @@ def test_a_part_that_brings_nothing_until_its_limit_has_failed(parts: Parts, mon
     assert parts.result("stuck")["error"].startswith("no row within 480 seconds")
 
 
+@pytest.mark.slow
 def test_a_process_that_lost_the_device_or_died_is_replaced(parts: Parts):
     parts.plan("lost", first="lose", second="work", third="die", fourth="work")
     assert parts.run() == 1

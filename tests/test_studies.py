@@ -89,6 +89,7 @@ def values(tmp_path) -> dict:
     return {"data": data, **small, **short}
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_once(studies, values, tmp_path):
     run = tmp_path / "run"
     studies.launch(run, TRAIN, RECIPE, values)

@@ -28,6 +28,7 @@ def test_with_a_limit_of_its_own():
 """
 
 
+@pytest.mark.slow
 def test_hanging_tests_are_ended(tmp_path):
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_collection_modifyitems\n")
     (tmp_path / "test_them.py").write_text(TESTS)

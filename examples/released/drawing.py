@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from PIL import Image
 
 DIT = Path(__file__).resolve().parents[1] / "disentangled_dit"
 JUDGE = DIT / "results" / "judge"
 PER_CLASS = 50
+# The guidance of `hf-ext sample`; with less the class is seen in fewer pictures.
+SAMPLING: dict[str, Any] = {"num_inference_steps": 20, "guidance_scale": 4.0}
 # Behind this folder, whose modules go first.
 sys.path.append(str(DIT))
 
-from measuring import SAMPLING, Judge, load, measure_classes  # noqa: E402  found through the line above
+from generating import generate_images  # noqa: E402  found through the line above
+from measuring import CLASSES, Judge, load  # noqa: E402
 from pictures import draw_classes  # noqa: E402
 
 
@@ -29,7 +33,8 @@ def judge_pictures(folder: Path, data: Path, per_class: int = PER_CLASS) -> tupl
         rows = datasets.load_dataset(str(data), split="test").shuffle(seed=0)
         rows.to_parquet(Path(shuffled) / "test.parquet")
         judge = Judge(JUDGE, Path(shuffled), 10 * per_class)
-    made, real = measure_classes(folder, judge, per_class), judge.real()
+    labels = np.tile(np.arange(CLASSES), per_class)
+    made, real = judge.measure(generate_images(load(folder), labels.tolist(), **SAMPLING), labels), judge.real()
     pictures = f"{10 * per_class} pictures, {per_class} of each class"
     names = {"accuracy": "accuracy by the judge", "feature_distance": "feature distance (not FID)"}
     results = [

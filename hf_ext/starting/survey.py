@@ -87,7 +87,7 @@ def look_at(path: str) -> Survey:
 
 def _look_at_examples(path: str) -> Survey:
     """Pictures, sounds and texts, as a training reads them."""
-    data = _open(path, "train")
+    data = _open_without_bars(path, "train")
     features = data.features
     pictures = [name for name, kind in features.items() if isinstance(kind, datasets.Image) and kind.decode]
     sounds = [name for name, kind in features.items() if isinstance(kind, datasets.Image | datasets.Audio)]
@@ -229,7 +229,7 @@ def _look_at_pairs(place: Path) -> Survey:
     return survey
 
 
-def _open(path: str, split: str) -> Any:
+def _open_without_bars(path: str, split: str) -> Any:
     # One bar is enough of a training; here none is.
     datasets.disable_progress_bars()
     try:

@@ -94,7 +94,11 @@ def test_changed_files(samples, tmp_path, files):
 
 @pytest.mark.parametrize(
     "scheduler",
-    [DDIMScheduler, UniPCMultistepScheduler, FlowMatchHeunDiscreteScheduler],
+    [
+        DDIMScheduler,
+        pytest.param(UniPCMultistepScheduler, marks=pytest.mark.slow),
+        pytest.param(FlowMatchHeunDiscreteScheduler, marks=pytest.mark.slow),
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_changed_schedulers(tmp_path, scheduler):

@@ -192,6 +192,7 @@ def test_repeated_blocks_compile_as_one_graph_for_all_timesteps():
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_whole_model_is_exported_for_any_batch():
     model = make_transformer()
     inputs = make_inputs(model, batch=3)

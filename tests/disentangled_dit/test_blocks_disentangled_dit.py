@@ -79,6 +79,7 @@ def test_errors_are_the_pipelines_own(tmp_path, caplog):
         modular()
 
 
+@pytest.mark.slow
 def test_the_blocks_do_not_load_with_the_package():
     code = "import sys, hf_ext.pipelines; sys.exit('diffusers.modular_pipelines.modular_pipeline' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -129,6 +129,7 @@ def published(tmp_path_factory) -> Iterator[tuple[EmbeddedHub, Path, dict, dict]
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("presence", ["absent", "installed"])
 def test_every_way_to_load_gives_the_same_answers(published, presence):
     hub, place, sources, expected = published
@@ -226,6 +227,7 @@ def test_registering_again_changes_nothing():
     assert (diffusers.pipelines.disentangled_dit, diffusers.DisentangledDiTPipeline) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "name"), [("", "DisentangledDiTPipeline"), (".pipelines", "disentangled_dit")])
 def test_a_name_that_diffusers_has_itself_is_not_taken(tmp_path, place, name):
     script = f"""

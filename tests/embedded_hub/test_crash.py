@@ -309,6 +309,7 @@ def peak_memory(process: subprocess.Popen[str]) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the peak memory that Linux reports")
 def test_large_files_stream_in_constant_memory(tmp_path: Path) -> None:
     piece, pieces = bytes(1 << 20), 200

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.hub_testing import client_environment
 
 # What Windows lacks of what a Hub uses, or what lies below it does.
@@ -42,6 +44,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_hub_without_the_calls_of_linux(tmp_path: Path) -> None:
     environment = client_environment("http://127.0.0.1:9", tmp_path / "home")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "hub")]

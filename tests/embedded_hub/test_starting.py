@@ -77,6 +77,7 @@ def test_serving_behind_a_proxy_with_two_tokens(tmp_path: Path) -> None:
         assert ask(url, "GET", "/api/models", headers={"Host": "evil.lab"}).status == 403
 
 
+@pytest.mark.slow
 def test_importing_the_library_registers_its_models_unless_it_is_told_not_to(tmp_path: Path) -> None:
     program = "import sys, hf_ext; print('transformers' in sys.modules, 'hf_ext.semanir' in sys.modules)"
     for setting, wanted in ((None, "True True"), ("1", "True True"), ("0", "False False")):

@@ -141,6 +141,7 @@ def test_a_table_by_its_commands(table: str, stand_ins: Any):
         assert picture.size[0] > 300
 
 
+@pytest.mark.slow
 def test_tensors_of_beit3_go_there_and_back(stand_ins: Any):
     url, place, _ = stand_ins("beit3-5")
     commands = told_commands("beit3-5")

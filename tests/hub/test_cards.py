@@ -245,6 +245,7 @@ def test_an_undefined_name_in_a_template_is_an_error(tmp_path):
         write_card(folder, repo_id="org/model")
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_card_runs_where_hf_ext_is_not_installed(hub, tmp_path, run_client):
     model = tiny_model()
     with torch.no_grad():

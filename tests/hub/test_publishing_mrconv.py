@@ -69,6 +69,7 @@ def save_task(task, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_models_are_pushed_and_pulled_with_and_without_hf_ext(hub, tmp_path, warm_checks):
     folders = {
         "org/sounds": save_task(AudioTask(sampling_rate=8000, max_length=64), tmp_path / "sounds"),
@@ -148,6 +149,7 @@ json.dump([strange, run("hf_ext.mrconv.", trust_remote_code=False)], open(out, "
 """
 
 
+@pytest.mark.slow
 def test_the_task_that_a_card_names_is_what_pipelines_run(hub, tmp_path):
     made = {
         "org/pixels": (PixelTask(image_size=8), "image-classification"),

@@ -272,6 +272,7 @@ def test_a_card_of_a_plain_merge(models, tmp_path):
     check_loads(staged)
 
 
+@pytest.mark.slow
 def test_a_diffusers_model(tmp_path):
     base = tiny_unet(tmp_path / "base")
     for seed, name in enumerate("ab", start=1):

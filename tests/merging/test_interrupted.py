@@ -100,6 +100,7 @@ def run(script: str, *arguments: str, command: tuple[str, ...] = (sys.executable
     return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_goes_on_to_the_same_bits(tmp_path):
     config = write_set(tmp_path)
     done = run(KILLED, json.dumps(config), str(tmp_path / "merged"), "1", "3")
@@ -110,9 +111,10 @@ def test_killed_at_random_moments_it_goes_on_to_the_same_bits(tmp_path):
     assert not list(tmp_path.glob(".*")), list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"method": "ties", "masks": True, "density": 0.3}, pytest.param({}, marks=pytest.mark.slow)],
+    [{"method": "ties", "masks": True, "density": 0.3}, {}],
     ids=["ties", "emr"],
 )
 def test_two_processes_of_accelerate_launch_share_the_work(tmp_path, options):

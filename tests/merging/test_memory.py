@@ -69,6 +69,7 @@ def grown(place: Path, cases: list[tuple[str, int, int, dict[str, object]]]) -> 
     return found
 
 
+@pytest.mark.slow
 def test_peak_memory_depends_neither_on_the_number_of_tasks_nor_on_the_size_of_the_model(tmp_path):
     found = grown(
         tmp_path,

@@ -76,6 +76,7 @@ def run_without_them(place: Path) -> dict[str, bytes]:
     return weights(place)
 
 
+@pytest.mark.slow
 def test_a_merge_without_the_calls_of_linux(tmp_path: Path):
     from hf_ext.emr.weights import TaskWeights
     from hf_ext.merging import add_task, merge_checkpoints, remove_task

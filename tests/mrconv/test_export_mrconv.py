@@ -138,6 +138,7 @@ def run_onnx(model, inputs, length, path, others) -> list[np.ndarray]:
     return [session.run(None, {name: value.numpy() for name, value in batch.items()})[0] for batch in others]
 
 
+@pytest.mark.slow
 @onnx_warnings
 def test_direct_convolutions_in_onnx_give_the_same_numbers_at_any_length(tmp_path):
     model = make_token_model(merged=True, bidirectional=True)
@@ -190,6 +191,7 @@ compiler_warnings = pytest.mark.filterwarnings(
 )
 
 
+@pytest.mark.slow
 @compiler_warnings
 def test_compiled_training_and_merged_inference_give_the_same_numbers():
     check_compiled("aot_eager", make_token_model(num_hidden_layers=1), make_tokens)

@@ -256,7 +256,13 @@ sys.exit(any(process.exitcode for process in processes))
 
 
 @pytest.mark.parametrize(
-    ("points", "form"), [(2**21, "fast"), (400, "fast"), (400, "plain")], ids=["one part", "parts", "plain"]
+    ("points", "form"),
+    [
+        (2**21, "fast"),
+        pytest.param(400, "fast", marks=pytest.mark.slow),
+        pytest.param(400, "plain", marks=pytest.mark.slow),
+    ],
+    ids=["one part", "parts", "plain"],
 )
 def test_two_processes_equal_one_on_the_joined_batch(tmp_path, points, form):
     """

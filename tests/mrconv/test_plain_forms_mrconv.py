@@ -66,7 +66,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case == "tokens" else pytest.mark.slow) for case in CASES]
+)
 def test_a_checkpoint_answers_and_learns_alike_without_the_package(case, tmp_path):
     head, model, inputs = CASES[case]()
     model.save_pretrained(tmp_path / "model")

@@ -136,6 +136,7 @@ def goes_on_elsewhere(load, folder, data, tmp_path, monkeypatch, seconds):
     assert read_json(other / "core_seconds.json") == {}
 
 
+@pytest.mark.slow
 def test_rounds_of_the_study_and_its_tables(load, study, monkeypatch, tmp_path):
     folder, data = study
     module, tables, runs = load("study"), load("tables"), load("runs")
@@ -203,6 +204,7 @@ def test_readme_holds_the_committed_results(load, tmp_path):
     assert fill_readme(load("tables"), result, tmp_path) == (STUDY / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_recording_is_classified(tmp_path):
     task = AudioTask(sampling_rate=8000, max_length=64, num_labels=2, label_names=["no", "yes"])
     model = task.build_model({"hidden_size": 4, "num_hidden_layers": 1, "kernel_size": 4}, None)

@@ -195,6 +195,7 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, atol=2e-5 * wanted.abs().max().item(), rtol=0)
 
 
+@pytest.mark.slow
 @both_shapes
 def test_exported_model_takes_any_batch_and_size(fields, tmp_path):
     model = make_model(**fields)

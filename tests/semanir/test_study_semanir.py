@@ -140,6 +140,7 @@ def test_tables_and_curves_of_a_result(load, tmp_path):
         assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_all_steps_fit_each_other(load, tmp_path, monkeypatch):
     """The whole study on tiny pictures and networks, with models that are saved as they are initialised."""
     study, runs, measuring, tables = (load(name) for name in ("study", "runs", "measuring", "tables"))

@@ -171,6 +171,7 @@ print(-restore(64) + restore(320))
 """
 
 
+@pytest.mark.slow
 def test_peak_memory_keeps_to_the_budget():
     budget = 4 * 2**20
     command = [sys.executable, "-c", PEAK]

@@ -94,14 +94,8 @@ def assert_same_runs(root: Path, case: str) -> None:
         assert torch.equal(read_weights(continued)[name], value), name
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        # Tied weights, two passes of a step.
-        pytest.param(case, marks=[] if case == "mrconv-lm" else pytest.mark.slow)
-        for case in CASES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_sharded_runs_are_those_of_two_whole_copies(root, case):
     fork_two("tests.training.sharded", str(root), "compare", case)
     assert_same_runs(root, case)

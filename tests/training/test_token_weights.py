@@ -46,7 +46,13 @@ def weights_and_loss(folder: Path) -> tuple[dict[str, torch.Tensor], float]:
 
 @pytest.mark.parametrize(
     ("processes", "batch", "passes"),
-    [(1, 3, 2), (1, 2, 3), (1, 1, 6), pytest.param(2, 3, 1, marks=pytest.mark.slow), (2, 1, 3)],
+    [
+        (1, 3, 2),
+        (1, 2, 3),
+        (1, 1, 6),
+        pytest.param(2, 3, 1, marks=pytest.mark.slow),
+        pytest.param(2, 1, 3, marks=pytest.mark.slow),
+    ],
 )
 def test_the_split_of_a_step_changes_nothing(tmp_path, processes, batch, passes):
     for name in ("whole", "split"):
