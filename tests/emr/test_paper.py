@@ -117,7 +117,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # One of them takes about ten seconds.
     [
         "gpt2-glue",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in TABLES if name not in ("gpt2-glue", "beit3-5")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in LONGER),
     ],
 )
 def test_a_table_by_its_commands(table: str, stand_ins: Any):
