@@ -22,6 +22,7 @@ from hf_ext.training.task import Task
 
 from .degradation_settings import Degradation, read_degradations
 from .degradations import matlab_luma, unpack_mosaic
+from .perceptual import FeatureLoss
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,10 @@ class SemanIRTask(Task):
         gray_from (`"luma"` or `"matlab_y"`, defaults to `"luma"`):
             What a grey model takes of colour images: Pillow's luma from 0 to 255, or the Y of MATLAB's `rgb2ycbcr`
             from 16 to 235, on which grey JPEG is scored in the literature. Grey images are taken as they are.
+        perceptual_model (`str`, *optional*): A network whose feature maps of result and target are to be alike too: a
+            released restorer such as `denoise-color`, a folder or `org/name[@revision]` of an image model. Details
+            become sharper, and PSNR lower.
+        perceptual_weight (`float`, defaults to 0.1): What that counts beside the model's own loss.
     """
 
     degradation: dict | list = field(default_factory=lambda: {"kind": "gaussian_noise", "sigma": 25.0})
@@ -57,6 +62,8 @@ class SemanIRTask(Task):
     top_k: int | None = None
     image_column: str = "image"
     gray_from: Literal["luma", "matlab_y"] = "luma"
+    perceptual_model: str | None = None
+    perceptual_weight: float = 0.1
 
     pipeline_tag: ClassVar[str] = "image-to-image"
     greater_is_better: ClassVar[bool] = True
@@ -75,6 +82,11 @@ class SemanIRTask(Task):
             raise ValueError(f"patch_size must be at least 8 pixels, got {self.patch_size}.")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, or left out for the model's own; got {self.top_k}.")
+        if not 0 < self.perceptual_weight < float("inf"):
+            raise ValueError(
+                f"perceptual_weight must be a number above 0, got {self.perceptual_weight}; without a perceptual loss "
+                "leave perceptual_model out."
+            )
 
     @property
     def metric_names(self) -> dict[str, str]:  # type: ignore[override]
@@ -124,6 +136,8 @@ class SemanIRTask(Task):
         model = SemanIRForImageRestoration(self.config)
         if init_from:
             initialize_from(model, init_from)
+        if self.perceptual_model is not None:
+            self.feature_loss = FeatureLoss(self.perceptual_model)
         return model
 
     def _check_layout(self) -> None:
@@ -184,10 +198,15 @@ class SemanIRTask(Task):
         return {"pixel_values": _tensor(degraded), "labels": _tensor(clean)}
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Any], step: int) -> torch.Tensor:
-        """The model's own loss; with `train_top_k`, one k for all stages and processes of a step."""
+        """The model's own loss, and the perceptual one; with `train_top_k`, one k for all stages and processes."""
         choices = self.config.train_top_k
         top_k = int(np.random.default_rng((4, step)).choice(choices)) if choices else None
-        return model(pixel_values=batch["pixel_values"], labels=batch["labels"], top_k=top_k).loss
+        output = model(pixel_values=batch["pixel_values"], labels=batch["labels"], top_k=top_k)
+        loss: torch.Tensor = output.loss
+        if self.perceptual_model is not None:
+            seen = self.feature_loss.to(loss.device)(output.reconstruction, batch["labels"])
+            loss = loss + self.perceptual_weight * seen
+        return loss
 
     def evaluate_batch(
         self, model: torch.nn.Module, examples: list[dict[str, Any]], indices: list[int]

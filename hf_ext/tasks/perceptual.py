@@ -1,0 +1,72 @@
+"""A loss in the features of a network that has learned already: two pictures are near where it sees the same."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoImageProcessor, AutoModel
+
+from hf_ext.hub.released import find_model
+from hf_ext.semanir.modeling_semanir import SemanIRForImageRestoration
+from hf_ext.training.models import split_revision
+
+
+class FeatureLoss(torch.nn.Module):
+    """
+    How differently a frozen network sees two pictures: the mean, over its feature maps, of the distance of two maps
+    relative to the size of the wanted one. So each map counts alike, whatever its scale and its number of values.
+
+    Args:
+        source (`str`): A model of pictures whose `AutoModel` gives hidden states: a released restorer by name, a folder
+            or `org/name[@revision]`, of transformers too.
+
+    Raises:
+        ValueError: If the network takes no pictures in colours, or gives no hidden states.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, source: str):
+        super().__init__()
+        name, revision = split_revision(find_model(source))
+        config = AutoConfig.from_pretrained(name, revision=revision)
+        ours, network, processor = config.model_type == "semanir", None, None
+        if ours:
+            # As a whole, of which the part without the last layers is taken: nothing is left over that a report names.
+            network = SemanIRForImageRestoration.from_pretrained(name, revision=revision).model
+        else:
+            network = AutoModel.from_pretrained(name, revision=revision)
+        if network.main_input_name != "pixel_values" or getattr(config, "num_channels", 3) != 3:
+            raise ValueError(
+                f"task.perceptual_model {source} ({type(network).__name__}) takes no pictures of three channels: name "
+                "a restorer of colour pictures, such as denoise-color, or an image model of transformers."
+            )
+        self.source, self.network = source, network.eval().requires_grad_(False)
+        # Ours takes [0, 1] as it is.
+        if not ours:
+            processor = AutoImageProcessor.from_pretrained(name, revision=revision)
+        for kind, usual in (("mean", [0.0] * 3), ("std", [1.0] * 3)):
+            values = getattr(processor, f"image_{kind}", None) or usual
+            self.register_buffer(kind, torch.tensor(values).view(3, 1, 1), persistent=False)
+
+    def forward(self, made: Tensor, wanted: Tensor) -> Tensor:
+        """The distance of two batches `[batch, 1 or 3, height, width]` in [0, 1]; its gradient is that of `made`."""
+        with torch.no_grad():
+            targets = self.features(wanted)
+        found = self.features(made)
+        distances = [
+            (one - target).abs().mean() / target.abs().mean().clamp_min(1e-6)
+            for one, target in zip(found, targets, strict=True)
+        ]
+        return torch.stack(distances).mean()
+
+    def features(self, pictures: Tensor) -> tuple[Tensor, ...]:
+        """The hidden states of the network."""
+        colours = pictures.expand(-1, 3, -1, -1)
+        maps = self.network(pixel_values=(colours - self.mean) / self.std, output_hidden_states=True).hidden_states
+        if not maps:
+            raise ValueError(
+                f"task.perceptual_model {self.source} ({type(self.network).__name__}) gives no hidden states."
+            )
+        return tuple(maps)

@@ -1,0 +1,115 @@
+"""The perceptual loss: against its definition written out, its gradient, in a training, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from PIL import Image
+from transformers import BertConfig, BertModel, ConvNextImageProcessor, ResNetConfig, ResNetModel
+
+from hf_ext.semanir import SemanIRConfig, SemanIRForImageRestoration
+from hf_ext.tasks.perceptual import FeatureLoss
+from hf_ext.tasks.restoration import SemanIRTask
+from hf_ext.training import TrainingArguments, train
+from tests.process_state import forget_accelerate
+
+SMALL = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "top_k": 8}
+
+
+@pytest.fixture
+def restorer(tmp_path):
+    torch.manual_seed(0)
+    SemanIRForImageRestoration(SemanIRConfig(**SMALL)).save_pretrained(tmp_path / "restorer")
+    return tmp_path / "restorer"
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    ResNetModel(config).save_pretrained(tmp_path / "resnet")
+    ConvNextImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.5, 0.6, 0.7]).save_pretrained(tmp_path / "resnet")
+    return tmp_path / "resnet"
+
+
+def pictures(seed: int, channels: int = 3) -> torch.Tensor:
+    return torch.rand(2, channels, 16, 24, generator=torch.Generator().manual_seed(seed))
+
+
+def test_it_is_the_distance_of_feature_maps_relative_to_their_size(restorer):
+    loss = FeatureLoss(str(restorer))
+    model = SemanIRForImageRestoration.from_pretrained(restorer).eval()
+    made, wanted = pictures(0), pictures(1)
+    with torch.no_grad():
+        maps = [model(pixel_values=one, output_hidden_states=True).hidden_states for one in (made, wanted)]
+    assert len(maps[0]) == 3
+    told = [float((a - b).abs().sum() / b.abs().sum()) for a, b in zip(*maps, strict=True)]
+    assert float(loss(made, wanted)) == pytest.approx(sum(told) / 3, rel=1e-5)
+    assert float(loss(wanted, wanted)) == pytest.approx(0, abs=1e-6)
+    # A grey picture is seen as one in colours.
+    gray = pictures(2, 1)
+    assert float(loss(gray, wanted)) == pytest.approx(float(loss(gray.repeat(1, 3, 1, 1), wanted)), rel=1e-5)
+
+
+def test_its_gradient_is_that_of_finite_differences_and_the_network_stays_as_it_is(restorer):
+    loss = FeatureLoss(str(restorer)).double()
+    made, wanted = pictures(0).double().requires_grad_(), pictures(1).double()
+    loss(made, wanted).backward()
+    direction = torch.randn(made.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        step = 1e-6
+        ahead, back = (float(loss(made + sign * step * direction, wanted)) for sign in (1, -1))
+    assert float((made.grad * direction).sum()) == pytest.approx((ahead - back) / (2 * step), rel=1e-4)
+    assert all(parameter.grad is None for parameter in loss.network.parameters())
+
+
+def test_a_network_of_transformers_sees_what_its_processor_makes(classifier):
+    loss = FeatureLoss(str(classifier))
+    network = ResNetModel.from_pretrained(classifier).eval()
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ([0.1, 0.2, 0.3], [0.5, 0.6, 0.7]))
+    made, wanted = pictures(0), pictures(1)
+    with torch.no_grad():
+        maps = [network((one - mean) / std, output_hidden_states=True).hidden_states for one in (made, wanted)]
+    told = [float((a - b).abs().sum() / b.abs().sum()) for a, b in zip(*maps, strict=True)]
+    assert float(loss(made, wanted)) == pytest.approx(np.mean(told), rel=1e-5)
+
+
+def test_a_training_lowers_it(tmp_path, restorer):
+    for seed in range(3):
+        noise = np.random.default_rng(seed).integers(256, size=(24, 24, 3), dtype=np.uint8)
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        Image.fromarray(noise).resize((48, 48), Image.Resampling.BICUBIC).save(tmp_path / "photos" / f"{seed}.png")
+    losses = {}
+    for weight in (1e-3, 10.0):
+        forget_accelerate()
+        task = SemanIRTask(patch_size=16, perceptual_model=str(restorer), perceptual_weight=weight)
+        folder = tmp_path / f"run-{weight}"
+        values = {"data": {"train": {"path": str(tmp_path / "photos")}}, "model": SMALL, "max_steps": 30}
+        options = {"per_device_train_batch_size": 2, "learning_rate": 3e-3, "logging_steps": 1, "report_to": "none"}
+        train(task, TrainingArguments("semanir", str(folder), **values, **options))
+        model = SemanIRForImageRestoration.from_pretrained(folder / "snapshot").eval()
+        clean = torch.nn.functional.interpolate(pictures(5), scale_factor=2, mode="bicubic").clamp(0, 1)
+        noisy = clean + 25 / 255 * torch.randn(clean.shape, generator=torch.Generator().manual_seed(6))
+        with torch.no_grad():
+            losses[weight] = float(FeatureLoss(str(restorer))(model(pixel_values=noisy).reconstruction, clean))
+        assert not [name for name in model.state_dict() if "feature" in name]
+        arguments = json.loads((folder / "snapshot" / "training.json").read_text())["arguments"]
+        assert arguments["method"] == "semanir"
+    assert losses[10.0] < 0.97 * losses[1e-3]
+
+
+def test_what_cannot_be_is_refused_in_words(tmp_path):
+    BertModel(BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(
+        tmp_path / "bert"
+    )
+    with pytest.raises(ValueError, match="BertModel. takes no pictures of three channels: name a restorer"):
+        FeatureLoss(str(tmp_path / "bert"))
+    gray = SemanIRForImageRestoration(SemanIRConfig(**SMALL, num_channels=1))
+    gray.save_pretrained(tmp_path / "gray")
+    with pytest.raises(ValueError, match="takes no pictures of three channels"):
+        FeatureLoss(str(tmp_path / "gray"))
+    for weight in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(StrictDataclassError, match="perceptual_weight must be a number above 0"):
+            SemanIRTask(perceptual_weight=float(weight))
