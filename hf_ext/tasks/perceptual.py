@@ -1,6 +1,5 @@
 """A loss in the features of a network that has learned already: two pictures are near where it sees the same."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
