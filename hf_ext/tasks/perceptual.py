@@ -16,8 +16,8 @@ class FeatureLoss(torch.nn.Module):
     relative to the size of the wanted one. So each map counts alike, whatever its scale and its number of values.
 
     Args:
-        source (`str`): A model of pictures whose `AutoModel` gives hidden states: a released restorer by name, a folder
-            or `org/name[@revision]`, of transformers too.
+        source (`str`): A model of pictures whose `AutoModel` gives hidden states, of ours or of transformers: a released
+            restorer by name, a folder or `org/name[@revision]`.
 
     Raises:
         ValueError: If the network takes no pictures in colours, or gives no hidden states.
