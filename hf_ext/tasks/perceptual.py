@@ -1,6 +1,5 @@
 """A loss in the features of a network that has learned already: two pictures are near where it sees the same."""
 
-
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoModel
@@ -16,8 +15,8 @@ class FeatureLoss(torch.nn.Module):
     relative to the size of the wanted one. So each map counts alike, whatever its scale and its number of values.
 
     Args:
-        source (`str`): A model of pictures whose `AutoModel` gives hidden states, of ours or of transformers: a released
-            restorer by name, a folder or `org/name[@revision]`.
+        source (`str`): A model of pictures whose `AutoModel` gives hidden states, of ours or of transformers: a
+            released restorer by name, a folder or `org/name[@revision]`.
 
     Raises:
         ValueError: If the network takes no pictures in colours, or gives no hidden states.
