@@ -171,16 +171,6 @@ def restore_cat(folder: Path, task: str | None = None) -> float:
     return psnr(255 * restored, clean, channel=cast(Channel, channel), data_range=255)
 
 
-def merge_kernels(snapshot: Path, folder: Path) -> Path:
-    """Saves a model of sounds with one kernel a layer in place of its branches: the same answers, faster."""
-    model = MRConvForAudioClassification.from_pretrained(snapshot)
-    model.reparameterize()
-    model.save_pretrained(folder)
-    for name in ("preprocessor_config.json", "training.json"):
-        shutil.copyfile(snapshot / name, folder / name)
-    return folder
-
-
 def hear_tones(folder: Path) -> list[float]:
     """What a model of sounds says of three tones that grow: a test asks it again without any data."""
     model = MRConvForAudioClassification.from_pretrained(folder).eval()
@@ -224,25 +214,19 @@ def make(name: str, work: Path) -> Path:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / name
         folder.mkdir()
-        merged = Path(temporary) / "merged"
-        is_mrconv = name == "spoken-digits"
-        parameters = halve(merge_kernels(snapshot, merged) if is_mrconv else snapshot, folder)
+        parameters = halve(snapshot, folder)
         check_size(name, folder)
         results = measure(name, folder, release)
         training = read_training(name, work, parameters, summarize(release, results))
         if training["arguments"]["method"] == "semanir":
             training["check"] = {"psnr": round(restore_cat(folder), 3)}
-        if is_mrconv:
+        else:
             training["check"] = {"logits": [round(value, 3) for value in hear_tones(folder)]}
         write_json(folder / "training.json", training)
         write_json(folder / "eval.json", {"results": results, "revision": None})
         draw(name, folder, release).save(folder / "before_after.png", optimize=True)
         write_card(folder, repo_id=name, license="other")
-        # A merged model cannot go on: what it was merged from is kept beside.
-        if is_mrconv:
-            keep(name, work)
-        else:
-            shutil.rmtree(REACHED / name, ignore_errors=True)
+        shutil.rmtree(REACHED / name, ignore_errors=True)
         return replace(folder, RELEASED / name)
 
 

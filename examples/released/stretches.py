@@ -17,7 +17,7 @@ from hf_ext.files import whole_folder
 
 RECIPES = Path(__file__).resolve().parent
 RELEASED = RECIPES.parents[1] / "model_cards" / "released"
-# Weights of runs that are not good enough for a release, or are steps to one, or whose release is merged.
+# Weights of runs that are not good enough for a release, or are steps to one.
 REACHED = RECIPES / "reached"
 # Fine-tunes of denoise-color by one recipe, restore-tasks.yaml, each for one degradation; release.py merges them.
 RESTORE_TASKS: dict[str, dict[str, Any]] = {
