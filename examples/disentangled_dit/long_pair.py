@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from measuring import Judge, load, measure_classes
+from measuring import Judge, measure_classes
+from runs import OURS
 from sets import prepare
 
 from hf_ext.files import read_json, write_json
@@ -34,8 +35,11 @@ def count_steps(folder: Path) -> int:
 
 def judge_model(folder: Path, judge: Judge, per_class: int) -> dict[str, Any]:
     """The row of a model."""
-    conditioning = load(folder).transformer.config.conditioning
-    return {"conditioning": conditioning, "steps": count_steps(folder), **measure_classes(folder, judge, per_class)}
+    config = read_json(folder / "transformer" / "config.json")
+    # The twin has one stream, as the claim's corners with the class in adaLN.
+    kind = "one-stream" if config["conditioning"] == "adaln" else OURS
+    measured = measure_classes(folder, judge, per_class, kind)
+    return {"conditioning": config["conditioning"], "steps": count_steps(folder), **measured}
 
 
 def add_row(rows: list[dict[str, Any]], row: dict[str, Any]) -> list[dict[str, Any]]:

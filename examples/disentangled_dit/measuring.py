@@ -98,9 +98,9 @@ def measure_classes(snapshot: Path, judge: Judge, per_class: int, kind: str = OU
     return judge.measure(generate_images(load(snapshot, kind), labels.tolist(), **SAMPLING, **asked), labels)
 
 
-def measure_sizes(snapshot: Path, judge: Judge, sizes: list[int], per_class: int) -> list[float]:
+def measure_sizes(snapshot: Path, judge: Judge, sizes: list[int], per_class: int, kind: str = OURS) -> list[float]:
     """Feature distances of the images of each size to real ones made so small and enlarged again."""
-    pipeline, labels = load(snapshot), np.tile(np.arange(CLASSES), per_class).tolist()
+    pipeline, labels = load(snapshot, kind), np.tile(np.arange(CLASSES), per_class).tolist()
     found = []
     for size in sizes:
         made = generate_images(pipeline, labels, original_size=(size, size), **SAMPLING)
@@ -172,11 +172,10 @@ def measure_samples(run: Path, judge: Judge, side: int, columns: int, batch_size
     return points
 
 
-def draw_sizes(snapshots: dict[str, Path], sizes: list[int], path: Path) -> None:
+def draw_sizes(pipelines: dict[str, DisentangledDiTPipeline], sizes: list[int], path: Path) -> None:
     """Of each variant a row for each size, of the same noise, a column for each class."""
     rows, names = [], []
-    for variant, snapshot in snapshots.items():
-        pipeline = load(snapshot)
+    for variant, pipeline in pipelines.items():
         for size in sizes:
             # One sample of each class is one column of it; turned, they are a row.
             options = {**SAMPLING, "original_size": (size, size)}

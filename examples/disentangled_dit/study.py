@@ -60,13 +60,16 @@ SIZES = [6, 8, 12, 16]
 # The claim's four corners: the way of the class, and the weight of the controls. Small networks, for many runs.
 CONSTANT = dict.fromkeys(("original_size", "crop", "target_size", "flip", "aspect_ratio"), 0.0)
 TOKEN = {"model.num_layers": 4, "model.num_classes": 11}
-ADALN = {**TOKEN, "model.conditioning": "adaln"}
+# The class in adaLN has a network of one stream, as large: a second one would have nothing to say.
+ADALN = {**TOKEN, "model.conditioning": "adaln", "model.attention_head_dim": 41}
 VARIANTS: dict[str, dict[str, Any]] = {
     "token-weighted": TOKEN,
     "token-constant": {**TOKEN, "model.control_alpha": CONSTANT},
     "adaln-weighted": ADALN,
     "adaln-constant": {**ADALN, "model.control_alpha": CONSTANT},
 }
+# What of variants.py trains, where it is not our network.
+KINDS = {"adaln-weighted": "one-stream", "adaln-constant": "one-stream", "drawn": "drawn"}
 # Exponents of the weight of both sizes; those of VARIANTS, 8 and 0, stand beside them in the table.
 ALPHAS, ALPHA_SEEDS = (1, 2, 4), (0, 1)
 # Training pictures, of many sizes, are cut at random to a part of two thirds of the side; the middle is asked for.
@@ -234,9 +237,9 @@ def judge(study: Study) -> dict[str, Any]:
     return found
 
 
-def claim_row(study: Study, variant: str, changes: dict[str, Any], seed: int, kind: str = OURS) -> dict[str, Any]:
+def claim_row(study: Study, variant: str, changes: dict[str, Any], seed: int) -> dict[str, Any]:
     """A run on pictures with originals of many sizes: its images, and what the size control does."""
-    name, number = f"claim-{variant}-{seed}", study.count(PER_SIZE)
+    name, number, kind = f"claim-{variant}-{seed}", study.count(PER_SIZE), KINDS.get(variant, OURS)
     row = study.run(name, {**study.values("varied", **changes), "seed": seed}, CLAIM_STEPS, kind)
     measured = study.classes(name, row, "16", kind)
     control = study.measure(
@@ -250,13 +253,13 @@ def claim_row(study: Study, variant: str, changes: dict[str, Any], seed: int, ki
 
 
 def claim_rows(
-    study: Study, variants: dict[str, dict[str, Any]], seeds: tuple[int, ...], kind: str = OURS
+    study: Study, variants: dict[str, dict[str, Any]], seeds: tuple[int, ...]
 ) -> dict[str, list[dict[str, Any]]]:
     """Runs of all variants, a seed after the other."""
     rows: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
     for seed in seeds:
         for variant, changes in variants.items():
-            rows[variant] += study.measured_so_far(partial(claim_row, study, variant, changes, seed, kind))
+            rows[variant] += study.measured_so_far(partial(claim_row, study, variant, changes, seed))
     if not any(rows.values()):
         raise NotMeasured
     return rows
@@ -284,7 +287,7 @@ def sizes(exponent: float) -> dict[str, float]:
 
 def zero(study: Study) -> dict[str, Any]:
     """Controls that begin at zero, as the network's do, and drawn ones."""
-    drawn = claim_rows(study, {"drawn": TOKEN}, ALPHA_SEEDS, "drawn")
+    drawn = claim_rows(study, {"drawn": TOKEN}, ALPHA_SEEDS)
     return {"zero": claim_rows(study, {"token-weighted": TOKEN}, ALPHA_SEEDS)["token-weighted"], **drawn}
 
 
@@ -310,11 +313,11 @@ def distances(study: Study) -> dict[str, Any]:
     """Distance of the images of a size to real pictures of that size, of the claim's models of the first seed."""
     found, number = {}, study.count(MEASURED)
     for variant, changes in VARIANTS.items():
-        name = f"claim-{variant}-{SEEDS[0]}"
-        row = study.run(name, {**study.values("varied", **changes), "seed": SEEDS[0]}, CLAIM_STEPS)
+        name, kind = f"claim-{variant}-{SEEDS[0]}", KINDS.get(variant, OURS)
+        row = study.run(name, {**study.values("varied", **changes), "seed": SEEDS[0]}, CLAIM_STEPS, kind)
 
-        def compute(name: str = name) -> dict[str, Any]:
-            return measure_sizes(study.model(name), study.judge("16"), SIZES, number)
+        def compute(name: str = name, kind: str = kind) -> list[float]:
+            return measure_sizes(study.model(name), study.judge("16"), SIZES, number, kind)
 
         found[variant] = study.measure(f"{name}-distances", row, compute, per_class=number, sizes=SIZES)
     return found
@@ -452,7 +455,8 @@ def draw(study: Study, part: str, report: Path) -> None:
     if part == "claim":
         first = {variant: study.snapshot(f"claim-{variant}-{SEEDS[0]}") for variant in VARIANTS}
         if all(snapshot.is_dir() for snapshot in first.values()):
-            draw_sizes(first, SIZES, report / "sizes.png")
+            pipelines = {variant: load(snapshot, KINDS.get(variant, OURS)) for variant, snapshot in first.items()}
+            draw_sizes(pipelines, SIZES, report / "sizes.png")
     if part == "cuts" and study.snapshot("cuts-told").is_dir():
         write_picture(draw_sliders(load(study.snapshot("cuts-told")), SHOWN), report / "sliders.png")
 

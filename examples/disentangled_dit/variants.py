@@ -1,4 +1,4 @@
-"""Our network with one thing made another way, for the study: drawn controls, interpolated positions.
+"""Our network with one thing made another way, for the study: drawn controls, interpolated positions, one stream.
 
 `peers.py` trains and loads them by their names, as it does diffusers' networks.
 """
@@ -8,6 +8,68 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTTransformer2DModel
+
+# What our blocks are made of, so that nothing but the stream differs.
+BLOCK = DisentangledDiTTransformer2DModel._block_class
+
+
+class OneStreamBlock(nn.Module):
+    """A block of image tokens alone: self-attention and MLP, whose norms are modulated by 6 D numbers."""
+
+    normalize = staticmethod(BLOCK.normalize)
+
+    def __init__(self, dim: int, heads: int, mlp_ratio: float):
+        super().__init__()
+        norm = BLOCK._attention_class._norm_class
+        self.heads = heads
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim) for _ in range(4))
+        self.norm_q, self.norm_k = (norm(dim // heads, eps=1e-6) for _ in range(2))
+        self.ff = BLOCK._feed_forward_class(dim, int(dim * mlp_ratio))
+
+    def attend(self, hidden_states: Tensor) -> Tensor:
+        """Self-attention [B, N, D], with RMSNorm of queries and keys in each head."""
+        query, key, value = (
+            layer(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.to_q, self.to_k, self.to_v)
+        )
+        attended = F.scaled_dot_product_attention(self.norm_q(query), self.norm_k(key), value)
+        return self.to_out(attended.transpose(1, 2).flatten(2))
+
+    def forward(
+        self, hidden_states: Tensor, encoder_hidden_states: Tensor, modulation: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The context as it came, and the image tokens after the block."""
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation.unflatten(
+            1, (6, 1, hidden_states.shape[-1])
+        ).unbind(1)
+        attended = self.attend(self.normalize(hidden_states, shift, scale))
+        hidden_states = torch.addcmul(hidden_states, gate, attended)
+        fed = self.ff(self.normalize(hidden_states, mlp_shift, mlp_scale))
+        return encoder_hidden_states, torch.addcmul(hidden_states, mlp_gate, fed)
+
+
+class OneStream(DisentangledDiTTransformer2DModel):
+    """
+    The class in adaLN, and no context that would be attended to: all parameters act on the image. `conditioning` is
+    "adaln"; a larger `attention_head_dim` makes it as large as ours.
+    """
+
+    _block_class = OneStreamBlock
+
+    def _make_blocks(self, dim: int) -> None:
+        config = self.config
+        if config.conditioning != "adaln" or config.num_decoder_layers:
+            raise ValueError("one stream has its class in adaLN: set conditioning='adaln', and no decoder layers.")
+        self.transformer_blocks = nn.ModuleList(
+            self._block_class(dim, config.num_attention_heads, config.mlp_ratio) for _ in range(config.num_layers)
+        )
+        sizes = [6] * config.num_layers + [2]
+        self.modulations = nn.ModuleList(self._linear_class(dim, size * dim) for size in sizes)
+        self.modulation_sizes = [size * dim for size in sizes]
+        # Scales are 1 + what the layer computes, as in our blocks.
+        offset = torch.cat([torch.arange(size) % 3 == 1 for size in sizes]).repeat_interleave(dim)
+        self.register_buffer("modulation_offset", offset.to(torch.get_default_dtype()), persistent=False)
+        self.proj_out = nn.Linear(dim, config.patch_size**2 * config.in_channels)
 
 
 class DrawnControls(DisentangledDiTTransformer2DModel):
@@ -36,4 +98,4 @@ class BicubicPositions(DisentangledDiTTransformer2DModel):
         return grid[0].flatten(1).T.contiguous()
 
 
-VARIANTS = {"drawn": DrawnControls, "bicubic": BicubicPositions}
+VARIANTS = {"drawn": DrawnControls, "bicubic": BicubicPositions, "one-stream": OneStream}

@@ -11,6 +11,7 @@ import torch
 from diffusers import DDIMScheduler
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 from transformers import BertConfig, BertModel
 
 from hf_ext.metrics import ClassifierFeatures
@@ -21,7 +22,7 @@ from hf_ext.training.arguments import DataSource, read_yaml
 from hf_ext.training.sources import open_source
 from tests.study_testing import EXAMPLES, fill_readme, made_up_run, module_loader
 
-from .dit_testing import make_transformer
+from .dit_testing import SIZES, make_transformer, shake
 from .pipeline_testing import make_tokenizer
 
 STUDY = EXAMPLES / "disentangled_dit"
@@ -135,8 +136,14 @@ def test_every_run_has_valid_settings_and_equal_parameters(load, data, tmp_path)
             model = runs.make_task(arguments, kind).build_model(arguments.model, None)
         return sum(value.numel() for value in model.parameters())
 
-    claims = {name: count(made.values("varied", **changes)) for name, changes in study.VARIANTS.items()}
-    assert len(set(claims.values())) == 1
+    claims = {
+        name: count(made.values("varied", **changes), study.KINDS.get(name, study.OURS))
+        for name, changes in study.VARIANTS.items()
+    }
+    assert (
+        claims["token-weighted"] == claims["token-constant"] and claims["adaln-weighted"] == claims["adaln-constant"]
+    )
+    assert claims["adaln-weighted"] / claims["token-weighted"] == pytest.approx(1, abs=0.02)
     assert count(made.values("varied", **study.TOKEN), "drawn") == claims["token-weighted"]
     ours = count(study.peer_values(made, study.OURS))
     for name in study.PEERS:
@@ -155,6 +162,19 @@ def test_variants_of_our_network_differ_in_one_thing(load):
     for name, embedder in drawn.control_embedders.items():
         assert embedder.linear_2.weight.std() > 0.1 and not ours.control_embedders[name].linear_2.weight.any()
     assert not drawn.proj_out.weight.any() and not drawn.modulations[0].weight.any()
+    one = variants["one-stream"](**small, sample_size=8, in_channels=3, conditioning="adaln")
+    assert not [name for name, _ in one.named_parameters() if "add_" in name or "context" in name]
+    assert one.modulation_sizes == [6 * 16, 6 * 16, 2 * 16]
+    for value in one.parameters():
+        nn.init.normal_(value, std=0.2)
+    picture, times = torch.randn(2, 3, 8, 8), torch.tensor([10, 500])
+    first, second, other = (
+        one(picture, times, class_labels=torch.tensor(labels)).sample for labels in ([0, 1], [0, 1], [2, 1])
+    )
+    # The class acts, and each picture's own alone.
+    assert torch.equal(first, second) and not torch.allclose(first[0], other[0]) and torch.equal(first[1], other[1])
+    with pytest.raises(ValueError, match="conditioning='adaln'"):
+        variants["one-stream"](**small, sample_size=8, in_channels=3)
     bicubic = variants["bicubic"](**small, sample_size=16, in_channels=3, pos_embed_base_size=4)
     # The grid of the pre-training is known; a larger one follows the resampled places, but for the borders.
     assert torch.equal(bicubic.position_embedding(4, 4), ours.position_embedding(4, 4))
@@ -192,7 +212,11 @@ def test_long_runs_are_judged_at_equal_steps(load, data, tmp_path):
     told = {"attention": {"steps": 90}, "adaln": {"released": {"steps": 90, "core_hours": 1.0}}}
     for conditioning in ("attention", "adaln", "attention"):
         folder = tmp_path / conditioning
-        network = make_transformer(sample_size=8, patch_size=4, num_classes=10, conditioning=conditioning)
+        fields = {"sample_size": 8, "patch_size": 4, "num_classes": 10, "conditioning": conditioning}
+        network = make_transformer(**fields)
+        if conditioning == "adaln":
+            network = load("variants").OneStream(**SIZES | fields).eval()
+            shake(network)
         DisentangledDiTPipeline(network, DDIMScheduler(), None, None, None).save_pretrained(folder)
         (folder / "training.json").write_text(json.dumps(told[conditioning]))
         rows = pair.add_row(rows, pair.judge_model(folder, judge, 1))
