@@ -135,12 +135,12 @@ def real_sizes(judge: Judge, sizes: list[int]) -> dict[str, Any]:
     return {"sizes": sizes, "high_frequency_energy": energies, "accuracy": accuracy}
 
 
-def measure_texts(snapshot: Path, judge: Judge, data: Path, count: int) -> dict[str, float]:
+def measure_texts(snapshot: Path, judge: Judge, data: Path, count: int, kind: str = OURS) -> dict[str, float]:
     """Images of test captions: distances and classes, and the shares that obey what the captions say besides."""
     rows = datasets.load_dataset(str(data), split="test")
     rows = rows.select(range(min(count, len(rows))))
     texts = list(rows["text"])
-    made = generate_images(load(snapshot), texts, **SAMPLING)
+    made = generate_images(load(snapshot, kind), texts, **SAMPLING)
     light = [lightness(image) == text.split()[1] for text, image in zip(texts, made, strict=True) if " photo " in text]
     colours = [
         border_colour(image) == text.split()[-1] for text, image in zip(texts, made, strict=True) if " front " in text

@@ -1,8 +1,9 @@
 """Networks of diffusers on Disentangled DiT's task and recipe: UNets, DiT, PixArt and the mmDiT of Stable Diffusion 3.
 
 accelerate launch examples/disentangled_dit/peers.py sd3 examples/disentangled_dit/FILE.yaml [--field value]
-The section `model` then holds options of [`Peer`]. Each takes the class in its own way, and the controls where its
-class in diffusers has a place for numbers, with constant weight: that is what there is to compare with.
+The section `model` then holds options of [`Peer`]. Each takes the class in its own way, or a text if it attends, and
+the controls where its class in diffusers has a place for numbers, with constant weight: that is what there is to compare
+with.
 """
 
 import sys
@@ -28,15 +29,18 @@ from diffusers.models.embeddings import LabelEmbedding, get_timestep_embedding
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
+from transformers import AutoModelForTextEncoding, AutoTokenizer
 from variants import VARIANTS
 
-from hf_ext.files import read_json
+from hf_ext.files import read_json, write_json
 from hf_ext.pipelines.disentangled_dit import DisentangledDiTPipeline, DisentangledDiTTransformer2DModel
 from hf_ext.tasks.diffusion import DisentangledDiTTask
 from hf_ext.training import TrainingArguments, main
 from hf_ext.training.arguments import build
 
 SINUSOIDS = 256
+# How a pipeline prepares texts.
+TEXT_OPTIONS = ("text_padding", "text_padding_noise", "max_text_length")
 
 
 class Peer(ModelMixin, ConfigMixin, CacheMixin):
@@ -51,8 +55,8 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         num_layers, num_attention_heads, attention_head_dim (`int`): As in our network. The width D is heads times
             `attention_head_dim`; the UNets have D / 2, D, D channels on three levels, and `num_layers` // 6 residual
             blocks on each.
-        num_classes (`int`): Number of classes; that label is no class.
-        joint_attention_dim: None: peers are compared on classes.
+        num_classes (`int`, *optional*): Number of classes; that label is no class.
+        joint_attention_dim (`int`, *optional*): Instead, the width of a text encoder's tokens, where a peer attends.
         condition_dropout, control_dropout (`float`): As in our network.
         num_train_timesteps (`int`): Of the schedule.
     """
@@ -62,6 +66,8 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
     known: ClassVar[tuple[str, ...]] = ()
     # What the width must be divisible by: the embedding of positions needs 4.
     multiple: ClassVar[int] = 4
+    # Whether it attends to tokens, of a class or a text.
+    attends: ClassVar[bool] = False
 
     @register_to_config
     def __init__(
@@ -72,7 +78,7 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         num_layers: int = 12,
         num_attention_heads: int = 6,
         attention_head_dim: int = 64,
-        num_classes: int = 10,
+        num_classes: int | None = 10,
         joint_attention_dim: int | None = None,
         condition_dropout: float = 0.1,
         control_dropout: float = 0.1,
@@ -80,8 +86,12 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
     ):
         super().__init__()
         sides = {sample_size} if isinstance(sample_size, int) else set(sample_size)
-        if len(sides) != 1 or joint_attention_dim is not None:
-            raise ValueError(f"peers make square images of classes; got size {sample_size}, {joint_attention_dim=}.")
+        if len(sides) != 1:
+            raise ValueError(f"peers make square images; got size {sample_size}.")
+        if (num_classes is None) == (joint_attention_dim is None):
+            raise ValueError(f"give one of {num_classes=} and {joint_attention_dim=}, not both or neither.")
+        if joint_attention_dim is not None and not self.attends:
+            raise ValueError(f"{type(self).__name__} takes classes only: leave joint_attention_dim out.")
         # What the pipeline asks a network for.
         self.register_to_config(
             conditioning="attention",
@@ -94,8 +104,11 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         """The network, and the adapter's own layers."""
         raise NotImplementedError
 
-    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
-        """[B, C, H, W] from timesteps [B], labels [B] and the scalars of the known controls [B, n]."""
+    def predict(self, sample: Tensor, timestep: Tensor, context: Tensor, controls: Tensor) -> Tensor:
+        """
+        [B, C, H, W] from timesteps [B], the context as it came and the scalars of the known controls [B, n]. A context
+        is labels [B, 1, 1] or a text encoder's tokens [B, L, joint_attention_dim].
+        """
         raise NotImplementedError
 
     def transformer_sizes(self) -> dict[str, Any]:
@@ -105,9 +118,17 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         sizes = {name: config[name] for name in names}
         return {**sizes, "sample_size": self.side, "out_channels": config.in_channels}
 
-    def class_token(self) -> nn.Embedding:
-        """Embeddings of the classes and of no class, which start at a spread of 1, as ours do."""
-        return nn.Embedding(self.config.num_classes + 1, self.width)
+    def make_tokens(self) -> nn.Module:
+        """What makes tokens of a context. Classes, and no class, start at a spread of 1, as ours do."""
+        if self.config.joint_attention_dim is None:
+            return nn.Embedding(self.config.num_classes + 1, self.width)
+        layer = nn.Linear(self.config.joint_attention_dim, self.width)
+        start(layer, [])
+        return layer
+
+    def embed(self, context: Tensor) -> Tensor:
+        """Tokens [B, L, width] to attend to; of a class one."""
+        return self.tokens(context if self.config.num_classes is None else context[..., 0].long())
 
     @staticmethod
     def features(controls: Tensor) -> Tensor:
@@ -133,6 +154,7 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         hidden_states: Tensor | None = None,
         timestep: Tensor | float | None = None,
         class_labels: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
         controls: dict[str, Tensor] | None = None,
         control_mask: Tensor | None = None,
         modulation: Tensor | None = None,
@@ -141,17 +163,18 @@ class Peer(ModelMixin, ConfigMixin, CacheMixin):
         attention_kwargs: dict[str, Any] | None = None,
         return_dict: bool = True,
     ) -> Transformer2DModelOutput | tuple[Tensor | None, ...]:
-        """As our network's. Context and modulation are labels and numbers as they came: nothing is computed ahead."""
+        """As our network's. Context and modulation are what came: nothing is computed ahead."""
         if class_labels is not None:
             context = class_labels.float()[:, None, None]
+        if encoder_hidden_states is not None:
+            context = encoder_hidden_states
         if timestep is not None:
             modulation = self.pack(timestep, controls, control_mask)
         if return_conditioning:
             return context, modulation
         count = len(hidden_states)
         numbers = modulation.expand(count, -1)
-        labels = context[:, 0, 0].long().expand(count)
-        sample = self.predict(hidden_states, numbers[:, 0], labels, numbers[:, 1:])
+        sample = self.predict(hidden_states, numbers[:, 0], context.expand(count, -1, -1), numbers[:, 1:])
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
 
@@ -180,20 +203,21 @@ class UNetPeer(Peer):
         start(network, [])
         return network
 
-    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
-        return self.network(sample, timestep, class_labels=labels).sample
+    def predict(self, sample: Tensor, timestep: Tensor, context: Tensor, controls: Tensor) -> Tensor:
+        return self.network(sample, timestep, class_labels=context[:, 0, 0].long()).sample
 
 
 class CrossUNetPeer(Peer):
-    """A UNet that attends to the class as a token; controls are added to the timestep's embedding, as in SDXL."""
+    """A UNet that attends to class or text; controls are added to the timestep's embedding, as in SDXL."""
 
+    attends = True
     known = tuple(Peer.CONTROL_SIZES)
     multiple = 16
 
     def make_network(self) -> UNet2DConditionModel:
         config, width = self.config, self.width
         self.register_to_config(patch_size=4)
-        self.tokens = self.class_token()
+        self.tokens = self.make_tokens()
         network = UNet2DConditionModel(
             sample_size=self.side,
             in_channels=config.in_channels,
@@ -212,9 +236,9 @@ class CrossUNetPeer(Peer):
         start(network, [])
         return network
 
-    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
+    def predict(self, sample: Tensor, timestep: Tensor, context: Tensor, controls: Tensor) -> Tensor:
         features = self.features(controls).to(sample.dtype)
-        return self.network(sample, timestep, self.tokens(labels)[:, None], class_labels=features).sample
+        return self.network(sample, timestep, self.embed(context), class_labels=features).sample
 
 
 class DiTPeer(Peer):
@@ -230,13 +254,14 @@ class DiTPeer(Peer):
         start(network, [*norms, network.proj_out_1, network.proj_out_2])
         return network
 
-    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
-        return self.network(sample, timestep, labels).sample
+    def predict(self, sample: Tensor, timestep: Tensor, context: Tensor, controls: Tensor) -> Tensor:
+        return self.network(sample, timestep, context[:, 0, 0].long()).sample
 
 
 class PixArtPeer(Peer):
-    """PixArt-alpha: cross-attention to the class as a token; size and aspect ratio are added to its shared adaLN."""
+    """PixArt-alpha: cross-attention to class or text; size and aspect ratio are added to its shared adaLN."""
 
+    attends = True
     known = ("original_size", "aspect_ratio")
     # A third of the width embeds each number.
     multiple = 12
@@ -244,26 +269,27 @@ class PixArtPeer(Peer):
     def make_network(self) -> PixArtTransformer2DModel:
         if self.width % 3:
             raise ValueError(f"PixArt's embeddings of controls need a width divisible by 3, got {self.width}.")
-        self.tokens = self.class_token()
+        self.tokens = self.make_tokens()
         network = PixArtTransformer2DModel(
             **self.transformer_sizes(), cross_attention_dim=self.width, use_additional_conditions=True
         )
         start(network, [*(block.attn2.to_out[0] for block in network.transformer_blocks), network.proj_out])
         return network
 
-    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
+    def predict(self, sample: Tensor, timestep: Tensor, context: Tensor, controls: Tensor) -> Tensor:
         conditions = {"resolution": controls[:, :2], "aspect_ratio": controls[:, 2:]}
-        return self.network(sample, self.tokens(labels)[:, None], timestep, added_cond_kwargs=conditions).sample
+        return self.network(sample, self.embed(context), timestep, added_cond_kwargs=conditions).sample
 
 
 class SD3Peer(Peer):
-    """The mmDiT of Stable Diffusion 3: joint attention to the class as a token; the place of the pooled text in adaLN
-    takes the controls."""
+    """The mmDiT of Stable Diffusion 3: joint attention to class or text; the place of the pooled text in adaLN takes
+    the controls."""
 
+    attends = True
     known = tuple(Peer.CONTROL_SIZES)
 
     def make_network(self) -> SD3Transformer2DModel:
-        self.tokens = self.class_token()
+        self.tokens = self.make_tokens()
         network = SD3Transformer2DModel(
             **self.transformer_sizes(),
             joint_attention_dim=self.width,
@@ -276,9 +302,9 @@ class SD3Peer(Peer):
         start(network, [*norms, network.norm_out.linear, network.proj_out])
         return network
 
-    def predict(self, sample: Tensor, timestep: Tensor, labels: Tensor, controls: Tensor) -> Tensor:
+    def predict(self, sample: Tensor, timestep: Tensor, context: Tensor, controls: Tensor) -> Tensor:
         features = self.features(controls).to(sample.dtype)
-        return self.network(sample, self.tokens(labels)[:, None], features, timestep).sample
+        return self.network(sample, self.embed(context), features, timestep).sample
 
 
 def start(network: nn.Module, zeros: list[nn.Module]) -> None:
@@ -312,12 +338,16 @@ class PeerTask(DisentangledDiTTask):
     """The task with a peer: what it publishes is read by [`load_peer`], since no package of ours travels with it."""
 
     def save_model(self, model: nn.Module, state_dict: dict[str, Tensor], folder: Path) -> None:
-        """Network and schedule."""
+        """Network and schedule, and what reads texts."""
         with torch.device("meta"):
             copy = type(model).from_config(model.config)
         copy.load_state_dict(state_dict, assign=True)
         copy.save_pretrained(folder / "transformer")
         self.scheduler.save_pretrained(folder / "scheduler")
+        if self.text_encoder is not None:
+            self.captions.encoder.save_pretrained(folder / "text_encoder")
+            self.captions.tokenizer.save_pretrained(folder / "tokenizer")
+            write_json(folder / "texts.json", {name: getattr(self, name) for name in TEXT_OPTIONS})
 
 
 def make_task(arguments: TrainingArguments, peer: str) -> PeerTask:
@@ -341,7 +371,13 @@ def load_peer(folder: str | Path, peer: str) -> DisentangledDiTPipeline:
     network = PEERS[peer].from_pretrained(Path(folder) / "transformer").eval()
     config = read_json(Path(folder) / "scheduler" / "scheduler_config.json")
     scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
-    return DisentangledDiTPipeline(network, scheduler, None, None, None)
+    if not (Path(folder) / "texts.json").is_file():
+        return DisentangledDiTPipeline(network, scheduler, None, None, None)
+    encoder = AutoModelForTextEncoding.from_pretrained(Path(folder) / "text_encoder").eval()
+    tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "tokenizer")
+    return DisentangledDiTPipeline(
+        network, scheduler, None, encoder, tokenizer, **read_json(Path(folder) / "texts.json")
+    )
 
 
 def equal_sizes(peer: str, settings: dict[str, Any], parameters: int) -> dict[str, Any]:

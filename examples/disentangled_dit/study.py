@@ -90,6 +90,8 @@ CROPS = {"global": {}, "global and local": {"local_prob": 0.5, "local_size": 32}
 PADDINGS = ("zeros", "replicate", "noisy_replicate")
 # Of diffusers' networks the numbers per head at which `peers.equal_sizes` finds them as large as ours.
 PEERS = {"unet": 28, "dit": 44, "pixart": 48, "sd3": 32}
+# Those that attend, on texts. The UNet's width goes in steps of 16: this one is 11 % larger than ours.
+TEXT_PEERS = {"unet-cross": 24, "pixart": 48, "sd3": 32}
 MASKED = {"model.num_decoder_layers": 2, "task.mask_ratio": 0.3}
 RATES = (5e-4, 1e-3, 2e-3)
 # The weights from which the transfers begin: hours of training at 16 x 16, of the released model.
@@ -372,12 +374,18 @@ def texts(study: Study) -> dict[str, Any]:
     for padding in PADDINGS:
         name, values = f"text-{padding}", study.values("captioned", **text_values(encoder, padding))
         row = study.run(name, values, TEXT_STEPS, before=partial(copy_minilm, encoder))
-
-        def compute(name: str = name) -> dict[str, float]:
-            return measure_texts(study.model(name), study.judge("16"), study.sets["captioned"], number)
-
-        rows[padding] = {**row, "measured": study.measure(name, row, compute, images=number)}
+        rows[padding] = {**row, "measured": text_images(study, name, row, number)}
     return rows
+
+
+def text_images(study: Study, name: str, row: dict[str, Any], number: int, kind: str = OURS) -> dict[str, float]:
+    """The images of a finished text model."""
+
+    def compute() -> dict[str, float]:
+        return measure_texts(study.model(name), study.judge("16"), study.sets["captioned"], number, kind)
+
+    found: dict[str, float] = study.measure(name, row, compute, images=number)
+    return found
 
 
 def text_values(encoder: Path, padding: str) -> dict[str, Any]:
@@ -397,20 +405,39 @@ def peer_values(study: Study, name: str) -> dict[str, Any]:
     return study.values("16", **({"model.attention_head_dim": PEERS[name]} if changes is None else changes))
 
 
+def best_rate(study: Study, run: str, values: dict[str, Any], kind: str, before: Callable[[], Any]) -> float:
+    """The learning rate with the smallest loss after a short run."""
+
+    def try_rate(rate: float) -> float:
+        row = study.run(f"{run}-{rate:g}", {**values, "learning_rate": rate}, CANDIDATE_STEPS, kind, before)
+        return float(row["scores"]["loss"])
+
+    return min(RATES, key=try_rate)
+
+
 def compare(study: Study) -> dict[str, Any]:
     """diffusers' networks beside ours: equal steps, each with the best of three rates by the loss of short runs."""
     rows = {}
     for name in (OURS, "masked", *PEERS):
-        kind, values = name if name in PEERS else OURS, peer_values(study, name)
+        kind, values, run = name if name in PEERS else OURS, peer_values(study, name), f"peer-{name}"
+        rate = best_rate(study, run, values, kind, lambda: None)
+        row = study.run(run, {**values, "learning_rate": rate}, PEER_STEPS, kind)
+        rows[name] = {**row, "measured": study.classes(run, row, "16", kind)}
+    return rows
 
-        def try_rate(rate: float, name: str = name, values: dict = values, kind: str = kind) -> float:
-            run = f"peer-{name}-{rate:g}"
-            row = study.run(run, {**values, "learning_rate": rate}, CANDIDATE_STEPS, kind)
-            return float(row["scores"]["loss"])
 
-        rate = min(RATES, key=try_rate)
-        row = study.run(f"peer-{name}", {**values, "learning_rate": rate}, PEER_STEPS, kind)
-        rows[name] = {**row, "measured": study.classes(f"peer-{name}", row, "16", kind)}
+def compare_texts(study: Study) -> dict[str, Any]:
+    """The same on captions, of the networks that attend."""
+    rows, encoder, number = {}, study.work / "base" / "all-MiniLM-L6-v2", 10 * study.count(MEASURED)
+    before = partial(copy_minilm, encoder)
+    for name in (OURS, "masked", *TEXT_PEERS):
+        kind, run = name if name in TEXT_PEERS else OURS, f"text-peer-{name}"
+        width = {"model.attention_head_dim": TEXT_PEERS[name]} if name in TEXT_PEERS else {}
+        changes = {**text_values(encoder, PADDINGS[-1]), **(MASKED if name == "masked" else width)}
+        values = study.values("captioned", **changes)
+        rate = best_rate(study, run, values, kind, before)
+        row = study.run(run, {**values, "learning_rate": rate}, TEXT_STEPS, kind, before)
+        rows[name] = {**row, "measured": text_images(study, run, row, number, kind)}
     return rows
 
 
@@ -426,6 +453,7 @@ PARTS_OF_STUDY: dict[str, Callable[[Study], Any]] = {
     "crops": crops,
     "peers": compare,
     "text": texts,
+    "text-peers": compare_texts,
 }
 
 

@@ -26,6 +26,7 @@ PEERS = {
     "dit": "DiT",
     "pixart": "PixArt-α",
     "sd3": "mmDiT of Stable Diffusion 3",
+    "unet-cross": "UNet that attends (`UNet2DConditionModel`)",
 }
 MEASURES = ["feature distance", "kernel distance", "accuracy"]
 EARLIER = (
@@ -136,15 +137,16 @@ def text_table(rows: dict[str, Any]) -> str:
     return table(["padding", *MEASURES, "lightness", "colour", "steps"], lines)
 
 
-def peer_table(rows: dict[str, Any]) -> str:
-    """diffusers' networks beside ours."""
+def peer_table(rows: dict[str, Any], shares: tuple[str, ...] = ()) -> str:
+    """diffusers' networks beside ours; on texts with the shares that obey."""
     lines = []
     for name, row in rows.items():
         rate = row["arguments"]["learning_rate"] if "arguments" in row else 1e-3
         pace = 1000 * row.get("seconds_per_step", row["seconds"] / row["steps"])
         numbers = [f"{row['parameters']:,}", f"{row['steps']:,}", f"{rate:g}", f"{pace:.0f}"]
-        lines.append([PEERS[name], *measured(row["measured"]), *numbers])
-    return table(["16 × 16", *MEASURES, "parameters", "steps", "learning rate", "ms a step"], lines)
+        obeyed = [f"{100 * row['measured'][share]:.1f} %" for share in shares]
+        lines.append([PEERS[name], *measured(row["measured"]), *obeyed, *numbers])
+    return table(["16 × 16", *MEASURES, *shares, "parameters", "steps", "learning rate", "ms a step"], lines)
 
 
 # The blocks of each part: its name in the README, what writes it, and of an earlier result what else was different.
@@ -165,6 +167,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Any], str], str]] = {
         "ours at 1",
     ),
     "text": ("text", text_table, "and 500 images"),
+    "text-peers": ("text-peers", lambda rows: peer_table(rows, ("lightness", "colour")), ""),
 }
 
 

@@ -12,10 +12,12 @@ import pytest
 import torch
 from diffusers import DDIMScheduler
 from PIL import Image
+from transformers import BertConfig, BertModel
 
 from hf_ext.pipelines.disentangled_dit.pipeline import DisentangledDiTPipeline
 from hf_ext.training import main
 from tests.disentangled_dit.dit_testing import generator, make_controls, shake
+from tests.disentangled_dit.pipeline_testing import make_tokenizer
 from tests.testing import assert_same_answers, assert_same_weights
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "disentangled_dit"
@@ -92,6 +94,34 @@ def test_conditions_given_ahead_change_nothing(peers, name):
         one = peer(given["hidden_states"], context=context, modulation=modulation[:1], return_dict=False)[0]
         torch.testing.assert_close(one[:1], expected[:1], atol=1e-5, rtol=0)
         assert peer(given["hidden_states"], timestep=500, class_labels=given["class_labels"]).sample.shape == one.shape
+
+
+@pytest.mark.parametrize("name", ["unet-cross", "pixart", "sd3"])
+def test_a_peer_that_attends_draws_texts_and_so_does_its_snapshot(peers, name, tmp_path):
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    task = peers.PeerTask(image_size=8, text_encoder=str(tmp_path / "encoder"), max_text_length=5)
+    task.model_class = peers.PEERS[name]
+    peer = task.build_model(
+        {key: SIZES[key] for key in ("num_layers", "num_attention_heads", "attention_head_dim")}, None
+    )
+    shake(peer)
+    assert peer.config.num_classes is None and peer.config.joint_attention_dim == 16
+    tokens = torch.randn(2, 5, 16, generator=generator())
+    given = {**inputs(2), "class_labels": None}
+    answers = [peer(**given, encoder_hidden_states=states).sample for states in (tokens, tokens.flip(1) + 1)]
+    assert (answers[0] - answers[1]).abs().amax((1, 2, 3)).min() > 1e-5
+    task.save_model(peer, peer.state_dict(), tmp_path / "snapshot")
+    call = {"prompt": ["red", "blue"], "num_inference_steps": 2, "guidance_scale": 2.0, "output_type": "pt"}
+    images = []
+    for pipeline in (task.pipeline(peer.eval()), peers.load_peer(tmp_path / "snapshot", name)):
+        pipeline.set_progress_bar_config(disable=True)
+        assert pipeline.config.max_text_length == 5
+        images.append(pipeline(**call, generator=generator()).images)
+    assert_same_answers(*images)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -175,5 +205,9 @@ def test_equal_sizes_and_what_a_peer_refuses(peers):
         peers.equal_sizes("dit", SIZES, 100)
     with pytest.raises(ValueError, match="square images"):
         peers.PEERS["dit"](**{**SIZES, "sample_size": [8, 16]})
+    with pytest.raises(ValueError, match="DiTPeer takes classes only"):
+        peers.PEERS["dit"](**{**SIZES, "num_classes": None, "joint_attention_dim": 4})
+    with pytest.raises(ValueError, match="not both or neither"):
+        peers.PEERS["sd3"](**{**SIZES, "joint_attention_dim": 4})
     with pytest.raises(ValueError, match="divisible by 3, got 64"):
         peers.PEERS["pixart"](**{**SIZES, "attention_head_dim": 16})

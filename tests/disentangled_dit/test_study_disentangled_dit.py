@@ -152,6 +152,14 @@ def test_every_run_has_valid_settings_and_equal_parameters(load, data, tmp_path)
     assert count(made.values("32"), study.CLASSIFIER) > 1_000_000
     words = study.text_values(tmp_path / "encoder", "zeros")
     assert "num_classes" not in runs.run_arguments(made.values("captioned", **words)).model
+    model = {**read_yaml(STUDY / "study.yaml")["model"], "num_classes": None, "joint_attention_dim": 384}
+    sizes = {}
+    for name in (study.OURS, *study.TEXT_PEERS):
+        make = DisentangledDiTTransformer2DModel if name == study.OURS else load("peers").PEERS[name]
+        width = {} if name == study.OURS else {"attention_head_dim": study.TEXT_PEERS[name]}
+        with torch.device("meta"):
+            sizes[name] = make(sample_size=16, in_channels=3, **{**model, **width}).num_parameters()
+    assert all(0.88 < sizes[name] / sizes["ours"] < 1.12 for name in study.TEXT_PEERS)
 
 
 def test_variants_of_our_network_differ_in_one_thing(load):
@@ -299,8 +307,11 @@ def test_all_steps_fit_each_other(load, data, tmp_path, monkeypatch):
     for name in ("ours", "masked", *study.PEERS):
         expected += [*(f"peer-{name}-{rate:g}" for rate in study.RATES), f"peer-{name}"]
     expected += [f"text-{padding}" for padding in study.PADDINGS]
+    for name in ("ours", "masked", *study.TEXT_PEERS):
+        expected += [*(f"text-peer-{name}-{rate:g}" for rate in study.RATES), f"text-peer-{name}"]
     assert trained == expected
-    assert list(tables.VARIANTS) == list(study.VARIANTS) and set(tables.PEERS) == {"ours", "masked", *study.PEERS}
+    assert list(tables.VARIANTS) == list(study.VARIANTS)
+    assert set(tables.PEERS) == {"ours", "masked", *study.PEERS, *study.TEXT_PEERS}
     report = tmp_path / "work" / "report"
     assert {path.name for path in report.iterdir()} == {"README.md", "transfer.png", "sizes.png", "sliders.png"}
     assert "Not measured yet" not in (report / "README.md").read_text()
