@@ -2,8 +2,8 @@
 
 accelerate launch examples/disentangled_dit/peers.py sd3 examples/disentangled_dit/FILE.yaml [--field value]
 The section `model` then holds options of [`Peer`]. Each takes the class in its own way, or a text if it attends, and
-the controls where its class in diffusers has a place for numbers, with constant weight: that is what there is to compare
-with.
+the controls where its class in diffusers has a place for numbers, with constant weight: that is what there is to
+compare with.
 """
 
 import sys
