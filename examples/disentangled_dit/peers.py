@@ -344,10 +344,13 @@ class PeerTask(DisentangledDiTTask):
         copy.load_state_dict(state_dict, assign=True)
         copy.save_pretrained(folder / "transformer")
         self.scheduler.save_pretrained(folder / "scheduler")
+        # What another run starts from has an index, as a pipeline's.
+        index: dict[str, Any] = {"scheduler": ["diffusers", type(self.scheduler).__name__]}
         if self.text_encoder is not None:
             self.captions.encoder.save_pretrained(folder / "text_encoder")
             self.captions.tokenizer.save_pretrained(folder / "tokenizer")
-            write_json(folder / "texts.json", {name: getattr(self, name) for name in TEXT_OPTIONS})
+            index |= {name: getattr(self, name) for name in TEXT_OPTIONS}
+        write_json(folder / "model_index.json", index)
 
 
 def make_task(arguments: TrainingArguments, peer: str) -> PeerTask:
@@ -368,16 +371,16 @@ def load_peer(folder: str | Path, peer: str) -> DisentangledDiTPipeline:
     Returns:
         [`DisentangledDiTPipeline`]: It samples as from our network.
     """
-    network = PEERS[peer].from_pretrained(Path(folder) / "transformer").eval()
-    config = read_json(Path(folder) / "scheduler" / "scheduler_config.json")
-    scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
-    if not (Path(folder) / "texts.json").is_file():
+    folder = Path(folder)
+    network = PEERS[peer].from_pretrained(folder / "transformer").eval()
+    index = read_json(folder / "model_index.json")
+    scheduler = getattr(diffusers, index["scheduler"][1]).from_pretrained(folder / "scheduler")
+    if network.config.joint_attention_dim is None:
         return DisentangledDiTPipeline(network, scheduler, None, None, None)
-    encoder = AutoModelForTextEncoding.from_pretrained(Path(folder) / "text_encoder").eval()
-    tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "tokenizer")
-    return DisentangledDiTPipeline(
-        network, scheduler, None, encoder, tokenizer, **read_json(Path(folder) / "texts.json")
-    )
+    encoder = AutoModelForTextEncoding.from_pretrained(folder / "text_encoder").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    options = {name: index[name] for name in TEXT_OPTIONS}
+    return DisentangledDiTPipeline(network, scheduler, None, encoder, tokenizer, **options)
 
 
 def equal_sizes(peer: str, settings: dict[str, Any], parameters: int) -> dict[str, Any]:

@@ -193,6 +193,14 @@ def test_a_run_of_a_peer_leaves_a_snapshot_that_samples(peers, tmp_path):
     images = pipeline([0, 4], num_inference_steps=2, output_type="np").images
     assert images.shape == (2, 8, 8, 3)
     assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
+    # A run goes on from another's snapshot, at another size where the network has no table of positions.
+    make, first = partial(peers.make_task, peer="one-stream"), str(tmp_path / "first")
+    words = [str(tmp_path / "run.yaml"), "--model.conditioning", "adaln", "--output_dir"]
+    assert main([*words, first], make) == 0
+    more = ["--model", "{}", "--init_from", f"{first}/snapshot", "--task.image_size", "12"]
+    assert main([words[0], *more, "--output_dir", str(tmp_path / "second")], make) == 0
+    network = peers.load_peer(tmp_path / "second" / "snapshot", "one-stream").transformer
+    assert network.config.sample_size == [12, 12] and network.config.pos_embed_base_size == [4, 4]
 
 
 def test_equal_sizes_and_what_a_peer_refuses(peers):
